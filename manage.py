@@ -1,5 +1,8 @@
 #!/usr/bin/env python
-"""Django's entry. Puts both source roots on the path, so that nothing need be installed to run a coordinator."""
+"""Run Django's management commands.
+
+Both source roots are put on the path, so that a coordinator runs without being installed.
+"""
 
 import os
 import sys

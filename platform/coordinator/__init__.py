@@ -3,7 +3,7 @@
 No weight passes through it.
 """
 
-# Imported before any task, because whoever queues one must know the broker.
+# Imported before any task, because every process that queues one must know the broker.
 from coordinator.celery import app as celery_app
 
 __all__ = ["celery_app"]

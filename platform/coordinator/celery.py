@@ -69,8 +69,10 @@ class Task(celery.Task):
             log.warning("%s did nothing: %s", self.name, error.sentence)
             return None
         finally:
-            counters.increment("barnraise_tasks_total", task=self.name, outcome=outcome)
-            counters.observe("barnraise_task_seconds", time.monotonic() - started, task=self.name)
+            counters.increment("barnraise_tasks_total", task=str(self.name), outcome=outcome)
+            counters.observe(
+                "barnraise_task_seconds", time.monotonic() - started, task=str(self.name)
+            )
 
 
 class BrokerConnection(kombu.Connection):

@@ -1,30 +1,35 @@
-"""Django's settings. Everything that differs between installations is an environment variable; the rest is here.
+"""Configure Django. Everything that differs between installations is an environment variable.
 
 BARNRAISE_STATE   folder of keys and embedded servers (default .state beside manage.py)
-DATABASE_URL      postgresql://user:password@host:port/name; without it an embedded Postgres is started
+DATABASE_URL      postgresql://user:password@host:port/name; without it an embedded Postgres starts
 REDIS_URL         redis://…; without it an embedded Valkey is started
-SECRET_KEY        else made once and kept in the state folder
+SECRET_KEY        default: created once and stored in the state folder
 BARNRAISE_HOSTS   comma-separated host names this site answers to
 BARNRAISE_ORIGINS comma-separated origins (https://…) whose forms are trusted, behind a proxy
-BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, plain HTTP sent on, X-Forwarded-Proto believed
-BARNRAISE_HSTS    seconds for which browsers are told to come by HTTPS alone (default a year with BARNRAISE_HTTPS)
-BARNRAISE_PROXIES how many proxies stand in front and write X-Forwarded-For (default 0; uvicorn believes its own host)
-BARNRAISE_URL     where this site is (https://barn.example.org), for emails (default the first of the origins)
-BARNRAISE_NETWORKS comma-separated private networks (10.0.0.0/8) that webhooks may reach all the same
-BARNRAISE_NAME    what this mirror calls itself
-BARNRAISE_LOG     the least level that is logged: DEBUG, INFO, WARNING (default INFO)
+BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, plain HTTP redirected,
+                  X-Forwarded-Proto trusted
+BARNRAISE_HSTS    seconds for which browsers must use HTTPS (default a year with BARNRAISE_HTTPS)
+BARNRAISE_PROXIES how many proxies in front write X-Forwarded-For (default 0; uvicorn trusts its
+                  own host)
+BARNRAISE_URL     this site's address (https://barn.example.org), for emails (default the first of
+                  the origins)
+BARNRAISE_NETWORKS comma-separated private networks (10.0.0.0/8) that webhooks may reach
+BARNRAISE_NAME    this mirror's name
+BARNRAISE_LOG     the lowest level that is logged: DEBUG, INFO, WARNING (default INFO)
 BARNRAISE_LOG_JSON 1: one JSON object a line
-BARNRAISE_AUDIT_DAYS days that the audit log is kept (default 730; 0: for good)
-BARNRAISE_METRICS_TOKEN what /metrics wants to be shown as a bearer token (default nothing: keep it from the outside)
-BARNRAISE_TELL_SECONDS seconds between two tellings of credit and checkpoints to other mirrors (default 1800)
-EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it emails go to Celery's log
-EMAIL_FROM        the sender of emails: Barnraise <barn@example.org>
+BARNRAISE_AUDIT_DAYS days for which the audit log is stored (default 730; 0: for ever)
+BARNRAISE_METRICS_TOKEN bearer token that /metrics requires (default none: do not expose /metrics)
+BARNRAISE_TELL_SECONDS seconds between two events about credit and checkpoints (default 1800)
+EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it emails go to
+                  Celery's log
+EMAIL_FROM        sender of emails: Barnraise <barn@example.org>
 """
 
 import os
 import warnings
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.backoff import NoBackoff
@@ -38,12 +43,16 @@ DEBUG = os.environ.get("BARNRAISE_DEBUG") == "1"
 MIRROR_NAME = os.environ.get("BARNRAISE_NAME", "Barnraise")[:100]
 
 
-# Of each process. Every request gives its connection back, and a fresh one takes Postgres a process and 5 ms.
+# For each process. Every request returns its connection, and a new one costs Postgres a process and
+# 5 ms.
 POOL = {"min_size": 0, "max_size": 40, "timeout": 10.0, "max_idle": 60.0, "reconnect_timeout": 0.0}
 
 
-def database(url: str) -> dict:
-    """Django's form of a database URL; `?host=` names a socket folder, other options (sslmode …) are libpq's."""
+def database(url: str) -> dict[str, Any]:
+    """Convert a database URL to Django's form.
+
+    `?host=` names a socket folder; other options, such as sslmode, are libpq's.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("postgres", "postgresql"):
         raise ValueError(f"DATABASE_URL must start with postgresql://, not {parts.scheme}://")
@@ -56,7 +65,7 @@ def database(url: str) -> dict:
         "HOST": options.pop("host", parts.hostname or ""),
         "PORT": str(parts.port or ""),
         "OPTIONS": {"connect_timeout": 5, "pool": dict(POOL), **options},
-        "CONN_HEALTH_CHECKS": True,  # a connection that a restart of Postgres cut is replaced, not handed out
+        "CONN_HEALTH_CHECKS": True,  # replace connections that a restart of Postgres has cut
     }
 
 
@@ -67,7 +76,7 @@ SECRET_KEY = os.environ.get("SECRET_KEY") or embedded_servers.load_or_create_sec
 DATABASES = {"default": database(_database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# Who may ask
+# Requests
 ALLOWED_HOSTS = os.environ.get("BARNRAISE_HOSTS", "localhost,127.0.0.1,[::1]").split(",")
 CSRF_TRUSTED_ORIGINS = [o for o in os.environ.get("BARNRAISE_ORIGINS", "").split(",") if o]
 HTTPS = os.environ.get("BARNRAISE_HTTPS") == "1"
@@ -167,7 +176,7 @@ STATICFILES_DIRS = [DIST] if DIST.is_dir() else []
 WHITENOISE_USE_FINDERS = True  # straight from where they are: there is nothing to collect
 WHITENOISE_IMMUTABLE_FILE_TEST = r"^/static/assets/.+-[0-9A-Za-z_-]{8}\.\w+$"
 WHITENOISE_AUTOREFRESH = DEBUG
-# WhiteNoise hands files over as plain iterators; under ASGI Django reads them whole, which these sizes bear.
+# WhiteNoise returns plain iterators; under ASGI Django reads them whole, which these sizes allow.
 warnings.filterwarnings(
     "ignore", message="StreamingHttpResponse must consume synchronous iterators"
 )
@@ -192,7 +201,7 @@ ACCOUNT_EMAIL_VERIFICATION_BY_CODE_ENABLED = (
     True  # typed into the page that asked: no link that a scanner follows
 )
 ACCOUNT_EMAIL_VERIFICATION_SUPPORTS_RESEND = True
-ACCOUNT_EMAIL_NOTIFICATIONS = True  # of a changed password, a new key …
+ACCOUNT_EMAIL_NOTIFICATIONS = True  # about a changed password or a new key
 ACCOUNT_MAX_EMAIL_ADDRESSES = 5
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True

@@ -1,4 +1,4 @@
-"""Every address of the site."""
+"""Route every address of the site."""
 
 from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
@@ -13,9 +13,8 @@ handler403 = "coordinator.ops.error_pages.forbidden"
 handler404 = "coordinator.ops.error_pages.not_found"
 handler500 = "coordinator.ops.error_pages.server_error"
 
-admin.site.login = secure_admin_login(
-    admin.site.login
-)  # the same door as for everybody, second factor and all
+# The admin uses the site's own login, including the second factor.
+admin.site.login = secure_admin_login(admin.site.login)
 
 urlpatterns = [
     path("healthz", health.healthz, name="healthz"),
@@ -23,9 +22,8 @@ urlpatterns = [
     path("metrics", health.metrics, name="metrics"),
     path("status", health.status, name="status"),
     path("admin/figures/", admin.site.admin_view(show_dashboard), name="admin_figures"),
-    path(
-        "admin/r/<path:rest>", error_pages.always_not_found
-    ),  # Django's detour to "view on site", which takes any text for a key
+    # Django's redirect "view on site" accepts any text as a key.
+    path("admin/r/<path:rest>", error_pages.always_not_found),
     path("admin/", admin.site.urls),
     path("accounts/", include("coordinator.accounts.urls")),
     path("api/v1/", api.urls),

@@ -64,7 +64,7 @@ def wait(done, seconds: float = 40.0) -> None:
         time.sleep(0.02)
 
 
-def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_midway(
+def test_reports_reach_postgres_although_the_worker_is_killed_midway(
     celery, person, draft, manifest, volunteer, numbers
 ):
     run = draft(person())
@@ -122,7 +122,7 @@ def beat(transactional_db):
     return make
 
 
-def test_the_schedule_stays_where_postgres_is_away_when_it_is_to_be_read_again(beat, monkeypatch):
+def test_schedule_is_unchanged_while_postgres_is_away(beat, monkeypatch):
     schedule = beat()
     known = set(schedule.schedule)
     assert "mirrors" in known

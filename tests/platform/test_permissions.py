@@ -402,7 +402,7 @@ def test_nothing_is_changed_by_a_form_of_another_site(world):
             )
 
 
-def test_the_policy_is_strict_everywhere_but_on_the_admins_and_the_apis_own_paths(world):
+def test_csp_is_strict_except_on_admin_and_api_paths(world):
     for request_line in (row for row in TABLE if row.startswith("GET ")):
         client, path = Client(), request_line.format(**world.names).split(" ")[1]
         client.force_login(world.people["staff"])

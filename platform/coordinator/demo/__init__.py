@@ -1,1 +1,1 @@
-"""The whole platform on one machine: a site, its servers, an owner, a run and three volunteers."""
+"""Run a whole platform on one machine, for a demo, the drills and the browser tests."""

@@ -1,5 +1,6 @@
-"""Several mirrors on one machine: each a folder, servers and processes of its own, and one signed list of all."""
+"""Run several mirrors on one machine, each with its own folder, servers and processes."""
 
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,18 +21,31 @@ from barnraise.protocol.signing import Identity
 from coordinator.demo import servers
 from coordinator.demo.processes import ProcessGroup
 
-ROOT = "root.key"  # of the list; a demo's lies on the same disk, a real one's never does
-SECONDS = 180 * 86_400.0  # that a list counts
-TELLS = "10"  # seconds between two tellings of credit and checkpoints
-SITE, CELERY, SERVERS, RAISING = "site", "celery", "servers", "raise"  # a mirror's processes
-_http = httpx.Client(
-    verify=False, trust_env=False
-)  # plain HTTP on one machine, asked ten times a second
+ROOT_KEY = "root.key"  # of the mirror list; a real one never lies on a site's disk
+LIST_SECONDS = 180 * 86_400.0  # until a list expires
+CREDIT_SECONDS = "10"  # between two events about credit and checkpoints
+# Names of a mirror's processes.
+SITE = "site"
+CELERY = "celery"
+SERVERS = "servers"
+RAISING = "raise"
+# Plain HTTP on one machine, ten requests a second.
+_http = httpx.Client(verify=False, trust_env=False)
 
 
 class DemoMirror:
-    """One of them. `through`: what its commands are run by, such as a network namespace. Nothing runs before it is
-    started; what is started is ended by `stop`, or, where this process was killed, by the next one's first word."""
+    """Run one mirror.
+
+    Nothing runs before it is started. What is started is ended by `stop` or, if this process was
+    killed, by the next `DemoMirror` of the same folder.
+
+    Args:
+        folder: Its state folder.
+        name: Its name.
+        port: Its port.
+        host: Its address.
+        through: Command that runs its commands, such as a network namespace.
+    """
 
     def __init__(
         self,
@@ -43,13 +57,11 @@ class DemoMirror:
         through: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.name, self.host, self.port, self.through = (
-            folder,
-            name,
-            host,
-            port,
-            tuple(through),
-        )
+        self.folder = folder
+        self.name = name
+        self.host = host
+        self.port = port
+        self.through = tuple(through)
         self.url = f"http://{host}:{port}"
         self.key = Identity.load_or_create(folder / "mirror.key").key
         self.processes = ProcessGroup(folder / "logs")
@@ -58,48 +70,55 @@ class DemoMirror:
             "BARNRAISE_NAME": name,
             "BARNRAISE_HOSTS": f"localhost,127.0.0.1,{host}",
             "BARNRAISE_URL": self.url,
-            "BARNRAISE_TELL_SECONDS": TELLS,
+            "BARNRAISE_TELL_SECONDS": CREDIT_SECONDS,
             "DJANGO_SETTINGS_MODULE": "coordinator.settings",
         }
 
     @property
     def list_entry(self) -> MirrorEntry:
+        """Return its entry in a mirror list."""
         return MirrorEntry(key=self.key, url=self.url, name=self.name, admitted=time.time())
 
     # ---- its processes
 
-    def run(self, name: str, *command: str | Path, **environment: str):
-        """Python with these arguments, as a process of this mirror."""
-        told = {**self.environment, **environment}
-        return self.processes.start(name, *self.through, sys.executable, *command, **told)
+    def run(self, name: str, *command: str | Path, **environment: str) -> subprocess.Popen:
+        """Run Python with these arguments as a process of this mirror."""
+        variables = {**self.environment, **environment}
+        return self.processes.start(name, *self.through, sys.executable, *command, **variables)
 
     def start_servers(self) -> None:
+        """Start its Postgres and Valkey."""
         (self.folder / servers.URLS).unlink(missing_ok=True)
-        self.environment |= {"DATABASE_URL": "", "REDIS_URL": ""}  # not those of whoever started us
+        self.environment |= {"DATABASE_URL": "", "REDIS_URL": ""}
         self.run(SERVERS, "-m", "coordinator.demo.servers", self.folder)
 
     def find_servers(self) -> bool:
-        """Whether they answer; from then on its processes know where."""
+        """Return whether its servers answer; if so, pass their URLs to its processes."""
         if found := servers.read_urls(self.folder):
             self.environment |= found
         return found is not None
 
     def start_setup(self, *how: str) -> None:
-        """Its tables, and what it begins with: `manage.py raise_mirror`, which needs no servers to be up yet."""
+        """Start `manage.py raise_mirror`, which creates its tables and its first data.
+
+        The servers need not answer yet.
+        """
         self.run(RAISING, settings.ROOT / "manage.py", "raise_mirror", *how)
 
     def is_set_up(self) -> bool:
+        """Return whether `raise_mirror` has ended and the servers answer."""
         if self.processes.children[RAISING].poll() != 0 or not self.find_servers():
             return False
         del self.processes.children[RAISING]
         return True
 
     def start(self, **environment: str) -> None:
-        """What serves and what works."""
+        """Start its web server and its Celery."""
         self.start_web(**environment)
         self.start_celery(**environment)
 
     def start_web(self, **environment: str) -> None:
+        """Start its web server."""
         serve = (
             "-m",
             "uvicorn",
@@ -112,39 +131,40 @@ class DemoMirror:
         self.run(SITE, *serve, "--no-access-log", "--timeout-graceful-shutdown", "3", **environment)
 
     def start_celery(self, **environment: str) -> None:
-        """One process that works, and its child that beats: of nine that three mirrors would have that saves three."""
+        """Start Celery as one worker with an embedded scheduler, which saves a process."""
         work = ("-m", "celery", "-A", "coordinator.celery:app", "worker", "--beat", "-P", "solo")
         self.run(CELERY, *work, "--loglevel", "WARNING", **environment)
 
     def kill(self) -> None:
-        """As a power cut would, but for its servers."""
+        """Kill its processes, except for the servers, as a power cut would."""
         for name in (SITE, CELERY):
             if name in self.processes.children:
                 self.processes.kill(name)
 
     def stop(self) -> None:
-        """Its databases last."""
+        """Stop its processes, the servers last."""
         self.processes.stop(*[name for name in self.processes.children if name != SERVERS])
         self.processes.stop()
 
     @property
     def is_running(self) -> bool:
-        """Whether both processes were started, and neither has ended."""
+        """Return whether both processes were started and neither has ended."""
         found = [self.processes.children.get(name) for name in (SITE, CELERY)]
         return all(child is not None and child.poll() is None for child in found)
 
     @property
     def pids(self) -> list[int]:
+        """Return the process ids of its web server and its Celery."""
         return [
             self.processes.children[name].pid
             for name in (SITE, CELERY)
             if name in self.processes.children
         ]
 
-    # ---- what it says
+    # ---- its status
 
     def fetch_status(self, seconds: float = 2.0) -> dict[str, Any] | None:
-        """What it says of its logs and of the other mirrors; None where it does not answer."""
+        """Fetch /status; None if it does not answer."""
         try:
             answer = _http.get(f"{self.url}/status", timeout=seconds)
             return answer.json() if answer.status_code == 200 else None
@@ -153,28 +173,36 @@ class DemoMirror:
 
 
 def common_state_hash(mirrors: Sequence[DemoMirror]) -> str | None:
-    """The state hash that all of these publish; None where one does not answer, or they differ."""
-    told = [mirror.fetch_status() for mirror in mirrors]
-    hashes = {each["state"] if each else None for each in told}
+    """Return the state hash that all mirrors publish; None if one is silent or they differ."""
+    statuses = [mirror.fetch_status() for mirror in mirrors]
+    hashes = {each["state"] if each else None for each in statuses}
     return hashes.pop() if len(hashes) == 1 else None
 
 
 def build_mirror_list(
     folder: Path, mirrors: Sequence[DemoMirror], before: MirrorList | None = None
 ) -> SignedMirrorList | None:
-    """The list that names these mirrors where they are now, signed by the one root whose key is kept in `folder`; None
-    where `before` says so already. What `before` names besides stays in it: a list drops no mirror."""
-    root = Identity.load_or_create(folder / ROOT)
+    """Build a signed list that names these mirrors at their present addresses.
+
+    Args:
+        folder: Holds the one root's key.
+        mirrors: The mirrors.
+        before: The list in force; its other mirrors remain listed, because a list drops none.
+
+    Returns:
+        The list; None if `before` is still correct.
+    """
+    root = Identity.load_or_create(folder / ROOT_KEY)
     known = {each.key: each for each in before.mirrors} if before else {}
     named = {
         each.key: known.get(each.key, each.list_entry).model_copy(update={"url": each.url})
         for each in mirrors
     }
-    if before and known == named and before.expires > time.time() + SECONDS / 2:
+    if before and known == named and before.expires > time.time() + LIST_SECONDS / 2:
         return None
     found = MirrorList(
         version=before.version + 1 if before else 1,
-        expires=time.time() + SECONDS,
+        expires=time.time() + LIST_SECONDS,
         threshold=1,
         roots=[root.key],
         mirrors=list({**known, **named}.values()),

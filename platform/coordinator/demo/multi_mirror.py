@@ -1,4 +1,4 @@
-"""This process's own site as the first of several mirrors: `make demo MIRRORS=3`."""
+"""Run this process's own site as the first of several mirrors: `make demo MIRRORS=3`."""
 
 import time
 from collections.abc import Callable
@@ -13,41 +13,48 @@ from coordinator.demo.processes import free_port
 from coordinator.replication import mirror_list
 from coordinator.replication.models import MirrorListVersion
 
-SETTLING = 30.0  # seconds until all say the same, once nothing changes any more
+SYNC_SECONDS = 30.0  # until all mirrors agree, after the last change
 
-Wait = Callable[[Callable[[], object], str], None]  # (until this, which is called so)
+Wait = Callable[[Callable[[], object], str], None]  # waits for a condition with a description
 
 
 class MirrorCluster:
-    """`folder` holds the other mirrors' folders and the root's key. The first has the state folder and the servers of
-    this process, which speaks with its database."""
+    """Run several mirrors; the first uses this process's state folder, servers and database.
 
-    def __init__(self, folder: Path, count: int, port: int):
+    Args:
+        folder: Holds the other mirrors' folders and the root's key.
+        count: Number of mirrors.
+        port: First port.
+    """
+
+    def __init__(self, folder: Path, count: int, port: int) -> None:
         self.folder = folder
         self.all = [DemoMirror(settings.STATE_DIR, settings.MIRROR_NAME, free_port(port))]
         for number in range(2, count + 1):
-            beside = free_port(self.all[-1].port + 1)
-            self.all.append(DemoMirror(folder / f"mirror-{number}", f"Mirror {number}", beside))
-        self.setup_seconds = 0.0  # seconds until all were up
+            next_port = free_port(self.all[-1].port + 1)
+            self.all.append(DemoMirror(folder / f"mirror-{number}", f"Mirror {number}", next_port))
+        self.setup_seconds = 0.0  # until all mirrors were up
         self._gone: set[str] = set()
 
     @property
     def first(self) -> DemoMirror:
+        """Return this process's own mirror."""
         return self.all[0]
 
     @property
     def others(self) -> list[DemoMirror]:
+        """Return the other mirrors."""
         return self.all[1:]
 
     def start_setup(self) -> None:
-        """The others come up while this site makes its tables: databases, tables, and then they wait for this one."""
+        """Start the other mirrors' databases and tables; then they wait for this site."""
         self._began = time.monotonic()
         for each in self.others:
             each.start_servers()
             each.start_setup("--join", self.first.url, "--list", str(self._list))
 
     def start(self, wait: Wait) -> None:
-        """This site, whose tables are there; then the others, each by its own `mirror join`."""
+        """Start this site, then the others, each by its own `manage.py replication join`."""
         held = mirror_list.newest_list()
         if (fresh := build_mirror_list(self.folder, self.all, held)) is not None:
             mirror_list.publish(fresh, first=held is None)
@@ -64,29 +71,30 @@ class MirrorCluster:
         return self.folder / "list.json"
 
     def failed_process(self) -> tuple[DemoMirror, str] | None:
-        """A mirror that did not come up, and which of its processes it was."""
+        """Return a mirror with a failed process, and that process's name."""
         found = ((each, each.processes.failed_process()) for each in self.all)
         return next(((each, name) for each, name in found if name), None)
 
     def newly_dead(self) -> list[DemoMirror]:
-        """Those that are found dead now, and were not before: somebody killed a part of them."""
+        """Return mirrors with a dead process that were not returned before."""
         fresh = [each for each in self.all if not each.is_running and each.key not in self._gone]
         self._gone |= {each.key for each in fresh}
         return fresh
 
     @property
     def running(self) -> list[DemoMirror]:
+        """Return the mirrors whose processes all run."""
         return [each for each in self.all if each.is_running]
 
     def wait_until_in_sync(self) -> str | None:
-        """The one state hash of all that live, once they agree; None where they do not in time."""
-        deadline = time.monotonic() + SETTLING
+        """Wait until all running mirrors agree; return their state hash, None if they do not."""
+        deadline = time.monotonic() + SYNC_SECONDS
         while not (found := common_state_hash(self.running)) and time.monotonic() < deadline:
             time.sleep(0.3)
         return found
 
     def summary(self) -> dict[str, Any]:
-        """For the demo's last line."""
+        """Return figures for the demo's last line."""
         return {
             "mirrors": len(self.all),
             "mirrors_live": len(self.running),
@@ -96,6 +104,6 @@ class MirrorCluster:
         }
 
     def stop(self) -> None:
-        """All of them, side by side."""
+        """Stop all mirrors in parallel."""
         with ThreadPoolExecutor(len(self.all)) as crew:
             list(crew.map(lambda each: each.stop(), self.all))

@@ -1,4 +1,4 @@
-"""Child processes that live and die with us: each with a log of its own, none left behind."""
+"""Run child processes that end with this one, each with a log file of its own."""
 
 import json
 import os
@@ -11,14 +11,20 @@ from pathlib import Path
 import psutil
 from django.conf import settings
 
-PATIENCE = 15.0  # seconds a process gets to end by itself before it is killed
+STOP_SECONDS = 15.0  # for a process to end by itself before it is killed
 
 
 class ProcessGroup:
-    """`logs` holds one file a process. Children start in sessions of their own, so that a Ctrl-C at the terminal
-    reaches only us, and we end them in our order."""
+    """Start and stop named child processes.
 
-    def __init__(self, logs: Path):
+    Children start in sessions of their own, so that a Ctrl-C at the terminal reaches only this
+    process, which ends them in its own order.
+
+    Args:
+        logs: Folder with one log file for each process.
+    """
+
+    def __init__(self, logs: Path) -> None:
         self.logs = logs
         logs.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, subprocess.Popen] = {}
@@ -26,27 +32,34 @@ class ProcessGroup:
         self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """Ends what an earlier family left behind when it was killed itself. A pid and its birth name a process."""
+        """Kill what an earlier group left behind when its process was killed.
+
+        A pid and a start time together identify a process.
+        """
         try:
-            known = json.loads(self._record.read_text())
+            recorded = json.loads(self._record.read_text())
         except (FileNotFoundError, ValueError):
             return
-        for pid, born in known:
+        for pid, started in recorded:
             try:
                 orphan = psutil.Process(pid)
-                if orphan.create_time() == born:
+                if orphan.create_time() == started:
                     orphan.kill()
                     orphan.wait(5)
             except psutil.NoSuchProcess:
                 continue
 
-    def _remember(self) -> None:
+    def _store_pids(self) -> None:
+        """Store which processes run, for `_end_orphans` of a later group."""
         alive = [child.pid for child in self.children.values() if child.poll() is None]
-        fresh = self._record.with_suffix(".new")
-        fresh.write_text(json.dumps([(pid, psutil.Process(pid).create_time()) for pid in alive]))
-        fresh.replace(self._record)
+        unfinished = self._record.with_suffix(".new")
+        unfinished.write_text(
+            json.dumps([(pid, psutil.Process(pid).create_time()) for pid in alive])
+        )
+        unfinished.replace(self._record)
 
     def start(self, name: str, *command: str | Path, **environment: str) -> subprocess.Popen:
+        """Start a process with additions to this process's environment."""
         paths = os.pathsep.join(str(settings.ROOT / source) for source in ("platform", "worker"))
         with (self.logs / f"{name}.log").open("wb") as log:
             self.children[name] = subprocess.Popen(
@@ -58,45 +71,46 @@ class ProcessGroup:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._remember()
+        self._store_pids()
         return self.children[name]
 
     def failed_process(self) -> str | None:
-        """The name of a process that ended with an error, if one did."""
+        """Return the name of a process that ended with an error, if there is one."""
         return next(
             (name for name, child in self.children.items() if child.poll() not in (None, 0)), None
         )
 
     def log_tail(self, name: str, lines: int = 15) -> str:
+        """Return the last lines of a process's log."""
         return "\n".join(
             (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-lines:]
         )
 
     def stop(self, *names: str) -> None:
-        """Asks these (or all, youngest first) to end, waits, and kills what has not."""
-        leaving = [
+        """Ask these processes (or all, newest first) to end, wait, and kill those that have not."""
+        stopping = [
             self.children.pop(name)
             for name in (names or reversed(list(self.children)))
             if name in self.children
         ]
-        for child in leaving:
+        for child in stopping:
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
-        for child in leaving:
+        for child in stopping:
             try:
-                child.wait(PATIENCE)
+                child.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 _kill_all(child)
             _kill_orphans(child)
-        self._remember()
+        self._store_pids()
 
     def kill(self, name: str) -> None:
-        """As a power cut would."""
+        """Kill a process and what it started, as a power cut would."""
         _kill_all(self.children.pop(name))
 
 
 def _kill_all(child: subprocess.Popen) -> None:
-    """The process and what it started."""
+    """Kill the process and its group."""
     if hasattr(os, "killpg"):
         os.killpg(child.pid, signal.SIGKILL)
     else:
@@ -105,14 +119,17 @@ def _kill_all(child: subprocess.Popen) -> None:
 
 
 def _kill_orphans(child: subprocess.Popen) -> None:
-    """What somebody else's kill of a process left of its group. Where its number lives on, that is another's."""
+    """Kill the rest of a group whose leader somebody else killed.
+
+    If the leader's pid is in use, it belongs to another process by now.
+    """
     if hasattr(os, "killpg") and not psutil.pid_exists(child.pid):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
 
 
 def free_port(wanted: int) -> int:
-    """`wanted`, or the next free one above it."""
+    """Return the port `wanted`, or the next free one above it."""
     for port in range(wanted, wanted + 200):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

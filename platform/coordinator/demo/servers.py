@@ -1,7 +1,8 @@
-"""`python -m coordinator.demo.servers FOLDER`: a mirror's embedded Postgres and Valkey, while this process lives.
+"""Run a mirror's embedded Postgres and Valkey: `python -m coordinator.demo.servers FOLDER`.
 
-A site's own processes start both by themselves, and the last of them stops them. Of a mirror that is killed a part at a
-time the servers must be nobody's who dies: they are this process's. SIGHUP starts again what was killed.
+Usually a site's own processes start both, and the last of them stops them. If a mirror's processes
+are killed one by one, the servers must not depend on any of them, so they belong to this process.
+SIGHUP starts again what was killed.
 """
 
 import json
@@ -12,11 +13,11 @@ from pathlib import Path
 
 from coordinator.lib import embedded_servers
 
-URLS = "servers.json"  # in the folder, once both answer: {"DATABASE_URL": …, "REDIS_URL": …}
+URLS = "servers.json"  # written once both answer: {"DATABASE_URL": …, "REDIS_URL": …}
 
 
 def read_urls(folder: Path) -> dict[str, str] | None:
-    """Where they answer; None before they do."""
+    """Return the servers' URLs; None before they answer."""
     try:
         return json.loads((folder / URLS).read_text())
     except FileNotFoundError:
@@ -24,16 +25,16 @@ def read_urls(folder: Path) -> dict[str, str] | None:
 
 
 def serve(folder: Path) -> None:
-    """Until SIGTERM."""
-    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    """Run the servers until SIGTERM."""
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: asked.put(number))
+        signal.signal(number, lambda number, frame: signals.put(number))
     while True:
         database, valkey = embedded_servers.start(folder)
-        fresh = folder / f"{URLS}.new"
-        fresh.write_text(json.dumps({"DATABASE_URL": database, "REDIS_URL": valkey}))
-        fresh.replace(folder / URLS)
-        if asked.get() != signal.SIGHUP:
+        unfinished = folder / f"{URLS}.new"
+        unfinished.write_text(json.dumps({"DATABASE_URL": database, "REDIS_URL": valkey}))
+        unfinished.replace(folder / URLS)
+        if signals.get() != signal.SIGHUP:
             embedded_servers.stop(folder)
             return
 

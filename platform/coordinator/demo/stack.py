@@ -1,9 +1,10 @@
-"""Starts everything that `make demo` shows, and that the browser tests look at: the site, and workers as volunteers."""
+"""Start what `make demo` shows and the browser tests use: the site, and workers as volunteers."""
 
 import io
 import json
 import logging
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,19 +24,24 @@ from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 
 OWNER = "owner@barnraise.local"
-STARTING = 60.0  # seconds a part may take to come up
-STARTING_MIRRORS = 180.0  # …of several at once
+START_SECONDS = 60.0  # for a part to start
+MIRRORS_START_SECONDS = 180.0  # for several mirrors to start
 
 
 class StackError(Exception):
-    """A part of the stack did not start or died; the text says which, and its last words."""
+    """A part of the stack did not start or died; the text says which, with the end of its log."""
 
 
 class DemoStack:
-    """`folder` holds the volunteers' homes and every log. Use as a context manager: leaving it stops everything.
-    `mirrors`: how many sites there are; of several this process's own is the first."""
+    """Run a whole platform. Use it as a context manager: leaving it stops everything.
 
-    def __init__(self, folder: Path, port: int = 8000, mirrors: int = 1):
+    Args:
+        folder: Holds the workers' state folders and every log.
+        port: First port.
+        mirrors: Number of sites; the first one is this process's own.
+    """
+
+    def __init__(self, folder: Path, port: int = 8000, mirrors: int = 1) -> None:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self.folder = folder
         self.processes = ProcessGroup(folder / "logs")
@@ -55,9 +61,10 @@ class DemoStack:
             self.cluster.stop()
         embedded_servers.stop(settings.STATE_DIR)
 
-    # ---- the site --------------------------------------------------------------------------------------------
+    # ---- the site --------------------------------------------------------------------------------
 
     def start_site(self) -> None:
+        """Start the site, or all mirrors."""
         if self.cluster:
             self.cluster.start_setup()
         self.migrate()
@@ -68,9 +75,11 @@ class DemoStack:
             self.start_celery()
 
     def migrate(self) -> None:
+        """Create the tables."""
         call_command("migrate", verbosity=0, interactive=False)
 
     def start_web(self) -> None:
+        """Start the web server."""
         serve = (
             "-m",
             "uvicorn",
@@ -90,7 +99,7 @@ class DemoStack:
         )
 
     def start_celery(self) -> None:
-        """One process that works and beats: solo, because the tasks are short and a fork costs memory."""
+        """Start Celery: solo, because the tasks are short and a fork costs memory."""
         celery = ("-m", "celery", "-A", "coordinator.celery:app")
         self.processes.start(
             "celery", sys.executable, *celery, "worker", "-P", "solo", "--loglevel", "WARNING"
@@ -100,6 +109,7 @@ class DemoStack:
         )
 
     def wait_for_site(self) -> None:
+        """Wait until the site answers."""
         self.wait(self._site_answers, f"the site at {self.url}")
 
     def _site_answers(self) -> bool:
@@ -108,10 +118,10 @@ class DemoStack:
         except httpx.HTTPError:
             return False
 
-    # ---- people and runs -------------------------------------------------------------------------------------
+    # ---- people and runs -------------------------------------------------------------------------
 
     def create_owner(self) -> tuple[User, str]:
-        """The demo's owner and the password to log in with, made once and kept in the state folder."""
+        """Return the demo's owner and their password, which is stored in the state folder."""
         path = settings.STATE_DIR / "demo_password"
         password = path.read_text() if path.exists() else f"barn-{secrets.token_hex(4)}"
         path.touch(mode=0o600)
@@ -122,18 +132,20 @@ class DemoStack:
         return User.objects.get(email=OWNER), password
 
     def launch_run(self, owner: User, name: str, **fields: Any) -> Run:
+        """Create and launch a run."""
         spec = spec_from_fields({key.replace("__", "."): value for key, value in fields.items()})
         run = Run.create(owner, name, spec, report_every=1.0)
         run.launch()
         return run
 
-    # ---- volunteers ------------------------------------------------------------------------------------------
+    # ---- volunteers ------------------------------------------------------------------------------
 
     def worker_dir(self, number: int) -> Path:
+        """Return a worker's state folder."""
         return self.folder / f"worker-{number}"
 
     def enrol(self, owner: User, numbers: list[int]) -> None:
-        """`barnraise login` on each machine the site does not know yet; the owner approves each code."""
+        """Run `barnraise login` on machines that are not enrolled; the owner approves each code."""
         logins = {n: self._start_login(n) for n in numbers if not self._enrolled(n)}
         pending = set(logins)
 
@@ -141,7 +153,7 @@ class DemoStack:
             waiting = Enrolment.objects.filter(
                 decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
             )
-            for enrolment in waiting:  # and not those that a demo which was killed left behind
+            for enrolment in waiting:
                 enrolment.approve(owner)
             for number in list(pending):
                 if logins[number].poll() == 0:
@@ -151,7 +163,7 @@ class DemoStack:
 
         self.wait(approved, "a machine's enrolment")
 
-    def _start_login(self, number: int):
+    def _start_login(self, number: int) -> subprocess.Popen:
         command = (
             "-m",
             "barnraise",
@@ -173,13 +185,12 @@ class DemoStack:
         return ours and Machine.objects.filter(pk=known["machine"], revoked=None).exists()
 
     @property
-    def _alike(self) -> dict[str, str]:
-        """The workers share one machine, and one measurement of it."""
+    def _shared_machine(self) -> dict[str, str]:
+        """Return variables for workers that share one machine and one measurement of it."""
         return {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.folder / "hardware.json")}
 
     def start_measurement(self) -> None:
-        """Begins to measure this machine, if that was never done: while the site comes up, and before workers share
-        it."""
+        """Start measuring this machine, if that was never done, before workers share it."""
         if not (self.folder / "hardware.json").exists():
             command = (
                 "-m",
@@ -192,9 +203,12 @@ class DemoStack:
                 "--home",
                 self.folder,
             )
-            self.processes.start("measure", sys.executable, *map(str, command), **self._alike)
+            self.processes.start(
+                "measure", sys.executable, *map(str, command), **self._shared_machine
+            )
 
     def wait_for_measurement(self) -> None:
+        """Wait until the machine is measured."""
         if "measure" in self.processes.children:
             self.wait(
                 lambda: self.processes.children["measure"].poll() == 0,
@@ -203,6 +217,7 @@ class DemoStack:
             self.processes.children.pop("measure")
 
     def start_worker(self, number: int, run: Run) -> None:
+        """Start a worker that joins the run."""
         command = (
             "-m",
             "barnraise",
@@ -213,12 +228,16 @@ class DemoStack:
             "--threads",
             1,
         )
-        # OpenMP would start a thread a core in each of three workers; spinning, they take turns at slowing each other.
-        self.processes.start(f"worker-{number}", sys.executable, *map(str, command), **self._alike)
+        # OpenMP would start a thread for each core in each worker, and they would slow each other.
+        self.processes.start(
+            f"worker-{number}", sys.executable, *map(str, command), **self._shared_machine
+        )
 
     def start_workers(self, numbers: list[int], run: Run) -> None:
-        """Of several mirrors each would have one of them prepare the text, and two might launch the run: there the
-        first comes alone."""
+        """Start workers; with several mirrors, start the first alone until the run is launched.
+
+        Otherwise each mirror would have one of them prepare the text, and two might launch the run.
+        """
         if self.cluster:
             self.start_worker(numbers.pop(0), run)
             self.wait(
@@ -230,7 +249,7 @@ class DemoStack:
             self.start_worker(number, run)
 
     def read_status(self, number: int, run: Run) -> dict[str, Any] | None:
-        """What a worker last wrote of itself, None before its first word."""
+        """Return what a worker last wrote about itself; None before the first time."""
         try:
             return json.loads(
                 (self.worker_dir(number) / "runs" / str(run.pk) / "status.json").read_text()
@@ -238,31 +257,35 @@ class DemoStack:
         except FileNotFoundError:
             return None
 
-    # ---- waiting ---------------------------------------------------------------------------------------------
+    # ---- waiting ---------------------------------------------------------------------------------
 
     def _wait_for_mirrors(self, done: Callable[[], object], what: str) -> None:
-        def all_well() -> object:
+        def check_then_test() -> object:
             if fallen := self.cluster and self.cluster.failed_process():
                 mirror, name = fallen
-                raise StackError(f"{mirror.name} did not come up; the last words of its {name}, of {mirror.processes.logs}:\n"
+                raise StackError(f"{mirror.name} did not start; the end of its log {name}, in "
+                             f"{mirror.processes.logs}:\n"
                              f"{mirror.processes.log_tail(name)}")  # fmt: skip
             return done()
 
-        self.wait(all_well, what, STARTING_MIRRORS)
+        self.wait(check_then_test, what, MIRRORS_START_SECONDS)
 
     def check_processes(self) -> None:
-        """Raises StackError when a process has died."""
+        """Raise StackError if a process has died."""
         if name := self.processes.failed_process():
             raise StackError(
-                f"{name} died; its last words, of {self.processes.logs / (name + '.log')}:\n{self.processes.log_tail(name)}"
+                f"{name} died; the end of its log {self.processes.logs / (name + '.log')}:\n"
+                f"{self.processes.log_tail(name)}"
             )
 
-    def wait(self, done, what: str, seconds: float = STARTING) -> None:
+    def wait(self, done: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
+        """Wait for a condition; raise StackError after `seconds` or if a process dies."""
         deadline = time.monotonic() + seconds
         while not done():
             self.check_processes()
             if time.monotonic() > deadline:
                 raise StackError(
-                    f"{what} did not come up in {seconds:.0f} seconds; logs are in {self.processes.logs}"
+                    f"{what} did not start in {seconds:.0f} seconds; logs are in "
+                    f"{self.processes.logs}"
                 )
             time.sleep(0.1)

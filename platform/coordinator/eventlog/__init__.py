@@ -1,0 +1,1 @@
+"""Record changes as signed events in logs that mirrors replicate."""

@@ -1,4 +1,7 @@
-"""Verify, store and fold events of other origins. A log's batch is stored whole or rejected whole."""
+"""Verify, store and fold events of other origins.
+
+A log's batch is stored whole or rejected whole.
+"""
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -175,8 +178,8 @@ def _store(log_state: LogState, origin: Origin, fresh: list[LogRow]) -> None:
     if hlc_module.is_too_far_ahead(last.hlc, now):
         lead = hlc_module.to_seconds(last.hlc) - now
         raise UserError(
-            f"event {last.seq} of log {origin.pk[:8]} is stamped {lead:,.0f} s ahead of this site's "
-            "time: later"
+            f"event {last.seq} of log {origin.pk[:8]} is stamped {lead:,.0f} s ahead of this "
+            "site's time: later"
         )
     if origin._state.adding:
         origin.save(force_insert=True)

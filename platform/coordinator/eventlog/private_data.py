@@ -1,6 +1,6 @@
 """Store what people may take back: names, addresses, drafts.
 
-Events name it by a salted digest. The text lies in a row beside the log, which is deleted as soon
+Events name it by a salted digest. The text lies in a row outside the log, which is deleted as soon
 as no state names it, and travels between mirrors separately, encrypted for each receiver.
 """
 

@@ -37,7 +37,7 @@ def state_term(name: str, text: str) -> int:
 
 
 def fold_events(name: str, events: Iterable[StoredEvent]) -> State | None:
-    """Fold one aggregate's accepted events, in any order, ignoring those that are not understood."""
+    """Fold one aggregate's accepted events, in any order, as far as they are understood."""
     aggregate_type = registry.aggregate_types().get(_type_of(name))
     unique_events = {event.digest: event for event in events}.values()
     facts = [fact for event in unique_events if (fact := registry.decode_fact(event))]
@@ -137,7 +137,7 @@ def write_rows(aggregates: Sequence[Aggregate]) -> int:
 
 
 def _write_ordered(aggregates: Sequence[Aggregate]) -> set[str]:
-    """Write all aggregates together, or one by one if the database refuses; return those written."""
+    """Write all aggregates together, or singly if the database refuses; return those written."""
     ordered = sorted(aggregates, key=lambda each: _write_order(each.name))
     written: list[Aggregate] = []
     try:

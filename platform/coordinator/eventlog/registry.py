@@ -1,6 +1,6 @@
 """Register aggregate types: what the events about one type of thing mean.
 
-An app adds an aggregate type in one module, beside the rows that it owns, and registers it here
+An app adds an aggregate type in one module, next to the rows that it owns, and registers it here
 from its `AppConfig.ready`.
 """
 

@@ -29,7 +29,7 @@ def mark_for_rewrite(aggregate: str) -> None:
 
 
 def update_claims(changed: Collection[Aggregate]) -> list[Aggregate]:
-    """Update the claims of changed aggregates; return others whose values may change as a result."""
+    """Update changed aggregates' claims; return others whose values may change as a result."""
     names, wanted = _wanted_claims(changed)
     if not names:
         return []

@@ -275,7 +275,8 @@ def corrected_time() -> float:
     correction = hlc_module.clock_correction(_peer_offsets())
     if correction != 0:
         log.error(
-            "this machine's clock is %+.0f s from the other mirrors': events are stamped with theirs",
+            "this machine's clock is %+.0f s from the other mirrors': events are stamped with "
+            "theirs",
             -correction,
         )
     return time.time() + correction

@@ -1,0 +1,1 @@
+"""Provide what every app needs. Imports nothing of ours."""

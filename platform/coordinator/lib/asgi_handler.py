@@ -29,7 +29,7 @@ MAX_THREADS = 400
 class BusySlot:
     """Occupy one of the busy slots until the request ends or has run for BUSY_SECONDS."""
 
-    def __init__(self, slots: asyncio.Semaphore):
+    def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots: asyncio.Semaphore | None = slots
         self._timer = asyncio.get_running_loop().call_later(BUSY_SECONDS, self.release)
 
@@ -53,7 +53,7 @@ class ThreadedHandler(ASGIHandler):
     Only a few run at once, because each computing thread keeps the interpreter's lock from the
     event loop for `asgi.SWITCH_SECONDS` whenever the loop needs it. With Python's default of 5 ms
     and twenty busy threads, one turn of the loop took 50 ms, and so did accepting one connection:
-    no more than twenty were accepted in a second. Waiting requests cost nothing, and a request
+    at most twenty were accepted in a second. Waiting requests cost nothing, and a request
     whose client has disconnected is not served.
     """
 

@@ -1,4 +1,4 @@
-"""Count requests, tasks and reports for Prometheus, summed over all processes in one hash of Valkey.
+"""Count requests, tasks and reports for Prometheus, in one hash of Valkey for all processes.
 
 No label names a machine or a person: a thousand of them would be a thousand series. Counting is
 never the cause of a failure: without Valkey nothing is counted, and everything else goes on.
@@ -78,7 +78,8 @@ def exposition() -> Iterator[str]:
         RedisError: Valkey does not answer.
     """
     families: dict[str, dict[str, float]] = {name: {} for name in HELP}
-    for series, value in valkey_client().hgetall(KEY).items():
+    for key, value in valkey_client().hgetall(KEY).items():
+        series = str(key)
         name = series.partition("{")[0]
         family = name.removesuffix("_bucket").removesuffix("_sum")
         if family in families:
@@ -104,7 +105,8 @@ def _histogram_lines(family: str, values: dict[str, float]) -> Iterator[str]:
         cumulative = 0.0
         for bound in (*map(str, BUCKETS), "+Inf"):
             # Labels are sorted by name in a stored series, so `le` has to be put in its place.
-            pairs = sorted([*(labels.split(",") if labels else []), f'le="{bound}"'])
+            own_pairs: list[str] = labels.split(",") if labels else []
+            pairs = sorted([*own_pairs, f'le="{bound}"'])
             series = f"{family}_bucket{{{','.join(pairs)}}}"
             cumulative += values.get(series, 0.0)
             yield f"{series} {cumulative:.17g}"
@@ -119,7 +121,7 @@ class RequestCounterMiddleware:
     sync_capable = True
     async_capable = False
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]):
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:

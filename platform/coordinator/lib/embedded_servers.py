@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import psycopg
 import redis
+import redis.exceptions
 from filelock import FileLock
 from redis.backoff import NoBackoff
 from redis.retry import Retry

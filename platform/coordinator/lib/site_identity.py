@@ -1,4 +1,4 @@
-"""Hold this site's key: the audience of requests and the signer of tickets, directives and times."""
+"""Hold this site's key: audience of requests, and signer of tickets, directives and times."""
 
 import time
 from functools import lru_cache

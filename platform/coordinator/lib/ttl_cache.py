@@ -17,7 +17,7 @@ class TtlCache(Generic[Key, Value]):
 
     instances: WeakSet["TtlCache[Any, Any]"] = WeakSet()
 
-    def __init__(self, seconds: float, max_entries: int = 1000):
+    def __init__(self, seconds: float, max_entries: int = 1000) -> None:
         self.seconds = seconds
         self.max_entries = max_entries
         self._entries: dict[Key, tuple[float, Value]] = {}  # key → (expiry, value)

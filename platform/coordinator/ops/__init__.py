@@ -1,0 +1,1 @@
+"""Serve operators: health, metrics, error pages, read-only mode."""

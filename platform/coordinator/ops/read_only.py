@@ -21,7 +21,7 @@ class ReadOnlyMiddleware:
     sync_capable = True
     async_capable = False
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]):
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
         # Final once it is true: a restored database is only served by processes started later.
         self._is_writable = False

@@ -1,0 +1,1 @@
+"""Replicate the event log between mirrors."""

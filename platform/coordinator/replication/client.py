@@ -1,4 +1,4 @@
-"""Call another mirror over HTTPS: one signed request, one checked answer, bounded in size and time."""
+"""Call another mirror over HTTPS: one signed request, one checked answer, both bounded."""
 
 import ssl
 import time
@@ -48,7 +48,7 @@ class PeerError(Exception):
             repeated in a moment.
     """
 
-    def __init__(self, sentence: str, unreachable: bool = False):
+    def __init__(self, sentence: str, unreachable: bool = False) -> None:
         self.sentence = sentence
         self.unreachable = unreachable
         super().__init__(sentence)
@@ -61,7 +61,7 @@ class MirrorClient:
     a signed 401.
     """
 
-    def __init__(self, url: str, key: str = "", name: str = ""):
+    def __init__(self, url: str, key: str = "", name: str = "") -> None:
         self.url = url.rstrip("/")
         self.key = key
         self.name = name or url
@@ -104,8 +104,8 @@ class MirrorClient:
         if not set(heads.protocols) & set(PROTOCOLS):
             ours = ", ".join(map(str, PROTOCOLS))
             raise PeerError(
-                f"{self.name} speaks the protocols {heads.protocols} between mirrors, and this site "
-                f"{ours}"
+                f"{self.name} speaks the protocols {heads.protocols} between mirrors, and this "
+                f"site {ours}"
             )
         return heads
 
@@ -193,8 +193,8 @@ class MirrorClient:
             )
         if time.monotonic() > deadline:
             raise PeerError(
-                f"{self.name} takes more than {ANSWER_SECONDS:g} seconds for one answer and was cut "
-                "off"
+                f"{self.name} takes more than {ANSWER_SECONDS:g} seconds for one answer and was "
+                "cut off"
             )
 
     def _learn_time(self, answer: bytes) -> bool:

@@ -64,7 +64,7 @@ def fetch_pages(
 def prefetched(source: Iterator[T]) -> Iterator[Iterator[T]]:
     """Iterate over `source` in a thread that is PAGES_AHEAD items ahead.
 
-    Leaving early waits for no more than the item that is being produced.
+    Leaving early waits only for the item that is being produced.
     """
     end: Any = object()
     with ThreadPoolExecutor(1) as executor:

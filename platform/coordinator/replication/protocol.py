@@ -1,4 +1,4 @@
-"""Define the messages between mirrors. They travel over HTTPS, in requests signed as machines' are."""
+"""Define the messages between mirrors, sent over HTTPS in signed requests."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from barnraise.protocol.types import Count, Digest, Message, PublicKey, UnixTime
 from coordinator.eventlog.event import OriginId
 
 PROTOCOL = 1
-# A mirror supports the newest version and the one before, so that mirrors can be upgraded one by one.
+# A mirror supports the newest version and the one before: mirrors can be upgraded one by one.
 PROTOCOLS = (PROTOCOL,)
 MAX_LOGS = 500  # in one answer
 PAGE_EVENTS = 500  # in one answer

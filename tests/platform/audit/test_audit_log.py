@@ -97,7 +97,7 @@ def test_staff_search_the_log_and_cannot_change_it(staff, person, draft):
     assert staff.get("/admin/audit/auditentry/add/").status_code == 403
 
 
-def test_entries_go_once_they_are_as_old_as_the_setting_says_and_not_a_day_sooner(person, settings):
+def test_entries_are_deleted_at_the_configured_age_and_not_earlier(person, settings):
     ada = person()
     ages = [0, 30, 729, 731, 4000]
     for days in ages:

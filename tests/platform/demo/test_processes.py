@@ -91,7 +91,7 @@ def test_a_demo_of_no_mirrors_or_of_too_many_is_refused_with_a_sentence(mirrors)
         call_command("demo", mirrors=mirrors)
 
 
-def test_mirrors_that_moved_to_other_ports_get_a_newer_list_and_others_none(tmp_path):
+def test_list_is_renewed_only_if_mirrors_moved_to_other_ports(tmp_path):
     first, second = (DemoMirror(tmp_path / name, name, 9000 + n) for n, name in enumerate("ab"))
     made = build_mirror_list(tmp_path, [first, second])
     before = parse_list(made)

@@ -250,7 +250,7 @@ def test_a_row_that_needs_another_waits_for_it(db, shelf):
 # ---- forks and cuts --------------------------------------------------------------------------------------------------
 
 
-def test_two_events_with_one_number_are_kept_as_proof_and_undo_what_came_of_them(db, shelf):
+def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, shelf):
     liar = LogBuilder()
     liar.append("note.say", "a", {"text": "one"})
     before_fork = liar.events[:]

@@ -39,7 +39,7 @@ def test_a_clock_is_corrected_when_it_is_far_from_most_others(offsets, seconds):
     assert hlc.clock_correction(offsets) == seconds
 
 
-def test_a_mirror_whose_clock_is_an_hour_wrong_stamps_with_the_others_time_and_says_so(
+def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(
     db, shelf, caplog
 ):
     right = time.time() - FAR
@@ -55,7 +55,7 @@ def test_a_mirror_whose_clock_is_an_hour_wrong_stamps_with_the_others_time_and_s
     assert writer.clock_offset() == pytest.approx(FAR, abs=5)
 
 
-def test_a_clock_that_is_set_wrong_in_between_spoils_not_even_the_next_event(
+def test_clock_set_wrong_between_measurements_spoils_no_event(
     db, shelf, monkeypatch
 ):
     right = time.time()

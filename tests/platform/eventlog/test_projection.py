@@ -236,7 +236,7 @@ def up_to(seq: int) -> int:
         },
     )
 )
-def test_ranges_that_overlap_in_part_count_to_the_token_where_the_author_signed_its_totals(facts):
+def test_overlapping_ranges_count_exactly_if_the_author_signed_totals(facts):
     covered = {seq for each in facts for seq in range(each.payload.first, each.payload.last + 1)}
     right = sum(up_to(seq) - up_to(seq - 1) for seq in covered)
     assert sum(day["tokens"] for day in folded("credit", facts)["days"].values()) == right
@@ -384,7 +384,7 @@ def test_a_factor_that_was_removed_anywhere_is_gone_whoever_names_it_later():
     assert state["factors"] == {}
 
 
-def test_a_code_that_two_mirrors_saw_used_is_used_once_and_those_of_another_sheet_are_not():
+def test_recovery_code_used_at_two_mirrors_is_used_once():
     sheets = [
         {"factor": named(n), "type": "recovery_codes", "about": digest(str(n))} for n in (1, 2)
     ]
@@ -437,7 +437,7 @@ def test_extensions_of_two_mirrors_add_up_and_the_first_launch_counts(spec):
     assert (state["extra"], state["launch"]["name"], state["status"]) == (11, "A", "recruiting")
 
 
-def test_who_came_back_to_a_team_elsewhere_stays_when_their_first_place_is_given_up():
+def test_member_who_rejoined_elsewhere_stays_after_leaving_first_place():
     found = {"place": PLACES[0], "person": PEOPLE[0], "joined": AN_HOUR, "leads": True, "name": "A", "slug": "a",
              "created": AN_HOUR}  # fmt: skip
     join = {"place": PLACES[1], "person": PEOPLE[0], "joined": AN_HOUR, "leads": False}
@@ -448,7 +448,7 @@ def test_who_came_back_to_a_team_elsewhere_stays_when_their_first_place_is_given
     assert told("team", (0, "found", found), (1, "part", {"places": [PLACES[0]]})) is None
 
 
-def test_a_key_that_two_people_enrolled_at_once_is_the_firsts_and_revoked_for_good():
+def test_key_enrolled_twice_belongs_to_the_first_and_stays_revoked():
     def enrol(time: int, owner: str):
         return (
             time,

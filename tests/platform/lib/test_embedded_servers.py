@@ -112,7 +112,7 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(folder):
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_server_that_does_not_answer_yet_is_not_joined_by_a_second_one_on_its_files(
+def test_start_waits_for_silent_server_instead_of_starting_a_second(
     folder, monkeypatch
 ):
     monkeypatch.setattr(embedded_servers, "START_SECONDS", 3.0)

@@ -39,7 +39,7 @@ def test_a_site_with_all_it_needs_is_alive_and_ready(client, valkey):
     assert client.post("/healthz").status_code == 405
 
 
-def test_without_valkey_a_site_is_alive_and_not_ready_and_says_what_is_gone(client, state):
+def test_health_without_valkey_is_alive_and_not_ready(client, state):
     embedded_servers.stop_valkey(state)
     try:
         assert client.get("/healthz").status_code == 200
@@ -69,7 +69,7 @@ def series(text: str) -> dict[str, float]:
     }
 
 
-def test_requests_and_reports_are_counted_by_view_and_never_by_machine_or_run(
+def test_requests_are_counted_by_view_and_never_by_machine_or_run(
     person, launched, numbers, client, valkey
 ):
     run, ada = launched(person())
@@ -202,7 +202,7 @@ def waits() -> None:
     raise OperationalError("the database is away")
 
 
-def test_every_task_has_a_limit_a_policy_and_a_place_in_the_schedule_or_a_caller(settings):
+def test_every_task_has_a_time_limit_and_a_retry_policy(settings):
     app.loader.import_default_modules()
     ours = {
         name: task for name, task in app.tasks.items() if not name.startswith(("celery.", "test."))
@@ -219,7 +219,7 @@ def test_every_task_has_a_limit_a_policy_and_a_place_in_the_schedule_or_a_caller
         )
 
 
-def test_a_task_is_counted_as_it_ended_and_knows_the_request_that_asked_for_it(valkey, client):
+def test_task_is_counted_by_outcome_and_carries_the_request_id(valkey, client):
     request_id.enter("asked-by-a-page-1")
     assert tells.apply(headers={"request_id": "asked-by-a-page-1"}).get() == "asked-by-a-page-1"
     assert fails.apply().state == "FAILURE"
@@ -312,7 +312,7 @@ def test_receipts_of_machines_that_never_came_back_go(member):
     assert delete_old_rows() == 1 and ReportReceipt.objects.get().seq == 6
 
 
-def test_who_is_silent_for_a_day_has_left_and_who_is_away_cannot_be_reached(
+def test_machine_silent_for_a_day_has_left_the_run(
     member, volunteer, person, numbers
 ):
     run = member.run

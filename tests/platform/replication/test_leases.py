@@ -67,7 +67,7 @@ def test_of_mirrors_that_see_each_other_one_takes_a_fresh_duty(duty, there):
 
 
 @given(DUTIES, MIRRORS, st.data())
-def test_a_mirror_that_was_not_chosen_may_go_without_anything_else_changing(duty, there, data):
+def test_removing_another_candidate_does_not_change_the_lease_holder(duty, there, data):
     other = data.draw(st.sampled_from(sorted(there)))
     assert [key for key in rank_candidates(duty, there) if key != other] == rank_candidates(
         duty, there - {other}
@@ -92,7 +92,7 @@ def test_when_the_chosen_one_dies_one_other_takes_over(duty, there, had_taken, s
 
 
 @given(DUTIES, MIRRORS, st.floats(0, 1e6), st.sampled_from(KEYS), st.integers(1, 9))
-def test_what_is_done_nobody_does_and_what_another_has_taken_stays_theirs_while_they_live(
+def test_done_lease_and_lease_of_a_live_holder_are_not_acquired(
     duty, there, age, by, epoch
 ):
     for me in there:
@@ -118,7 +118,7 @@ def test_one_that_does_not_do_its_duty_makes_room_for_the_next(duty, there):
 
 
 @given(DUTIES, st.sets(st.sampled_from(KEYS), min_size=2))
-def test_a_mirror_that_hears_no_other_waits_for_it_may_be_the_one_that_is_cut_off(duty, there):
+def test_isolated_mirror_waits_before_it_acquires_a_lease(duty, there):
     me = min(there)
     dead = dict.fromkeys(there, PEER_TIMEOUT + ISOLATION_WAIT - 1)
     assert asked(duty, me, there, dead=dead, age=1e6) is LeaseDecision.WAIT
@@ -190,7 +190,7 @@ def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
-def test_when_the_mirror_whose_turn_it_is_dies_another_sends_the_letter_in_a_higher_epoch(
+def test_email_is_sent_by_another_mirror_after_the_holder_dies(
     person, other
 ):
     theirs = notice(person(), other, "theirs")

@@ -38,7 +38,7 @@ def begun(tmp_path, roots) -> str:
     return file
 
 
-def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tmp_path, roots):
+def test_mirror_list_commands_begin_sign_publish_add_and_expel(tmp_path, roots):
     assert (tmp_path / "root0").stat().st_mode & 0o077 == 0, "readable by its owner alone"
     file = begun(tmp_path, roots)
     with pytest.raises(CommandError, match="signed by 0 of"):

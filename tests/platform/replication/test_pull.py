@@ -59,7 +59,7 @@ def test_its_clock_is_noted_by_what_it_signed(small):
     assert PeerClock.objects.get(pk=small.identity.key).offset_seconds == pytest.approx(3600, abs=5)
 
 
-def test_a_mirror_that_speaks_the_protocol_before_or_after_too_is_understood_and_others_are_not(
+def test_mirror_with_a_common_protocol_version_is_pulled_others_refused(
     small, log
 ):
     small.protocols = [2, 1]
@@ -68,7 +68,7 @@ def test_a_mirror_that_speaks_the_protocol_before_or_after_too_is_understood_and
     assert "speaks the protocols [3, 2] between mirrors, and this site 1" in pull(small).refused[0]
 
 
-def test_a_proof_that_another_mirror_keeps_is_believed_here_and_its_log_ends_there(small, log):
+def test_pulled_fork_proof_truncates_the_log(small, log):
     pull(small)
     second = log.sign("weather.seen", 4, {"rain": 99}, seq=5, prev=digest(log.events[3].body))
     small.proofs = [ForkEvidence(first=log.events[4], second=second)]
@@ -79,7 +79,7 @@ def test_a_proof_that_another_mirror_keeps_is_believed_here_and_its_log_ends_the
     )
 
 
-def test_a_mirror_that_shows_another_event_of_a_number_than_before_has_proved_its_fork(small, log):
+def test_mirror_that_replaces_an_event_proves_its_own_fork(small, log):
     pull(small)
     log.events[9] = log.sign(
         "weather.seen", 8, {"rain": 99}, seq=10, prev=digest(log.events[8].body)
@@ -100,7 +100,7 @@ def test_a_nudge_goes_to_the_others_once_for_many_changes(small, valkey, setting
     assert len(sent) == 1
 
 
-def test_the_status_says_of_each_other_mirror_whether_it_has_come_to_our_state(small, log):
+def test_status_reports_whether_each_mirror_is_in_sync(small, log):
     (told,) = Client().get("/status").json()["mirrors"]
     assert (told["in_sync"], told["last_seen"], told["last_error"]) == (None, None, "")
     pull(small)
@@ -126,7 +126,7 @@ def test_a_log_with_a_hole_is_refused_and_comes_whole_the_next_time(small, log):
     assert pull(small).stored == 10 and count_stored(log) == 10
 
 
-def test_what_came_before_a_broken_page_stays_and_the_next_pull_goes_on_from_there(small, log):
+def test_pull_continues_after_the_pages_stored_before_a_broken_one(small, log):
     small.page_size, whole = 4, small.page
 
     def breaks(query, who):
@@ -204,7 +204,7 @@ def silent():
     ],
 )
 @pytest.mark.parametrize("where", ["GET /mirrors/heads", "the log"])
-def test_a_mirror_that_answers_with_something_else_is_named_and_changes_nothing(
+def test_malformed_answer_names_the_mirror_and_changes_nothing(
     small, log, hurry, monkeypatch, where, answer, sentence
 ):
     where = f"GET /mirrors/logs/{log.origin}" if where == "the log" else where
@@ -223,7 +223,7 @@ def test_a_mirror_that_is_gone_is_named(small, log):
     assert "does not answer" in pull(small).refused[0]
 
 
-def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_heard_again_when_it_nudges(
+def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(
     small, log
 ):
     key, right = small.identity.key, small.routes["GET /mirrors/heads"]
@@ -247,7 +247,7 @@ def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_he
     assert pull_module.pull_from_all() == {key: pull_module.PullResult()}
 
 
-def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(
+def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
     small, log, hurry, monkeypatch
 ):
     monkeypatch.setattr(client, "PROBE_SECONDS", 0.5)
@@ -332,7 +332,7 @@ def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
 # ---- the list
 
 
-def test_a_newer_list_comes_with_a_pull_and_withdraws_what_an_expelled_mirror_said_last(small, log):
+def test_pulled_list_withdraws_late_events_of_an_expelled_mirror(small, log):
     pull(small)
     gone = small.list_entry.model_copy(
         update={"expelled": Expulsion(at=1.0, last={log.origin: 6}, reason="it lied")}
@@ -372,7 +372,7 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
         ),
     ],
 )
-def test_a_list_that_does_not_hold_is_refused_by_a_sentence_and_the_log_comes_all_the_same(
+def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(
     small, log, told, sentence
 ):
     wrong = told(small)

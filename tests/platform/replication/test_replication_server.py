@@ -77,7 +77,7 @@ def test_a_page_that_makes_no_sense_is_refused(small, log, query):
     assert asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?{query}").status_code == 422
 
 
-def test_who_is_not_of_the_list_was_expelled_or_says_a_thing_twice_is_refused(small):
+def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(small):
     assert Client().get("/api/v1/mirrors/heads").status_code == 401
     assert "is no mirror of list 1" in asks(STRANGER, "GET", "/mirrors/heads").json()["error"]
     token = small.identity.sign_request(

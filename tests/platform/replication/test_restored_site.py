@@ -74,7 +74,7 @@ def restored(other, person):
     return ada, kept
 
 
-def test_a_restored_site_is_read_only_until_another_mirror_gave_back_its_own_log(
+def test_restored_site_is_read_only_until_its_log_is_pulled_back(
     restored, other, person
 ):
     ada, _ = restored
@@ -103,7 +103,7 @@ def test_a_restored_site_is_read_only_until_another_mirror_gave_back_its_own_log
     assert ours.events.count() >= 2
 
 
-def test_a_restored_site_goes_on_waiting_where_the_end_of_its_log_does_not_come_whole(
+def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(
     restored, other
 ):
     _, kept = restored
@@ -141,7 +141,7 @@ def signed_for(reply: JoinReply) -> str:
     return open_signed(reply.ticket, "ticket", Ticket).volunteer
 
 
-def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(
+def test_all_mirrors_sign_one_opaque_pseudonym_for_a_person(
     other, person, volunteer, launched, settings
 ):
     ada = person()
@@ -160,7 +160,7 @@ def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(
     assert site_identity.volunteer_salt().hex() not in told, "in no event"
 
 
-def test_a_site_that_comes_later_goes_by_the_first_ones_salt_as_soon_as_it_has_it(other, person):
+def test_later_site_uses_the_first_salt_once_it_has_arrived(other, person):
     ada = person()
     before = volunteer_salt.volunteer_pseudonym(ada.pk)
     made = LogBuilder(78)

@@ -84,7 +84,7 @@ def happenings(chance: Random) -> tuple[list[LogBuilder], list[private_data.Priv
 @pytest.mark.django_db
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_whatever_happened_at_three_mirrors_and_however_it_is_heard_rows_and_hash_are_one(seed):
+def test_three_mirrors_converge_to_equal_rows_and_hash_in_any_order(seed):
     mirrors, kept = happenings(Random(seed))
     events = [event for mirror in mirrors for event in mirror.events]
     with transaction.atomic():

@@ -31,7 +31,7 @@ def pulled(site: MirrorProcess) -> str:
     return lines[-1]
 
 
-def test_a_second_mirror_begins_from_the_first_and_each_goes_on_while_the_other_is_dead(
+def test_second_mirror_joins_and_each_works_while_the_other_is_dead(
     sites, tmp_path
 ):
     a, b = sites

@@ -1,4 +1,4 @@
-"""`manage.py demo`: three workers train one GPT peer to peer, and a browser can watch."""
+"""Run a demo: three workers train one GPT peer to peer, and a browser can watch."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -17,20 +17,23 @@ from coordinator.demo.stack import OWNER, DemoStack, StackError
 from coordinator.runs.models import Run, Status
 
 WORKERS = (1, 2, 3)
-SHOWN = 3_000_000  # tokens of a demo that nobody limits: some five minutes on two cores
+DEFAULT_TOKENS = 3_000_000  # about five minutes on two cores
 NAME = "Demo"
-MIRRORS = 9  # on one machine, at most
-FINISHING = (
-    90.0  # seconds between the last worker's end and the site's word that the run is finished
-)
+MAX_MIRRORS = 9  # on one machine
+FINISH_SECONDS = 90.0  # between the last worker's end and the run's status "finished"
 
 
 class Command(BaseCommand):
-    help = "Starts a whole platform on this machine, with a run and three workers. Ctrl-C stops all of it."
+    """Run the demo."""
 
-    def add_arguments(self, parser) -> None:
+    help = (
+        "Start a platform on this machine, with a run and three workers. Ctrl-C stops everything."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
         parser.add_argument(
-            "--tokens", type=int, help="stop when the ledger holds so many, print one line of JSON"
+            "--tokens", type=int, help="stop at this many tokens and print one line of JSON"
         )
         parser.add_argument("--port", type=int, default=8000)
         parser.add_argument(
@@ -38,10 +41,11 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, tokens: int | None, port: int, mirrors: int = 1, **options: Any) -> None:
+        """Start everything, show it, and stop it."""
         if tokens is not None and tokens < 1_000:
             raise CommandError(f"TOKENS must be 1,000 or more, not {tokens}")
-        if not 1 <= mirrors <= MIRRORS:
-            raise CommandError(f"MIRRORS must be between 1 and {MIRRORS}, not {mirrors}")
+        if not 1 <= mirrors <= MAX_MIRRORS:
+            raise CommandError(f"MIRRORS must be between 1 and {MAX_MIRRORS}, not {mirrors}")
         for name in ("SIGTERM", "SIGHUP"):  # a closed terminal stops everything too
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), _interrupt)
@@ -51,8 +55,8 @@ class Command(BaseCommand):
         try:
             with stack:
                 self.show(stack, console, tokens, started, moved=port != stack.port and port)
-        except StackError as broken:
-            raise CommandError(str(broken)) from None
+        except StackError as error:
+            raise CommandError(str(error)) from None
         except KeyboardInterrupt:
             console.print("\nStopped: every process of the demo has ended.")
 
@@ -64,6 +68,7 @@ class Command(BaseCommand):
         started: float,
         moved: int | bool,
     ) -> None:
+        """Start the stack, print the addresses, and watch the run."""
         if moved:
             console.print(f"Port {moved} is taken: using {stack.port}.")
         stack.start_measurement()
@@ -73,7 +78,7 @@ class Command(BaseCommand):
             status__in=(Status.FINISHED, Status.CANCELLED)
         ):
             stale.cancel()
-        budget = tokens or SHOWN
+        budget = tokens or DEFAULT_TOKENS
         fields = {
             "text__tokenizer": "bytes",
             "recipe__token_budget": budget,
@@ -93,24 +98,24 @@ class Command(BaseCommand):
             soft_wrap=True,
         )
         if stack.cluster:
-            introduce(stack.cluster, run.get_absolute_url(), console)
+            print_mirrors(stack.cluster, run.get_absolute_url(), console)
         console.print(f"  up in {time.monotonic() - started:.1f} s · Ctrl-C stops everything\n")
         self.watch(stack, console, run)
         if tokens is None:
             console.print("The run is finished. The site stays up until Ctrl-C.")
             while True:
                 stack.check_processes()
-                mourn(stack.cluster, console)
+                print_dead_mirrors(stack.cluster, console)
                 time.sleep(0.5)
         self.conclude(stack, run, url, started)
 
     def watch(self, stack: DemoStack, console: Console, run: Run) -> None:
-        """Live lines until every worker has ended by itself."""
+        """Print live lines until every worker has ended by itself."""
         said = 0.0
         with Live(console=console, auto_refresh=False, transient=False) as live:
             while any(stack.processes.children[f"worker-{n}"].poll() is None for n in WORKERS):
                 stack.check_processes()
-                mourn(stack.cluster, console)
+                print_dead_mirrors(stack.cluster, console)
                 statuses = {n: stack.read_status(n, run) for n in WORKERS}
                 if console.is_terminal:
                     live.update(_table(statuses), refresh=True)
@@ -122,7 +127,10 @@ class Command(BaseCommand):
         stack.check_processes()
 
     def conclude(self, stack: DemoStack, run: Run, url: str, started: float) -> None:
-        stack.wait(lambda: _refreshed(run).state is Status.FINISHED, "the run's finish", FINISHING)
+        """Print one line of JSON; fail if the workers disagree or the loss did not fall."""
+        stack.wait(
+            lambda: _refreshed(run).state is Status.FINISHED, "the run's finish", FINISH_SECONDS
+        )
         statuses = [stack.read_status(number, run) or {} for number in WORKERS]
         firsts = [s["validation_first"] for s in statuses if s.get("validation_first")]
         lasts = [s["validation_last"] for s in statuses if s.get("validation_last")]
@@ -152,23 +160,24 @@ class Command(BaseCommand):
         if not agree:
             raise CommandError("the workers' anchors differ")
         if not told.get("one_state_hash", True):
-            raise CommandError("the mirrors do not say the same")
+            raise CommandError("the mirrors' states differ")
         if not last < first:
             raise CommandError(f"the validation loss did not fall: {first:.4f} → {last:.4f}")
 
 
-def introduce(several: MirrorCluster, path: str, console: Console) -> None:
-    """Where each mirror shows the run, and how to be rid of one."""
+def print_mirrors(several: MirrorCluster, path: str, console: Console) -> None:
+    """Print each mirror's address of the run, and the command that kills it."""
     for each in several.all:
         kill = " ".join(f"-{pid}" for pid in each.pids)  # with what they started
         console.print(f"  {each.name:<12}  {each.url}{path}   kill -9 -- {kill}", soft_wrap=True)
     console.print(
-        f"  {len(several.all)} mirrors joined in {several.setup_seconds:.1f} s; kill any: the others go on\n"
+        f"  {len(several.all)} mirrors joined in {several.setup_seconds:.1f} s; kill any: the "
+        "others go on\n"
     )
 
 
-def mourn(several: MirrorCluster | None, console: Console) -> None:
-    """Says of each mirror that died meanwhile that it did."""
+def print_dead_mirrors(several: MirrorCluster | None, console: Console) -> None:
+    """Print which mirrors died since the last call."""
     for each in several.newly_dead() if several else ():
         left = (
             ", ".join(other.url for other in several.running)
@@ -191,8 +200,10 @@ def _plain(status: dict[str, Any] | None) -> str:
         return "starting"
     loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
     return (
-        f"{status['activity']}, step {status['step']:,}, loss {loss}, {status['rate']:,.0f} tokens/s, "
-        f"sent {status['updates_sent']}, received {status['updates_received']}, ledger {status['ledger_tokens']:,}"
+        f"{status['activity']}, step {status['step']:,}, loss {loss}, "
+        f"{status['rate']:,.0f} tokens/s, "
+        f"sent {status['updates_sent']}, received {status['updates_received']}, "
+        f"ledger {status['ledger_tokens']:,}"
     )
 
 

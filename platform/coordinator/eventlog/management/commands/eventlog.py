@@ -20,7 +20,7 @@ from coordinator.lib.exceptions import UserError
 class Command(BaseCommand):
     """Run one action on the event log, then print all logs and the state hash."""
 
-    help = __doc__
+    help = __doc__ or ""
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare one subcommand for each action."""

@@ -1,0 +1,1 @@
+"""Commands that change the mirror list and pull events."""

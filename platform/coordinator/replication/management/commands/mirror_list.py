@@ -4,7 +4,7 @@ keygen FILE                          create a root key, for a disk that stays of
 begin, add, expel, renew, roots      write a proposal: the next list, unsigned
 sign FILE --key KEY                  add one root's signature to a proposal
 publish FILE                         put a signed list into force, here and at all other mirrors
-show [FILE]                          print a list and who has signed it
+show [FILE]                          print a list and its signatures
 """
 
 import time
@@ -38,7 +38,7 @@ MIN_KEY_CHARS = 8  # of a key that is named by its beginning
 class Command(BaseCommand):
     """Run one step of changing the mirror list."""
 
-    help = __doc__
+    help = __doc__ or ""
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -99,7 +99,7 @@ class Command(BaseCommand):
         steps: dict[str, Callable[..., None]] = {
             "keygen": self._keygen,
             "sign": self._sign,
-            "begin": self._begin,
+            "begin": self._propose_first,
             "roots": self._roots,
             "add": self._add,
             "expel": self._expel,
@@ -135,7 +135,9 @@ class Command(BaseCommand):
 
     # ---- proposals
 
-    def _begin(self, url: str, name: str, root: list[str], threshold: int, **options: Any) -> None:
+    def _propose_first(
+        self, url: str, name: str, root: list[str], threshold: int, **options: Any
+    ) -> None:
         own_key = site_identity.identity().key
         own = MirrorEntry(key=own_key, url=url, name=name, admitted=time.time())
         first = MirrorList(

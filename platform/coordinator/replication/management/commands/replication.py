@@ -18,7 +18,7 @@ from coordinator.replication import bootstrap, pull
 class Command(BaseCommand):
     """Run one action, then pull from all mirrors and print the state hash."""
 
-    help = __doc__
+    help = __doc__ or ""
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare one subcommand for each action."""
