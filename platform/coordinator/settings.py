@@ -1,6 +1,6 @@
 """Configure Django. Everything that differs between installations is an environment variable.
 
-BARNRAISE_STATE   folder of keys and embedded servers (default .state beside manage.py)
+BARNRAISE_STATE   folder of keys and embedded servers (default .state next to manage.py)
 DATABASE_URL      postgresql://user:password@host:port/name; without it an embedded Postgres starts
 REDIS_URL         redis://…; without it an embedded Valkey is started
 SECRET_KEY        default: created once and stored in the state folder

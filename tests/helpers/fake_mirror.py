@@ -126,7 +126,7 @@ class FakeMirror:
         self._server.server_close()
 
 
-def own_entry(**fields) -> MirrorEntry:
+def local_entry(**fields) -> MirrorEntry:
     """This site, as a list names it."""
     return MirrorEntry(
         key=site_identity.identity().key,

@@ -7,7 +7,7 @@ import pytest
 from django.conf import settings
 from django.test import Client
 from helpers.event_log_builder import LogBuilder, NotePayload
-from helpers.fake_mirror import FakeMirror, own_entry
+from helpers.fake_mirror import FakeMirror, local_entry
 from helpers.mirror_lists import signed_list
 from helpers.paths import GOLDEN
 from helpers.remote_telemetry import EXCHANGE, report
@@ -282,7 +282,7 @@ def shelf(monkeypatch):
 def small(log):
     """The mirror that keeps this log, over HTTP; the list in force names it and us."""
     made = FakeMirror(log)
-    first = signed_list(1, own_entry(), made.list_entry)
+    first = signed_list(1, local_entry(), made.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
     yield made
     made.close()

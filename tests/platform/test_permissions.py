@@ -29,8 +29,8 @@ pytestmark = pytest.mark.django_db
 
 ROLES = ("visitor", "volunteer", "organiser", "owner", "staff")
 ALL = "200 200 200 200 200"
-HERE = "login 200 200 200 200"  # whoever is signed in
-OUT = "200 home home home home"  # for who is not signed in yet
+HERE = "login 200 200 200 200"  # any signed-in person
+OUT = "200 home home home home"  # for visitors
 DESK = (
     "login login login login 200"  # the admin's door sends others to the log-in, which refuses them
 )

@@ -76,7 +76,7 @@ def crowd(person, launched):
 
 
 def without_an_index(queries: list[dict[str, str]]) -> list[str]:
-    """Which of them read a whole big table, as Postgres itself plans them, and of which table."""
+    """Which of them read a whole big table, as Postgres itself plans them, and whose table."""
     found = []
     with connection.cursor() as cursor:
         for query in queries:

@@ -89,7 +89,7 @@ def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, shelf):
     assert shelf == {"a": "from afar"}
     assert writer.read_events(other.origin, 0) == other.events
     assert writer.read_events(other.origin, 1) == other.events[1:]
-    assert ingest.ingest_events(other.events).stored == 0  # twice says no more than once
+    assert ingest.ingest_events(other.events).stored == 0  # a repetition changes nothing
     ours = writer.record("note.say", "a", {"text": "here"})
     assert ours.hlc > open_event(other.events[-1]).hlc
     assert projection.current_state("note:a") == {"text": "here"}

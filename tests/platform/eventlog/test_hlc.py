@@ -27,7 +27,7 @@ def test_stamps_only_grow_and_follow_the_clock(times):
     ("offsets", "seconds"),
     [
         ([], 0),
-        ([FAR], 0),  # of two nobody can tell who is wrong
+        ([FAR], 0),  # with two clocks neither is known to be wrong
         ([0, FAR], 0),  # one of the others is
         ([FAR, FAR + 1], FAR),
         ([59, 59, 59], 0),

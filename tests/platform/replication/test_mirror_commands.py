@@ -3,7 +3,7 @@
 import pytest
 from django.core.management import CommandError, call_command
 from helpers.event_log_builder import count_stored
-from helpers.fake_mirror import FakeMirror, own_entry
+from helpers.fake_mirror import FakeMirror, local_entry
 from helpers.mirror_lists import signed_list
 
 from barnraise.protocol.signing import Identity
@@ -103,7 +103,7 @@ def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, word
 
 def test_a_new_mirror_begins_from_any_one_other(log):
     small = FakeMirror(log)
-    first = signed_list(1, own_entry(), small.list_entry)
+    first = signed_list(1, local_entry(), small.list_entry)
     small.lists = [first]
     with pytest.raises(CommandError, match="Nothing was taken"):
         run("replication", "join", small.url, "--list", "0" * 64)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from django.test import Client
 from helpers.event_log_builder import LogBuilder, count_stored
-from helpers.fake_mirror import FakeMirror, own_entry, pull
+from helpers.fake_mirror import FakeMirror, local_entry, pull
 from helpers.mirror_lists import signed_list
 
 from barnraise.errors import MirrorListError
@@ -289,7 +289,7 @@ def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
     settings.CACHES = {"default": away}
     tasks.on_event_recorded(LogEvent)
     assert mirror_list.current_version()[0] == 1
-    assert mirror_list.ingest_lists([signed_list(2, own_entry(), small.list_entry)])
+    assert mirror_list.ingest_lists([signed_list(2, local_entry(), small.list_entry)])
 
 
 def test_heads_by_another_key_or_for_another_site_are_refused(small):
@@ -323,7 +323,7 @@ def certificate(folder, host: str) -> ssl.SSLContext:
 
 def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
     small = FakeMirror(log, certificate(tmp_path, "elsewhere.example.org"))
-    first = signed_list(1, own_entry(), small.list_entry)
+    first = signed_list(1, local_entry(), small.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
     assert "certificate verify failed" in pull(small).refused[0] and count_stored(log) == 0
     small.close()
@@ -337,7 +337,7 @@ def test_pulled_list_withdraws_late_events_of_an_expelled_mirror(small, log):
     gone = small.list_entry.model_copy(
         update={"expelled": Expulsion(at=1.0, last={log.origin: 6}, reason="it lied")}
     )
-    small.lists = [signed_list(2, own_entry(), gone)]
+    small.lists = [signed_list(2, local_entry(), gone)]
     pull(small)
     assert mirror_list.newest_list().version == 2 and mirror_list.other_mirrors() == []
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
@@ -349,7 +349,7 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
     mirror_list.ingest_lists(
         [
             signed_list(
-                2, own_entry(), small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)})
+                2, local_entry(), small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)})
             )
         ]
     )
@@ -360,14 +360,14 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        (lambda small: signed_list(2, own_entry(), small.list_entry, expires=5.0), "expired"),
+        (lambda small: signed_list(2, local_entry(), small.list_entry, expires=5.0), "expired"),
         (
-            lambda small: signed_list(2, own_entry(), small.list_entry, signers=1),
+            lambda small: signed_list(2, local_entry(), small.list_entry, signers=1),
             "signed by 1 of the roots of list 1",
         ),
-        (lambda small: signed_list(2, own_entry()), "says nothing of the mirror"),
+        (lambda small: signed_list(2, local_entry()), "says nothing of the mirror"),
         (
-            lambda small: signed_list(1, small.list_entry, own_entry()),
+            lambda small: signed_list(1, small.list_entry, local_entry()),
             "two different mirror lists 1",
         ),
     ],
@@ -387,6 +387,6 @@ def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(
 
 
 def test_a_downgrade_is_refused(small):
-    mirror_list.ingest_lists([signed_list(3, own_entry(), small.list_entry)])
+    mirror_list.ingest_lists([signed_list(3, local_entry(), small.list_entry)])
     with pytest.raises(MirrorListError, match="older than 3"):
-        mirror_list.ingest_lists([signed_list(2, own_entry(), small.list_entry)])
+        mirror_list.ingest_lists([signed_list(2, local_entry(), small.list_entry)])

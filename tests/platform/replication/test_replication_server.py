@@ -4,7 +4,7 @@ import time
 
 import pytest
 from django.test import Client
-from helpers.fake_mirror import own_entry, pull
+from helpers.fake_mirror import local_entry, pull
 from helpers.mirror_lists import signed_list
 
 from barnraise.protocol import coordinator_messages, messages
@@ -91,7 +91,7 @@ def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(small):
     mirror_list.ingest_lists(
         [
             signed_list(
-                2, own_entry(), small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)})
+                2, local_entry(), small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)})
             )
         ]
     )
@@ -104,7 +104,7 @@ def test_without_a_list_no_mirror_is_known():
 
 
 def test_anybody_gets_the_list_and_what_leads_to_it(small):
-    second = signed_list(2, own_entry(), small.list_entry)
+    second = signed_list(2, local_entry(), small.list_entry)
     mirror_list.ingest_lists([second])
     told = MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
     assert told.lists == [second]
