@@ -1,4 +1,7 @@
-"""A ledger that publishes and prunes until it is killed: `python retention_child.py FOLDER WORKER_ROOT`."""
+"""Publish into a ledger and prune it until killed.
+
+Usage: `python retention_child.py FOLDER WORKER_ROOT`.
+"""
 
 import sys
 from pathlib import Path
@@ -17,13 +20,21 @@ AUTHORS = [Identity(bytes([number]) * 32) for number in (1, 2)]
 def publish(
     ledger: Ledger, identity: Identity, *payloads: bytes, tokens: int = 10
 ) -> messages.Update:
-    """An update with these payloads, in the ledger."""
+    """Append an update with these payloads to the ledger."""
     head = ledger.head(f"{identity.key}.{'0' * 16}")
     update = messages.Update(
-        run=RUN, peer=identity.key, incarnation="0" * 16, seq=head.seq + 1, previous=head.digest, tokens=tokens,
+        run=RUN,
+        peer=identity.key,
+        incarnation="0" * 16,
+        seq=head.seq + 1,
+        previous=head.digest,
+        tokens=tokens,
         total=head.total + tokens,
-        fragments=[messages.FragmentUpdate(digest=ledger.blobs.store(p), size=len(p), sketch="0" * 16) for p in payloads],
-    )  # fmt: skip
+        fragments=[
+            messages.FragmentUpdate(digest=ledger.blobs.store(p), size=len(p), sketch="0" * 16)
+            for p in payloads
+        ],
+    )
     assert ledger.append(identity.sign("update", update), update) is Outcome.ADDED
     return update
 

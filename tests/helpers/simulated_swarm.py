@@ -1,4 +1,4 @@
-"""A swarm in simulated time: machines that do what their gossip says, over lines of our making, without a socket."""
+"""Simulate a swarm: machines that carry out the actions of their gossip, in simulated time."""
 
 import heapq
 import itertools
@@ -11,12 +11,10 @@ from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.network.connection import PIECE_BYTES
 from barnraise.protocol.messages import Peer, PeerState
 
-HEADER = (
-    4000  # bytes of an update's header with its author's ticket, of a model of fourteen fragments
-)
-MESSAGE = 200  # bytes of any other message, apart from…
-ENTRY = 92  # …what it says of each author
-MAX_LINKS = 128  # the hub's
+HEADER_BYTES = 4000  # of an update of fourteen fragments, with its author's ticket
+MESSAGE_BYTES = 200  # of any other message without its entries
+ENTRY_BYTES = 92  # of an author in a State
+MAX_LINKS = 128  # as in the server
 
 
 def key_of(number: int) -> str:
@@ -27,23 +25,31 @@ def author_of(number: int, life: int = 1) -> str:
     return f"{key_of(number)}.{life:016x}"
 
 
-def said(vector: dict[str, int], **more) -> PeerState:
+def peer_state(vector: dict[str, int], **more) -> PeerState:
+    """Create a State with this version vector."""
     return PeerState(**({"vector": vector, "rate": 1.0} | more))
 
 
-def met(number: int, *others: int) -> Gossip:
-    """A machine that wants what it lacks, linked to others that have said they have nothing."""
+def connected_gossip(number: int, *others: int) -> Gossip:
+    """Create a started gossip with links to others that have reported an empty vector."""
     me = Gossip(key_of(number), 0)
     me.start({}, {}, 0.0)
     for other in others:
         me.on_connected(key_of(other), 0.0)
-        me.on_state(key_of(other), said({}), 0.0)
+        me.on_state(key_of(other), peer_state({}), 0.0)
     return me
 
 
 class Simulation:
-    """`loss`: of messages and of payloads, whole; `delay` in seconds; `payload`: bytes of an update; `uplink`: bytes/s
-    of each machine, one push after the other. `bytes` counts everything that is sent."""
+    """A swarm in simulated time.
+
+    Attributes:
+        loss: Probability that a message or payload is lost.
+        delay: Seconds that a message takes.
+        payload: Bytes of an update.
+        uplink: Bytes per second of each machine, which sends one push after the other.
+        bytes: Everything that has been sent.
+    """
 
     def __init__(
         self,
@@ -55,34 +61,32 @@ class Simulation:
         uplink: float = math.inf,
     ):
         self.random = random.Random(seed)
-        self.loss, self.delay, self.payload, self.uplink, self.now = (
-            loss,
-            delay,
-            payload,
-            uplink,
-            0.0,
-        )
+        self.loss = loss
+        self.delay = delay
+        self.payload = payload
+        self.uplink = uplink
+        self.now = 0.0
         self.machines: dict[str, Gossip] = {}
-        self.held: dict[str, dict[str, set[int]]] = {}  # updates that are here
+        self.stored: dict[str, dict[str, set[int]]] = {}  # machine → author → updates
         self.islands: dict[str, int] = {}
         self.bytes = 0
-        self.looks = 0
-        self.sent = {kind: 0 for kind in ("push", "state", "ask", "dial", "duplicate")}
-        self._free: dict[str, float] = defaultdict(float)  # when a machine's line is
+        self.wakeups = 0
+        self.sent = {kind: 0 for kind in ("push", "state", "request", "dial", "duplicate")}
+        self._free: dict[str, float] = defaultdict(float)  # when a machine's uplink is free
         self._pushing: dict[tuple[str, str], dict[tuple[str, int], float]] = defaultdict(dict)
         self._queue: list = []
-        self._look_at: dict[str, float] = {}
+        self._wakeup_at: dict[str, float] = {}
         self._order = itertools.count()
         for number in range(count):
             self.join(number, seed + number)
 
     def join(self, number: int, seed: int, vector: dict[str, int] | None = None) -> Gossip:
-        """A machine that starts, with what its ledger held before."""
+        """Start a machine, with what its ledger contained before."""
         key = key_of(number)
         self.machines[key] = machine = Gossip(key, seed)
-        self.held.setdefault(key, {})
+        self.stored.setdefault(key, {})
         machine.start(vector or {}, {}, self.now)
-        self._look_at[key] = math.inf
+        self._wakeup_at[key] = math.inf
         self.later(0.0, self.act, key)
         return machine
 
@@ -101,13 +105,13 @@ class Simulation:
         self.now = end
         return until()
 
-    def _look(self, key: str, at: float) -> None:
-        if key in self.machines and self._look_at[key] == at:
-            self.looks += 1
-            self._look_at[key] = math.inf
+    def _wake_up(self, key: str, at: float) -> None:
+        if key in self.machines and self._wakeup_at[key] == at:
+            self.wakeups += 1
+            self._wakeup_at[key] = math.inf
             self.act(key)
 
-    # ---- what machines do
+    # ---- actions
 
     def act(self, key: str) -> None:
         if (me := self.machines.get(key)) is None:
@@ -116,31 +120,43 @@ class Simulation:
             match action:
                 case g.Dial(peer):
                     self.sent["dial"] += 1
-                    self.later(2 * self.delay, self.dialled, key, peer.key)
+                    self.later(2 * self.delay, self.connect, key, peer.key)
                 case g.SendState(to):
                     if state := me.build_state(to, self.now):
                         self.sent["state"] += 1
-                        told = len(state.vector) + len(state.pruned) + len(state.declined)
-                        self.post(key, to, MESSAGE + ENTRY * told, self._told, key, to, state)
+                        entries = len(state.vector) + len(state.pruned) + len(state.declined)
+                        self.post(
+                            key,
+                            to,
+                            MESSAGE_BYTES + ENTRY_BYTES * entries,
+                            self._on_state,
+                            key,
+                            to,
+                            state,
+                        )
                 case g.SendPeers(to, peers):
-                    told = [peer for peer in peers if peer.key != to]
-                    self.post(key, to, MESSAGE * (1 + len(told)), self._introduced, to, told)
+                    others = [peer for peer in peers if peer.key != to]
+                    self.post(
+                        key, to, MESSAGE_BYTES * (1 + len(others)), self._on_peers, to, others
+                    )
                 case g.PushUpdate(to, author, seq):
                     self.push(key, to, author, seq)
                 case g.RequestUpdates(to, author, first, last):
-                    self.sent["ask"] += 1
-                    self.post(key, to, MESSAGE, self._asked, to, key, author, first, last)
+                    self.sent["request"] += 1
+                    self.post(
+                        key, to, MESSAGE_BYTES, self._on_request, to, key, author, first, last
+                    )
                 case g.SendGoodbye(to):
-                    self.post(key, to, MESSAGE, self._parted, key, to)
-                case g.Disconnect(peer, _):
+                    self.post(key, to, MESSAGE_BYTES, self._on_goodbye, key, to)
+                case g.CloseLink(peer, _):
                     self.cut(key, peer)
         at = max(self.now + 0.02, me.next_wakeup(self.now))
-        if at < self._look_at[key]:
-            self._look_at[key] = at
-            self.later(at - self.now, self._look, key, at)
+        if at < self._wakeup_at[key]:
+            self._wakeup_at[key] = at
+            self.later(at - self.now, self._wake_up, key, at)
 
     def post(self, source: str, target: str, size: int, call, *values) -> None:
-        """A message over a standing link; lost with the link, or by chance."""
+        """Send a message over a link; it is lost with the link, or by chance."""
         self.bytes += size
         if self.random.random() >= self.loss:
             self.later(self.delay, self._deliver, source, target, call, values)
@@ -152,11 +168,11 @@ class Simulation:
             call(*values)
             self.act(target)
 
-    def _told(self, source: str, to: str, state: PeerState) -> None:
+    def _on_state(self, source: str, to: str, state: PeerState) -> None:
         me = self.machines[to]
         me.on_state(source, state, self.now)
         for (author, seq), began in list(self._pushing[to, source].items()):
-            if not me.needs(source, author, seq):  # it said so: the rest of the payload is not sent
+            if not me.needs(source, author, seq):  # declined: do not send the rest of it
                 del self._pushing[to, source][author, seq]
                 gone = (self.now - began) * self.uplink if self.now > began else 0.0
                 sent = min(
@@ -169,27 +185,27 @@ class Simulation:
                 self.sent["duplicate"] += 1
                 self._free[to] = max(self.now, self._free[to] - (self.payload - sent) / self.uplink)
 
-    def _introduced(self, to: str, peers: list[Peer]) -> None:
+    def _on_peers(self, to: str, peers: list[Peer]) -> None:
         self.machines[to].membership.add_peers(peers, self.now, vouched=False)
 
-    def _asked(self, me: str, by: str, author: str, first: int, last: int) -> None:
+    def _on_request(self, me: str, by: str, author: str, first: int, last: int) -> None:
         self.machines[me].on_request(by, author)
         for seq in range(first, min(last, self.machines[me].vector.get(author, 0)) + 1):
             self.push(me, by, author, seq)
 
-    def _parted(self, source: str, to: str) -> None:
+    def _on_goodbye(self, source: str, to: str) -> None:
         self.machines[to].on_goodbye(source, self.now)
         self.cut(source, to)
 
     # ---- updates
 
     def push(self, source: str, to: str, author: str, seq: int) -> None:
-        """Queued behind whatever this machine is sending already."""
+        """Queue an update after what this machine is sending already."""
         begins = max(self.now, self._free[source])
-        self._free[source] = begins + (HEADER + self.payload) / self.uplink
-        self.later(begins - self.now, self._begin, source, to, author, seq)
+        self._free[source] = begins + (HEADER_BYTES + self.payload) / self.uplink
+        self.later(begins - self.now, self._start_push, source, to, author, seq)
 
-    def _begin(self, source: str, to: str, author: str, seq: int) -> None:
+    def _start_push(self, source: str, to: str, author: str, seq: int) -> None:
         me = self.machines.get(source)
         if (
             me is None
@@ -197,36 +213,36 @@ class Simulation:
             or (author, seq) in self._pushing[source, to]
         ):
             self._free[source] = max(
-                self.now, self._free[source] - (HEADER + self.payload) / self.uplink
+                self.now, self._free[source] - (HEADER_BYTES + self.payload) / self.uplink
             )
             return
         self.sent["push"] += 1
         self._pushing[source, to][author, seq] = self.now
-        self.post(source, to, HEADER, self._header, source, to, author, seq)
-        self.later(self.payload / self.uplink, self._end, source, to, author, seq)
+        self.post(source, to, HEADER_BYTES, self._on_header, source, to, author, seq)
+        self.later(self.payload / self.uplink, self._end_push, source, to, author, seq)
 
-    def _header(self, source: str, to: str, author: str, seq: int) -> None:
+    def _on_header(self, source: str, to: str, author: str, seq: int) -> None:
         self.machines[to].on_update(source, author, seq, self.now)
 
-    def _end(self, source: str, to: str, author: str, seq: int) -> None:
+    def _end_push(self, source: str, to: str, author: str, seq: int) -> None:
         if self._pushing[source, to].pop((author, seq), None) is not None:
-            self.post(source, to, self.payload, self._whole, source, to, author, seq)
+            self.post(source, to, self.payload, self._on_payload, source, to, author, seq)
 
-    def _whole(self, source: str, key: str, author: str, seq: int) -> None:
+    def _on_payload(self, source: str, key: str, author: str, seq: int) -> None:
         me = self.machines[key]
-        if seq in self.held[key].get(author, ()):
+        if seq in self.stored[key].get(author, ()):
             self.sent["duplicate"] += 1
         me.on_payload_bytes(source, author, seq, self.now)
-        self.held[key].setdefault(author, set()).add(seq)
+        self.stored[key].setdefault(author, set()).add(seq)
         if seq > me.vector.get(author, 0) + 1:
             me.on_update_buffered(author, seq)
-        while (following := me.vector.get(author, 0) + 1) in self.held[key][author]:
+        while (following := me.vector.get(author, 0) + 1) in self.stored[key][author]:
             me.on_local_update(author, following)
 
     def publish(self, number: int) -> None:
         key, author = key_of(number), author_of(number)
         seq = self.machines[key].vector.get(author, 0) + 1
-        self.held[key].setdefault(author, set()).add(seq)
+        self.stored[key].setdefault(author, set()).add(seq)
         self.machines[key].on_local_update(author, seq)
         self.act(key)
 
@@ -235,7 +251,7 @@ class Simulation:
     def reachable(self, one: str, other: str) -> bool:
         return other in self.machines and self.islands.get(one, 0) == self.islands.get(other, 0)
 
-    def dialled(self, one: str, other: str) -> None:
+    def connect(self, one: str, other: str) -> None:
         if one not in self.machines:
             return
         if (
@@ -259,7 +275,7 @@ class Simulation:
                 self.machines[me].on_disconnected(you, self.now)
 
     def leave(self, number: int) -> None:
-        """A machine vanishes; the others notice that its links are gone."""
+        """Remove a machine; the others notice that its links are gone."""
         key = key_of(number)
         for other in list(self.machines[key].links):
             self.cut(key, other)
@@ -272,12 +288,12 @@ class Simulation:
                 if not self.reachable(one, other):
                     self.cut(one, other)
 
-    def introduce_all(self, hub: int = 0) -> None:
-        """Everybody knows one machine; the rest they learn from each other."""
+    def introduce_to_hub(self, hub: int = 0) -> None:
+        """Introduce every machine to one; they learn of the others from each other."""
         self.introduce({int(key, 16): [hub] for key in self.machines})
 
     def introduce(self, hints: dict[int, list[int]]) -> None:
-        """As a coordinator would: machine → some others."""
+        """Introduce peers as a coordinator would: machine → some others."""
         for number, others in hints.items():
             peers = [
                 Peer(key=key_of(other), addresses=["x:1"]) for other in others if other != number
@@ -285,10 +301,10 @@ class Simulation:
             self.machines[key_of(number)].membership.add_peers(peers, self.now)
             self.later(0.0, self.act, key_of(number))
 
-    # ---- what came of it
+    # ---- results
 
     @property
-    def agreed(self) -> bool:
+    def has_converged(self) -> bool:
         vectors = [machine.vector for machine in self.machines.values()]
         return bool(vectors[0]) and all(vector == vectors[0] for vector in vectors)
 
@@ -297,10 +313,11 @@ class Simulation:
         return [len(machine.links) for machine in self.machines.values()]
 
     @property
-    def whole(self) -> bool:
-        """Whether everybody is connected to everybody, through others."""
+    def is_connected(self) -> bool:
+        """Return whether every machine reaches every other, through others."""
         start = next(iter(self.machines))
-        seen, edge = {start}, [start]
+        seen = {start}
+        edge = [start]
         while edge:
             edge = [
                 other for key in edge for other in self.machines[key].links if other not in seen

@@ -171,7 +171,7 @@ def test_what_is_done_between_steps_takes_no_more_than_is_said(model, kind, dtyp
     for call in (
         lambda: engine.evaluate(held_out),
         *(
-            lambda form=form: consume(engine.end_round(partial(encode, form=form), 1.0))
+            lambda form=form: consume(engine.end_round(partial(encode, scheme=form), 1.0))
             for form in FORMS
         ),
         engine.reset_round,

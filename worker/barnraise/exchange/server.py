@@ -552,7 +552,7 @@ class PeerServer:
         if isinstance(action, gossip_module.Dial):
             self._spawn(self._dial(action.peer))
             return
-        if isinstance(action, gossip_module.Disconnect):
+        if isinstance(action, gossip_module.CloseLink):
             self._disconnect(action.peer, action.reason)
             return
         connection = self.connections.get(action.to)

@@ -69,7 +69,7 @@ class UpdateWriter:
             OSError: When the disk refuses the payload.
         """
         self._skip_to(fragment)
-        digest = self._blobs.store(payload, hold=True)  # pinned until the ledger names it
+        digest = self._blobs.store(payload, pin=True)  # pinned until the ledger names it
         self._parts.append(
             FragmentUpdate(digest=digest, size=len(payload), sketch=compute_sketch(units))
         )

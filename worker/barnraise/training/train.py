@@ -177,7 +177,7 @@ class Worker:
 
     def publish_round(self, form: QuantizationScheme, due: Collection[int] | None = None) -> None:
         """What was learnt of the fragments that are `due`, or of all of them; the state is saved once a round."""
-        exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, form=form)
+        exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, scheme=form)
         tokens, weight = (
             engine.round_tokens,
             exchange.compute_weight(self.metrics.tokens_per_second),
@@ -325,7 +325,7 @@ class Worker:
         """The anchor where the state stands, or the others'; the exchange from there on; the engine."""
         self.store = self.saved_state.open_store(self.spec.recipe)
         self.anchor = Anchor(
-            FragmentSequence(self.store, "anchor"), held=self.plan.exchange != "disk"
+            FragmentSequence(self.store, "anchor"), in_memory=self.plan.exchange != "disk"
         )
         if mark:
             self.anchor.restore(mark.heads, mark.retracted, mark.sketches)

@@ -1,4 +1,4 @@
-"""Updates to bytes and back: exact, bounded, thin, and the same everywhere."""
+"""Tests of the codec: exactness, bounds, sizes, and equality on every machine."""
 
 import struct
 
@@ -12,10 +12,10 @@ from barnraise.exchange.compression.codec import (
     CHUNK,
     HEADER,
     LEVEL_ITERATIONS,
-    MANY,
     MAX_CODE,
     MAX_LEVEL,
-    SAMPLE,
+    MIN_SAMPLED_VALUES,
+    SAMPLE_STRIDE,
     decode,
     encode,
     payload_size,
@@ -56,11 +56,11 @@ def chunks(values: list) -> list[list]:
     return [values[i : i + CHUNK] for i in range(0, len(values), CHUNK)]
 
 
-# ---- the same, slowly: lists of Python's own integers ----------------------------------------------------------------
+# ---- a slow reference: lists of Python integers
 
 
 def slow(values: list[int], name: str) -> tuple[bytes, list[int]]:
-    """What `encode` must give, form already fitted."""
+    """Return what `encode` must return for a scheme that fits already."""
     dense = name.startswith("dense")
     kept, bits = (CHUNK, int(name[5:])) if dense else map(int, name[3:].split("x"))
     top = {2: 1, 4: 7, 8: 127}[bits]
@@ -115,7 +115,7 @@ def slow_multiples(values: list[int], top: int) -> tuple[list[int], list[int], l
 
 
 def looked_at(sizes: list[int]) -> list[int]:
-    return sizes[::SAMPLE] if len(sizes) > MANY else sizes
+    return sizes[::SAMPLE_STRIDE] if len(sizes) > MIN_SAMPLED_VALUES else sizes
 
 
 def slow_start(mean: int) -> int:
@@ -142,24 +142,24 @@ def slow_two(values: list[int], _: int) -> tuple[list[int], list[int], list[int]
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(INT32 | st.integers(-300, 300), min_size=1, max_size=80), st.sampled_from(NAMES))
-def test_the_bytes_are_those_of_a_slow_reference(values, name):
+def test_encode_matches_slow_reference(values, name):
     fitted = str(QuantizationScheme.parse(name).smallest_for(len(values)))
     payload, sent = encode(torch.tensor(values, dtype=torch.int32), name)
     assert (payload, sent.tolist()) == slow(values, fitted)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_so_they_are_for_long_fragments(name):
+def test_encode_matches_slow_reference_for_long_fragments(name):
     values = heavy_tailed(2 * CHUNK + 77, 5)
     payload, sent = encode(values, name)
     assert (payload, sent.tolist()) == slow(values.tolist(), name)
 
 
-# ---- there and back ------------------------------------------------------------------------------------------------
+# ---- round trips
 
 
 @given(st.lists(INT32 | st.integers(-300, 300), max_size=300), st.sampled_from(NAMES))
-def test_what_is_decoded_is_exactly_what_encode_says_was_sent(values, name):
+def test_decode_returns_exactly_what_encode_reports_sent(values, name):
     values = torch.tensor(values, dtype=torch.int32)
     payload, sent = encode(values, name)
     assert len(payload) == payload_size(len(values), name) <= payload_size(len(values))
@@ -169,7 +169,7 @@ def test_what_is_decoded_is_exactly_what_encode_says_was_sent(values, name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [CHUNK, 33 * CHUNK + 64, 64 * CHUNK + 4095])
-def test_so_it_is_across_blocks_and_for_short_last_chunks(n, name):
+def test_decode_returns_what_was_sent_across_blocks_and_short_chunks(n, name):
     values = heavy_tailed(n, n)
     payload, sent = encode(values, name)
     assert len(payload) == payload_size(n, name)
@@ -177,7 +177,7 @@ def test_so_it_is_across_blocks_and_for_short_last_chunks(n, name):
 
 
 @pytest.mark.parametrize("n", [1, CHUNK - 1, CHUNK, CHUNK + 1, 256 * CHUNK + 5])
-def test_eight_bits_round_to_within_half_a_level_of_each_value(n):
+def test_encode_eight_bits_rounds_within_half_a_level(n):
     values = drawn(n, 1 << 22, n)
     _, sent = encode(values)
     for start in range(0, n, CHUNK):
@@ -186,12 +186,12 @@ def test_eight_bits_round_to_within_half_a_level_of_each_value(n):
         assert 2 * int((values[piece] - sent[piece]).abs().max()) <= level
 
 
-def test_small_integers_travel_without_loss():
+def test_encode_small_integers_is_lossless():
     values = drawn(CHUNK * 2 + 7, MAX_CODE)
     assert torch.equal(encode(values)[1], values)
 
 
-def test_the_largest_of_each_chunk_are_kept_and_of_equal_ones_the_first():
+def test_encode_sparse_sends_largest_and_of_equal_ones_the_first():
     values = torch.zeros(2 * CHUNK, dtype=torch.int32)
     values[torch.arange(10, 4000, 10)] = 500
     values[CHUNK + 9], values[CHUNK + 8], values[77] = -9, 8, -70_000
@@ -207,7 +207,7 @@ def test_the_largest_of_each_chunk_are_kept_and_of_equal_ones_the_first():
 
 
 @pytest.mark.parametrize("name", ["dense8", "dense4", "dense2", "top64x2", "top64x8"])
-def test_nothing_to_say_is_said_as_nothing(name):
+def test_encode_zeros_sends_zeros(name):
     assert not encode(torch.zeros(CHUNK + 64, dtype=torch.int32), name)[1].any()
 
 
@@ -218,7 +218,7 @@ def test_nothing_to_say_is_said_as_nothing(name):
     ),
     st.sampled_from(NAMES),
 )
-def test_with_decay_one_sent_plus_residual_is_the_exact_sum_of_the_steps(steps, name):
+def test_error_feedback_with_decay_one_conserves_the_sum_of_steps(steps, name):
     residual, total_sent = torch.zeros(130, dtype=torch.int32), torch.zeros(130, dtype=torch.int64)
     for step in steps:
         residual += torch.tensor(step, dtype=torch.int32)
@@ -228,7 +228,7 @@ def test_with_decay_one_sent_plus_residual_is_the_exact_sum_of_the_steps(steps, 
     assert torch.equal(total_sent + residual, torch.tensor(steps).sum(0))
 
 
-def test_what_is_over_the_bound_stays_in_the_residual():
+def test_encode_leaves_values_over_the_bound_in_the_residual():
     values = torch.tensor([2**31 - 1, -(2**31), 5], dtype=torch.int32)
     _, sent = encode(values)
     assert sent.tolist() == [MAX_CODE * MAX_LEVEL, -MAX_CODE * MAX_LEVEL, 0]
@@ -237,7 +237,7 @@ def test_what_is_over_the_bound_stays_in_the_residual():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_bytes_are_the_same_on_every_thread_count(name):
+def test_encode_is_the_same_on_every_thread_count(name):
     values, before = heavy_tailed(300_001), torch.get_num_threads()
     try:
         payloads = set()
@@ -251,13 +251,13 @@ def test_the_bytes_are_the_same_on_every_thread_count(name):
     assert len(payloads) == 1
 
 
-# ---- how thin, and how true ------------------------------------------------------------------------------------------
+# ---- sizes and residuals
 
 
 @pytest.mark.parametrize(
     ("name", "most"), [("top64x2", 0.25), ("dense4", 4.1), ("dense2", 2.1), ("dense8", 8.1)]
 )
-def test_a_parameter_takes_as_many_bits_as_computed_by_hand(name, most):
+def test_bits_per_parameter_match_hand_computation(name, most):
     n = 198_272  # a block of width 128
     payload, _ = encode(heavy_tailed(n), name)
     assert 8 * len(payload) / n <= most
@@ -266,7 +266,7 @@ def test_a_parameter_takes_as_many_bits_as_computed_by_hand(name, most):
     )
 
 
-def test_the_bits_of_a_form_are_its_levels_positions_and_values():
+def test_payload_size_is_its_levels_positions_and_values():
     assert QuantizationScheme.parse("top64x2").bits_per_parameter == (2 * 32 + 64 * (12 + 2)) / 4096
     assert QuantizationScheme.parse("top100x8").bits_per_parameter == (32 + 100 * (12 + 8)) / 4096
     assert QuantizationScheme.parse("dense4").bits_per_parameter == 4 + 32 / 4096
@@ -281,7 +281,7 @@ def test_the_bits_of_a_form_are_its_levels_positions_and_values():
         ("top2000x8", "dense8"),
     ],
 )
-def test_where_a_dense_form_takes_no_more_bytes_it_is_taken(asked, taken):
+def test_smallest_for_prefers_dense_scheme_of_equal_size(asked, taken):
     values = heavy_tailed(16 * CHUNK)
     assert str(QuantizationScheme.parse(asked).smallest_for(len(values))) == taken
     assert encode(values, asked)[0] == encode(values, taken)[0]
@@ -290,19 +290,20 @@ def test_where_a_dense_form_takes_no_more_bytes_it_is_taken(asked, taken):
 @given(
     st.sampled_from(["dense2", "dense4", "dense8"]), st.integers(0, CHUNK - 1), INT32.filter(bool)
 )
-def test_a_single_value_is_said_wherever_it_stands(name, place, value):
+def test_encode_sends_a_single_value_at_any_position(name, place, value):
     """Though levels are found by looking at some values only."""
     values = torch.zeros(CHUNK, dtype=torch.int32)
     values[place] = value
     assert int(encode(values, name)[1][place])
 
 
-# The squared error over the squared values, as the codec's docstring has it for Student's t of 4 degrees.
+# The squared error over the squared values, as the codec's docstring has it for Student's t of 4
+# degrees.
 TRUE = {"dense8": 0.001, "dense4": 0.056, "dense2": 0.23, "top64x2": 0.74}
 
 
 @pytest.mark.parametrize("name", TRUE)
-def test_what_is_left_unsaid_of_heavy_tailed_values_is_as_measured(name):
+def test_encode_residual_of_heavy_tailed_values_is_as_documented(name):
     values = heavy_tailed(64 * CHUNK)
     left = (
         values - encode(values, name)[1]
@@ -311,22 +312,22 @@ def test_what_is_left_unsaid_of_heavy_tailed_values_is_as_measured(name):
 
 
 @pytest.mark.parametrize("name", ["dense8", "dense4", "dense2", "top64x2", "top4095x8", "top1x2"])
-def test_a_form_has_one_name(name):
+def test_scheme_has_one_name(name):
     assert str(QuantizationScheme.parse(name)) == name
 
 
 @pytest.mark.parametrize(
     "name", ["top9", "dense3", "dense", "top0x2", "top4096x2", "top064x2", "top64x3", "top٣x2"]
 )
-def test_an_unknown_codec_is_refused_by_name(name):
+def test_parse_refuses_unknown_codec_by_name(name):
     with pytest.raises(ValueError, match=name):
         encode(drawn(4, 4), name)
 
 
-# ---- hostile bytes ---------------------------------------------------------------------------------------------------
+# ---- hostile bytes
 
 
-def test_decoding_uses_no_floating_point():
+def test_decode_uses_no_floating_point():
     level, n = MAX_LEVEL, 3
     payload = (
         HEADER.pack(b"BRU1", 1, 8, 0, n)
@@ -342,14 +343,14 @@ def test_decoding_uses_no_floating_point():
 
 
 @given(st.binary(max_size=200), st.integers(0, 100))
-def test_garbage_is_refused_and_never_crashes(data, n):
+def test_decode_refuses_garbage_without_crashing(data, n):
     with pytest.raises(MessageError):
         decode(data, n)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.data(), st.sampled_from(NAMES))
-def test_an_altered_payload_is_refused_or_stays_within_the_bound(data, name):
+def test_decode_altered_payload_is_refused_or_within_bound(data, name):
     payload = bytearray(encode(drawn(1500, 1 << 20), name)[0])
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
@@ -362,7 +363,7 @@ def test_an_altered_payload_is_refused_or_stays_within_the_bound(data, name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("cut", [0, 3, HEADER.size, -1])
-def test_a_payload_of_the_wrong_length_is_refused(cut, name):
+def test_decode_refuses_payload_of_wrong_length(cut, name):
     payload = encode(drawn(1000, 50), name)[0]
     for wrong, n in (
         (payload[:cut], 1000),
@@ -374,16 +375,12 @@ def test_a_payload_of_the_wrong_length_is_refused(cut, name):
             decode(wrong, n)
 
 
-def made(
-    mode: int,
-    bits: int,
-    kept: int,
-    levels: list[int],
-    places: list[int],
-    codes: int,
-    n: int = CHUNK,
-) -> bytes:
-    """A payload by hand: one chunk's levels, positions, and its codes as one integer."""
+def made(levels: list[int], places: list[int], codes: int, n: int = CHUNK, **header: int) -> bytes:
+    """Build a payload of one chunk from levels, positions, and codes as one integer.
+
+    `header` has the fields mode, bits and kept.
+    """
+    mode, bits, kept = header["mode"], header["bits"], header["kept"]
     count = len(places) or n
     packed = sum(place << 12 * i for i, place in enumerate(places)).to_bytes(
         -(-12 * len(places) // 8), "little"
@@ -395,7 +392,7 @@ def made(
 SOUND = dict(mode=2, bits=2, kept=3, levels=[5, 9], places=[0, 7, 4095], codes=0b11_01_00)
 
 
-def test_a_payload_made_by_hand_is_read():
+def test_decode_reads_payload_made_by_hand():
     units = decode(made(**SOUND), CHUNK)
     assert {i: int(units[i]) for i in units.nonzero().flatten().tolist()} == {0: 5, 7: 9, 4095: -9}
 
@@ -425,13 +422,13 @@ def test_a_payload_made_by_hand_is_read():
     ],
     ids=str,
 )
-def test_what_no_encoder_writes_is_refused(change):
+def test_decode_refuses_what_no_encoder_writes(change):
     with pytest.raises(MessageError):
         decode(made(**SOUND | change), CHUNK)
 
 
-def test_a_position_past_the_end_of_a_short_chunk_is_refused():
-    short = dict(mode=2, bits=2, kept=64, levels=[5, 9], codes=0, n=1000)  # of which 16 are kept
+def test_decode_refuses_position_past_the_end_of_a_short_chunk():
+    short = dict(mode=2, bits=2, kept=64, levels=[5, 9], codes=0, n=1000)  # 16 of them are kept
     assert int(decode(made(places=[*range(15), 999], **short), 1000).sum()) == 16 * 5
     with pytest.raises(MessageError, match="past the end"):
         decode(made(places=[*range(15), 1000], **short), 1000)

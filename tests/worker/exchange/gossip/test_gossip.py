@@ -1,9 +1,9 @@
-"""Gossip as a pure state machine: loss, partitions, churn and many peers, in simulated time, without a socket."""
+"""Tests of gossip, membership and requests as pure state machines, in simulated time."""
 
 import itertools
 
 import hypothesis.strategies as st
-from helpers.simulated_swarm import Simulation, author_of, key_of, met, said
+from helpers.simulated_swarm import Simulation, author_of, connected_gossip, key_of, peer_state
 from hypothesis import given, settings
 
 from barnraise.exchange.gossip import gossip as g
@@ -27,55 +27,55 @@ def pushes(actions: list[g.Action]) -> list[str]:
 # ---- how updates spread
 
 
-def test_machines_that_know_only_one_learn_of_all_the_others():
+def test_membership_single_contact_leads_to_all_peers():
     simulation = Simulation(8)
-    simulation.introduce_all()
+    simulation.introduce_to_hub()
     simulation.run(60)
     assert simulation.degrees == [7] * 8
 
 
-def test_in_a_swarm_that_has_settled_every_update_reaches_everybody_once_and_is_asked_for_by_nobody():
+def test_gossip_settled_swarm_sends_each_update_once_without_requests():
     simulation = Simulation(6)
-    simulation.introduce_all()
+    simulation.introduce_to_hub()
     simulation.run(60)
     for number in itertools.chain(*[range(6)] * 4):  # the links that are one too many turn lazy
         simulation.publish(number)
         simulation.run(5)
-    simulation.sent |= {"push": 0, "ask": 0}
+    simulation.sent |= {"push": 0, "request": 0}
     for number in range(6):
         simulation.publish(number)
-        assert simulation.run(10, until=lambda: simulation.agreed)
+        assert simulation.run(10, until=lambda: simulation.has_converged)
         simulation.run(5)
-    assert simulation.sent["push"] == 6 * 5 and simulation.sent["ask"] == 0
+    assert simulation.sent["push"] == 6 * 5 and simulation.sent["request"] == 0
 
 
-def test_a_peer_that_missed_updates_catches_up():
+def test_gossip_peer_that_missed_updates_catches_up():
     simulation = Simulation(3)
-    simulation.introduce_all()
+    simulation.introduce_to_hub()
     simulation.run(10)
     simulation.partition({2: 1})
     for _ in range(200):
         simulation.publish(0)
         simulation.run(0.1)
     simulation.partition({})
-    assert simulation.run(60, until=lambda: simulation.agreed)
+    assert simulation.run(60, until=lambda: simulation.has_converged)
     assert simulation.machines[key_of(2)].vector == {author_of(0): 200}
     assert simulation.machines[key_of(2)].updates_behind == 0
 
 
-def test_an_update_reaches_machines_that_know_its_author_only_through_third_peers():
+def test_gossip_chain_of_peers_delivers_updates_to_all():
     simulation = Simulation(5)
-    for number in range(4):  # a chain, and no more links than that
-        simulation.dialled(key_of(number), key_of(number + 1))
+    for number in range(4):  # a chain without further links
+        simulation.connect(key_of(number), key_of(number + 1))
     for machine in simulation.machines.values():
         machine.membership.passive.clear()
     simulation.publish(0)
     simulation.publish(4)
-    assert simulation.run(20, until=lambda: simulation.agreed)
+    assert simulation.run(20, until=lambda: simulation.has_converged)
 
 
-def test_a_duplicate_makes_a_link_lazy_on_both_sides_and_an_ask_makes_it_eager_again():
-    me, author = met(1, 2, 3), author_of(9)
+def test_gossip_duplicate_makes_link_lazy_and_request_makes_it_eager():
+    me, author = connected_gossip(1, 2, 3), author_of(9)
     me.on_update(key_of(2), author, 1, 1.0)
     me.on_update(key_of(3), author, 1, 1.1)  # it is on its way already
     me.next_actions(1.1)
@@ -85,7 +85,7 @@ def test_a_duplicate_makes_a_link_lazy_on_both_sides_and_an_ask_makes_it_eager_a
     )
     assert me.build_state(key_of(2), 1.1).declined == {}, "it goes on sending"
 
-    you = met(3, 1)
+    you = connected_gossip(3, 1)
     you.on_state(key_of(1), told, 1.2)
     you.on_local_update(author, 1)
     you.on_local_update(author_of(3), 1)
@@ -96,27 +96,27 @@ def test_a_duplicate_makes_a_link_lazy_on_both_sides_and_an_ask_makes_it_eager_a
     assert pushes(you.next_actions(1.3)) == [key_of(1)]
 
 
-def test_a_push_that_is_declined_is_not_gone_on_with():
-    me, author = met(1, 2), author_of(1)
+def test_gossip_declined_push_is_not_continued():
+    me, author = connected_gossip(1, 2), author_of(1)
     me.on_local_update(author, 1)
     assert me.needs(key_of(2), author, 1)
-    me.on_state(key_of(2), said({}, declined={author: 1}, full=False), 1.0)
+    me.on_state(key_of(2), peer_state({}, declined={author: 1}, full=False), 1.0)
     assert not me.needs(key_of(2), author, 1)
-    me.on_request(key_of(2), author)  # whoever was sending it broke off
+    me.on_request(key_of(2), author)  # the peer that was sending it broke off
     assert me.needs(key_of(2), author, 1)
 
 
-def test_what_comes_is_passed_on_to_eager_links_but_not_to_where_it_came_from():
-    me, author = met(1, 2, 3, 4), author_of(9)
+def test_gossip_received_update_is_pushed_to_eager_links_except_source():
+    me, author = connected_gossip(1, 2, 3, 4), author_of(9)
     me.links[key_of(4)].eager = False
     me.on_update(key_of(2), author, 1, 1.0)
     me.on_local_update(author, 1)
     assert pushes(me.next_actions(1.0)) == [key_of(3)]
 
 
-def test_an_update_whose_source_stalls_is_asked_of_another():
-    me, author = met(1, 2, 3), author_of(9)
-    me.on_state(key_of(3), said({author: 1}), 0.0)
+def test_requests_stalled_update_is_requested_from_another_peer():
+    me, author = connected_gossip(1, 2, 3), author_of(9)
+    me.on_state(key_of(3), peer_state({author: 1}), 0.0)
     me.on_update(key_of(2), author, 1, 0.5)
     me.next_actions(0.5)
     me.on_payload_bytes(key_of(2), author, 1, 4.0)
@@ -129,22 +129,24 @@ def test_an_update_whose_source_stalls_is_asked_of_another():
     ]
 
 
-def test_a_peer_that_promises_what_it_does_not_have_is_not_waited_for():
+def test_requests_do_not_wait_for_a_peer_without_the_update():
     simulation = Simulation(3)
-    simulation.introduce_all()
+    simulation.introduce_to_hub()
     simulation.run(10)
     liar, honest, me = (key_of(n) for n in (0, 1, 2))
     author = author_of(9)
-    simulation.held[honest][author] = {1}
+    simulation.stored[honest][author] = {1}
     simulation.machines[honest].on_local_update(author, 1)
-    simulation.machines[me].on_state(liar, said({author: 1, author_of(8): 50}), simulation.now)
+    simulation.machines[me].on_state(
+        liar, peer_state({author: 1, author_of(8): 50}), simulation.now
+    )
     assert simulation.run(40, until=lambda: simulation.machines[me].vector.get(author) == 1)
 
 
-def test_nothing_is_asked_for_while_a_snapshot_is_being_fetched():
+def test_requests_are_suspended_while_fetching_a_snapshot():
     me, author = Gossip(key_of(1), 0), author_of(3)
     me.on_connected(key_of(2), 0.0)
-    me.on_state(key_of(2), said({author: 5}), 0.0)
+    me.on_state(key_of(2), peer_state({author: 5}), 0.0)
     assert not asks(me.next_actions(0.0)) and not asks(me.next_actions(5.0))
     me.start({}, {}, 5.0)
     me.next_actions(5.0)
@@ -154,9 +156,9 @@ def test_nothing_is_asked_for_while_a_snapshot_is_being_fetched():
     assert not asks(me.next_actions(5.1 + requests.MIN_GRACE)), "it is under way"
 
 
-def test_what_was_announced_gets_a_moment_to_come_along_the_tree_and_longer_where_the_tree_is_slow():
-    me, author = met(1, 2, 3), author_of(9)
-    me.on_state(key_of(2), said({author: 1}), 0.0)
+def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
+    me, author = connected_gossip(1, 2, 3), author_of(9)
+    me.on_state(key_of(2), peer_state({author: 1}), 0.0)
     assert not asks(me.next_actions(0.0))
     assert me.next_wakeup(0.1) <= requests.MIN_GRACE
     assert asks(me.next_actions(requests.MIN_GRACE + 0.01))
@@ -165,11 +167,11 @@ def test_what_was_announced_gets_a_moment_to_come_along_the_tree_and_longer_wher
     ):  # now they come along the tree, each three seconds after it was announced
         now = 10.0 * seq
         me.on_local_update(author, seq - 1)
-        me.on_state(key_of(2), said({author: seq}), now)
+        me.on_state(key_of(2), peer_state({author: seq}), now)
         me.next_actions(now)
         me.on_update(key_of(3), author, seq, now + 3)
     me.on_local_update(author, seq)
-    me.on_state(key_of(2), said({author: seq + 1}), 1000.0)
+    me.on_state(key_of(2), peer_state({author: seq + 1}), 1000.0)
     assert (
         not asks(me.next_actions(1000.0))
         and not asks(me.next_actions(1005.0))
@@ -177,10 +179,10 @@ def test_what_was_announced_gets_a_moment_to_come_along_the_tree_and_longer_wher
     )
 
 
-def test_what_a_peer_has_no_more_is_not_asked_of_it_and_when_nobody_has_it_only_a_snapshot_helps():
-    me, author = met(1, 2, 3), author_of(9)
-    me.on_state(key_of(2), said({author: 9}, pruned={author: 5}), 0.0)
-    me.on_state(key_of(3), said({author: 3}), 0.0)
+def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
+    me, author = connected_gossip(1, 2, 3), author_of(9)
+    me.on_state(key_of(2), peer_state({author: 9}, pruned={author: 5}), 0.0)
+    me.on_state(key_of(3), peer_state({author: 3}), 0.0)
     me.next_actions(0.0)
     assert asks(me.next_actions(2.0)) == [
         g.RequestUpdates(key_of(3), author, 1, 3),
@@ -198,8 +200,8 @@ def test_what_a_peer_has_no_more_is_not_asked_of_it_and_when_nobody_has_it_only_
 # ---- what States say
 
 
-def test_a_state_says_what_changed_since_the_last_and_now_and_then_everything():
-    me = met(1, 2)
+def test_build_state_contains_changes_and_periodically_everything():
+    me = connected_gossip(1, 2)
     for number in range(50):
         me.on_local_update(author_of(number), 1)
     first = me.build_state(key_of(2), 0.0)
@@ -214,8 +216,8 @@ def test_a_state_says_what_changed_since_the_last_and_now_and_then_everything():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
-def test_a_peer_that_hears_every_state_knows_the_whole_vector(steps):
-    me, you = met(1, 2), met(2, 1)
+def test_build_state_sequence_conveys_the_whole_vector(steps):
+    me, you = connected_gossip(1, 2), connected_gossip(2, 1)
     now = 0.0
     for number, tells in steps:
         now += 0.1
@@ -226,8 +228,8 @@ def test_a_peer_that_hears_every_state_knows_the_whole_vector(steps):
             assert you.links[key_of(1)].vector == me.vector
 
 
-def test_a_state_of_too_many_authors_tells_ever_another_part_and_all_of_them_in_the_end():
-    me, you = Gossip(key_of(1), 1), met(2, 1)
+def test_build_state_too_many_authors_sends_parts_until_all_are_sent():
+    me, you = Gossip(key_of(1), 1), connected_gossip(2, 1)
     me.on_connected(key_of(2), 0.0)
     me.start({author_of(n): n for n in range(1, g.MAX_STATE_AUTHORS + 100)}, {}, 0.0)
     for n in range(40):
@@ -237,8 +239,8 @@ def test_a_state_of_too_many_authors_tells_ever_another_part_and_all_of_them_in_
     assert you.links[key_of(1)].vector == me.vector
 
 
-def test_what_a_peer_says_it_has_is_bounded():
-    me = met(1, 2)
+def test_on_state_bounds_the_authors_of_a_peer():
+    me = connected_gossip(1, 2)
     for part in range(g.MAX_AUTHORS // 1000 + 5):
         many = {author_of(n, life=part + 1): 1 for n in range(1000)}
         me.on_state(
@@ -249,28 +251,28 @@ def test_what_a_peer_says_it_has_is_bounded():
     assert len(me.links[key_of(2)].vector) <= g.MAX_AUTHORS
 
 
-def test_settled_means_everybody_is_complete_with_the_same_updates():
+def test_is_converged_requires_complete_peers_with_equal_vectors():
     me = Gossip(key_of(1), 0)
     assert me.is_converged
     me.on_connected(key_of(2), 0.0)
     assert not me.is_converged, "it has not said where it is"
     me.on_local_update(author_of(1), 3)
-    me.on_state(key_of(2), said({author_of(1): 3}), 0.0)
+    me.on_state(key_of(2), peer_state({author_of(1): 3}), 0.0)
     assert not me.is_converged
-    me.on_state(key_of(2), said({author_of(1): 2}, complete=True), 0.0)
+    me.on_state(key_of(2), peer_state({author_of(1): 2}, complete=True), 0.0)
     assert not me.is_converged
-    me.on_state(key_of(2), said({author_of(1): 3}, complete=True), 0.0)
+    me.on_state(key_of(2), peer_state({author_of(1): 3}, complete=True), 0.0)
     assert me.is_converged
 
 
 # ---- whom to be linked to
 
 
-def test_a_silent_peer_is_dropped_and_a_gone_one_is_dialled_again_ever_more_rarely():
+def test_silent_peer_is_disconnected_and_redialled_with_backoff():
     me = Gossip(key_of(1), 0)
     me.membership.add_peers([peer(2)], 0.0)
     me.on_connected(key_of(2), 0.0)
-    assert g.Disconnect in {type(action) for action in me.next_actions(g.PEER_TIMEOUT)}
+    assert g.CloseLink in {type(action) for action in me.next_actions(g.PEER_TIMEOUT)}
     me.on_disconnected(key_of(2), g.PEER_TIMEOUT)
     now, waits = g.PEER_TIMEOUT, []
     for _ in range(10):
@@ -282,7 +284,7 @@ def test_a_silent_peer_is_dropped_and_a_gone_one_is_dialled_again_ever_more_rare
     assert waits[0] < 2 and waits[4] > waits[0] and max(waits) <= membership.REDIAL_MAX * 1.3
 
 
-def test_hearsay_neither_overrides_what_a_peer_says_of_itself_nor_fills_the_memory():
+def test_membership_hearsay_overrides_nothing_and_is_bounded():
     me = Gossip(key_of(1), 0)
     me.membership.add_peers([peer(2, "true:1")], 0.0)
     me.membership.add_peers([peer(2, "false:1")], 1.0, vouched=False)
@@ -296,7 +298,7 @@ def test_hearsay_neither_overrides_what_a_peer_says_of_itself_nor_fills_the_memo
     )
 
 
-def test_whom_a_coordinator_names_is_known_and_dialled_however_much_hearsay_there_is():
+def test_membership_vouched_peer_displaces_hearsay_and_is_dialled():
     me = Gossip("0" * 64, seed=1)
     me.membership.add_peers(
         [peer(n) for n in range(1, membership.MAX_PASSIVE + 50)], 0.0, vouched=False
@@ -310,17 +312,17 @@ def test_whom_a_coordinator_names_is_known_and_dialled_however_much_hearsay_ther
     assert first.peer.key == "f" * 64
 
 
-def test_a_machine_does_not_dial_itself():
+def test_membership_does_not_dial_itself():
     me = Gossip(key_of(1), 0)
     me.membership.add_peers([peer(1)], 0.0)
     assert not me.membership.passive
 
 
-def test_with_too_many_links_it_says_goodbye_to_lazy_ones_and_keeps_those_who_have_few_others():
-    me = met(99, *range(1, membership.MAX_LINKS + 4))
+def test_membership_surplus_closes_lazy_links_and_spares_sparse_peers():
+    me = connected_gossip(99, *range(1, membership.MAX_LINKS + 4))
     for number in range(1, membership.MAX_LINKS + 4):
         few = number <= 2
-        me.on_state(key_of(number), said({}, links=1 if few else 8), 0.0)
+        me.on_state(key_of(number), peer_state({}, links=1 if few else 8), 0.0)
         me.links[key_of(number)].eager = few or number >= 6
     assert not [action for action in me.next_actions(1.0) if isinstance(action, g.SendGoodbye)], (
         "they have only just come"
@@ -337,13 +339,13 @@ def test_with_too_many_links_it_says_goodbye_to_lazy_ones_and_keeps_those_who_ha
         if isinstance(action, g.SendGoodbye)
     ], "once is enough"
     late = me.next_actions(membership.MIN_LINK_AGE + g.GOODBYE_TIMEOUT + 1)
-    assert {action.peer for action in late if isinstance(action, g.Disconnect)} == gone, (
+    assert {action.peer for action in late if isinstance(action, g.CloseLink)} == gone, (
         "they did not go by themselves"
     )
 
 
-def test_who_said_goodbye_is_not_dialled_again_soon():
-    me = met(1, 2)
+def test_membership_peer_after_goodbye_is_not_redialled_soon():
+    me = connected_gossip(1, 2)
     me.membership.add_peers([peer(2)], 0.0)
     me.on_goodbye(key_of(2), 1.0)
     me.on_disconnected(key_of(2), 1.0)
@@ -356,10 +358,10 @@ def test_who_said_goodbye_is_not_dialled_again_soon():
     )
 
 
-def test_it_never_asks_to_be_looked_at_again_without_pause():
+def test_next_wakeup_never_causes_a_busy_loop():
     simulation = Simulation(4, loss=0.3)
-    simulation.introduce_all()
+    simulation.introduce_to_hub()
     for _ in range(30):
         simulation.publish(0)
         simulation.run(1)
-    assert simulation.looks < 4 * 30 * 12
+    assert simulation.wakeups < 4 * 30 * 12

@@ -1,4 +1,4 @@
-"""Many machines at once: loss, partitions, churn, and a thousand peers."""
+"""Tests of gossip with loss, partitions, churn and a thousand peers."""
 
 import random
 
@@ -11,9 +11,9 @@ from barnraise.exchange.gossip import membership
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**6), st.floats(0, 0.4), st.integers(2, 9))
-def test_with_loss_partitions_and_churn_all_who_are_left_agree_in_the_end(seed, loss, count):
+def test_gossip_with_loss_partitions_and_churn_converges(seed, loss, count):
     simulation = Simulation(count, seed, loss)
-    simulation.introduce_all()
+    simulation.introduce_to_hub()
     chance = random.Random(seed)
     for _ in range(25):
         simulation.run(chance.random() * 3)
@@ -25,7 +25,7 @@ def test_with_loss_partitions_and_churn_all_who_are_left_agree_in_the_end(seed, 
             simulation.partition({number: chance.randrange(2) for number in alive})
         elif event < 0.9:
             simulation.partition({})
-        else:  # a machine loses its memory of connections, not its ledger, as one that is restarted does
+        else:  # a restarted machine: its ledger is left, its connections are not
             number = chance.choice(alive)
             vector = dict(simulation.machines[key_of(number)].vector)
             simulation.leave(number)
@@ -33,38 +33,41 @@ def test_with_loss_partitions_and_churn_all_who_are_left_agree_in_the_end(seed, 
             simulation.introduce({number: [0]})
     simulation.partition({})
     simulation.publish(0)
-    assert simulation.run(400, until=lambda: simulation.agreed)
+    assert simulation.run(400, until=lambda: simulation.has_converged)
 
 
-def test_a_thousand_peers_with_bounded_links_pay_for_each_update_little_more_than_once():
-    """Home lines: 20 Mb/s up, 50 ms; an update is 500 kB. Half a minute to meet, some updates to find the tree."""
+def test_thousand_peers_receive_each_update_little_more_than_once():
+    """Use home lines: 20 Mb/s up, 50 ms, updates of 500 kB.
+
+    The peers connect for half a minute, and some updates form the tree.
+    """
     many = 1000
     simulation = Simulation(many, seed=5, payload=500_000, uplink=2.5e6)
     hints = {
         n: simulation.random.sample(range(max(5, n)), 5) for n in range(many)
-    }  # who was there before
+    }  # the peers before
     simulation.introduce(hints)
     simulation.run(20)
     assert (
-        simulation.whole
+        simulation.is_connected
         and max(simulation.degrees) <= membership.MAX_LINKS + 2
         and min(simulation.degrees) >= membership.MIN_LINKS
     )
     for number in simulation.random.sample(range(many), 8):
         simulation.publish(number)
         simulation.run(8)
-    assert simulation.run(60, until=lambda: simulation.agreed)
+    assert simulation.run(60, until=lambda: simulation.has_converged)
     before, authors = simulation.bytes, simulation.random.sample(range(many), 12)
     for number in authors:
         simulation.publish(number)
         simulation.run(3)
-    assert simulation.run(60, until=lambda: simulation.agreed)
+    assert simulation.run(60, until=lambda: simulation.has_converged)
     cost = (simulation.bytes - before) / (len(authors) * simulation.payload * (many - 1))
     assert 1.0 <= cost <= 1.15, cost
-    assert simulation.whole and max(simulation.degrees) <= membership.MAX_LINKS + 2
+    assert simulation.is_connected and max(simulation.degrees) <= membership.MAX_LINKS + 2
 
 
-def test_a_thousand_peers_that_were_cut_in_two_and_come_and_go_grow_together_again():
+def test_thousand_peers_partitioned_with_churn_reconnect():
     many = 1000
     simulation = Simulation(many, seed=6, loss=0.01)
     simulation.introduce({n: simulation.random.sample(range(max(5, n)), 5) for n in range(many)})
@@ -80,12 +83,12 @@ def test_a_thousand_peers_that_were_cut_in_two_and_come_and_go_grow_together_aga
         simulation.join(number + 1000, number)
         simulation.introduce({number + 1000: [0, 1, 2, 3]})
     simulation.run(10)
-    assert not simulation.whole
+    assert not simulation.is_connected
     simulation.partition({})
     for number in (4, 5):
         simulation.publish(number)
-    assert simulation.run(120, until=lambda: simulation.agreed)
-    assert simulation.whole and len(simulation.machines[key_of(0)].vector) == 6
+    assert simulation.run(120, until=lambda: simulation.has_converged)
+    assert simulation.is_connected and len(simulation.machines[key_of(0)].vector) == 6
     assert (
         max(simulation.degrees) <= membership.MAX_LINKS + 8
     )  # those who were introduced to four of us are still moving on

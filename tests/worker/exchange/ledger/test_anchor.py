@@ -1,4 +1,4 @@
-"""The model is a sum: the same set of updates gives the same bits, in any order, and an update can be taken out."""
+"""Tests of the anchor: equal sets of updates give equal bits in any order, and can be undone."""
 
 import hypothesis.strategies as st
 import pytest
@@ -24,13 +24,19 @@ GOLDEN = "a5b98ba56af06ad3ad22dcf30475c3c4a5ede6e02be7803990a7d267bb0458a9"
 def update(author: str, seq: int) -> Update:
     key = author * 64
     return Update(
-        run="01890000-0000-7000-8000-000000000000", peer=key, incarnation="0" * 16, seq=seq, previous="0" * 64,
-        tokens=10, total=10 * seq, fragments=[],
-    )  # fmt: skip
+        run="01890000-0000-7000-8000-000000000000",
+        peer=key,
+        incarnation="0" * 16,
+        seq=seq,
+        previous="0" * 64,
+        tokens=10,
+        total=10 * seq,
+        fragments=[],
+    )
 
 
 def units(seed: int) -> list[torch.Tensor]:
-    """An update's integers as a receiver has them: through the codec."""
+    """Return an update's integers as a receiver decodes them."""
     noise = torch.Generator().manual_seed(seed)
     made = []
     for fragment in TINY.fragments():
@@ -43,7 +49,7 @@ def units(seed: int) -> list[torch.Tensor]:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_any_order_and_any_duplication_of_updates_gives_identical_integers(data):
+def test_anchor_any_order_and_duplication_gives_identical_integers(data):
     identities = [(author, seq) for author in "abc" for seq in (1, 2, 3)]
     deliveries = data.draw(st.lists(st.sampled_from(identities), max_size=30)) + data.draw(
         st.permutations(identities)
@@ -77,7 +83,7 @@ def everything_in_order() -> str:
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=64, max_size=64), st.integers(0, 2**31))
-def test_adding_and_subtracting_an_update_restores_the_integers_even_past_overflow(values, seed):
+def test_anchor_add_then_subtract_restores_integers_past_overflow(values, seed):
     anchor = Anchor([torch.tensor(values, dtype=torch.int32)])
     before, part = anchor.fragments[0].clone(), torch.full((64,), seed % 2**31, dtype=torch.int32)
     anchor.add_units(0, part)
@@ -87,11 +93,11 @@ def test_adding_and_subtracting_an_update_restores_the_integers_even_past_overfl
     assert torch.equal(anchor.fragments[0], before)
 
 
-def test_the_initial_weights_are_the_same_for_ever():
+def test_initial_weights_equal_the_golden_digest():
     assert Anchor.from_seed(preset("gpt-nano"), 7).digest() == GOLDEN
 
 
-def test_another_seed_fragment_or_slot_gives_other_weights():
+def test_initial_weights_differ_by_seed_fragment_and_slot():
     first, second = TINY.fragments()[0], TINY.fragments()[1]
     assert not torch.equal(initial_weights(first, 1), initial_weights(first, 2))
     qkv, up = (
@@ -103,7 +109,7 @@ def test_another_seed_fragment_or_slot_gives_other_weights():
     )
 
 
-def test_the_initial_weights_have_the_deviation_the_slot_names_and_ones_and_zeros_where_it_says_so():
+def test_initial_weights_follow_each_slots_deviation_ones_and_zeros():
     for fragment in preset("gpt-nano").fragments():
         weights, covered = initial_weights(fragment, 5), 0
         for slot in fragment.slots:
@@ -120,13 +126,13 @@ def test_the_initial_weights_have_the_deviation_the_slot_names_and_ones_and_zero
 
 
 @given(st.lists(st.integers(-(2**28), 2**28), min_size=1, max_size=50), st.integers(1, 2**28))
-def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches(values, other):
+def test_sketch_of_a_sum_is_the_sum_of_sketches(values, other):
     a = torch.tensor(values, dtype=torch.int32)
     b = torch.full_like(a, other)
     assert compute_sketch(a + b) == add_sketches(compute_sketch(a), compute_sketch(b))
 
 
-def test_the_sketch_sees_a_flipped_bit_and_two_swapped_elements_beyond_the_first_megabyte_too():
+def test_sketch_detects_flipped_bit_and_swapped_elements_past_one_block():
     values = torch.arange((1 << 20) + 10, dtype=torch.int32)
     flipped, swapped = values.clone(), values.clone()
     flipped[-1] ^= 1 << 30
@@ -134,7 +140,7 @@ def test_the_sketch_sees_a_flipped_bit_and_two_swapped_elements_beyond_the_first
     assert len({compute_sketch(values), compute_sketch(flipped), compute_sketch(swapped)}) == 3
 
 
-def test_an_anchor_fragments_sketch_is_the_sum_over_its_ledger():
+def test_anchor_fragment_sketch_is_the_sum_over_its_updates():
     anchor = Anchor.from_seed(TINY, 1)
     expected = anchor.fragment_sketch(1)
     for seed in range(3):
@@ -144,12 +150,12 @@ def test_an_anchor_fragments_sketch_is_the_sum_over_its_ledger():
     assert anchor.fragment_sketch(1) == expected
 
 
-def test_an_update_out_of_its_authors_order_is_our_own_bug():
+def test_anchor_update_out_of_order_raises_assertion():
     with pytest.raises(AssertionError):
         Anchor.from_seed(TINY, 1).record(update("a", 2))
 
 
-def test_the_loudest_weight_is_found_on_both_sides_of_zero():
+def test_largest_magnitude_is_found_on_both_sides_of_zero():
     assert (
         Anchor(
             [torch.tensor([5, -9], dtype=torch.int32), torch.tensor([8], dtype=torch.int32)]
@@ -158,6 +164,6 @@ def test_the_loudest_weight_is_found_on_both_sides_of_zero():
     )
 
 
-def test_a_fragment_survives_the_trip_through_bytes():
+def test_fragment_bytes_round_trip():
     fragment = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31)], dtype=torch.int32)
     assert torch.equal(fragment_from_bytes(bytes(fragment_to_bytes(fragment))), fragment)

@@ -1,4 +1,4 @@
-"""The anchor against its ledger: what memory or a disk has changed is found, and put right to the last bit."""
+"""Tests of scrubbing: damage in memory or on disk is found and repaired to the last bit."""
 
 import errno
 import logging
@@ -28,7 +28,7 @@ def looked_at(machine, times: int = 6) -> list:
 
 
 def mend(machine, index: int) -> bool:
-    """What the loop does with a damaged fragment."""
+    """Repair a damaged fragment as the training loop does."""
     units = machine.exchange.rebuild_fragment(machine.anchor, index)
     if units is not None:
         machine.anchor.fragments[index] = units
@@ -49,7 +49,7 @@ def pair(world):
     return a, b
 
 
-def test_a_sound_anchor_is_looked_through_fragment_by_fragment(world):
+def test_anchor_scrub_intact_anchor_is_checked_fragment_by_fragment(world):
     a, _ = pair(world)
     assert looked_at(a, 7) == [None] * 7
     assert (
@@ -59,7 +59,7 @@ def test_a_sound_anchor_is_looked_through_fragment_by_fragment(world):
     ) == (7, 0, None)
 
 
-def test_looking_takes_its_share_of_the_time_and_no_more(world, monkeypatch):
+def test_anchor_scrub_takes_at_most_its_share_of_time(world, monkeypatch):
     a, _ = pair(world)
     monkeypatch.setattr(audit_module, "MIN_INTERVAL", 30.0)
     assert looked_at(a, 5) == [None] * 5
@@ -67,7 +67,7 @@ def test_looking_takes_its_share_of_the_time_and_no_more(world, monkeypatch):
 
 
 @pytest.mark.parametrize("bit", [0, 20, 31])
-def test_a_bit_that_flipped_in_memory_is_found_and_made_anew_from_the_ledger(world, caplog, bit):
+def test_anchor_scrub_flipped_bit_is_rebuilt_from_ledger(world, caplog, bit):
     a, _ = pair(world)
     right = a.anchor.digest()
     value = a.anchor.fragments[1].view(-1)
@@ -83,7 +83,7 @@ def test_a_bit_that_flipped_in_memory_is_found_and_made_anew_from_the_ledger(wor
     assert "is not what its ledger adds up to" in caplog.text
 
 
-def test_where_payloads_are_gone_the_fragment_comes_from_a_peer_at_the_same_state(world):
+def test_anchor_scrub_without_payloads_rebuilds_from_peer_at_same_state(world):
     a, b = pair(world)
     right = a.anchor.digest()
     for _, update in a.ledger.updates_since({}):
@@ -99,7 +99,7 @@ def test_where_payloads_are_gone_the_fragment_comes_from_a_peer_at_the_same_stat
     )
 
 
-def test_a_peer_that_gives_another_fragment_is_not_believed(world):
+def test_anchor_scrub_rejects_wrong_fragment_from_peer(world):
     a, b = pair(world)
     for _, update in a.ledger.updates_since({}):
         a.ledger.blobs.delete(update.fragments[0].digest)
@@ -110,7 +110,7 @@ def test_a_peer_that_gives_another_fragment_is_not_believed(world):
     assert looked_at(a, 1) == [0]
 
 
-def test_with_nobody_and_nothing_to_make_it_from_it_stays_damaged_and_says_so(world):
+def test_anchor_scrub_without_any_source_stays_damaged_and_reports_it(world):
     a = world.machine(1).start()
     update = a.publish_round(1)
     a.ledger.blobs.delete(update.fragments[2].digest)
@@ -119,7 +119,7 @@ def test_with_nobody_and_nothing_to_make_it_from_it_stays_damaged_and_says_so(wo
     assert not mend(a, 2) and a.exchange.stats.damaged_fragment == "final"
 
 
-def test_one_that_began_at_a_snapshot_goes_back_to_the_cuts_own_checksums(world):
+def test_anchor_scrub_after_snapshot_uses_the_snapshots_checksums(world):
     a, b = pair(world)
     late = world.machine(3)
     late.add_peers(a, b)
@@ -135,16 +135,18 @@ def test_one_that_began_at_a_snapshot_goes_back_to_the_cuts_own_checksums(world)
     assert mend(late, 1) and late.anchor.digest() == right
 
 
-def test_a_fragment_that_verdicts_changed_is_made_anew_without_what_they_took_out(world):
+def test_anchor_scrub_rebuild_leaves_out_retracted_updates(world):
     a, b = pair(world)
-    a.exchange.apply_verdict(world.sign_verdict({b.exchange.author: 1}, {a.exchange.author: {2: 100}}))
+    a.exchange.apply_verdict(
+        world.sign_verdict({b.exchange.author: 1}, {a.exchange.author: {2: 100}})
+    )
     right = world.wait_for_agreement(a, b)
     assert looked_at(a, 3) == [None] * 3
     flip(a, 0)
     assert mend(a, 0) and a.anchor.digest() == right
 
 
-def test_a_fragment_whose_disk_says_itself_that_it_is_damaged_is_found_so(world):
+def test_anchor_scrub_damage_error_from_disk_counts_as_damage(world):
     a, _ = pair(world)
 
     class Shelf(list):
@@ -157,7 +159,7 @@ def test_a_fragment_whose_disk_says_itself_that_it_is_damaged_is_found_so(world)
     assert [found for found in looked_at(a, 2) if found is not None] == [1]
 
 
-def test_an_anchor_of_unknown_beginning_is_not_judged(world):
+def test_anchor_scrub_without_expected_sketches_checks_nothing(world):
     a = world.machine(1)
     bare = Anchor([initial_weights(fragment, 3) for fragment in world.spec.model.fragments()])
     assert AnchorScrub(world.spec, a.ledger).check_next(bare) is None
@@ -173,9 +175,7 @@ def damage(machine, part) -> None:
     path.write_bytes(data)
 
 
-def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_again_from_a_peer(
-    world, monkeypatch, caplog
-):
+def test_blob_scrub_damaged_payload_is_refetched_from_peer(world, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "barnraise.exchange")
     monkeypatch.setattr(scrub_module, "MIN_INTERVAL", 0.01)
     monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e9)
@@ -189,9 +189,7 @@ def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_ag
     assert "is damaged" in caplog.text and "came again" in caplog.text
 
 
-def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_say(
-    world, monkeypatch
-):
+def test_blob_scrub_rereads_files_and_skips_empty_parts(world, monkeypatch):
     monkeypatch.setattr(scrub_module, "MIN_INTERVAL", 0.01)
     monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e9)
     a = world.machine(1).start()
@@ -205,9 +203,7 @@ def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_sa
     assert set(read) == {update.fragments[0].digest}
 
 
-def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
-    world, monkeypatch, caplog
-):
+def test_blob_scrub_unreadable_payload_is_refetched_from_peer(world, monkeypatch, caplog):
     monkeypatch.setattr(scrub_module, "MIN_INTERVAL", 0.01)
     monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e9)
     a, b = pair(world)
@@ -226,7 +222,7 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
     assert "cannot be read: [Errno 5]" in caplog.text
 
 
-def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):
+def test_blob_scrub_missing_files_cost_no_time(world, monkeypatch):
     monkeypatch.setattr(scrub_module, "MIN_INTERVAL", 0.01)
     _, b = pair(world)
     parts = [part for _, update in b.ledger.updates_since({}) for part in update.payload_parts]
@@ -234,11 +230,11 @@ def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):
         b.ledger.blobs.delete(part.digest)
     damage(b, parts[-1])
     monkeypatch.setattr(scrub_module, "BATCH_FILES", 1)
-    monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e-9)  # whoever looked at one waits for years
+    monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e-9)  # after the first file it waits for years
     wait_until(lambda: b.exchange.stats.corruptions == 1)
 
 
-def test_a_damaged_payload_that_is_needed_now_is_fetched_now(world):
+def test_damaged_payload_that_is_needed_is_refetched_at_once(world):
     a, b = pair(world)
     right = b.anchor.digest()
     b.stop()
@@ -251,7 +247,7 @@ def test_a_damaged_payload_that_is_needed_now_is_fetched_now(world):
     assert world.wait_for_agreement(a, b) == right
 
 
-def test_a_damaged_payload_that_nobody_else_has_is_one_sentence(world, monkeypatch):
+def test_damaged_payload_without_source_raises_one_sentence(world, monkeypatch):
     monkeypatch.setattr(exchange_module, "REPAIR_TIMEOUT", 0.5)
     a = world.machine(1).start()
     update = a.publish_round(1)
@@ -262,7 +258,7 @@ def test_a_damaged_payload_that_nobody_else_has_is_one_sentence(world, monkeypat
         a.start()
 
 
-def test_a_fragment_is_not_made_of_a_payload_that_changed(world):
+def test_anchor_scrub_does_not_rebuild_from_damaged_payload(world):
     a, b = pair(world)
     right = a.anchor.digest()
     damage(a, a.ledger.update(b.exchange.author, 1).fragments[0])

@@ -1,4 +1,4 @@
-"""The ledger, its blobs, and what makes an update count."""
+"""Tests of the ledger, the blob store and the validation of updates."""
 
 import errno
 import os
@@ -42,9 +42,15 @@ def chain(count: int, tokens: int = 10, identity: Identity = AUTHOR, life: str =
     for seq in range(1, count + 1):
         total += tokens
         update = messages.Update(
-            run=RUN, peer=identity.key, incarnation=life, seq=seq, previous=previous,
-            tokens=tokens, total=total, fragments=[],
-        )  # fmt: skip
+            run=RUN,
+            peer=identity.key,
+            incarnation=life,
+            seq=seq,
+            previous=previous,
+            tokens=tokens,
+            total=total,
+            fragments=[],
+        )
         signed = identity.sign("update", update)
         previous = digest(signed.body)
         made.append((signed, update))
@@ -65,7 +71,7 @@ def ledger(tmp_path):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=30), st.data())
-def test_any_order_and_any_duplication_of_headers_gives_one_ledger(tmp_path_factory, order, data):
+def test_ledger_any_order_and_duplication_gives_one_ledger(tmp_path_factory, order, data):
     ledger, headers = Ledger(tmp_path_factory.mktemp("ledger")), chain(6)
     for index in [*order, *range(6)]:
         head = ledger.head(headers[index][1].author).seq
@@ -78,7 +84,7 @@ def test_any_order_and_any_duplication_of_headers_gives_one_ledger(tmp_path_fact
     ledger.close()
 
 
-def test_a_ledger_opened_again_holds_what_it_held(tmp_path):
+def test_ledger_reopened_has_the_same_content(tmp_path):
     first, headers = Ledger(tmp_path), chain(150)
     for header in headers:
         first.append(*header)
@@ -93,7 +99,7 @@ def test_a_ledger_opened_again_holds_what_it_held(tmp_path):
     again.close()
 
 
-def test_a_header_that_does_not_continue_its_authors_last_is_broken(ledger):
+def test_ledger_header_not_continuing_its_author_is_rejected(ledger):
     headers = chain(3)
     ledger.append(*headers[0])
     assert ledger.append(*altered(headers[1][1], previous="a" * 64)) is Outcome.DIVERGENT
@@ -101,7 +107,7 @@ def test_a_header_that_does_not_continue_its_authors_last_is_broken(ledger):
     assert ledger.append(*headers[1]) is Outcome.ADDED
 
 
-def test_two_signed_updates_of_one_identity_prove_a_fork_and_end_that_author_for_good(tmp_path):
+def test_two_signed_updates_of_one_identity_fork_and_end_the_author(tmp_path):
     ledger, headers = Ledger(tmp_path), chain(3)
     ledger.peer_store.store_ticket(AUTHOR.key, ticket())
     ledger.append(*headers[0])
@@ -127,14 +133,14 @@ def test_two_signed_updates_of_one_identity_prove_a_fork_and_end_that_author_for
     ledger.close()
 
 
-def test_a_header_never_comes_before_its_payloads(ledger):
+def test_ledger_append_without_payloads_raises_assertion(ledger):
     part = messages.FragmentUpdate(digest="a" * 64, size=3, sketch="0" * 16)
     with pytest.raises(AssertionError, match="payloads come before"):
         ledger.append(*altered(chain(1)[0][1], fragments=[part]))
     assert ledger.vector() == {}
 
 
-def test_a_ledger_can_begin_at_a_snapshot_and_goes_on_from_there(tmp_path):
+def test_ledger_rebase_starts_at_snapshot_and_continues(tmp_path):
     ledger, headers = Ledger(tmp_path), chain(8)
     fragments = [ledger.blobs.store(b"one"), ledger.blobs.store(b"two")]
     ledger.rebase([headers[4]], fragments)
@@ -151,22 +157,23 @@ def test_a_ledger_can_begin_at_a_snapshot_and_goes_on_from_there(tmp_path):
     ledger.close()
 
 
-def test_a_damaged_or_foreign_ledger_is_refused_by_name(tmp_path):
+def test_ledger_damaged_or_foreign_file_is_refused_by_name(tmp_path):
     (tmp_path / "ledger.sqlite").write_bytes(
         b"this is not a database, however long it may be" * 100
     )
     with pytest.raises(StateError, match=r"ledger\.sqlite is damaged"):
         Ledger(tmp_path)
     newer = Ledger(tmp_path / "newer")
-    newer._db.execute("PRAGMA user_version=9")
     newer.close()
+    with sqlite3.connect(tmp_path / "newer" / "ledger.sqlite") as db:
+        db.execute("PRAGMA user_version=9")
     with pytest.raises(StateError, match="format 9"):
         Ledger(tmp_path / "newer")
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_a_flipped_bit_in_the_file_is_one_sentence_or_changes_nothing_signed(data):
+def test_ledger_flipped_bit_in_file_raises_or_changes_nothing_signed(data):
     with tempfile.TemporaryDirectory() as folder:
         ledger, headers = Ledger(Path(folder)), [*chain(6), *chain(3, identity=STRANGER)]
         for each in headers:
@@ -195,7 +202,7 @@ def test_a_flipped_bit_in_the_file_is_one_sentence_or_changes_nothing_signed(dat
 # ---- blobs
 
 
-def test_a_blob_in_pieces_appears_only_when_it_is_whole_and_right(tmp_path):
+def test_append_piece_blob_appears_once_complete_and_verified(tmp_path):
     blobs, data = BlobStore(tmp_path), bytes(range(256)) * 10
     name = blake3(data).hexdigest()
     assert blobs.append_piece(name, 0, data[:1000], len(data)) is AppendResult.INCOMPLETE
@@ -215,7 +222,7 @@ def test_a_blob_in_pieces_appears_only_when_it_is_whole_and_right(tmp_path):
     assert blobs.store(data) == name and blobs.partial_size(name) == 0
 
 
-def test_bytes_that_are_not_what_the_digest_says_are_thrown_away(tmp_path):
+def test_append_piece_with_wrong_digest_is_discarded(tmp_path):
     blobs = BlobStore(tmp_path)
     assert blobs.append_piece("a" * 64, 0, b"wrong", 5) is AppendResult.CORRUPT
     assert blobs.append_piece("a" * 64, 0, b"far too long", 5) is AppendResult.CORRUPT
@@ -234,10 +241,11 @@ def in_pieces(blobs: BlobStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "keep", [lambda b: b.store(DATA), lambda b: b.append_piece(NAME, 0, DATA, len(DATA)), in_pieces],
+    "keep",
+    [lambda b: b.store(DATA), lambda b: b.append_piece(NAME, 0, DATA, len(DATA)), in_pieces],
     ids=["put", "in one piece", "in pieces"],
-)  # fmt: skip
-def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch, keep):
+)
+def test_blob_is_fsynced_before_it_has_its_name(tmp_path, monkeypatch, keep):
     blobs, events = BlobStore(tmp_path), []
     fsync, replace = os.fsync, Path.replace
 
@@ -251,7 +259,7 @@ def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch, keep):
     assert events == ["shelf", len(DATA), "name", "shelf"] and blobs.read(NAME) == DATA
 
 
-def test_a_disk_that_refuses_keeps_nothing_of_a_blob(tmp_path, monkeypatch):
+def test_blob_store_full_disk_leaves_nothing_of_a_blob(tmp_path, monkeypatch):
     blobs = BlobStore(tmp_path)
 
     def full(fd: int) -> None:
@@ -270,7 +278,7 @@ def test_a_disk_that_refuses_keeps_nothing_of_a_blob(tmp_path, monkeypatch):
     assert blobs.store(DATA) == NAME
 
 
-def test_leftovers_of_a_crash_are_swept_and_scratch_folders_begin_empty(tmp_path):
+def test_blob_store_removes_leftovers_and_fresh_folder_starts_empty(tmp_path):
     blobs = BlobStore(tmp_path)
     name = blobs.store(b"kept")
     leftover = blobs.path(name).with_name("x.new")
@@ -305,7 +313,7 @@ def sound() -> messages.Update:
     return chain(1)[0][1].model_copy(update={"fragments": parts})
 
 
-def test_an_update_with_its_authors_ticket_counts_even_long_after_the_ticket_expired():
+def test_validate_header_accepts_update_with_expired_ticket():
     assert validate_header(AUTHOR.sign("update", sound()), ticket(expires=1.0), RULES) == sound()
 
 
@@ -328,12 +336,12 @@ def test_an_update_with_its_authors_ticket_counts_even_long_after_the_ticket_exp
         (AUTHOR.sign("update", sound()), ticket(run=OTHER_RUN), "another run or peer"),
     ],
 )
-def test_an_update_that_does_not_count_is_refused_with_the_reason(signed, with_ticket, why):
+def test_validate_header_refuses_with_the_reason(signed, with_ticket, why):
     with pytest.raises(MessageError, match=why):
         validate_header(signed, with_ticket, RULES)
 
 
-def test_an_altered_body_is_refused():
+def test_validate_header_refuses_altered_body():
     signed = AUTHOR.sign("update", sound())
     with pytest.raises(MessageError):
         validate_header(
@@ -343,27 +351,27 @@ def test_an_altered_body_is_refused():
         )
 
 
-def test_a_payload_larger_than_its_fragment_could_need_is_refused():
+def test_validate_header_refuses_payload_larger_than_its_fragment_needs():
     parts = [part.model_copy(update={"size": 1 << 40}) for part in sound().fragments]
     with pytest.raises(MessageError, match="bytes for fragment 0"):
         validate_header(altered(sound(), fragments=parts)[0], ticket(), RULES)
 
 
-def test_an_update_may_say_nothing_of_some_fragments_in_one_way_alone_and_not_of_all():
+def test_validate_header_empty_parts_have_exactly_one_encoding():
     first, *rest = sound().fragments
     turn = altered(sound(), fragments=[first, *([EMPTY_PART] * len(rest))])[0]
     assert [part.size for part in validate_header(turn, ticket(), RULES).payload_parts] == [20]
-    with pytest.raises(MessageError, match=r"says nothing$"):
+    with pytest.raises(MessageError, match="contains no fragment"):
         validate_header(
             altered(sound(), fragments=[EMPTY_PART] * len(RULES.sizes))[0], ticket(), RULES
         )
     for changed in ({"digest": "a" * 64}, {"sketch": "1" + "0" * 15}):
         parts = [first, *([EMPTY_PART.model_copy(update=changed)] * len(rest))]
-        with pytest.raises(MessageError, match="not as nothing is said"):
+        with pytest.raises(MessageError, match="not encoded as an empty part"):
             validate_header(altered(sound(), fragments=parts)[0], ticket(), RULES)
 
 
-def test_the_blob_without_bytes_is_always_here_and_takes_no_file(tmp_path):
+def test_empty_blob_always_exists_without_a_file(tmp_path):
     blobs = BlobStore(tmp_path)
     assert (
         blobs.store(b"") == EMPTY_DIGEST
@@ -375,7 +383,7 @@ def test_the_blob_without_bytes_is_always_here_and_takes_no_file(tmp_path):
     assert blobs.remove_unless_pinned(EMPTY_DIGEST) and blobs.has(EMPTY_DIGEST)
 
 
-def test_a_payload_with_another_checksum_than_stated_is_refused():
+def test_decode_payload_refuses_wrong_checksum():
     payload, units = encode(torch.arange(100, dtype=torch.int32))
     part = messages.FragmentUpdate(
         digest=digest(payload), size=len(payload), sketch=compute_sketch(units)
@@ -387,7 +395,7 @@ def test_a_payload_with_another_checksum_than_stated_is_refused():
         decode_payload(payload, part.model_copy(update={"size": 5}), 100)
 
 
-def test_parts_that_nobody_completes_do_not_stay_for_ever(tmp_path):
+def test_partial_blobs_are_removed_after_their_maximum_age(tmp_path):
     blobs = BlobStore(tmp_path)
     fresh, old = (blake3(data).hexdigest() for data in (b"fresh", b"old"))
     for digest_ in (fresh, old):
@@ -397,7 +405,7 @@ def test_parts_that_nobody_completes_do_not_stay_for_ever(tmp_path):
     assert (again.partial_size(fresh), again.partial_size(old)) == (1, 0)
 
 
-def test_a_ledger_says_whether_it_goes_on_from_an_anchor(tmp_path):
+def test_can_continue_from_anchor_within_the_ledger_only(tmp_path):
     ledger = Ledger(tmp_path)
     author, made = f"{AUTHOR.key}.{'0' * 16}", chain(3)
     ledger.rebase([made[0]], [ledger.blobs.store(b"a fragment")])
@@ -412,16 +420,17 @@ def test_a_ledger_says_whether_it_goes_on_from_an_anchor(tmp_path):
     ledger.close()
 
 
-def test_a_base_that_the_disk_refuses_leaves_the_ledger_empty_and_usable(tmp_path):
+def test_rebase_on_full_disk_leaves_ledger_empty_and_usable(tmp_path):
     ledger = Ledger(tmp_path)
     made, fragment = chain(1), ledger.blobs.store(b"a fragment")
-    ledger._db.execute(
+    db = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
+    db.execute(
         "CREATE TRIGGER full BEFORE INSERT ON base_fragments BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
     with pytest.raises(sqlite3.Error, match="full"):
         ledger.rebase([made[0]], [fragment])
     assert ledger.vector() == {} and ledger.base_snapshot() is None
-    ledger._db.execute("DROP TRIGGER full")
+    db.execute("DROP TRIGGER full")
     ledger.rebase([made[0]], [fragment])
     assert ledger.base_snapshot() is not None
     ledger.close()

@@ -1,7 +1,8 @@
-"""What of old updates stays on disk, and what becomes of who needs what nobody has any more."""
+"""Tests of retention: which payloads stay, and how a peer catches up without them."""
 
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ def here(ledger: Ledger, update: messages.Update) -> bool:
 
 
 def agree(ledger: Ledger) -> None:
-    """Rows and files: what is said to be here is, and what is said to be gone is not, but for what is shared."""
+    """Assert that files match rows: kept payloads are here, pruned ones only if shared."""
     gone, kept, lost = ledger.pruned(), set(), set()
     for author, last in ledger.vector().items():
         for _, update in ledger.headers(author, 1, last):
@@ -42,13 +43,14 @@ def agree(ledger: Ledger) -> None:
             else:
                 lost |= files
     assert not {name for name in lost - kept if ledger.blobs.has(name)}
-    rows = ledger._db.execute("SELECT author, seq FROM payloads").fetchall()
+    db = sqlite3.connect(ledger.blobs.folder.parent / "ledger.sqlite")
+    rows = db.execute("SELECT author, seq FROM payloads").fetchall()
     assert sorted(rows) == sorted(
         (author, seq)
         for author, last in ledger.vector().items()
         for seq in range(gone.get(author, 0) + 1, last + 1)
     )
-    assert not ledger._db.execute("SELECT 1 FROM going").fetchall()
+    assert not db.execute("SELECT 1 FROM files_to_delete").fetchall()
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def ledger(tmp_path):
 # ---- what goes
 
 
-def test_the_oldest_payloads_go_and_all_headers_stay(ledger, tmp_path):
+def test_prune_removes_oldest_payloads_and_keeps_all_headers(ledger, tmp_path):
     updates = [
         publish(ledger, AUTHORS[n % 2], bytes([n]) * 100, bytes([n]) * 50) for n in range(10)
     ]
@@ -80,7 +82,7 @@ def test_the_oldest_payloads_go_and_all_headers_stay(ledger, tmp_path):
     again.close()
 
 
-def test_what_no_state_on_disk_holds_stays_and_of_an_author_what_goes_are_its_first_ones(ledger):
+def test_prune_keeps_unsaved_updates_and_removes_each_authors_first(ledger):
     updates = [publish(ledger, AUTHORS[n % 2], bytes([n]) * 100) for n in range(10)]
     one, two = updates[0].author, updates[1].author
     assert ledger.prune(0, {one: 2}) == {one: 2}
@@ -88,7 +90,7 @@ def test_what_no_state_on_disk_holds_stays_and_of_an_author_what_goes_are_its_fi
     agree(ledger)
 
 
-def test_bytes_that_two_updates_share_stay_as_long_as_one_of_them(ledger):
+def test_prune_keeps_blob_shared_with_a_kept_update(ledger):
     first = publish(ledger, AUTHORS[0], b"shared", b"one")
     second = publish(ledger, AUTHORS[1], b"shared", b"two")
     ledger.prune(9, ledger.vector())
@@ -99,7 +101,7 @@ def test_bytes_that_two_updates_share_stay_as_long_as_one_of_them(ledger):
     agree(ledger)
 
 
-def test_bytes_that_an_update_on_its_way_needs_are_not_let_go_under_it(ledger):
+def test_prune_keeps_pinned_blobs(ledger):
     first = publish(ledger, AUTHORS[0], b"same")
     name = first.fragments[0].digest
     ledger.blobs.pin([name])
@@ -113,16 +115,16 @@ def test_bytes_that_an_update_on_its_way_needs_are_not_let_go_under_it(ledger):
     agree(ledger)
 
 
-def test_an_archive_keeps_everything_within_the_horizon_whatever_it_takes(ledger):
+def test_prune_archive_keeps_everything_within_the_horizon(ledger):
     for n in range(20):
         publish(ledger, AUTHORS[n % 2], bytes([n]) * 100, tokens=10)
     assert ledger.horizon_tokens(4) == 200 - 4 * 20, "a round is one update of each machine"
     assert sum(ledger.prune(0, ledger.vector(), ledger.horizon_tokens(4)).values()) == 12
-    assert ledger._retention.payload_bytes == 800
+    assert ledger.payload_bytes == 800
     agree(ledger)
 
 
-def test_the_role_in_the_ticket_makes_an_archive(world):
+def test_archive_role_in_ticket_enables_the_horizon(world):
     plain = world.machine(1)
     assert plain.exchange.server.pruner.archive_rounds is None
     ticket = messages.Ticket.model_validate_json(plain.ticket.body)
@@ -133,7 +135,7 @@ def test_the_role_in_the_ticket_makes_an_archive(world):
     assert plain.exchange.server.pruner.archive_rounds == world.spec.verdict_horizon
 
 
-def test_the_budget_is_a_share_of_the_free_disk_within_bounds():
+def test_payload_budget_is_a_share_of_free_disk_within_bounds():
     assert (
         retention.payload_budget(0) == retention.MIN_BUDGET_BYTES
         and retention.payload_budget(1 << 60) == retention.MAX_BUDGET_BYTES
@@ -143,7 +145,7 @@ def test_the_budget_is_a_share_of_the_free_disk_within_bounds():
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_rows_and_files_agree_whatever_is_published_pruned_and_begun_again(tmp_path_factory, data):
+def test_retention_rows_match_files_after_any_operations(tmp_path_factory, data):
     ledger = Ledger(tmp_path_factory.mktemp("ledger"))
     for step in range(data.draw(st.integers(1, 25))):
         what = data.draw(st.sampled_from(["publish", "publish", "prune", "reopen", "rebase"]))
@@ -169,7 +171,7 @@ def test_rows_and_files_agree_whatever_is_published_pruned_and_begun_again(tmp_p
     ledger.close()
 
 
-def test_rows_and_files_agree_after_a_kill_at_any_instant(tmp_path):
+def test_retention_rows_match_files_after_a_kill_at_any_instant(tmp_path):
     chance = random.Random(7)
     seen = 0
     for _ in range(12):
@@ -196,9 +198,7 @@ def test_rows_and_files_agree_after_a_kill_at_any_instant(tmp_path):
 # ---- who needs what is gone
 
 
-def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_goes_on(
-    world, monkeypatch, caplog
-):
+def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, monkeypatch, caplog):
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
     monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 1.0)
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
@@ -238,7 +238,7 @@ def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_go
     assert b.anchor.vector == {author: 8, own: 2} and b.exchange.author == own
 
 
-def test_own_updates_that_nobody_else_has_are_not_let_go(world, monkeypatch):
+def test_prune_keeps_own_updates_that_no_peer_has(world, monkeypatch):
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 0)
     a, b = (world.machine(n).start() for n in (1, 2))
     for seed in range(4):

@@ -1,4 +1,4 @@
-"""What is taken out of the sum: a set that only grows, the proofs in it, and what follows for an anchor."""
+"""Tests of the verdict set, its proofs, and the retractions that follow for an anchor."""
 
 import itertools
 import random
@@ -48,9 +48,15 @@ def header(
         messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in RULES.sizes
     ]
     update = messages.Update(
-        run=RUN, peer=AUTHOR.key, incarnation=f"{life:016x}", seq=seq, previous=previous, tokens=tokens,
-        total=10 * seq if total is None else total, fragments=parts,
-    )  # fmt: skip
+        run=RUN,
+        peer=AUTHOR.key,
+        incarnation=f"{life:016x}",
+        seq=seq,
+        previous=previous,
+        tokens=tokens,
+        total=10 * seq if total is None else total,
+        fragments=parts,
+    )
     return AUTHOR.sign("update", update)
 
 
@@ -84,15 +90,21 @@ def fork(seq: int, life: int = 0, other: int = 11) -> Fork:
 
 
 PROOFS = [
-    ruling({NAMES[0]: 3}), ruling({NAMES[0]: 3}, by=(MIRROR, SECOND)), ruling({NAMES[0]: 5, NAMES[1]: 1}),
-    ruling(updates={NAMES[0]: {2: 10, 4: 10}}), ruling(updates={NAMES[2]: {7: 10}}), fork(4), fork(2),
-    fork(2, other=12), fork(9, life=1),
-]  # fmt: skip
+    ruling({NAMES[0]: 3}),
+    ruling({NAMES[0]: 3}, by=(MIRROR, SECOND)),
+    ruling({NAMES[0]: 5, NAMES[1]: 1}),
+    ruling(updates={NAMES[0]: {2: 10, 4: 10}}),
+    ruling(updates={NAMES[2]: {7: 10}}),
+    fork(4),
+    fork(2),
+    fork(2, other=12),
+    fork(9, life=1),
+]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(range(len(PROOFS)))), st.permutations(range(len(PROOFS))))
-def test_any_order_and_any_duplication_of_proofs_gives_one_set(some, all_of_them):
+def test_verdict_set_any_order_and_duplication_gives_one_set(some, all_of_them):
     found = VerdictSet()
     for index in [*some, *all_of_them]:
         found |= VerdictSet.from_proof(PROOFS[index])
@@ -108,7 +120,7 @@ def test_any_order_and_any_duplication_of_proofs_gives_one_set(some, all_of_them
     st.lists(st.sampled_from(range(len(PROOFS))), max_size=4),
     st.lists(st.sampled_from(range(len(PROOFS)))),
 )
-def test_what_is_covered_changes_nothing(first, second):
+def test_verdict_set_union_with_covered_set_changes_nothing(first, second):
     one, other = VerdictSet(), VerdictSet()
     for index in first:
         one |= VerdictSet.from_proof(PROOFS[index])
@@ -118,7 +130,7 @@ def test_what_is_covered_changes_nothing(first, second):
     assert one.covers(other) == ((one | other).digest == one.digest)
 
 
-def test_an_empty_set_has_no_digest_and_takes_nothing_out():
+def test_empty_verdict_set_has_no_digest_and_retracts_nothing():
     empty = VerdictSet()
     assert (
         empty.digest is None
@@ -127,7 +139,7 @@ def test_an_empty_set_has_no_digest_and_takes_nothing_out():
     )
 
 
-def test_what_a_set_takes_out():
+def test_verdict_set_limits_and_single_retractions():
     found = VerdictSet.from_proof(
         ruling({NAMES[0]: 3}, {NAMES[1]: {2: 50}})
     ) | VerdictSet.from_proof(fork(1, life=2))
@@ -139,7 +151,7 @@ def test_what_a_set_takes_out():
     ) == {NAMES[1]: {2: 50}}
 
 
-def test_what_a_machine_may_fork_is_bounded(monkeypatch):
+def test_verdict_set_forks_of_one_peer_are_bounded(monkeypatch):
     monkeypatch.setattr(verdicts_module, "MAX_FORKS_PER_PEER", 2)
     found = VerdictSet.from_proof(fork(1)) | VerdictSet.from_proof(fork(1, life=1))
     assert not found.has_room_for(VerdictSet.from_proof(fork(1, life=2)))
@@ -151,7 +163,7 @@ def test_what_a_machine_may_fork_is_bounded(monkeypatch):
 # ---- proofs
 
 
-def test_the_owner_alone_or_enough_mirrors_give_a_verdict():
+def test_verify_proof_accepts_owner_or_enough_mirrors():
     for by in ((OWNER,), (MIRROR, SECOND), (OWNER, MIRROR)):
         assert verify_proof(ruling({NAMES[0]: 1}, by=by), RULES).limits == {NAMES[0]: 1}
     assert verify_proof(fork(3), RULES).limits == {NAMES[0]: 2}
@@ -182,9 +194,9 @@ def test_the_owner_alone_or_enough_mirrors_give_a_verdict():
             "signature",
         ),
         (SignedVerdict(body="é" * 40_000, signatures={OWNER.key: "0" * 128}), "more than"),
-        (fork(3).model_copy(update={"other": header(3)}), "not two updates"),
-        (fork(3).model_copy(update={"other": header(4)}), "not two updates"),
-        (fork(3).model_copy(update={"other": header(3, life=1)}), "not two updates"),
+        (fork(3).model_copy(update={"other": header(3)}), "not two different updates"),
+        (fork(3).model_copy(update={"other": header(4)}), "not two different updates"),
+        (fork(3).model_copy(update={"other": header(3, life=1)}), "not two different updates"),
         (fork(3).model_copy(update={"ticket": ticket(by=STRANGER)}), "not a mirror"),
         (
             fork(3).model_copy(
@@ -200,7 +212,7 @@ def test_the_owner_alone_or_enough_mirrors_give_a_verdict():
         ),
     ],
 )
-def test_what_proves_nothing_is_refused_with_the_reason(proof, why):
+def test_verify_proof_refuses_with_the_reason(proof, why):
     with pytest.raises(MessageError, match=why):
         verify_proof(proof, RULES)
 
@@ -215,9 +227,15 @@ def chained(
     made, previous = [], GENESIS_DIGEST
     for seq in range(1, count + 1):
         update = messages.Update(
-            run=RUN, peer=identity.key, incarnation="0" * 16, seq=seq, previous=previous, tokens=tokens,
-            total=tokens * seq, fragments=[],
-        )  # fmt: skip
+            run=RUN,
+            peer=identity.key,
+            incarnation="0" * 16,
+            seq=seq,
+            previous=previous,
+            tokens=tokens,
+            total=tokens * seq,
+            fragments=[],
+        )
         signed = identity.sign("update", update)
         previous = digest(signed.body)
         made.append((signed, update))
@@ -240,7 +258,7 @@ some_verdicts = st.lists(
 
 
 def follow(anchor: Anchor, ledger: Ledger) -> None:
-    """What a node hands its loop at a start."""
+    """Return what the exchange gives its training loop at a start."""
     for each in retractions(ledger, anchor.vector, anchor.retracted):
         anchor.record(each)
     for _, update in ledger.updates_since(anchor.vector):
@@ -249,9 +267,7 @@ def follow(anchor: Anchor, ledger: Ledger) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_verdicts, st.integers(0, 10**6))
-def test_whenever_verdicts_come_and_wherever_an_anchor_stood_it_ends_where_the_ledger_is(
-    tmp_path_factory, rulings, seed
-):
+def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, rulings, seed):
     chance = random.Random(seed)
     ledger = Ledger(tmp_path_factory.mktemp("ledger"))
     anchor, headers = Anchor([]), {KEYS[0]: list(ONE), KEYS[1]: list(OTHER)}
@@ -284,7 +300,7 @@ def test_whenever_verdicts_come_and_wherever_an_anchor_stood_it_ends_where_the_l
 
 @given(st.integers(0, 7), st.integers(0, 7), st.sets(st.integers(1, 7)), st.sets(st.integers(1, 7)))
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_path_is_the_difference_of_two_sets(full_ledger, start, end, gone, out):
+def test_updates_between_is_the_difference_of_two_sets(full_ledger, start, end, gone, out):
     author = KEYS[0]
     gone, out = ({s: 10 for s in seqs if s <= last} for seqs, last in ((gone, start), (out, end)))
     way = updates_between(
@@ -292,8 +308,9 @@ def test_a_path_is_the_difference_of_two_sets(full_ledger, start, end, gone, out
     )
     before, after = set(range(1, start + 1)) - gone.keys(), set(range(1, end + 1)) - out.keys()
     assert {(update.seq, times) for update, times in way} == {
-        *((seq, 1) for seq in after - before), *((seq, -1) for seq in before - after)
-    }  # fmt: skip
+        *((seq, 1) for seq in after - before),
+        *((seq, -1) for seq in before - after),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +322,7 @@ def full_ledger(tmp_path_factory):
     ledger.close()
 
 
-def test_the_fragments_checksums_follow_what_goes_in_and_out():
+def test_expected_sketches_follow_added_and_retracted_updates():
     made = [
         messages.FragmentUpdate(digest="a" * 64, size=1, sketch=f"{n:016x}") for n in (5, 1 << 40)
     ]
@@ -326,7 +343,7 @@ def state(verdicts: str | None = None, heads: str | None = None) -> messages.Pee
     return messages.PeerState(vector={}, rate=0.0, verdicts_digest=verdicts, heads_digest=heads)
 
 
-def test_who_heeds_other_verdicts_is_told_ours_at_once_and_then_now_and_then():
+def test_verdict_sync_sends_verdicts_at_once_then_at_intervals():
     accord = VerdictSync("a" * 64)
     assert accord.next_actions(0.0) == []
     accord.on_state("x", state(), False, "f" * 64)
@@ -341,13 +358,13 @@ def test_who_heeds_other_verdicts_is_told_ours_at_once_and_then_now_and_then():
     assert accord.next_actions(100.0) == [] and accord.has_same_verdicts("x")
 
 
-def test_who_has_nothing_to_tell_tells_nothing():
+def test_verdict_sync_without_verdicts_sends_nothing():
     accord = VerdictSync(None)
     accord.on_state("x", state("a" * 64), False, "f" * 64)
     assert accord.next_actions(0.0) == []
 
 
-def test_other_headers_under_one_vector_twice_in_a_row_are_looked_into():
+def test_verdict_sync_two_mismatches_in_a_row_send_heads():
     accord = VerdictSync(None)
     same, other = state(heads="f" * 64), state(heads="e" * 64)
     for each, equal in ((other, True), (same, True), (other, False), (other, True)):
@@ -362,7 +379,7 @@ def test_other_headers_under_one_vector_twice_in_a_row_are_looked_into():
 # ---- the owner's command
 
 
-def test_a_verdict_names_what_is_here_with_its_tokens(full_ledger):
+def test_verdict_command_names_stored_updates_with_their_tokens(full_ledger):
     made = judged(full_ledger, RUN, {KEYS[0]: 5}, {KEYS[0]: [2]}, 20, "it was noise")
     assert (
         made.after == {KEYS[0]: 5}
@@ -385,13 +402,11 @@ def test_a_verdict_names_what_is_here_with_its_tokens(full_ledger):
         ),
     ],
 )
-def test_a_verdict_that_cannot_be_carried_out_is_refused_with_a_sentence(
-    full_ledger, cuts, singles, horizon, why
-):
+def test_verdict_command_refuses_unenforceable_verdict(full_ledger, cuts, singles, horizon, why):
     with pytest.raises(StateError, match=why):
         judged(full_ledger, RUN, cuts, singles, horizon)
 
 
-def test_every_merge_of_three_sets_is_the_same():
+def test_verdict_set_union_of_three_is_order_independent():
     sets = [VerdictSet.from_proof(PROOFS[n]) for n in (0, 5, 6)]
     assert len({(a | (b | c)).digest for a, b, c in itertools.permutations(sets)}) == 1

@@ -1,4 +1,4 @@
-"""What a machine makes of the others: its share, the window it ends its round with, a guess of what is under way."""
+"""Tests of peer estimates: training share, aligned rounds, predicted updates in flight."""
 
 import math
 from collections.abc import Collection
@@ -38,9 +38,15 @@ def update(
     key, _, incarnation = author.partition(".")
     part = FragmentUpdate(digest="0" * 64, size=1, sketch="0" * 16)
     return Update(
-        run="01890000-0000-7000-8000-000000000000", peer=key, incarnation=incarnation, seq=seq, previous="0" * 64,
-        tokens=tokens, total=tokens * seq, fragments=[part if i in said else EMPTY_PART for i in range(FRAGMENTS)],
-    )  # fmt: skip
+        run="01890000-0000-7000-8000-000000000000",
+        peer=key,
+        incarnation=incarnation,
+        seq=seq,
+        previous="0" * 64,
+        tokens=tokens,
+        total=tokens * seq,
+        fragments=[part if i in said else EMPTY_PART for i in range(FRAGMENTS)],
+    )
 
 
 class Circle:
@@ -56,7 +62,7 @@ class Circle:
 
 
 def company(recipe: Recipe = RECIPE) -> tuple[Circle, PeerEstimates]:
-    """Ben's and Cleo's first three updates have come, one every ten seconds, at 100 tokens/s each."""
+    """Let three updates of Ben and of Cleo arrive, every ten seconds at 100 tokens/s each."""
     circle = Circle()
     fellows = PeerEstimates(RunSpec(MODEL, recipe=recipe), circle)
     fellows.on_update_published(update(ME, 3), 0.0)
@@ -71,9 +77,7 @@ def company(recipe: Recipe = RECIPE) -> tuple[Circle, PeerEstimates]:
 
 
 @given(SECONDS, SECONDS, st.floats(0, 2e9), st.integers(1, 1000))
-def test_a_window_ends_within_itself_and_at_the_same_moment_for_all_who_see_one_average_machine(
-    mine, mean, now, steps
-):
+def test_aligned_round_ends_at_same_time_for_equal_average_machine(mine, mean, now, steps):
     recipe = replace(RECIPE, round_steps=steps)
     alone = RoundSchedule(steps, DENSE)
     found, other = (align_with_peers(recipe, alone, seconds, mean, now) for seconds in (mine, 1.0))
@@ -85,9 +89,7 @@ def test_a_window_ends_within_itself_and_at_the_same_moment_for_all_who_see_one_
 
 
 @given(SECONDS, st.floats(0, 1e6), st.integers(1, 1000), st.integers(1, 1000))
-def test_rounds_that_lines_choose_end_together_every_second_time_or_fourth(
-    seconds, now, fast, slow
-):
+def test_auto_rounds_of_different_uplinks_end_together(seconds, now, fast, slow):
     """And none is shorter than its line demands."""
     recipe = replace(RECIPE, codec="auto")
     ends = sorted(
@@ -104,7 +106,7 @@ def test_rounds_that_lines_choose_end_together_every_second_time_or_fourth(
     )
 
 
-def test_a_round_has_a_step_at_least_and_no_clock_can_make_it_endless():
+def test_round_has_at_least_one_step_and_no_clock_makes_it_endless():
     window = align_with_peers(RECIPE, RoundSchedule(10, DENSE), 0.4, 0.4, 1e9)
     assert (
         not window.is_over(0, math.inf)
@@ -119,7 +121,7 @@ def test_a_round_has_a_step_at_least_and_no_clock_can_make_it_endless():
     ), "no update may state more tokens"
 
 
-def test_who_is_alone_or_does_as_it_likes_has_rounds_of_the_recipes_steps():
+def test_round_alone_or_async_has_the_recipes_steps():
     circle, fellows = company()
     assert math.isfinite(fellows.plan_round(100.0, math.inf, 31.0, 1e9).ends_at)
     circle.links.clear()
@@ -147,7 +149,7 @@ ONE = RECIPE.outer_rate  # of its momenta an update of a machine like us
     st.lists(st.integers(0, 1 << 30), min_size=3, max_size=3),
     RATES,
 )
-def test_a_guess_is_bounded_and_of_the_said_alone_whatever_is_announced(updates, own_tokens, rate):
+def test_predict_in_flight_is_bounded_and_covers_only_sent_fragments(updates, own_tokens, rate):
     absent = [
         InFlightUpdate(who, True, estimate_relative_sizes(said, tokens, theirs, own_tokens, rate))
         for who, said, tokens, theirs in updates
@@ -163,7 +165,7 @@ def test_a_guess_is_bounded_and_of_the_said_alone_whatever_is_announced(updates,
     assert half == in_turns == pytest.approx([each / 2 for each in found])
 
 
-def test_an_update_is_larger_than_ours_by_weight_and_by_tokens_of_each_fragment():
+def test_relative_size_grows_with_rate_and_tokens_of_each_fragment():
     assert estimate_relative_sizes([True, True], 1000, 50.0, [1000, 500], 50.0) == (1.0, 2.0)
     assert estimate_relative_sizes([True, False], 2000, 100.0, [1000, 1000], 50.0) == (4.0, 0.0), (
         "twice as fast, in one window"
@@ -174,7 +176,7 @@ def test_an_update_is_larger_than_ours_by_weight_and_by_tokens_of_each_fragment(
     assert estimate_relative_sizes([True, True], 1000, 50.0, [1000, 1000], 0.0) == (0.0, 0.0)
 
 
-def test_what_was_announced_and_has_not_come_is_guessed_until_it_comes():
+def test_predict_in_flight_counts_update_until_it_arrives():
     circle, fellows = company()
     assert fellows.predict_in_flight([], 100.0, 31.0) == (0.0,) * FRAGMENTS
     assert fellows.predict_in_flight([update(BEN, 4)], 100.0, 31.0) == pytest.approx(
@@ -193,7 +195,7 @@ def test_what_was_announced_and_has_not_come_is_guessed_until_it_comes():
     assert fellows.predict_in_flight([], 100.0, 33.0) == (0.0,) * FRAGMENTS
 
 
-def test_of_what_is_said_in_turns_only_the_fragments_that_are_said_are_guessed():
+def test_predict_in_flight_streamed_update_predicts_only_its_fragments():
     _, fellows = company()
     fellows.on_update_published(update(ME, 4, 500, said=[2]), 40.0)
     found = fellows.predict_in_flight(
@@ -205,7 +207,7 @@ def test_of_what_is_said_in_turns_only_the_fragments_that_are_said_are_guessed()
     assert not any(found[5:])
 
 
-def test_of_one_authors_updates_the_first_few_are_guessed():
+def test_predict_in_flight_counts_first_few_updates_of_an_author():
     _, fellows = company()
     many = [update(BEN, seq, said=[0] if seq % 2 else [0, 1]) for seq in reversed(range(4, 12))]
     assert fellows.predict_in_flight(many, 100.0, 31.0)[:3] == pytest.approx(
@@ -213,7 +215,7 @@ def test_of_one_authors_updates_the_first_few_are_guessed():
     )
 
 
-def test_what_was_announced_and_never_comes_is_not_waited_for():
+def test_predict_in_flight_ignores_overdue_peers():
     _, fellows = company()
     assert all(fellows.predict_in_flight([update(BEN, 4)], 100.0, 69.0))
     assert not any(fellows.predict_in_flight([update(BEN, 4)], 100.0, 71.0)), (
@@ -221,12 +223,12 @@ def test_what_was_announced_and_never_comes_is_not_waited_for():
     )
 
 
-def test_without_speculation_nothing_is_guessed():
+def test_predict_in_flight_without_speculation_is_zero():
     _, fellows = company(replace(RECIPE, speculation=0.0))
     assert not any(fellows.predict_in_flight([update(BEN, 4)], 100.0, 31.0))
 
 
-def test_streams_are_windows_said_in_turns():
+def test_plan_round_streams_strategy_splits_the_aligned_round():
     _, fellows = company(replace(RECIPE, strategy="streams", round_steps=30))
     clock = 1e9 + 0.5
     window = company(replace(RECIPE, round_steps=30))[1].plan_round(500.0, math.inf, 31.0, clock)

@@ -1,4 +1,4 @@
-"""Rounds as short and updates as dense as a link carries."""
+"""Tests of the round schedule: rounds as short and updates as dense as a link carries."""
 
 import math
 from itertools import pairwise
@@ -37,7 +37,7 @@ def thinnest(step_seconds: float, parameters: int, pushes: int) -> float:
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
-def test_an_update_leaves_within_its_round_at_the_stated_share(link, seconds, parameters, pushes):
+def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters, pushes):
     found = fit_to_uplink(budget(link), seconds, parameters, pushes, MOST)
     taken = needed(found.steps, found.scheme, seconds, parameters, pushes)
     assert taken <= UPLINK_SHARE * link * (1 + 1e-9) or (found.steps, found.scheme) == (
@@ -49,7 +49,7 @@ def test_an_update_leaves_within_its_round_at_the_stated_share(link, seconds, pa
 
 
 @given(LINKS, LINKS, SECONDS, PARAMETERS, PUSHES)
-def test_a_faster_link_says_no_less(one, other, seconds, parameters, pushes):
+def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters, pushes):
     slow, fast = (
         fit_to_uplink(budget(link), seconds, parameters, pushes) for link in sorted((one, other))
     )
@@ -63,7 +63,7 @@ def test_a_faster_link_says_no_less(one, other, seconds, parameters, pushes):
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
-def test_a_round_is_never_longer_and_never_thinner_than_the_link_demands(
+def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
     link, seconds, parameters, pushes
 ):
     found, carried = (
@@ -82,7 +82,7 @@ def test_a_round_is_never_longer_and_never_thinner_than_the_link_demands(
 
 
 @pytest.mark.parametrize(("above", "below"), list(pairwise(COMPRESSION_LADDER)))
-def test_the_ladder_has_no_gap_in_which_a_link_would_be_left_idle(above, below):
+def test_compression_ladder_has_no_gap_that_leaves_a_link_idle(above, below):
     assert (
         below.scheme.bits_per_parameter / below.min_steps
         >= above.scheme.bits_per_parameter / above.max_steps
@@ -92,7 +92,7 @@ def test_the_ladder_has_no_gap_in_which_a_link_would_be_left_idle(above, below):
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
-def test_a_recipe_that_names_its_codec_is_kept_to_on_every_line(link, seconds, parameters, pushes):
+def test_choose_schedule_fixed_codec_is_used_on_every_uplink(link, seconds, parameters, pushes):
     found = choose_schedule(
         Recipe(codec="top64x2", round_steps=7), parameters, link, seconds, pushes, MOST
     )
@@ -100,14 +100,14 @@ def test_a_recipe_that_names_its_codec_is_kept_to_on_every_line(link, seconds, p
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
-def test_a_recipe_that_leaves_it_open_gets_what_the_line_carries(link, seconds, parameters, pushes):
+def test_choose_schedule_auto_codec_fits_the_uplink(link, seconds, parameters, pushes):
     auto = Recipe(codec="auto")
     assert choose_schedule(auto, parameters, link, seconds, pushes, MOST) == fit_to_uplink(
         budget(link), seconds, parameters, pushes, MOST
     )
 
 
-def test_on_a_line_that_is_not_known_yet_rounds_are_the_recipes_own():
+def test_choose_schedule_unknown_uplink_uses_the_recipes_rounds():
     auto = Recipe(codec="auto", round_steps=7)
     assert (
         choose_schedule(auto, 1000, math.inf, 1.0, 1, MOST).steps
@@ -120,16 +120,16 @@ def test_on_a_line_that_is_not_known_yet_rounds_are_the_recipes_own():
     )
 
 
-def test_a_link_that_carries_nothing_is_given_the_thinnest_and_the_longest():
+def test_fit_to_uplink_dead_link_gets_smallest_and_longest():
     found = fit_to_uplink(0.0, 1.0, 1_000_000, max_steps=500)
     assert (found.steps, found.scheme) == (500, COMPRESSION_LADDER[-1].scheme)
 
 
-def test_an_update_never_states_more_steps_than_it_may():
+def test_fit_to_uplink_never_exceeds_max_steps():
     assert fit_to_uplink(1e12, 1.0, 1_000_000, max_steps=2).steps == 2
 
 
-def test_a_home_line_and_a_lan_as_examples():
+def test_fit_to_uplink_home_line_and_lan_examples():
     """GPT-2 124M on a gaming GPU with a second a step: 100 Mb/s, 20 Mb/s, and a gigabit LAN."""
     lan, fast, slow = (
         fit_to_uplink(budget(megabits * 1e6 / 8), 1.0, 124_000_000, pushes=3)

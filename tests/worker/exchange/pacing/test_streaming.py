@@ -1,4 +1,4 @@
-"""A round said in turns: every fragment once a round, and none of them late by more than its own bytes."""
+"""Tests of streaming: every fragment once a round, late at most by its own transfer."""
 
 import math
 
@@ -23,7 +23,7 @@ DENSE = QuantizationScheme.parse("dense2")
 
 
 @given(SIZES, st.integers(1, MAX_PARTS))
-def test_every_fragment_has_one_turn_and_turns_end_where_the_line_has_carried_them(sizes, most):
+def test_split_evenly_each_fragment_is_in_one_part_ending_when_carried(sizes, most):
     found = split_evenly(sizes, most)
     assert [i for part in found.parts for i in part] == list(range(len(sizes)))
     assert 1 <= len(found.ends) == len(found.parts) <= most and all(found.parts)
@@ -33,7 +33,7 @@ def test_every_fragment_has_one_turn_and_turns_end_where_the_line_has_carried_th
 
 
 @given(SIZES, st.integers(1, MAX_PARTS))
-def test_turns_are_as_even_as_whole_fragments_allow(sizes, most):
+def test_split_evenly_is_as_even_as_whole_fragments_allow(sizes, most):
     found, total = split_evenly(sizes, most), sum(sizes)
     for part in found.parts:
         said = sum(sizes[i] for i in part)
@@ -45,10 +45,8 @@ def test_turns_are_as_even_as_whole_fragments_allow(sizes, most):
 @given(
     SIZES, st.integers(1, MAX_PARTS), st.lists(st.floats(0, 1e9), min_size=1, max_size=3), st.data()
 )
-def test_whoever_asks_whenever_nothing_is_left_out_and_nothing_comes_twice_in_a_round(
-    sizes, most, begins, data
-):
-    """Steps of any length: what was due at their ends, put together, is every fragment once a round."""
+def test_fragments_due_over_any_calls_covers_each_fragment_once_a_round(sizes, most, begins, data):
+    """Check that the fragments due after steps of any length are each due once a round."""
     found = split_evenly(sizes, most)
     for begin in begins:
         at, said = begin, [0] * len(sizes)
@@ -63,13 +61,13 @@ def test_whoever_asks_whenever_nothing_is_left_out_and_nothing_comes_twice_in_a_
 
 
 @given(SIZES, st.integers(1, MAX_PARTS), st.floats(0, 1e9))
-def test_the_next_turn_is_not_before_now_and_something_is_due_then(sizes, most, now):
+def test_next_end_is_after_now_with_fragments_due(sizes, most, now):
     found = split_evenly(sizes, most)
     after = found.next_end(now)
     assert now - 1e-6 < after <= now + 1 + 1e-5 and found.fragments_due(now, after)
 
 
-def test_a_round_too_short_for_two_turns_has_one():
+def test_fit_to_round_too_short_for_two_parts_has_one():
     sizes = tuple(fragment.size for fragment in preset("gpt2-124m").fragments())
     assert (
         len(fit_to_round(sizes, 2 * MIN_PART_SECONDS - 0.01, 100).ends)
@@ -80,7 +78,7 @@ def test_a_round_too_short_for_two_turns_has_one():
     assert len(fit_to_round(sizes, 1e9, 10_000).ends) == MAX_PARTS
 
 
-def test_of_gpt2_no_turn_says_more_than_the_embedding_which_is_one_fragment():
+def test_split_evenly_gpt2_no_part_exceeds_the_embedding():
     sizes = tuple(fragment.size for fragment in preset("gpt2-124m").fragments())
     found = fit_to_round(sizes, 60.0, 30)
     shares = [sum(sizes[i] for i in part) / sum(sizes) for part in found.parts]
@@ -90,7 +88,7 @@ def test_of_gpt2_no_turn_says_more_than_the_embedding_which_is_one_fragment():
 # ---- rounds by them
 
 
-def test_a_rounds_next_turn_ends_it_and_says_what_is_due(monkeypatch):
+def test_with_streaming_next_part_ends_the_round(monkeypatch):
     monkeypatch.setattr(turns_module, "MAX_PARTS", 4)
     sizes = (10, 10, 10, 10)
     whole = RoundSchedule(40, DENSE, ends_at=32.0 * 100, period=32.0)
@@ -111,7 +109,7 @@ def test_a_rounds_next_turn_ends_it_and_says_what_is_due(monkeypatch):
     assert whole.fragments_due(0.0) is None
 
 
-def test_a_round_without_a_window_has_no_turns():
+def test_with_streaming_without_period_changes_nothing():
     alone = RoundSchedule(10, DENSE)
     assert alone.with_streaming((10, 10), 0.0, 1e9) is alone
     brief = RoundSchedule(10, DENSE, ends_at=1e9, period=1.0)

@@ -1,9 +1,9 @@
-"""How fast the others train, and so what each one's share is."""
+"""Tests of weighting: the peers' training rates and each machine's share."""
 
 import math
 
 import pytest
-from helpers.simulated_swarm import key_of, met
+from helpers.simulated_swarm import connected_gossip, key_of
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.pacing.weighting import (
@@ -14,7 +14,7 @@ from barnraise.exchange.pacing.weighting import (
 )
 
 
-def test_weights_of_machines_that_train_at_once_add_up_to_one():
+def test_training_shares_of_concurrent_machines_sum_to_one():
     rates = [100.0, 300.0, 50.0]
     total = sum(
         training_share(r, [TrainingPeer(o, 0.0) for o in rates if o is not r], 1e6) for r in rates
@@ -23,8 +23,8 @@ def test_weights_of_machines_that_train_at_once_add_up_to_one():
     assert training_share(100.0, [], 0.0) == 1.0
 
 
-def test_a_rate_is_told_when_it_has_moved_and_not_at_every_breath():
-    me, now = met(1, 2), 10.0
+def test_set_progress_publishes_only_changed_rates():
+    me, now = connected_gossip(1, 2), 10.0
 
     def told(rate: float, complete: bool = False) -> bool:
         nonlocal now
@@ -42,13 +42,13 @@ def test_a_rate_is_told_when_it_has_moved_and_not_at_every_breath():
     assert told(1.0, complete=True) and not told(1.0, complete=True)
 
 
-def test_a_peer_that_has_announced_nothing_counts_as_our_equal_for_a_while_only():
+def test_peer_without_announced_rate_counts_as_equal_for_grace_time_only():
     fellow = [TrainingPeer(0.0, connected_at=10.0)]
     assert training_share(100.0, fellow, 11.0) == 0.5
     assert training_share(100.0, fellow, 10.0 + GRACE_SECONDS) == 1.0
 
 
-def test_the_ledger_corrects_what_a_peer_says_of_itself_within_a_factor():
+def test_corrected_rate_stays_within_a_factor_of_the_announced():
     pace = RoundHistory()
     assert pace.corrected_rate(100.0) == 100.0
     pace.record_round(0.0, 1000)

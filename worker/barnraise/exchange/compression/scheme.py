@@ -1,4 +1,7 @@
-"""Quantisation schemes: how many values of an update are sent, and in how many bits. Closed forms, no torch. Pure."""
+"""Quantisation schemes: how many values of an update are sent, and in how many bits. Pure.
+
+Everything is a closed formula; the module does not import torch.
+"""
 
 from dataclasses import dataclass
 
@@ -15,8 +18,8 @@ class QuantizationScheme:
     """A format for the updates of a fragment, named `dense8`, `top64x2` and the like.
 
     Attributes:
-        kept: How many values of each chunk of 4096 are sent, those of the largest magnitude. With all 4096 the scheme
-            is dense and sends no positions.
+        kept: How many values of each chunk of 4096 are sent, those of the largest magnitude. With
+            all 4096 the scheme is dense and sends no positions.
         bits: The bits of each value: 2, 4 or 8.
 
     Raises:
@@ -67,7 +70,7 @@ class QuantizationScheme:
         return (32 * self.levels_per_chunk + self.kept * bits_per_value) / CHUNK
 
     def values_sent(self, n: int) -> int:
-        """Return how many of n elements are sent; a short last chunk sends its share, rounded up."""
+        """Return how many of n elements are sent; a short last chunk sends its share."""
         chunks, rest = divmod(n, CHUNK)
         return chunks * self.kept + -(-rest * self.kept // CHUNK)
 
@@ -84,9 +87,10 @@ class QuantizationScheme:
         return HEADER_BYTES + sum(self.section_sizes(n))
 
     def smallest_for(self, n: int) -> "QuantizationScheme":
-        """Return this scheme, or a dense one with at least as many bits that is no larger for n elements.
+        """Return this scheme, or a dense one with at least as many bits that is no larger.
 
-        A position costs 12 bits, so that sending many of a few values takes more bytes than sending all of them.
+        A position costs 12 bits, so that sending many of a few values takes more bytes than sending
+        all of them.
         """
         dense = [QuantizationScheme(CHUNK, bits) for bits in reversed(BITS) if bits >= self.bits]
         return min([*dense, self], key=lambda scheme: scheme.payload_size(n))

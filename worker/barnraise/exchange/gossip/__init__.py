@@ -1,0 +1,1 @@
+"""Pure state machines of the peer-to-peer network: gossip, membership, requests, verdicts."""

@@ -1,15 +1,16 @@
 """Gossip: which peer to send what, which updates are missing and which peer to ask for them. Pure.
 
-A state machine: events enter through methods, each with the time; `next_actions(now)` returns the actions that they
-call for, and `next_wakeup(now)` returns when to call it again. It has no socket, clock or thread, so that a test
-simulates a thousand peers in one loop.
+A state machine: events enter through methods, each with the time; `next_actions(now)` returns the
+actions that they call for, and `next_wakeup(now)` returns when to call it again. It has no socket,
+clock or thread, so that a test simulates a thousand peers in one loop.
 
-New updates spread along a tree, after Plumtree (Leitão, Pereira and Rodrigues, "Epidemic Broadcast Trees", SRDS 2007,
-section 3). An update is pushed over eager links, and only announced over lazy ones, in the next State. A peer that
-receives a push which it already has, or which another peer is sending it, declines it, and that link is lazy from then
-on: after a while every update reaches every peer exactly once. A peer that learns of an update which does not
-arrive requests it from a peer that announced it, and that link is eager again: a tree that is cut repairs itself.
-Below the tree works anti-entropy: each State contains what changed since the last one, and at intervals everything.
+New updates spread along a tree, after Plumtree (Leitão, Pereira and Rodrigues, "Epidemic Broadcast
+Trees", SRDS 2007). An update is pushed over eager links, and only announced over lazy ones, in the
+next State. A peer that receives a push which it already has, or which another peer is sending it,
+declines it, and that link is lazy from then on: after a while every update reaches every peer
+exactly once. A peer that learns of an update which does not arrive requests it from a peer that
+announced it, and that link is eager again: a tree that is cut repairs itself. Below the tree works
+anti-entropy: each State contains what changed since the last one, and at intervals everything.
 """
 
 import math
@@ -83,22 +84,22 @@ class SendGoodbye:
 
 
 @dataclass(frozen=True)
-class Disconnect:
+class CloseLink:
     """Close the link to this peer."""
 
     peer: str
     reason: str
 
 
-Action = Dial | SendState | SendPeers | PushUpdate | RequestUpdates | SendGoodbye | Disconnect
+Action = Dial | SendState | SendPeers | PushUpdate | RequestUpdates | SendGoodbye | CloseLink
 
 
 @dataclass
 class LinkState:
     """A connected peer: what it reported last, and what it is to be sent.
 
-    All times are in seconds. A `vector` maps authors to the sequence number of their last update, and `pruned` to the
-    one up to which their payloads have been removed.
+    All times are in seconds. A `vector` maps authors to the sequence number of their last update,
+    and `pruned` to the one up to which their payloads have been removed.
 
     Attributes:
         key: The peer's key.
@@ -119,7 +120,8 @@ class LinkState:
         rate: Tokens per second at which it trains.
         anchor_vector: Digest of the vector of its anchor.
         anchor_digest: Digest of its anchor at that vector.
-        anchor_agrees: Whether its anchor equals ours, when both were last at one vector; None if they never were.
+        anchor_agrees: Whether its anchor equals ours, when both were last at one vector; None if
+            they never were.
         degree: How many links it reports to have.
         complete: Whether it will publish no further updates.
         has_state: Whether its first State has arrived.
@@ -156,10 +158,12 @@ class Gossip:
         key: This machine's own key.
         vector: Author → sequence number of the last update in our ledger.
         pruned: Author → sequence number up to which our ledger has no payloads.
-        wants_updates: Whether missing updates are requested; False while a snapshot is being fetched.
+        wants_updates: Whether missing updates are requested; False while a snapshot is being
+            fetched.
         rate: Tokens per second at which this machine trains.
         complete: Whether this machine will publish no further updates.
-        anchor_digests: Digest of a version vector → digest of our anchor there, for the last few vectors.
+        anchor_digests: Digest of a version vector → digest of our anchor there, for the last few
+            vectors.
         links: The connected peers by key.
         membership: The peers that this machine knows.
         requests: The updates that are missing or on their way.
@@ -213,7 +217,7 @@ class Gossip:
         self.wants_updates = False
 
     def set_progress(self, rate: float, complete: bool) -> None:
-        """Publish this machine's training rate, in tokens per second, and whether it is complete."""
+        """Publish this machine's rate in tokens per second, and whether it is complete."""
         if self.progress_changed(rate, complete):
             self.rate = rate
             self.complete = complete
@@ -236,8 +240,8 @@ class Gossip:
     def on_local_update(self, author: str, seq: int) -> None:
         """Record that our ledger has this author's updates up to `seq`, and schedule their spread.
 
-        Peers that need the update are pushed it, or sent a State soon. The other peers see it in their next State,
-        which is sent soon only if one of the two sides is about to end.
+        Peers that need the update are pushed it, or sent a State soon. The other peers see it in
+        their next State, which is sent soon only if one of the two sides is about to end.
         """
         self.vector[author] = max(seq, self.vector.get(author, 0))
         self.requests.on_stored(author, seq)
@@ -289,7 +293,7 @@ class Gossip:
     # ---- events: peers
 
     def on_connected(self, key: str, now: float) -> None:
-        """Record that a link to this peer is established; it replaces an earlier link to the same peer."""
+        """Record that a link to this peer is established; it replaces an earlier one."""
         self.requests.on_disconnected(key)
         eager = sum(link.eager for link in self.links.values()) < MIN_LINKS
         self.links[key] = LinkState(key, now, now, next_full_state_at=now, eager=eager)
@@ -336,7 +340,8 @@ class Gossip:
     def on_update(self, key: str, author: str, seq: int, now: float) -> None:
         """Record that the valid header of an update has arrived from this peer.
 
-        Its payloads follow, unless they are here already or another peer is sending them: then they are declined.
+        Its payloads follow, unless they are here already or another peer is sending them: then they
+        are declined.
         """
         link = self.links.get(key)
         if link is None:
@@ -371,7 +376,7 @@ class Gossip:
             link.leaving_since = link.leaving_since or now
 
     def decline(self, key: str, author: str, seq: int) -> None:
-        """Decline this peer's push in the next State; from then on it only announces new updates."""
+        """Decline this peer's push in the next State; then it only announces new updates."""
         link = self.links.get(key)
         if link is not None and len(link.to_decline) < MAX_DECLINED:
             link.eager = False
@@ -380,7 +385,7 @@ class Gossip:
     # ---- queries
 
     def needs(self, key: str, author: str, seq: int) -> bool:
-        """Return whether a linked peer, as far as is known, lacks an update and has not declined it."""
+        """Return whether a linked peer seems to lack an update and has not declined it."""
         link = self.links.get(key)
         if link is None:
             return False
@@ -407,7 +412,10 @@ class Gossip:
         )
 
     def needs_snapshot(self, now: float) -> bool:
-        """Return whether only a snapshot helps: no linked peer has had the next missing update for a while."""
+        """Return whether only a snapshot helps.
+
+        That is so if for a while no linked peer has had the next missing update.
+        """
         return self.wants_updates and self.requests.needs_snapshot(now)
 
     def sample_heads(self, count: int) -> list[tuple[str, int]]:
@@ -437,10 +445,10 @@ class Gossip:
         """Return the actions that are due on one link."""
         actions: list[Action] = []
         if now >= link.last_received_at + PEER_TIMEOUT:
-            actions.append(Disconnect(link.key, f"it sent nothing for {PEER_TIMEOUT:.0f} seconds"))
+            actions.append(CloseLink(link.key, f"it sent nothing for {PEER_TIMEOUT:.0f} seconds"))
             link.last_received_at = now  # so that it is disconnected once
         elif link.leaving_since is not None and now >= link.leaving_since + GOODBYE_TIMEOUT:
-            actions.append(Disconnect(link.key, "it did not leave after a goodbye"))
+            actions.append(CloseLink(link.key, "it did not leave after a goodbye"))
             link.leaving_since = now
         state_is_due = (
             now >= link.next_state_at
@@ -474,7 +482,7 @@ class Gossip:
         return merged
 
     def next_wakeup(self, now: float) -> float:
-        """Return when `next_actions` is worth calling again if no event occurs before, in seconds."""
+        """Return when to call `next_actions` again if no event occurs before, in seconds."""
         times = [
             now + STATE_INTERVAL,
             self.requests.wake_at,
@@ -495,8 +503,8 @@ class Gossip:
             now: The time in seconds.
 
         Returns:
-            A full State if one is due and fits into a message; else the changes, or as many of them as a message
-            holds. None if the peer is not connected.
+            A full State if one is due and fits into a message; else the changes, or as many of them
+            as a message holds. None if the peer is not connected.
         """
         link = self.links.get(key)
         if link is None:

@@ -1,12 +1,14 @@
 """Membership of the overlay: which peers to know, which to dial and which links to close. Pure.
 
-Follows HyParView (Leitão, Pereira and Rodrigues, DSN 2007, sections 4.1 to 4.4), simplified: its active view is
-the set of links, its passive view is `PartialView.passive`. A machine dials until it has TARGET_LINKS links. Now
-and then it dials one more, chosen at random, so that two halves of a partitioned swarm that are both content with
-their links grow together again. Above MAX_LINKS it says goodbye to peers that have other links; peers with few
-links stay, because they may reach nobody else.
+Follows HyParView (Leitão, Pereira and Rodrigues, DSN 2007, section 4), simplified: its active view
+is the set of links, its passive view is `PartialView.passive`. A machine dials until it has
+TARGET_LINKS links. Now and then it dials one more, chosen at random, so that two halves of a
+partitioned swarm that are both content with their links grow together again. Above MAX_LINKS it
+says goodbye to peers that have other links; peers with few links stay, because they may reach
+nobody else.
 
-What one peer reports about another is hearsay: it never overrides what a coordinator or the peer itself reported.
+What one peer reports about another is hearsay: it never overrides what a coordinator or the peer
+itself reported.
 """
 
 import math
@@ -89,8 +91,8 @@ class PartialView:
         Args:
             peers: The peers, each with its addresses.
             now: The time in seconds.
-            vouched: Whether a coordinator or the peer itself reported them. Otherwise they are hearsay, which
-                overrides only hearsay whose addresses have failed.
+            vouched: Whether a coordinator or the peer itself reported them. Otherwise they are
+                hearsay, which overrides only hearsay whose addresses have failed.
         """
         for peer in peers:
             if peer.key == self.key or not peer.addresses:
@@ -120,8 +122,8 @@ class PartialView:
     def _make_room(self, vouched: bool) -> bool:
         """Return whether one more peer fits, after removing one known by hearsay if necessary.
 
-        Only a vouched peer displaces another. Without that, a peer that reports enough machines that do not exist
-        would keep this machine from all that do.
+        Only a vouched peer displaces another. Without that, a peer that reports enough machines
+        that do not exist would keep this machine from all that do.
         """
         if len(self.passive) < MAX_PASSIVE:
             return True

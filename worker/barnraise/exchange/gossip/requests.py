@@ -1,9 +1,12 @@
-"""Schedule requests for missing updates: what is missing, what is on its way, which peer to ask for the rest. Pure.
+"""Schedule requests for missing updates. Pure.
 
-Updates that are on their way are not requested. An announced update has a grace period to arrive along the
-broadcast tree (see `gossip`), and an update whose transfer has started is waited for until its source stalls. Then
-another peer is asked for what is still missing of it. The timers correspond to those of Plumtree (Leitão, Pereira and
-Rodrigues, SRDS 2007, section 3.4).
+The scheduler knows what is missing, what is on its way and which peer to ask for the rest.
+
+Updates that are on their way are not requested. An announced update has a grace period to arrive
+along the broadcast tree (see `gossip`), and an update whose transfer has started is waited for
+until its source stalls. Then another peer is asked for what is still missing of it. The grace
+period and the timeout correspond to the timers with which Plumtree repairs its tree (Leitão,
+Pereira and Rodrigues, SRDS 2007).
 """
 
 import math
@@ -102,7 +105,8 @@ class RequestScheduler:
         """Record that a peer sent the header of a missing update.
 
         Returns:
-            Whether the peer should send the payloads, too. It should not while another peer is sending them.
+            Whether the peer should send the payloads, too. It should not while another peer is
+            sending them.
         """
         incoming = self.incoming.get((author, seq))
         is_elsewhere = incoming is not None and incoming.source != key

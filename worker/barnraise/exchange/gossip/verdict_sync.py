@@ -1,9 +1,10 @@
 """Compare verdict sets and log heads with linked peers, and send what differs (anti-entropy). Pure.
 
-A peer whose verdict set has another digest is sent this machine's whole set, repeatedly, until it reports the same
-digest. The peer does the same, so that both end with the union. If version vector and verdicts are equal and the
-headers behind them are not, an author has forked: each peer sends the other its authors' last headers, and whoever
-receives two headers with one identity has the proof.
+A peer whose verdict set has another digest is sent this machine's whole set, repeatedly, until it
+reports the same digest. The peer does the same, so that both end with the union. If version vector
+and verdicts are equal and the headers behind them are not, an author has forked: each peer sends
+the other its authors' last headers, and a peer that receives two headers with one identity has the
+proof.
 
 Gossip (`gossip`) compares sequence numbers only; this module compares the contents behind them.
 """

@@ -1,0 +1,1 @@
+"""The durable set of accepted updates, and the anchor that is their sum."""

@@ -1,8 +1,10 @@
-"""The shared weights: initial integers plus every update applied, mod 2**32, in units of 2**-26.
+"""The anchor: the shared model as initial weights plus every accepted update.
 
-Integer addition is exact, commutative and reversible, so that peers with the same set of updates hold the same bits
-whatever the order they came in, and an update can be taken out again. The initial weights come from the run's seed by
-integer arithmetic alone: the first volunteers download nothing.
+A weight is an int32 in units of 2⁻²⁶, and sums are modulo 2³². Integer addition is exact,
+commutative and reversible, so that peers with the same set of updates have identical bits whatever
+the order of arrival, and an update can be subtracted again. The initial weights follow from the
+run's seed by integer arithmetic alone: the first peers download nothing. "Anchor model" is the term
+of Overlap Local-SGD (Wang et al., arXiv 2002.09539).
 """
 
 import tempfile
@@ -20,25 +22,32 @@ from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.protocol.messages import Update
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
 
-Retracted = Mapping[
-    str, Mapping[int, int]
-]  # author → number → tokens of updates that are out though later ones are in
-DIVERGENCE_LIMIT = 1 << 30  # a weight this loud (16.0) means the run has gone wrong
-_BLOCK = 1 << 20  # elements worked on at a time…
-_CACHED = 1 << 15  # …and where that many wide integers would not stay in a core's cache
-_GOLDEN = 0x9E3779B97F4A7C15
+# Author → sequence number → tokens of retracted updates whose successors count.
+Retracted = Mapping[str, Mapping[int, int]]
+
+DIVERGENCE_LIMIT = 1 << 30  # |weight| in units (16.0) that means that training has diverged
+_BLOCK = 1 << 20  # elements processed at a time
+_CACHED_BLOCK = 1 << 15  # elements whose 64-bit integers stay in a core's cache
+_GOLDEN = 0x9E3779B97F4A7C15  # increment of SplitMix64
 _MASK = (1 << 64) - 1
-_SPREAD = (
-    113_512  # 2**32 over the deviation of a sum of four uniform 16-bit integers, 2**16 · √(1/3)
-)
+# A sum of four uniform 16-bit integers has the deviation 2**16 · √(1/3); this is 2**32 over that.
+_UNITS_PER_DEVIATION = 113_512
 
 
 def initial_weights(fragment: Fragment, seed: int) -> torch.Tensor:
-    """int32[fragment.size] of initial weights; padding is zero.
+    """Return the initial weights of a fragment; padding is zero.
 
-    A "normal" slot's element i is the sum of the four 16-bit quarters of mix(key + i), centred and scaled to the slot's
-    deviation (an Irwin-Hall distribution: nearly normal, never beyond 3.5 deviations), its key hashed from
-    (seed, fragment, slot).
+    A "normal" slot's element i is the sum of the four 16-bit quarters of mix(key + i · golden),
+    centred and scaled to the slot's deviation: an Irwin-Hall distribution, which is nearly normal
+    and never beyond 3.5 deviations. The key is hashed from (seed, fragment, slot), and mix is the
+    finaliser of SplitMix64.
+
+    Args:
+        fragment: The fragment.
+        seed: The run's seed.
+
+    Returns:
+        int32[fragment.size] in units of 2⁻²⁶.
     """
     units = np.zeros(fragment.size, np.int32)
     for index, slot in enumerate(fragment.slots):
@@ -46,43 +55,55 @@ def initial_weights(fragment: Fragment, seed: int) -> torch.Tensor:
         if slot.initial == "ones":
             part[:] = 1 << UNIT_BITS
         elif slot.initial == "normal":
-            key = _mix_one(_mix_one(_mix_one(seed & _MASK) ^ fragment.index) ^ index)
+            key = _mix_int(_mix_int(_mix_int(seed & _MASK) ^ fragment.index) ^ index)
             for start in range(0, slot.size, _BLOCK):
                 block = part[start : start + _BLOCK]
-                words = _mix(
-                    np.arange(start, start + block.size, dtype=np.uint64) * np.uint64(_GOLDEN)
-                    + np.uint64(key)
-                )
-                centred = (
-                    words.view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64) - 2 * 0xFFFF
-                )
-                block[:] = (centred * (slot.deviation * _SPREAD) + (1 << 31)) >> 32
+                block[:] = _irwin_hall(start, block.size, key, slot.deviation)
     return torch.from_numpy(units)
 
 
-def compute_sketch(values: torch.Tensor) -> str:
-    """Σ rⱼ·uⱼ mod 2⁶⁴ over int32[n] `values`, as 16 hex digits. Linear: the sketch of a sum is the sum of the sketches.
+def _irwin_hall(start: int, count: int, key: int, deviation: int) -> np.ndarray:
+    """Return int64[count] of pseudo-random units for the elements from `start` on."""
+    counter = np.arange(start, start + count, dtype=np.uint64)
+    words = _mix(counter * np.uint64(_GOLDEN) + np.uint64(key))
+    quarters = words.view(np.uint16).reshape(-1, 4)
+    centred = quarters.sum(axis=1, dtype=np.int64) - 2 * 0xFFFF
+    return (centred * (deviation * _UNITS_PER_DEVIATION) + (1 << 31)) >> 32
 
-    rⱼ is odd, fixed, and looks random by position (a table's entry times a factor for each megabyte of positions).
-    Guards against accidents, not attackers: those are what signed BLAKE3 digests are for.
+
+def compute_sketch(values: torch.Tensor) -> str:
+    """Compute a linear sketch of a tensor: the sketch of a sum is the sum of the sketches.
+
+    The sketch is Σ rⱼ·uⱼ mod 2⁶⁴, where uⱼ are the values and rⱼ is odd, fixed and pseudo-random by
+    position: an entry of a table times a factor for each 2²⁰ positions. It guards against
+    accidents, not attackers; signed BLAKE3 digests guard against those.
+
+    Args:
+        values: int32[n].
+
+    Returns:
+        16 hex digits.
     """
     total = 0
     array = values.numpy()
-    for start in range(0, array.size, _CACHED):
-        block, place = divmod(start, _BLOCK)
-        part = array[start : start + _CACHED].astype(np.int64).view(np.uint64)
-        part *= _table()[place : place + part.size]
-        total += int(part.sum(dtype=np.uint64)) * (_mix_one(_GOLDEN ^ block) | 1)
+    for start in range(0, array.size, _CACHED_BLOCK):
+        block, offset = divmod(start, _BLOCK)
+        part = array[start : start + _CACHED_BLOCK].astype(np.int64).view(np.uint64)
+        part *= _sketch_table()[offset : offset + part.size]
+        total += int(part.sum(dtype=np.uint64)) * (_mix_int(_GOLDEN ^ block) | 1)
     return f"{total & _MASK:016x}"
 
 
 def add_sketches(one: str, other: str, times: int = 1) -> str:
-    """The sketch of `one` plus `other`, taken `times` times."""
+    """Return the sketch of `one` plus `times` times `other`."""
     return f"{(int(one, 16) + times * int(other, 16)) & _MASK:016x}"
 
 
 class FragmentStorage(Protocol):
-    """int32[n] a fragment, in index order. What is changed must be put back: a fragment may be a copy from disk."""
+    """The anchor's fragments, int32[n] each, in index order.
+
+    A fragment may be a copy from disk, so a changed one must be assigned back.
+    """
 
     def __len__(self) -> int: ...
 
@@ -95,165 +116,222 @@ class FragmentStorage(Protocol):
 
 @dataclass(frozen=True)
 class Retraction:
-    """An update that is not to be in the sum. `times`: what its integers are added by, -1, or 0 when they are not in.
+    """An update that must not be in the sum.
 
-    `single`: its author's later ones stay (or come). Else it is its author's last in the anchor, and `before` will be;
-    None: nothing of that author is left."""
+    Attributes:
+        update: The update.
+        multiplier: How its integers are added: -1 to subtract them, 0 if they are not in the sum.
+        single: Whether its author's later updates count. If not, it is its author's last update in
+            the anchor.
+        previous: Its author's update before it, which becomes the last, unless `single`; None if
+            there is none.
+        tokens: The tokens that the verdict states for a single update.
+    """
 
     update: Update
     multiplier: int
     single: bool
     previous: Update | None = None
-    tokens: int = 0  # that a single one is counted with, by the verdict
+    tokens: int = 0
 
 
 class Anchor:
-    """The weights in `fragments` (ours to change) and, by `heads`, whose updates they hold.
+    """The weights, and which updates they contain.
 
-    `heads` maps each author to the header of the last update applied: updates of one author go in whole and in order.
-    `holes`: author → number → tokens of those that a verdict took out from among them. `sums`: each fragment's sketch
-    as it must be, by what those say who put something in; None where the beginning is not known. `held`: the fragments
-    are in memory, and not read from disk at every look.
+    Attributes:
+        fragments: The weights.
+        in_memory: Whether the fragments are in memory, not read from disk on every access.
+        heads: Author → header of its last update in the sum. An author's updates are added whole
+            and in order.
+        retracted: The single updates among those that verdicts took out.
+        expected_sketches: For each fragment the sketch that it must have, by the updates' headers;
+            None if unknown.
     """
 
     def __init__(
-        self, fragments: FragmentStorage, heads: dict[str, Update] | None = None, held: bool = True
-    ):
-        self.fragments, self.in_memory = fragments, held
+        self,
+        fragments: FragmentStorage,
+        heads: dict[str, Update] | None = None,
+        in_memory: bool = True,
+    ) -> None:
+        """Wrap fragments, which this object will change.
+
+        Args:
+            fragments: The weights.
+            heads: Author → header of its last update in the weights.
+            in_memory: Whether the fragments are in memory, not read from disk on every access.
+        """
+        self.fragments = fragments
+        self.in_memory = in_memory
         self.restore(heads or {}, {}, [])
 
-    def restore(self, heads: dict[str, Update], holes: Retracted, sums: Sequence[str]) -> None:
-        """The fragments are there already, and hold this. `sums` empty: unknown."""
+    def restore(
+        self, heads: dict[str, Update], retracted: Retracted, sketches: Sequence[str]
+    ) -> None:
+        """Set what the fragments contain, without changing them.
+
+        Args:
+            heads: Author → header of its last update in the weights.
+            retracted: The single updates that are out of the weights.
+            sketches: For each fragment the sketch that it must have; empty if unknown.
+        """
         self.heads = dict(heads)
-        self.retracted = {author: dict(gone) for author, gone in holes.items()}
-        self.expected_sketches = list(sums) or None
+        self.retracted = {author: dict(updates) for author, updates in retracted.items()}
+        self.expected_sketches = list(sketches) or None
 
     @classmethod
     def from_seed(cls, model: ModelSpec, seed: int) -> "Anchor":
-        made = cls([initial_weights(fragment, seed) for fragment in model.fragments()])
-        made.expected_sketches = [compute_sketch(fragment) for fragment in made.fragments]
-        return made
+        """Create an anchor of initial weights."""
+        anchor = cls([initial_weights(fragment, seed) for fragment in model.fragments()])
+        anchor.expected_sketches = [compute_sketch(fragment) for fragment in anchor.fragments]
+        return anchor
 
     def load(
         self,
         fragments: Iterable[torch.Tensor],
         heads: dict[str, Update],
-        holes: Retracted | None = None,
+        retracted: Retracted | None = None,
     ) -> None:
-        """Becomes what others, or the seed, say; one fragment after the other."""
-        sums = []
+        """Replace all fragments, one after the other, and what they contain.
+
+        Args:
+            fragments: int32[n] for each fragment.
+            heads: Author → header of its last update in them.
+            retracted: The single updates that are out of them.
+        """
+        sketches: list[str] = []
         for index, units in enumerate(fragments):
-            sums.append(compute_sketch(units))
+            sketches.append(compute_sketch(units))
             self.fragments[index] = units
-        self.restore(heads, holes or {}, sums)
+        self.restore(heads, retracted or {}, sketches)
 
     def copy_fragments(self, folder: Path) -> Sequence[torch.Tensor]:
-        """The fragments as they are now: a copy in memory, or in a file of `folder` that goes with the copy, for an
-        anchor that memory does not hold."""
+        """Copy the fragments as they are now.
+
+        The copy is in memory. If the anchor is on disk, it is in a temporary file in `folder` that
+        is deleted with it.
+        """
         if self.in_memory:
             return [fragment.clone() for fragment in self.fragments]
-        return _Copied(folder, self.fragments)
+        return _FragmentFile(folder, self.fragments)
 
     @property
     def vector(self) -> dict[str, int]:
+        """Return the version vector: author → sequence number of its last update in the sum."""
         return {author: head.seq for author, head in sorted(self.heads.items())}
 
     @property
     def tokens(self) -> int:
-        """Tokens that everybody spent on what is in here: the one clock all peers share."""
-        return sum(head.total for head in self.heads.values()) - sum(
-            sum(gone.values()) for gone in self.retracted.values()
-        )
+        """Return the training tokens of all updates in the sum: the clock that all peers share."""
+        total = sum(head.total for head in self.heads.values())
+        return total - sum(sum(updates.values()) for updates in self.retracted.values())
 
     def add_units(self, index: int, units: torch.Tensor) -> None:
-        """Adds int32 units to fragment `index`, mod 2**32. `note` the header once all fragments are in."""
+        """Add int32 units to a fragment, mod 2³².
+
+        Once all fragments of an update are added, `record` its header.
+        """
         self.fragments[index] = self.fragments[index].add_(units)
 
     def subtract_units(self, index: int, units: torch.Tensor) -> None:
+        """Subtract int32 units from a fragment, mod 2³²."""
         self.fragments[index] = self.fragments[index].sub_(units)
 
     def record(self, header: Update | Retraction) -> None:
-        """All fragments of this update are in, as its author's next; or they are out again."""
+        """Record that all fragments of an update have been added, or subtracted again."""
         if isinstance(header, Retraction):
-            self._withdrawn(header)
+            self._record_retraction(header)
             return
-        self._follow(header)
-        self._count(header, 1)
+        self._advance(header)
+        self._update_sketches(header, 1)
 
-    def _follow(self, header: Update) -> None:
-        before = self.heads.get(header.author)
-        assert header.seq == (before.seq if before else 0) + 1, (
+    def _advance(self, header: Update) -> None:
+        """Make this update its author's last."""
+        last = self.heads.get(header.author)
+        assert header.seq == (last.seq if last else 0) + 1, (
             f"{header.author[:8]} {header.seq} is out of order"
         )
         self.heads[header.author] = header
 
-    def _withdrawn(self, gone: Retraction) -> None:
-        update, author = gone.update, gone.update.author
-        holes = self.retracted.get(author, {})
-        if gone.single:
+    def _record_retraction(self, retraction: Retraction) -> None:
+        update = retraction.update
+        author = update.author
+        retracted = self.retracted.get(author, {})
+        if retraction.single:
             if author not in self.heads or update.seq > self.heads[author].seq:
-                self._follow(update)
-            self.retracted[author] = holes | {update.seq: gone.tokens}
+                self._advance(update)
+            self.retracted[author] = retracted | {update.seq: retraction.tokens}
         else:
             assert self.heads[author].seq == update.seq, (
                 f"{author[:8]} {update.seq} is not its last"
             )
-            left = {seq: tokens for seq, tokens in holes.items() if seq < update.seq}
+            remaining = {seq: tokens for seq, tokens in retracted.items() if seq < update.seq}
             self.retracted.pop(author, None)
-            self.retracted |= {author: left} if left else {}
-            if gone.previous is None:
+            if remaining:
+                self.retracted[author] = remaining
+            if retraction.previous is None:
                 del self.heads[author]
             else:
-                self.heads[author] = gone.previous
-        self._count(update, gone.multiplier)
+                self.heads[author] = retraction.previous
+        self._update_sketches(update, retraction.multiplier)
 
-    def _count(self, header: Update, times: int) -> None:
+    def _update_sketches(self, header: Update, multiplier: int) -> None:
         if self.expected_sketches is not None:
             for index, part in enumerate(header.fragments):
                 self.expected_sketches[index] = add_sketches(
-                    self.expected_sketches[index], part.sketch, times=times
+                    self.expected_sketches[index], part.sketch, times=multiplier
                 )
 
     def digest(self) -> str:
-        """BLAKE3 over all fragments in order, as little-endian int32: equal on peers with equal vectors."""
+        """Compute BLAKE3 over all fragments in order: equal for equal sets of updates."""
         hasher = blake3()
         for fragment in self.fragments:
             hasher.update(fragment_to_bytes(fragment))
         return hasher.hexdigest()
 
     def fragment_digest(self, index: int) -> str:
+        """Compute BLAKE3 over one fragment."""
         return blake3(fragment_to_bytes(self.fragments[index])).hexdigest()
 
     def fragment_sketch(self, index: int) -> str:
+        """Compute the sketch of one fragment."""
         return compute_sketch(self.fragments[index])
 
     def checksum(self) -> str:
-        """All fragments' sketches in one: the sum of them, each as often as its place says."""
-        sums = self.expected_sketches or [
+        """Combine the fragments' sketches: the sum of the i-th times 2i - 1, counting from 1."""
+        sketches = self.expected_sketches or [
             self.fragment_sketch(index) for index in range(len(self.fragments))
         ]
         total = "0" * 16
-        for place, each in enumerate(sums, 1):
-            total = add_sketches(total, each, times=2 * place - 1)
+        for number, fragment_sketch in enumerate(sketches, 1):
+            total = add_sketches(total, fragment_sketch, times=2 * number - 1)
         return total
 
     def is_intact(self, index: int, units: torch.Tensor | None = None) -> bool:
-        """Whether a fragment (or `units`, in its place) has the sketch that its updates add up to. The lower halves are
-        compared: a weight that wrapped around changes the upper one, a single damaged weight always the lower."""
+        """Return whether a fragment has the sketch that its updates add up to.
+
+        The lower halves of the sketches are compared: a weight that wrapped around changes the
+        upper half, but one damaged weight always changes the lower.
+
+        Args:
+            index: The fragment.
+            units: int32[n] to verify in place of the stored fragment.
+        """
         assert self.expected_sketches is not None
-        found = self.fragment_sketch(index) if units is None else compute_sketch(units)
-        return found[8:] == self.expected_sketches[index][8:]
+        sketch = self.fragment_sketch(index) if units is None else compute_sketch(units)
+        return sketch[8:] == self.expected_sketches[index][8:]
 
     def largest_magnitude(self) -> int:
-        """The largest |weight| in units, for the alarm over 2**30."""
+        """Return the largest |weight| in units, to compare with DIVERGENCE_LIMIT."""
         return max(max(int(f.max()), -int(f.min())) for f in self.fragments)
 
 
-class _Copied(Sequence[torch.Tensor]):
-    """Fragments in a file without a name: whatever ends this process, it is gone."""
+class _FragmentFile(Sequence[torch.Tensor]):
+    """Fragments in a file without a name, which disappears with this process."""
 
-    def __init__(self, folder: Path, fragments: Iterable[torch.Tensor]):
-        self._file, self._sizes = tempfile.TemporaryFile(dir=folder), []  # noqa: SIM115 -- closed with the last reader
+    def __init__(self, folder: Path, fragments: Iterable[torch.Tensor]) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 -- closed with the last reader
+        self._sizes: list[int] = []
         for fragment in fragments:
             self._file.write(fragment_to_bytes(fragment))
             self._sizes.append(4 * fragment.numel())
@@ -268,17 +346,28 @@ class _Copied(Sequence[torch.Tensor]):
 
 
 def fragment_to_bytes(fragment: torch.Tensor) -> memoryview:
-    """int32[n] as little-endian bytes, without a copy where the machine is little-endian."""
-    return memoryview(fragment.numpy().astype("<i4", copy=False)).cast("B")
+    """Return int32[n] as little-endian bytes, without a copy on little-endian machines."""
+    return fragment.numpy().astype("<i4", copy=False).data.cast("B")
 
 
 def fragment_from_bytes(data: bytes) -> torch.Tensor:
+    """Return the int32[n] of little-endian bytes."""
     return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
 
 
 def load_initial_fragment(spec: RunSpec, index: int, blobs: BlobStore) -> torch.Tensor | None:
-    """int32 [n] that a fragment is before the first update: the seed's, or what the run takes over from another; None
-    where that is not in `blobs`, or not sound."""
+    """Return a fragment before the first update.
+
+    It comes from the seed, or from the run that this one continues.
+
+    Args:
+        spec: The run's spec.
+        index: The fragment.
+        blobs: Where the weights of the other run are stored.
+
+    Returns:
+        int32[n]; None if the blob is not here or damaged.
+    """
     if not spec.start.run:
         return initial_weights(spec.model.fragments()[index], spec.seed)
     data = blobs.read_verified(spec.start.fragments[index])
@@ -286,12 +375,12 @@ def load_initial_fragment(spec: RunSpec, index: int, blobs: BlobStore) -> torch.
 
 
 @cache
-def _table() -> np.ndarray:
+def _sketch_table() -> np.ndarray:
     return _mix(np.arange(_BLOCK, dtype=np.uint64) * np.uint64(_GOLDEN)) | np.uint64(1)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), in place over uint64."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) to uint64, in place."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
@@ -300,7 +389,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _mix_one(x: int) -> int:
+def _mix_int(x: int) -> int:
+    """Apply the same finaliser to one integer."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)

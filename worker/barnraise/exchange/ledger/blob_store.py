@@ -1,8 +1,10 @@
-"""Files named by what is in them: update payloads, text shards, fragments of a frozen anchor.
+"""Store files by the digest of their content.
 
-A blob appears under its name only once it is whole, checked and fsynced, so that whoever sees one may rely on it after
-a crash. One that arrives in pieces grows beside its name as `<digest>.part` and goes on from there after an
-interruption. Writers of the same blob may race: they write the same bytes.
+They are update payloads, text shards and fragments of a snapshot.
+
+A blob gets its name only once it is complete, verified and fsynced, so that a blob that is here is
+still here after a crash. A blob that arrives in pieces grows in `<digest>.part` and continues from
+there after an interruption. Concurrent writers of one blob are harmless: they write the same bytes.
 """
 
 import secrets
@@ -18,51 +20,63 @@ from blake3 import blake3
 
 from barnraise.durable_io import move_into_place, sync_folder
 
-EMPTY_DIGEST = blake3(b"").hexdigest()  # the blob without bytes: always here, and no file
-MAX_PARTIAL_AGE = (
-    7 * 86400.0
-)  # seconds without a byte after which a blob that never got whole is swept at the next start
-_READ = 1 << 20  # bytes hashed at a time
+EMPTY_DIGEST = blake3(b"").hexdigest()  # of the blob without bytes, which always exists, as no file
+MAX_PARTIAL_AGE = 7 * 86400.0  # seconds without a new byte after which a partial blob is removed
+_READ_BYTES = 1 << 20  # read at a time to compute a digest
 
 
 class AppendResult(Enum):
-    """What became of a blob that a piece was added to."""
+    """The state of a blob after a piece was appended."""
 
-    INCOMPLETE = "more"  # not whole yet
-    COMPLETE = "whole"  # checked, fsynced, and under its name
-    CORRUPT = "damaged"  # all bytes came and are not what the digest says; thrown away
+    INCOMPLETE = "incomplete"
+    COMPLETE = "complete"  # verified, fsynced and under its name
+    CORRUPT = "corrupt"  # all bytes arrived and do not match the digest; removed
 
 
 class BlobStore:
-    def __init__(self, folder: Path, fresh: bool = False, sweep: bool = True):
-        """`fresh`: empty to begin with, whatever was left there. `sweep` False: another process may be writing here,
-        and what looks left over is not."""
+    """A folder of blobs. Safe to use from several threads.
+
+    Digests are BLAKE3, 64 hex digits; callers have validated them.
+    """
+
+    def __init__(self, folder: Path, fresh: bool = False, sweep: bool = True) -> None:
+        """Open or create a folder of blobs.
+
+        Args:
+            folder: The folder.
+            fresh: Whether to remove everything in the folder first.
+            sweep: Whether to remove files that an interrupted process left. False if another
+                process may be writing.
+        """
         self.folder = folder
-        self._growing = threading.Lock()
-        self._held: Counter[str] = (
-            Counter()
-        )  # digests that somebody relies on, whatever becomes of others
+        self._lock = threading.Lock()
+        self._pins: Counter[str] = Counter()  # how often each digest is pinned
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        if not sweep:
-            return
-        for leftover in folder.glob("*/*.new"):
-            leftover.unlink(missing_ok=True)
-        for part in folder.glob("*/*.part"):
+        if sweep:
+            self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        for unfinished in self.folder.glob("*/*.new"):
+            unfinished.unlink(missing_ok=True)
+        for part in self.folder.glob("*/*.part"):
             if part.stat().st_mtime < time.time() - MAX_PARTIAL_AGE:
                 part.unlink(missing_ok=True)
 
+    # ---- reading
+
     def path(self, digest: str) -> Path:
-        """Where a blob lies, or would. `digest` has been checked to be 64 hex digits."""
+        """Return where a blob is or would be stored."""
         assert len(digest) == 64
         return self.folder / digest[:2] / digest
 
     def has(self, digest: str) -> bool:
+        """Return whether the complete blob is here."""
         return digest == EMPTY_DIGEST or self.path(digest).exists()
 
     def size(self, digest: str) -> int | None:
-        """Bytes, or None where there is no such blob."""
+        """Return the blob's size in bytes; None if it is not here."""
         if digest == EMPTY_DIGEST:
             return 0
         try:
@@ -71,123 +85,150 @@ class BlobStore:
             return None
 
     def read(self, digest: str, offset: int = 0, size: int = -1) -> bytes:
-        """`size` bytes from `offset` on (all by default). Raises FileNotFoundError."""
+        """Read `size` bytes from `offset` on; by default all.
+
+        Raises:
+            FileNotFoundError: If the blob is not here.
+        """
         if digest == EMPTY_DIGEST:
             return b""
         with self.path(digest).open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
-    def store(self, data: bytes | memoryview, hold: bool = False) -> str:
-        """Keeps bytes durably; returns their digest. What was here already is not written again. `hold`: until
-        `release`, they are not let go."""
-        digest = blake3(data).hexdigest()
-        if hold:
-            self.pin([digest])
-        if not self.has(digest):
-            self._keep(digest, data)
-        return digest
-
-    def _keep(self, digest: str, data: bytes | memoryview) -> None:
-        """Bytes that are what their digest says. Nothing stays of them where the disk refuses."""
-        path = self._shelved(digest)
-        fresh = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
-        try:
-            fresh.write_bytes(data)
-            move_into_place(fresh, path)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
-
     def read_verified(self, digest: str) -> bytes | None:
-        """A blob's bytes, if they are here and what their name says."""
+        """Read a blob and verify its digest; None if it is not here or damaged."""
         try:
             data = self.read(digest)
         except FileNotFoundError:
             return None
         return data if blake3(data).hexdigest() == digest else None
 
-    def _shelved(self, digest: str) -> Path:
-        """Where a blob will lie, its folder made. The folder's own name is made durable, too: the blob is in it."""
-        path = self.path(digest)
-        if not path.parent.exists():
-            path.parent.mkdir(exist_ok=True)
-            sync_folder(self.folder)
-        return path
-
     def partial_size(self, digest: str) -> int:
-        """Bytes here of a blob that is still arriving."""
+        """Return how many bytes of an incomplete blob have arrived."""
         try:
             return self._part(digest).stat().st_size
         except FileNotFoundError:
             return 0
 
+    # ---- writing
+
+    def store(self, data: bytes | memoryview, pin: bool = False) -> str:
+        """Store bytes durably, unless they are here already.
+
+        Args:
+            data: The blob.
+            pin: Whether to pin the blob, see `pin`.
+
+        Returns:
+            Its digest.
+        """
+        digest = blake3(data).hexdigest()
+        if pin:
+            self.pin([digest])
+        if not self.has(digest):
+            self._write(digest, data)
+        return digest
+
     def append_piece(
         self, digest: str, offset: int, data: bytes | memoryview, total: int
     ) -> AppendResult:
-        """Adds a piece of a blob of `total` bytes. A piece that does not continue what is here is let go by."""
-        with self._growing:
-            return self._extend(digest, offset, data, total)
+        """Append a piece to a blob; ignore one that does not continue the bytes that are here.
 
-    def _extend(
+        Args:
+            digest: The blob's digest.
+            offset: Where in the blob the piece starts.
+            data: The piece.
+            total: The size of the whole blob in bytes.
+        """
+        with self._lock:
+            return self._append_piece(digest, offset, data, total)
+
+    def _append_piece(
         self, digest: str, offset: int, data: bytes | memoryview, total: int
     ) -> AppendResult:
         if self.has(digest):
             return AppendResult.COMPLETE
-        part, length = self._part(digest), self.partial_size(digest)
-        if (
-            offset == length == 0 and len(data) == total
-        ):  # whole in one piece, as most updates of small models are
+        part = self._part(digest)
+        length = self.partial_size(digest)
+        # Most updates of small models arrive in one piece.
+        if offset == length == 0 and len(data) == total:
             if blake3(data).hexdigest() != digest:
                 return AppendResult.CORRUPT
-            self._keep(digest, data)
+            self._write(digest, data)
             return AppendResult.COMPLETE
-        self._shelved(digest)
+        self._create_subfolder(digest)
         if offset <= length < offset + len(data):
             with part.open("ab") as file:
                 file.write(data[length - offset :])
             length = offset + len(data)
         if length < total:
             return AppendResult.INCOMPLETE
-        if length > total or _digest(part) != digest:
+        if length > total or _compute_digest(part) != digest:
             part.unlink()
             return AppendResult.CORRUPT
         move_into_place(part, self.path(digest))
         return AppendResult.COMPLETE
 
-    def delete(self, digest: str) -> None:
-        """Forgets a blob, whole or in part."""
-        self.path(digest).unlink(missing_ok=True)
-        self._part(digest).unlink(missing_ok=True)
+    def _write(self, digest: str, data: bytes | memoryview) -> None:
+        """Write bytes that match their digest; leave nothing if the disk refuses them."""
+        path = self._create_subfolder(digest)
+        temporary = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
+        try:
+            temporary.write_bytes(data)
+            move_into_place(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
-    def pin(self, digests: Iterable[str]) -> None:
-        """Keeps these from being let go, here or not, until they are released as often."""
-        with self._growing:
-            self._held.update(digests)
-
-    def unpin(self, digests: Iterable[str]) -> None:
-        with self._growing:
-            self._held -= Counter(digests)
-
-    def remove_unless_pinned(self, digest: str) -> bool:
-        """Forgets a whole blob unless somebody holds it; whether it did."""
-        with self._growing:
-            if not self._held[digest]:
-                self.path(digest).unlink(missing_ok=True)
-            return not self._held[digest]
-
-    def discard_partial(self, digest: str) -> None:
-        """Forgets what has come of a blob that nobody waits for any more; a whole one stays."""
-        with self._growing:
-            self._part(digest).unlink(missing_ok=True)
+    def _create_subfolder(self, digest: str) -> Path:
+        """Create the folder of a blob durably and return the blob's path."""
+        path = self.path(digest)
+        if not path.parent.exists():
+            path.parent.mkdir(exist_ok=True)
+            sync_folder(self.folder)
+        return path
 
     def _part(self, digest: str) -> Path:
         return self.path(digest).with_suffix(".part")
 
+    # ---- removing
 
-def _digest(path: Path) -> str:
+    def delete(self, digest: str) -> None:
+        """Delete a blob, complete or not."""
+        self.path(digest).unlink(missing_ok=True)
+        self._part(digest).unlink(missing_ok=True)
+
+    def pin(self, digests: Iterable[str]) -> None:
+        """Keep `remove_unless_pinned` from removing these blobs, here already or not.
+
+        A blob stays pinned until it has been unpinned as often as it was pinned.
+        """
+        with self._lock:
+            self._pins.update(digests)
+
+    def unpin(self, digests: Iterable[str]) -> None:
+        """Revoke one `pin` of each of these blobs."""
+        with self._lock:
+            self._pins -= Counter(digests)
+
+    def remove_unless_pinned(self, digest: str) -> bool:
+        """Remove a complete blob unless it is pinned; return whether it was removed."""
+        with self._lock:
+            if self._pins[digest]:
+                return False
+            self.path(digest).unlink(missing_ok=True)
+            return True
+
+    def discard_partial(self, digest: str) -> None:
+        """Remove what has arrived of an incomplete blob; a complete one stays."""
+        with self._lock:
+            self._part(digest).unlink(missing_ok=True)
+
+
+def _compute_digest(path: Path) -> str:
     hasher = blake3()
     with path.open("rb") as file:
-        while data := file.read(_READ):
+        while data := file.read(_READ_BYTES):
             hasher.update(data)
     return hasher.hexdigest()

@@ -1,7 +1,7 @@
-"""What leads from one anchor to another, read out of a ledger: updates that go in, come out, or stay out.
+"""Compute what leads from one anchor to another: the updates to add, to subtract and to leave out.
 
-An anchor is told by its version vector and its holes: the single updates that verdicts took out of what the vector
-covers. Nothing here changes anything.
+An anchor is described by its version vector and by `retracted`: the single updates that verdicts
+took out of what the vector covers. This module reads a ledger and changes nothing.
 """
 
 from collections.abc import Mapping
@@ -13,63 +13,102 @@ from barnraise.protocol.messages import Update
 
 
 def anchor_entry(update: Update, verdicts: VerdictSet) -> Update | Retraction:
-    """What an anchor is to note of its author's next update: the update, or that it stays out."""
+    """Return what an anchor must record for its author's next update.
+
+    That is the update itself or, if a verdict retracts it alone, its retraction.
+    """
     tokens = verdicts.singles.get(update.author, {}).get(update.seq)
-    return update if tokens is None else Retraction(update, 0, True, tokens=tokens)
+    if tokens is None:
+        return update
+    return Retraction(update, 0, True, tokens=tokens)
 
 
-def retractions(ledger: Ledger, vector: Mapping[str, int], holes: Retracted) -> list[Retraction]:
-    """What must come out of an anchor at `vector` without `holes`, of each author from the last back."""
-    found, verdicts = [], ledger.verdicts
+def retractions(
+    ledger: Ledger, vector: Mapping[str, int], retracted: Retracted
+) -> list[Retraction]:
+    """Return what the ledger's verdicts take out of an anchor, each author's last update first.
+
+    All headers that this needs must be here, see `missing_headers`.
+
+    Args:
+        ledger: The ledger.
+        vector: The anchor's version vector.
+        retracted: The single updates that are out of it already.
+    """
+    result: list[Retraction] = []
+    verdicts = ledger.verdicts
     for author, last in vector.items():
-        gone, limit = holes.get(author, {}), min(last, verdicts.limits.get(author, last))
+        already_out = retracted.get(author, {})
+        limit = min(last, verdicts.limits.get(author, last))
         for seq in range(last, limit, -1):
-            update, before = ledger.update(author, seq), ledger.update(author, seq - 1)
-            assert update is not None and (before is not None or seq == 1), (
-                "headers first: see `lacking`"
+            update = ledger.update(author, seq)
+            previous = ledger.update(author, seq - 1)
+            assert update is not None and (previous is not None or seq == 1), (
+                "the headers must be here, see `missing_headers`"
             )
-            found.append(Retraction(update, 0 if seq in gone else -1, False, before))
+            result.append(Retraction(update, 0 if seq in already_out else -1, False, previous))
         for seq, tokens in verdicts.singles.get(author, {}).items():
-            if seq <= limit and seq not in gone:
+            if seq <= limit and seq not in already_out:
                 update = ledger.update(author, seq)
-                assert update is not None, "headers first: see `lacking`"
-                found.append(Retraction(update, -1, True, tokens=tokens))
-    return found
+                assert update is not None, "the headers must be here, see `missing_headers`"
+                result.append(Retraction(update, -1, True, tokens=tokens))
+    return result
 
 
-def missing_headers(ledger: Ledger, found: VerdictSet) -> list[tuple[str, int, int]]:
-    """(author, first, last) of headers from before the ledger's base without which `found` cannot be heeded."""
-    lacks: list[tuple[str, int, int]] = []
-    merged, holes = ledger.verdicts | found, ledger.base_retracted()
+def missing_headers(ledger: Ledger, verdicts: VerdictSet) -> list[tuple[str, int, int]]:
+    """Return the headers from before the ledger's base that applying `verdicts` needs.
+
+    Returns:
+        (author, first, last) for each range of sequence numbers.
+    """
+    missing: list[tuple[str, int, int]] = []
+    merged = ledger.verdicts | verdicts
+    base_retracted = ledger.base_retracted()
     for _, head in ledger.base_heads():
-        author, limit = head.author, min(head.seq, merged.limits.get(head.author, head.seq))
-        singles = set(merged.singles.get(author, {})) - set(holes.get(author, {}))
+        author = head.author
+        limit = min(head.seq, merged.limits.get(author, head.seq))
+        singles = set(merged.singles.get(author, {})) - set(base_retracted.get(author, {}))
         first = min((seq for seq in {max(1, limit)} | singles if seq < head.seq), default=head.seq)
         last = head.seq - 1
         while last >= first and ledger.header(author, last) is not None:
             last -= 1
         if last >= first:
-            lacks.append((author, first, last))
-    return lacks
+            missing.append((author, first, last))
+    return missing
 
 
 def updates_between(
     ledger: Ledger,
     start: Mapping[str, int],
-    gone: Retracted,
+    start_retracted: Retracted,
     end: Mapping[str, int],
-    out: Retracted,
+    end_retracted: Retracted,
 ) -> list[tuple[Update, int]] | None:
-    """From an anchor at `start` without `gone` to one at `end` without `out`: (update, by how much it is added: 1 or
-    -1). None when a header that it takes is not here."""
-    found = []
+    """Return the updates that turn one anchor into another.
+
+    Args:
+        ledger: The ledger.
+        start: Version vector of the first anchor.
+        start_retracted: The single updates that are out of it.
+        end: Version vector of the second anchor.
+        end_retracted: The single updates that are out of it.
+
+    Returns:
+        (update, multiplier), with 1 to add the update and -1 to subtract it; None if a header is
+        not here.
+    """
+    result: list[tuple[Update, int]] = []
     for author in sorted(start.keys() | end.keys()):
-        a, b = start.get(author, 0), end.get(author, 0)
-        before, after = gone.get(author, {}), out.get(author, {})
-        for seq in sorted({*range(min(a, b) + 1, max(a, b) + 1), *before, *after}):
-            times = (seq <= b and seq not in after) - (seq <= a and seq not in before)
-            if times and (update := ledger.update(author, seq)) is None:
+        first, last = sorted((start.get(author, 0), end.get(author, 0)))
+        out_before = start_retracted.get(author, {})
+        out_after = end_retracted.get(author, {})
+        for seq in sorted({*range(first + 1, last + 1), *out_before, *out_after}):
+            is_in_start = seq <= start.get(author, 0) and seq not in out_before
+            is_in_end = seq <= end.get(author, 0) and seq not in out_after
+            if is_in_start == is_in_end:
+                continue
+            update = ledger.update(author, seq)
+            if update is None:
                 return None
-            if times:
-                found.append((update, times))
-    return found
+            result.append((update, 1 if is_in_end else -1))
+    return result

@@ -1,11 +1,15 @@
-"""Which updates are in: every signed header, in each author's order, durable before anybody hears of it.
+"""The ledger: the durable set of accepted updates.
 
-SQLite (WAL, synchronous=FULL) holds headers, payloads are blobs beside it. `append` takes a header only when its
-payloads are whole and fsynced and it is its author's next; what it has taken survives a crash. A machine that joined
-late, or fell so far behind that nobody had what it lacked, starts from a `base`: each author's last header in the
-snapshot it began with, the updates before which it never saw. Old payloads are let go (`retention`), their headers
-stay. What verdicts and forks take out stays on disk, as others may need it, and is not in any more: `head`, `vector`,
-`since` and `tokens` are what is left. One connection and one lock serve all threads.
+SQLite (WAL, synchronous=FULL) holds the signed headers; payloads are blobs in a folder next to the
+database. `append` accepts a header only if its payloads are complete and fsynced and it is its
+author's next; an appended update survives a crash. A machine that joined late, or fell so far
+behind that no peer had what it missed, starts from a `base`: each author's last header in the
+snapshot that it loaded. It never receives the updates before those. Old payloads are pruned
+(`retention`), but their headers are kept. Updates that verdicts and forks retract stay on disk,
+because peers may need them, but no longer count: `head`, `vector`, `updates_since` and `tokens`
+leave them out.
+
+One connection and one lock serve all threads.
 """
 
 import sqlite3
@@ -18,9 +22,9 @@ from pathlib import Path
 from barnraise.errors import StateError
 from barnraise.exchange.ledger.anchor import Retracted
 from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.ledger.peer_store import SCHEMA as MET
+from barnraise.exchange.ledger.peer_store import SCHEMA as PEER_SCHEMA
 from barnraise.exchange.ledger.peer_store import PeerStore
-from barnraise.exchange.ledger.retention import SCHEMA as RETENTION
+from barnraise.exchange.ledger.retention import SCHEMA as RETENTION_SCHEMA
 from barnraise.exchange.ledger.retention import Retention
 from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
 from barnraise.protocol.messages import Signed, Update
@@ -28,34 +32,38 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.sqlite import transaction
 
-FORMAT = 3
-GENESIS_DIGEST = digest("")  # what an author's first header calls its previous
+FORMAT = 4  # of the database, in its user_version
+GENESIS_DIGEST = digest("")  # the `previous` of an author's first header
 _PAGE = 64  # headers read at a time
-_KINDS = {"signed_verdict": SignedVerdict, "fork": Fork}
+_PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {
+    "signed_verdict": SignedVerdict,
+    "fork": Fork,
+}
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER, signed TEXT, seal TEXT,
+CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER,
+                                    signed TEXT, checksum TEXT,
                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS entered (author TEXT, seq INTEGER, tokens INTEGER, PRIMARY KEY (author, seq)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER, signed TEXT,
-                                 seal TEXT);
+CREATE TABLE IF NOT EXISTS arrivals (author TEXT, seq INTEGER, tokens INTEGER,
+                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER,
+                                 signed TEXT, checksum TEXT);
 CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
-CREATE TABLE IF NOT EXISTS base_holes (author TEXT, seq INTEGER, tokens INTEGER, PRIMARY KEY (author, seq));
-CREATE TABLE IF NOT EXISTS proofs (name TEXT PRIMARY KEY, kind TEXT, text TEXT, seal TEXT);
+CREATE TABLE IF NOT EXISTS base_retracted (author TEXT, seq INTEGER, tokens INTEGER,
+                                           PRIMARY KEY (author, seq));
+CREATE TABLE IF NOT EXISTS proofs (name TEXT PRIMARY KEY, kind TEXT, text TEXT, checksum TEXT);
 """
 
 
 class Outcome(Enum):
-    """What became of a header that was handed in."""
+    """The result of appending a header."""
 
     ADDED = "added"
-    DUPLICATE = "known"  # it, or the snapshot that covers it, is in already
-    GAP = "gap"  # its author's updates before it are missing
-    WRONG_TOTAL = "broken"  # it claims another total than its author's last and its own tokens make
-    DIVERGENT = (
-        "apart"  # it continues another update than its author's last here: half of a fork, or a lie
-    )
+    DUPLICATE = "duplicate"  # it, or a snapshot that contains it, is here already
+    GAP = "gap"  # earlier updates of its author are missing
+    WRONG_TOTAL = "wrong total"  # its total is not its predecessor's plus its own tokens
+    DIVERGENT = "divergent"  # its predecessor is not the one here: half of a fork, or false
     FORK = "fork"  # its author signed two updates with one identity, and the other one is here
-    RETRACTED = "out"  # a verdict, or a fork, keeps it out
+    RETRACTED = "retracted"  # a verdict, or a fork, cuts it off
 
 
 @dataclass(frozen=True)
@@ -68,136 +76,184 @@ class LedgerHead:
 
     @classmethod
     def from_update(cls, signed: Signed, update: Update) -> "LedgerHead":
+        """Return the head that this update is."""
         return cls(update.seq, digest(signed.body), update.total)
 
 
-def _sealed(*row: str | int) -> tuple[str | int, ...]:
-    """With the row's digest behind it: SQLite itself does not notice when a disk changes a row."""
+def _with_checksum(*row: str | int) -> tuple[str | int, ...]:
+    """Return a row with its digest, because SQLite does not notice when a disk changes a row."""
     return (*row, digest(repr(row)))
 
 
-def _row(signed: Signed, update: Update) -> tuple[str | int, ...]:
-    return _sealed(
+def _header_row(signed: Signed, update: Update) -> tuple[str | int, ...]:
+    return _with_checksum(
         update.author, update.seq, digest(signed.body), update.total, signed.model_dump_json()
     )
 
 
 class Ledger:
-    def __init__(self, folder: Path, sweep: bool = True):
-        """Opens or makes `folder`/ledger.sqlite, with payloads in `folder`/blobs. Raises StateError, also if the file
-        has changed by itself. `sweep` False: what another process is writing there stays, and it has looked."""
+    """The set of accepted updates, with the verdicts that apply and the peers that were met.
+
+    Attributes:
+        blobs: The payloads.
+        peer_store: Tickets and addresses of peers.
+        verdicts: The verdicts and forks that apply.
+    """
+
+    def __init__(self, folder: Path, sweep: bool = True) -> None:
+        """Open or create `folder`/ledger.sqlite, with payloads in `folder`/blobs.
+
+        Args:
+            folder: The folder.
+            sweep: Whether to verify the database and to remove files that an interrupted process
+                left. False if another process has it open, and has done so.
+
+        Raises:
+            StateError: If the database is damaged or of another format.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.blobs = BlobStore(folder / "blobs", sweep=sweep)
         self._lock = threading.RLock()
         path = folder / "ledger.sqlite"
         try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, FORMAT):
-                raise StateError(f"{path} is of format {version}; this version works with {FORMAT}")
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA + RETENTION + MET)
-            self._db.execute(f"PRAGMA user_version={FORMAT}")
+            self._db = self._open_database(path)
             self.peer_store = PeerStore(self._db, self._lock)
             if sweep:
-                self._check()
-            rows = self._db.execute("SELECT author, seq, digest, total FROM base").fetchall()
-            rows += self._db.execute(
-                "SELECT author, MAX(seq), digest, total FROM headers GROUP BY author"
-            ).fetchall()
-            self.verdicts = VerdictSet()
-            for kind, text in self._db.execute("SELECT kind, text FROM proofs").fetchall():
-                self.verdicts |= VerdictSet.from_proof(_KINDS[kind].model_validate_json(text))
+                self._verify_rows()
+            self.verdicts = self._load_verdicts()
             self._retention = Retention(self._db, self._lock, self.blobs, sweep)
+            self._last_heads = self._load_heads()  # of each author, retracted or not
+            self._heads = self._valid_heads()
         except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
-            what_then = f"remove {folder} and join again, the others have what was published"
-            raise StateError(f"{path} is damaged ({error}): {what_then}") from None
-        self._last: dict[str, LedgerHead] = {}  # whether it stays or not
-        for author, *head in sorted(rows, key=lambda row: row[1]):
-            self._last[author] = LedgerHead(*head)
-        self._heads = self._staying()
+            remedy = f"remove {folder} and join again, the others have what was published"
+            raise StateError(f"{path} is damaged ({error}): {remedy}") from None
 
-    def _check(self) -> None:
-        """Raises ValueError, or what reading rows that no ledger writes raises. A header that a disk has changed would
-        look like half of a fork, and its signature like a lie of ours."""
-        if (found := self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
-            raise ValueError(found)
+    @staticmethod
+    def _open_database(path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, FORMAT):
+            raise StateError(f"{path} is of format {version}; this version works with {FORMAT}")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.executescript(_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA)
+        db.execute(f"PRAGMA user_version={FORMAT}")
+        return db
+
+    def _verify_rows(self) -> None:
+        """Raise ValueError if the database has changed by itself.
+
+        A header that a disk has changed would look like half of a fork, and like a false signature
+        of this machine.
+        """
+        result = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if result != "ok":
+            raise ValueError(result)
         for table in ("headers", "base", "proofs"):
             for row in self._db.execute(f"SELECT * FROM {table}"):
-                if row != _sealed(*row[:-1]):
+                if row != _with_checksum(*row[:-1]):
                     raise ValueError(f"a row of its {table} has changed")
-        self.peer_store.tickets(), self.peer_store.peers()  # they are read
+        # Their rows have no checksum; reading them parses them.
+        self.peer_store.tickets()
+        self.peer_store.peers()
+
+    def _load_verdicts(self) -> VerdictSet:
+        verdicts = VerdictSet()
+        for kind, text in self._db.execute("SELECT kind, text FROM proofs").fetchall():
+            verdicts |= VerdictSet.from_proof(_PROOF_TYPES[kind].model_validate_json(text))
+        return verdicts
+
+    def _load_heads(self) -> dict[str, LedgerHead]:
+        rows = self._db.execute("SELECT author, seq, digest, total FROM base").fetchall()
+        rows += self._db.execute(
+            "SELECT author, MAX(seq), digest, total FROM headers GROUP BY author"
+        ).fetchall()
+        heads: dict[str, LedgerHead] = {}
+        for author, *head in sorted(rows, key=lambda row: row[1]):
+            heads[author] = LedgerHead(*head)
+        return heads
 
     def append(self, signed: Signed, update: Update) -> Outcome:
-        """Takes an accepted header whose payloads are whole. When it returns ADDED, the update is in for good, or until
-        a verdict. One that a verdict names already needs no payloads: its author's later ones follow on it."""
+        """Append a valid header whose payloads are here. After ADDED, the update is durable.
+
+        An update that a verdict retracts alone needs no payloads; its author's later updates
+        continue from it.
+
+        Args:
+            signed: The signed header.
+            update: The update in it.
+        """
         author = update.author
-        hollow = self.verdicts.is_retracted(author, update.seq)
-        assert hollow or all(self.blobs.has(part.digest) for part in update.fragments), (
+        is_retracted = self.verdicts.is_retracted(author, update.seq)
+        assert is_retracted or all(self.blobs.has(part.digest) for part in update.fragments), (
             "payloads come before their header"
         )
         with self._lock:
             outcome = self.classify(signed, update)
             if outcome is Outcome.ADDED:
+                tokens = self.tokens + update.tokens
                 with transaction(self._db):
+                    self._insert_header(signed, update)
                     self._db.execute(
-                        "INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?)", _row(signed, update)
+                        "INSERT INTO arrivals VALUES (?, ?, ?)", (author, update.seq, tokens)
                     )
-                    self._db.execute(
-                        "INSERT INTO entered VALUES (?, ?, ?)",
-                        (author, update.seq, self.tokens + update.tokens),
-                    )
-                    if not hollow:
-                        self._retention.add_update(update, self.tokens + update.tokens)
-                self._last[author] = self._heads[author] = LedgerHead.from_update(signed, update)
+                    if not is_retracted:
+                        self._retention.add_update(update, tokens)
+                head = LedgerHead.from_update(signed, update)
+                self._last_heads[author] = head
+                self._heads[author] = head
             return outcome
 
     def classify(self, signed: Signed, update: Update) -> Outcome:
-        """What `append` would say. The signature has been checked: a fork seen here is proof."""
+        """Return what `append` would return.
+
+        The signature must have been verified, because FORK is proof against the author.
+        """
         with self._lock:
-            author, seq, head = update.author, update.seq, self.head(update.author)
+            author, seq = update.author, update.seq
+            head = self.head(author)
             if seq > self.verdicts.limits.get(author, seq):
                 return Outcome.RETRACTED
             if seq <= head.seq:
-                kept = self.header(author, seq)
-                return (
-                    Outcome.DUPLICATE if kept is None or kept.body == signed.body else Outcome.FORK
-                )
+                stored = self.header(author, seq)
+                is_same = stored is None or stored.body == signed.body
+                return Outcome.DUPLICATE if is_same else Outcome.FORK
             if seq > head.seq + 1:
                 return Outcome.GAP
             if update.previous != head.digest:
                 return Outcome.DIVERGENT if seq > 1 else Outcome.WRONG_TOTAL
-            return (
-                Outcome.ADDED if update.total == head.total + update.tokens else Outcome.WRONG_TOTAL
-            )
+            is_consistent = update.total == head.total + update.tokens
+            return Outcome.ADDED if is_consistent else Outcome.WRONG_TOTAL
 
     def fork_proof(self, other: Signed, update: Update) -> Fork | None:
-        """The proof that `other` is half of a fork whose other half is here."""
-        with self._lock:
-            kept, ticket = (
-                self.header(update.author, update.seq),
-                self.peer_store.tickets().get(update.peer),
-            )
-        return (
-            Fork(one=kept, other=other, ticket=ticket)
-            if kept and ticket and kept.body != other.body
-            else None
-        )
+        """Return the proof that `other` is half of a fork whose other half is here, or None.
 
-    # ---- what is in
+        Args:
+            other: The signed header.
+            update: The update in it.
+        """
+        with self._lock:
+            stored = self.header(update.author, update.seq)
+            ticket = self.peer_store.tickets().get(update.peer)
+        if stored is None or ticket is None or stored.body == other.body:
+            return None
+        return Fork(one=stored, other=other, ticket=ticket)
+
+    # ---- updates that count
 
     def head(self, author: str) -> LedgerHead:
+        """Return an author's last update that counts; sequence number 0 if there is none."""
         with self._lock:
             return self._heads.get(author, LedgerHead())
 
     def vector(self) -> dict[str, int]:
+        """Return the version vector: author → sequence number of its last update that counts."""
         with self._lock:
             return {author: head.seq for author, head in sorted(self._heads.items())}
 
     @property
     def heads_digest(self) -> str:
-        """Of the headers behind the vector: different ones under one vector mean that somebody forked."""
+        """Return a digest of the authors' last headers. Two digests for one vector prove a fork."""
         with self._lock:
             return digest(
                 "\n".join(f"{author} {head.digest}" for author, head in sorted(self._heads.items()))
@@ -205,29 +261,33 @@ class Ledger:
 
     @property
     def tokens(self) -> int:
-        """Tokens that everybody spent on what is in here."""
+        """Return the training tokens of all updates that count."""
         with self._lock:
-            holes = self.verdicts.retracted_within(self.vector())
-            return sum(head.total for head in self._heads.values()) - sum(
-                sum(gone.values()) for gone in holes.values()
-            )
+            retracted = self.verdicts.retracted_within(self.vector())
+            total = sum(head.total for head in self._heads.values())
+            return total - sum(sum(updates.values()) for updates in retracted.values())
 
     def tokens_since(self, author: str, seq: int) -> int:
-        """Tokens that have come in after an update; 0 where that is not known."""
+        """Return the training tokens that arrived after an update; 0 if that is unknown."""
         with self._lock:
             row = self._db.execute(
-                "SELECT tokens FROM entered WHERE author=? AND seq=?", (author, seq)
+                "SELECT tokens FROM arrivals WHERE author=? AND seq=?", (author, seq)
             ).fetchone()
             return max(0, self.tokens - row[0]) if row else 0
 
+    def horizon_tokens(self, rounds: int) -> int:
+        """Return the ledger's tokens some rounds ago; a round is each machine's last update."""
+        round_tokens = {update.peer: update.tokens for update in self.last_updates().values()}
+        return self.tokens - rounds * sum(round_tokens.values())
+
     def last_updates(self) -> dict[str, Update]:
-        """Each author's last update here."""
+        """Return each author's last update."""
         with self._lock:
-            kept = {author: self.update(author, seq) for author, seq in self.vector().items()}
-        return {author: update for author, update in kept.items() if update}
+            updates = {author: self.update(author, seq) for author, seq in self.vector().items()}
+        return {author: update for author, update in updates.items() if update}
 
     def header(self, author: str, seq: int) -> Signed | None:
-        """One signed header, a base's and what was taken out included; None for what is not here."""
+        """Return a signed header, also of the base or retracted; None if it is not here."""
         with self._lock:
             row = self._db.execute(
                 "SELECT signed FROM headers WHERE author=?1 AND seq=?2 "
@@ -237,15 +297,17 @@ class Ledger:
         return Signed.model_validate_json(row[0]) if row else None
 
     def update(self, author: str, seq: int) -> Update | None:
+        """Return the update of a header; None if it is not here."""
         signed = self.header(author, seq)
         return Update.model_validate_json(signed.body) if signed else None
 
     def headers(self, author: str, first: int, last: int) -> Iterator[tuple[Signed, Update]]:
-        """An author's updates from `first` to `last`, as far as they are here, in order."""
+        """Yield an author's updates `first` to `last` that are here, in order."""
         while first <= last:
             with self._lock:
                 rows = self._db.execute(
-                    "SELECT signed FROM headers WHERE author=? AND seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
+                    "SELECT signed FROM headers"
+                    " WHERE author=? AND seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
                     (author, first, last, _PAGE),
                 ).fetchall()
             if not rows:
@@ -257,74 +319,98 @@ class Ledger:
                 yield signed, update
 
     def updates_since(self, vector: Mapping[str, int]) -> Iterator[tuple[Signed, Update]]:
-        """Every update in past `vector`, author by author, each in its order; single ones that are out among them."""
+        """Yield every update after `vector`, author by author, in order.
+
+        Updates past a limit are left out; single retracted ones are not.
+        """
         for author, last in self.vector().items():
             yield from self.headers(author, vector.get(author, 0) + 1, last)
 
-    # ---- what is out
+    # ---- retractions
 
     @property
     def forked_authors(self) -> frozenset[str]:
-        """Authors proven to have signed two updates with one identity."""
+        """Return the authors that are proven to have signed two updates with one identity."""
         return frozenset(self.verdicts.forks)
 
-    def apply_verdicts(self, found: VerdictSet) -> tuple[dict[str, int], Retracted]:
-        """Makes verdicts and forks durable, and heeds them from now on. All headers that takes are here. Returns what
-        was in until now: vector and holes."""
+    def apply_verdicts(self, verdicts: VerdictSet) -> tuple[dict[str, int], Retracted]:
+        """Store verified verdicts and forks durably and apply them from now on.
+
+        All headers that this needs must be here, see `diff.missing_headers`.
+
+        Returns:
+            The version vector and the single retracted updates from before.
+        """
         with self._lock:
-            before = self.vector()
-            holes, merged = self.verdicts.retracted_within(before), self.verdicts | found
+            vector_before = self.vector()
+            retracted_before = self.verdicts.retracted_within(vector_before)
+            merged = self.verdicts | verdicts
             with transaction(self._db):
-                self._keep(merged)
+                self._store_verdicts(merged)
             self.verdicts = merged
-            self._heads = self._staying()
-            return before, holes
+            self._heads = self._valid_heads()
+            return vector_before, retracted_before
 
     def restore_header(self, signed: Signed, update: Update) -> bool:
-        """Takes a header from before the base, if it is the one that the header after it, which is here, names."""
+        """Store a header from before the base, if the header after it, which is here, names it.
+
+        Returns:
+            Whether it was stored.
+        """
         with self._lock:
-            after = self.update(update.author, update.seq + 1)
-            if (
-                after is None
-                or after.previous != digest(signed.body)
-                or self.header(update.author, update.seq)
-            ):
+            successor = self.update(update.author, update.seq + 1)
+            if successor is None or successor.previous != digest(signed.body):
                 return False
-            self._db.execute("INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?)", _row(signed, update))
+            if self.header(update.author, update.seq):
+                return False
+            self._insert_header(signed, update)
             return True
 
-    def _staying(self) -> dict[str, LedgerHead]:
-        """Each author's last update that is not past a verdict."""
-        heads = dict(self._last)
+    def _insert_header(self, signed: Signed, update: Update) -> None:
+        self._db.execute(
+            "INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?)", _header_row(signed, update)
+        )
+
+    def _valid_heads(self) -> dict[str, LedgerHead]:
+        """Return each author's last update that no verdict cuts off."""
+        heads = dict(self._last_heads)
         for author, limit in self.verdicts.limits.items():
             if author in heads and limit < heads[author].seq:
                 del heads[author]
                 if limit:
                     signed = self.header(author, limit)
-                    assert signed is not None, "a verdict is heeded once its headers are here"
-                    heads[author] = LedgerHead.from_update(
-                        signed, Update.model_validate_json(signed.body)
-                    )
+                    assert signed is not None, "a verdict applies once its headers are here"
+                    update = Update.model_validate_json(signed.body)
+                    heads[author] = LedgerHead.from_update(signed, update)
         return heads
 
-    def _keep(self, verdicts: VerdictSet) -> None:
+    def _store_verdicts(self, verdicts: VerdictSet) -> None:
         self._db.execute("DELETE FROM proofs")
         names = [*verdicts.rulings, *verdicts.forks]
-        named = zip(names, verdicts.proofs(), strict=True)
-        rows = [_sealed(name, each.type, each.model_dump_json()) for name, each in named]
+        rows = [
+            _with_checksum(name, proof.type, proof.model_dump_json())
+            for name, proof in zip(names, verdicts.proofs(), strict=True)
+        ]
         self._db.executemany("INSERT INTO proofs VALUES (?, ?, ?, ?)", rows)
 
-    # ---- where it began
+    # ---- the base
 
     def can_rebase(self, vector: Mapping[str, int], verdicts: VerdictSet) -> bool:
-        """Whether this ledger can begin, or begin again, at a snapshot of `vector` that heeds `verdicts`: what is here
-        past it is here whole, and what we take out is out of it."""
+        """Return whether this ledger can start, or start again, from a snapshot.
+
+        The snapshot must apply all verdicts known here, and payloads after it must not have been
+        pruned here.
+
+        Args:
+            vector: The snapshot's version vector.
+            verdicts: The verdicts that it applies.
+        """
         with self._lock:
-            gone = self.pruned()
+            pruned = self.pruned()
             return verdicts.covers(self.verdicts) and all(
                 min(head.seq, verdicts.limits.get(author, head.seq)) <= vector.get(author, 0)
-                or gone.get(author, 0) <= vector.get(author, 0)
-                for author, head in self._last.items()
+                or pruned.get(author, 0) <= vector.get(author, 0)
+                for author, head in self._last_heads.items()
             )
 
     def rebase(
@@ -333,140 +419,162 @@ class Ledger:
         fragments: list[str],
         verdicts: VerdictSet | None = None,
     ) -> None:
-        """Begins, or begins again, at a snapshot: its authors' last headers, its fragments' digests (blobs here), and
-        the verdicts that are heeded in it. What is here past it stays."""
+        """Start, or start again, from a snapshot. Updates after it that are here are kept.
+
+        Args:
+            heads: Each author's last header in the snapshot.
+            fragments: Digests of its fragments, whose blobs are here.
+            verdicts: The verdicts that it applies.
+        """
         verdicts = verdicts or VerdictSet()
         with self._lock:
-            fresh = {
+            base = {
                 update.author: LedgerHead.from_update(signed, update) for signed, update in heads
             }
-            vector = {author: head.seq for author, head in fresh.items()}
-            assert self.can_rebase(vector, verdicts), "what was let go is not in the snapshot"
+            vector = {author: head.seq for author, head in base.items()}
+            assert self.can_rebase(vector, verdicts), "payloads that were pruned are not in it"
             assert all(self.blobs.has(fragment) for fragment in fragments)
-            rows = [_row(*each) for each in heads]
-            holes = verdicts.retracted_within(vector)
-            out = [
+            header_rows = [_header_row(signed, update) for signed, update in heads]
+            retracted_rows = [
                 (author, seq, tokens)
-                for author, gone in holes.items()
-                for seq, tokens in gone.items()
+                for author, updates in verdicts.retracted_within(vector).items()
+                for seq, tokens in updates.items()
             ]
             with transaction(self._db):
                 self._retention.mark_pruned(self._retention.rows_covered_by(vector))
-                self._forget_base()
+                self._drop_base_snapshot()
                 self._db.execute("DELETE FROM base")
-                self._db.execute("DELETE FROM base_holes")
-                self._db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?, ?)", rows)
+                self._db.execute("DELETE FROM base_retracted")
+                self._db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?, ?)", header_rows)
                 self._db.executemany(
                     "INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments)
                 )
-                self._db.executemany("INSERT INTO base_holes VALUES (?, ?, ?)", out)
-                self._keep(verdicts)
+                self._db.executemany("INSERT INTO base_retracted VALUES (?, ?, ?)", retracted_rows)
+                self._store_verdicts(verdicts)
             self.verdicts = verdicts
-            self._last |= {
-                who: head
-                for who, head in fresh.items()
-                if head.seq > self._last.get(who, LedgerHead()).seq
-            }
-            self._heads = self._staying()
+            for author, head in base.items():
+                if head.seq > self._last_heads.get(author, LedgerHead()).seq:
+                    self._last_heads[author] = head
+            self._heads = self._valid_heads()
             self._retention.delete_files()
 
     def base_heads(self) -> list[tuple[Signed, Update]]:
-        """Each author's last header in the snapshot that this ledger began at; none if it began at the run's start."""
+        """Return each author's last header in the base; none if this ledger has everything."""
         with self._lock:
             rows = self._db.execute("SELECT signed FROM base ORDER BY author").fetchall()
         heads = [Signed.model_validate_json(row[0]) for row in rows]
         return [(signed, Update.model_validate_json(signed.body)) for signed in heads]
 
     def base_snapshot(self) -> tuple[list[tuple[Signed, Update]], list[str]] | None:
-        """That snapshot, its fragments too; None when this ledger began at the run's start, and once what came after it
-        is not whole any more."""
+        """Return the base's headers and the digests of its fragments.
+
+        None if this ledger started at the run's start, or payloads after the base have been pruned.
+        """
         with self._lock:
-            fragments = [
-                row[0]
-                for row in self._db.execute("SELECT digest FROM base_fragments ORDER BY position")
-            ]
+            rows = self._db.execute("SELECT digest FROM base_fragments ORDER BY position")
+            fragments = [row[0] for row in rows]
         return (self.base_heads(), fragments) if fragments else None
 
     def base_retracted(self) -> dict[str, dict[int, int]]:
-        """What was out of that snapshot already."""
+        """Return author → sequence number → tokens of single updates that were out of the base."""
         with self._lock:
-            rows = self._db.execute("SELECT author, seq, tokens FROM base_holes").fetchall()
-        return {
-            author: {seq: tokens for who, seq, tokens in rows if who == author}
-            for author, _, _ in rows
-        }
+            rows = self._db.execute("SELECT author, seq, tokens FROM base_retracted").fetchall()
+        retracted: dict[str, dict[int, int]] = {}
+        for author, seq, tokens in rows:
+            retracted.setdefault(author, {})[seq] = tokens
+        return retracted
 
     def has_payloads_after(self, vector: Mapping[str, int]) -> bool:
-        """Whether nothing that an anchor at `vector` lacks is from before this ledger's beginning, or was let go."""
+        """Return whether the payloads that an anchor at `vector` lacks have not been pruned."""
         with self._lock:
-            gone, limits = self.pruned(), self.verdicts.limits
+            limits = self.verdicts.limits
             return all(
-                min(seq, limits.get(who, seq)) <= vector.get(who, 0) for who, seq in gone.items()
+                min(seq, limits.get(author, seq)) <= vector.get(author, 0)
+                for author, seq in self.pruned().items()
             )
 
     def has_received(self, vector: Mapping[str, int]) -> bool:
-        """Whether every update of `vector` is, or was, here."""
+        """Return whether every update of `vector` is or was here."""
         with self._lock:
             return all(
-                seq <= self._last.get(author, LedgerHead()).seq for author, seq in vector.items()
+                seq <= self._last_heads.get(author, LedgerHead()).seq
+                for author, seq in vector.items()
             )
 
-    def can_continue_from(self, vector: Mapping[str, int], holes: Retracted) -> bool:
-        """Whether what is here leads on from an anchor at `vector` without `holes`: it begins no later than that, and
-        reaches at least as far."""
+    def can_continue_from(self, vector: Mapping[str, int], retracted: Retracted) -> bool:
+        """Return whether this ledger can bring an anchor up to date.
+
+        Args:
+            vector: The anchor's version vector.
+            retracted: The single updates that are out of it.
+        """
         with self._lock:
-            out = all(
+            still_retracted = all(
                 self.verdicts.is_retracted(author, seq)
-                for author, gone in holes.items()
-                for seq in gone
+                for author, updates in retracted.items()
+                for seq in updates
             )
-            return out and self.has_payloads_after(vector) and self.has_received(vector)
+            return still_retracted and self.has_payloads_after(vector) and self.has_received(vector)
 
-    # ---- what goes
+    # ---- pruning
 
     def prune(
-        self, most: int, safe: Mapping[str, int], before: int | None = None
+        self, max_bytes: int, saved: Mapping[str, int], before: int | None = None
     ) -> dict[str, int]:
-        """Lets the oldest payloads beyond `most` bytes go (`Retention.surplus`). Author → up to where they are gone
-        now, for those for whom that is news."""
+        """Prune the oldest payloads beyond a budget, see `Retention.surplus_rows`.
+
+        Args:
+            max_bytes: The budget.
+            saved: Author → sequence number contained in a saved state.
+            before: Prune only payloads that arrived before the ledger had so many tokens.
+
+        Returns:
+            Author → sequence number up to which payloads are pruned now, for authors for which that
+            changed.
+        """
         with self._lock:
-            out = {
-                who: limit
-                for who, limit in self.verdicts.limits.items()
-                if safe.get(who, 0) <= limit
+            # No restart needs the payloads of updates that are cut off.
+            cut_off = {
+                author: self._last_heads[author].seq
+                for author, limit in self.verdicts.limits.items()
+                if saved.get(author, 0) <= limit and author in self._last_heads
             }
-            safe = {**safe, **{who: self._last[who].seq for who in out.keys() & self._last.keys()}}
-            if going := self._retention.surplus_rows(most, safe, before):
-                old = self.pruned()
-                with transaction(self._db):
-                    self._retention.mark_pruned(going)
-                    self._forget_base()  # what came after it is not whole any more
-                self._retention.delete_files()
-                return {
-                    author: seq for author, seq in self.pruned().items() if seq > old.get(author, 0)
-                }
-            return {}
+            surplus = self._retention.surplus_rows(max_bytes, {**saved, **cut_off}, before)
+            if not surplus:
+                return {}
+            pruned_before = self.pruned()
+            with transaction(self._db):
+                self._retention.mark_pruned(surplus)
+                self._drop_base_snapshot()  # the payloads after it are incomplete from now on
+            self._retention.delete_files()
+            return {
+                author: seq
+                for author, seq in self.pruned().items()
+                if seq > pruned_before.get(author, 0)
+            }
+
+    @property
+    def payload_bytes(self) -> int:
+        """Return the bytes of the payloads that are kept."""
+        return self._retention.payload_bytes
 
     def pruned(self) -> dict[str, int]:
-        """Of each author, up to where the payloads of its updates are not here: from before this ledger's base, or let
-        go since."""
+        """Return author → sequence number up to which payloads are not here.
+
+        They have been pruned, or the updates are from before the base.
+        """
         with self._lock:
-            based = dict(self._db.execute("SELECT author, seq FROM base").fetchall())
+            base = dict(self._db.execute("SELECT author, seq FROM base").fetchall())
             pruned = self._retention.pruned()
             return {
-                author: max(based.get(author, 0), pruned.get(author, 0))
-                for author in based | pruned
+                author: max(base.get(author, 0), pruned.get(author, 0)) for author in base | pruned
             }
 
-    def horizon_tokens(self, rounds: int) -> int:
-        """The ledger's tokens so many rounds ago: a round is each machine's last update."""
-        last = {update.peer: update.tokens for update in self.last_updates().values()}
-        return self.tokens - rounds * sum(last.values())
-
-    def _forget_base(self) -> None:
-        self._db.execute("INSERT OR IGNORE INTO going SELECT digest FROM base_fragments")
+    def _drop_base_snapshot(self) -> None:
+        self._db.execute("INSERT OR IGNORE INTO files_to_delete SELECT digest FROM base_fragments")
         self._db.execute("DELETE FROM base_fragments")
 
     def close(self) -> None:
+        """Close the database."""
         with self._lock:
             self._db.close()

@@ -1,4 +1,7 @@
-"""Whom this machine has met: the tickets of authors, and where peers were reached. In the ledger's own database."""
+"""Store the peers that this machine has met: the authors' tickets, and where peers were reached.
+
+The tables are in the ledger's database. libp2p calls this a peerstore.
+"""
 
 import sqlite3
 import threading
@@ -6,41 +9,50 @@ import threading
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.sqlite import transaction
 
-MAX_PEERS = 200  # remembered
+MAX_PEERS = 200  # peers whose addresses are stored
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tickets (peer TEXT PRIMARY KEY, signed TEXT);
-CREATE TABLE IF NOT EXISTS peers (place INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT);
+CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT);
 """
 
 
 class PeerStore:
-    def __init__(self, db: sqlite3.Connection, lock: threading.RLock):
-        self._db, self._lock = db, lock
+    """The tickets and addresses of peers.
+
+    Args:
+        db: The ledger's database.
+        lock: The lock that guards it.
+    """
+
+    def __init__(self, db: sqlite3.Connection, lock: threading.RLock) -> None:
+        self._db = db
+        self._lock = lock
 
     def store_ticket(self, peer: str, ticket: Signed) -> None:
-        """Remembers an author's ticket: whoever gets its updates from here needs it to accept them."""
+        """Store an author's ticket, which peers need to accept its updates from here."""
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO tickets VALUES (?, ?)", (peer, ticket.model_dump_json())
             )
 
     def tickets(self) -> dict[str, Signed]:
+        """Return the stored tickets by peer."""
         with self._lock:
             rows = self._db.execute("SELECT peer, signed FROM tickets").fetchall()
         return {peer: Signed.model_validate_json(text) for peer, text in rows}
 
     def store_peer(self, peer: Peer) -> None:
-        """Remembers where a peer was reached: who holds a ticket comes back through any one, whoever else is gone."""
+        """Store where a peer was reached: this machine can rejoin through any one peer."""
         with self._lock, transaction(self._db):
-            row = peer.key, peer.model_dump_json()
+            row = (peer.key, peer.model_dump_json())
             self._db.execute("INSERT OR REPLACE INTO peers (key, peer) VALUES (?, ?)", row)
             self._db.execute(
-                "DELETE FROM peers WHERE place NOT IN (SELECT place FROM peers ORDER BY place DESC LIMIT ?)",
+                "DELETE FROM peers WHERE id NOT IN (SELECT id FROM peers ORDER BY id DESC LIMIT ?)",
                 (MAX_PEERS,),
             )
 
     def peers(self) -> list[Peer]:
-        """The latest first."""
+        """Return the stored peers, the most recent first."""
         with self._lock:
-            rows = self._db.execute("SELECT peer FROM peers ORDER BY place DESC").fetchall()
+            rows = self._db.execute("SELECT peer FROM peers ORDER BY id DESC").fetchall()
         return [Peer.model_validate_json(text) for (text,) in rows]

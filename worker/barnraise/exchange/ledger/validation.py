@@ -1,7 +1,8 @@
-"""Whether an update counts: a pure function of its signed bytes and the run's spec, the same on every peer for ever.
+"""Decide whether an update counts: a pure function of its signed bytes and the run's spec. Pure.
 
-A peer that refused alone would never agree with the others again, so nothing here looks at a clock, at a revocation or
-at what else has arrived: expiry and revocation gate connections only.
+The decision must be the same on every peer for ever, because a peer that alone refused an update
+would never agree with the others again. So nothing here depends on a clock, on a revocation or on
+what else has arrived; expiry and revocation affect connections only.
 """
 
 from dataclasses import dataclass
@@ -16,19 +17,27 @@ from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec
 
-EMPTY_PART = FragmentUpdate(
-    digest=EMPTY_DIGEST, size=0, sketch="0" * 16
-)  # of a fragment whose turn it is not
-HEADER, A_FRAGMENT = (
-    600,
-    200,
-)  # bytes that a header needs at most: two of them must fit into one proof of a fork
+# The part of an update for a fragment that it does not contain.
+EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
+# A header's longest encoding in bytes is BASE_HEADER_BYTES + BYTES_PER_FRAGMENT for each fragment.
+# Two headers must fit into one proof of a fork.
+BASE_HEADER_BYTES = 600
+BYTES_PER_FRAGMENT = 200
 
 
 @dataclass(frozen=True)
 class UpdateRules:
-    """What of a run decides. `sizes`: each fragment's elements; `mirrors`: keys whose tickets count, and of whom
-    `threshold` may give a verdict; so may `owner`. `expelled`: those of them whose tickets open no door any more."""
+    """What decides in a run whether updates and verdicts count.
+
+    Attributes:
+        run: The run's id.
+        mirrors: Keys of the mirrors whose tickets count.
+        sizes: The elements of each fragment.
+        max_tokens: The tokens that one update may state.
+        owner: Key of the run's owner, who may sign verdicts alone.
+        threshold: How many mirrors together may sign a verdict.
+        expelled_mirrors: Keys of `mirrors` whose tickets no longer permit a connection.
+    """
 
     run: str
     mirrors: frozenset[str]
@@ -40,59 +49,98 @@ class UpdateRules:
 
     @classmethod
     def from_spec(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "UpdateRules":
+        """Return the rules of a run.
+
+        Args:
+            spec: The run's spec.
+            run: The run's id.
+            mirrors: Keys of the mirrors whose tickets count.
+        """
         sizes = tuple(fragment.size for fragment in spec.model.fragments())
         return cls(run, mirrors, sizes, spec.max_tokens_per_update, spec.owner, spec.threshold)
 
 
 def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -> Update:
-    """The update of a signed header that counts, its payloads apart. Raises MessageError with the reason."""
+    """Return the update of a signed header, if it counts once its payloads are valid.
+
+    Args:
+        signed: The signed header.
+        ticket: Its author's ticket.
+        rules: The run's rules.
+
+    Raises:
+        MessageError: If it does not count, with the reason.
+    """
     update = open_signed(signed, "update", Update, key=signed.key)
-    who = f"update {update.seq} of {update.peer[:8]}"
+    name = f"update {update.seq} of {update.peer[:8]}"
     if update.peer != signed.key:
-        raise MessageError(f"{who} is signed by {signed.key[:8]}")
+        raise MessageError(f"{name} is signed by {signed.key[:8]}")
     if update.run != rules.run:
-        raise MessageError(f"{who} is for run {update.run}, not {rules.run}")
+        raise MessageError(f"{name} is for run {update.run}, not {rules.run}")
     if update.tokens > rules.max_tokens:
         raise MessageError(
-            f"{who} claims {update.tokens} tokens; the run allows {rules.max_tokens}"
+            f"{name} claims {update.tokens} tokens; the run allows {rules.max_tokens}"
         )
-    if len(signed.body.encode()) > HEADER + A_FRAGMENT * len(rules.sizes):
+    if len(signed.body.encode()) > BASE_HEADER_BYTES + BYTES_PER_FRAGMENT * len(rules.sizes):
         raise MessageError(
-            f"{who} has a header of {len(signed.body)} characters, more than one can need"
+            f"{name} has a header of {len(signed.body)} characters, more than one can need"
         )
+    _validate_parts(update, name, rules)
+    _validate_ticket(update, ticket, name, rules)
+    return update
+
+
+def _validate_parts(update: Update, name: str, rules: UpdateRules) -> None:
+    """Raise MessageError unless an update's parts fit the model's fragments."""
     if len(update.fragments) != len(rules.sizes):
         raise MessageError(
-            f"{who} has {len(update.fragments)} fragments; the model has {len(rules.sizes)}"
+            f"{name} has {len(update.fragments)} fragments; the model has {len(rules.sizes)}"
         )
     for index, (part, size) in enumerate(zip(update.fragments, rules.sizes, strict=True)):
         if part.size > payload_size(size):
             raise MessageError(
-                f"{who} needs {part.size} bytes for fragment {index} of {size} weights"
+                f"{name} needs {part.size} bytes for fragment {index} of {size} weights"
             )
         if not part.size and part != EMPTY_PART:
             raise MessageError(
-                f"{who} says nothing of fragment {index}, and not as nothing is said"
+                f"{name}: fragment {index} is empty but is not encoded as an empty part"
             )
     if not update.payload_parts:
-        raise MessageError(f"{who} says nothing")
-    if ticket is None:
-        raise MessageError(f"{who} came without a ticket of its author")
-    held = open_signed(ticket, "ticket", Ticket)
-    if ticket.key not in rules.mirrors or held.mirror != ticket.key:
+        raise MessageError(f"{name} contains no fragment")
+
+
+def _validate_ticket(update: Update, signed: Signed | None, name: str, rules: UpdateRules) -> None:
+    """Raise MessageError unless a mirror of the run permitted the author to take part."""
+    if signed is None:
+        raise MessageError(f"{name} came without a ticket of its author")
+    ticket = open_signed(signed, "ticket", Ticket)
+    if signed.key not in rules.mirrors or ticket.mirror != signed.key:
         raise MessageError(
-            f"{who}: its author's ticket is signed by {ticket.key[:8]}, not a mirror of this run"
+            f"{name}: its author's ticket is signed by {signed.key[:8]}, not a mirror of this run"
         )
-    if held.run != rules.run or held.peer != update.peer:
-        raise MessageError(f"{who}: the ticket with it is for another run or peer")
-    return update
+    if ticket.run != rules.run or ticket.peer != update.peer:
+        raise MessageError(f"{name}: the ticket with it is for another run or peer")
 
 
 def decode_payload(payload: bytes, part: FragmentUpdate, size: int) -> torch.Tensor:
-    """The int32[size] that a payload, its digest already checked, decodes to. Raises MessageError unless they have the
-    stated sketch."""
+    """Decode a payload whose digest has been verified, and validate it against its header.
+
+    Args:
+        payload: The encoded values.
+        part: The header's entry for this fragment.
+        size: The elements of the fragment.
+
+    Returns:
+        int32[size] in units of 2⁻²⁶.
+
+    Raises:
+        MessageError: If the payload is malformed, or its size or checksum differs from the
+            header's.
+    """
     if len(payload) != part.size:
         raise MessageError(f"a payload is of {len(payload)} bytes, and its header says {part.size}")
     units = decode(payload, size)
-    if (found := compute_sketch(units)) != part.sketch:
-        raise MessageError(f"a payload's checksum is {found}, and its header says {part.sketch}")
+    checksum = compute_sketch(units)
+    if checksum != part.sketch:
+        raise MessageError(f"a payload's checksum is {checksum}, and its header says {part.sketch}")
     return units

@@ -1,20 +1,22 @@
-"""Predict the updates in flight from this machine's own momentum: where peers will have moved the anchor. Pure.
+"""Predict the effect of updates in flight from this machine's own momentum. Pure.
 
-This is weight prediction for delayed updates, as in SpecTrain (Chen et al., arXiv 1809.02839, section 3) and PipeMare
-(Yang et al., arXiv 1910.05124, section 3.2). A machine that goes on as before publishes s = ηm in
-a round: with the outer step s = η(Δ + μm), its momentum m ← μm + Δ converges to m = Δ/(1 − μ).
-Another machine's update is larger than ours by its weight, which is proportional to its training rate, and by its round,
-which is proportional to its tokens. The prediction for fragment i, in multiples of this machine's momentum, is
+This is weight prediction for delayed updates, as in SpecTrain (Chen et al., arXiv 1809.02839,
+“weight prediction”) and PipeMare (Yang et al., arXiv 1910.05124, “discrepancy correction”). A
+machine that goes on as before publishes s = ηm in a round: with the outer step s = η(Δ + μm), its
+momentum m ← μm + Δ converges to m = Δ/(1 − μ). Another machine's update is larger than ours by its
+weight, which is proportional to its training rate, and by its round, which is proportional to its
+tokens. The prediction for fragment i, in multiples of this machine's momentum, is
 
-    g_i = p · η · Σ_u f_u · r_ui        over the updates u in flight, at most MAX_IN_FLIGHT of each author
+    g_i = p · η · Σ_u f_u · r_ui
 
+    u     updates in flight               at most MAX_IN_FLIGHT of each author
     p     strength of the prediction      `Recipe.speculation`
     η     outer learning rate             `Recipe.outer_rate`
-    f_u   1, or STREAMED_FACTOR           for an update of some fragments only (`InFlightUpdate.is_complete`)
+    f_u   1, or STREAMED_FACTOR           the latter for an update of some fragments only
     r_ui  relative size of fragment i     `InFlightUpdate.relative_sizes`
 
-Of all predictors in the study (docs/benchmarks/exchange_study.md) this one needs only one number for each fragment: the
-momentum is stored anyway, on its tier.
+Of all predictors in the study (docs/benchmarks/exchange_study.md) this one needs only one number
+for each fragment: the momentum is stored anyway, on its tier.
 """
 
 from collections import Counter
@@ -35,8 +37,8 @@ class InFlightUpdate:
     Attributes:
         author: Its author.
         is_complete: Whether it contains every fragment.
-        relative_sizes: For each fragment, its size relative to our last update of it; 0 for fragments that it does
-            not contain.
+        relative_sizes: For each fragment, its size relative to our last update of it; 0 for
+            fragments that it does not contain.
     """
 
     author: str
@@ -75,7 +77,8 @@ def predict_in_flight(
 
     Args:
         recipe: The run's recipe.
-        in_flight: The updates in flight; those of one author in the order of their sequence numbers.
+        in_flight: The updates in flight; those of one author in the order of their sequence
+            numbers.
         fragments: The number of fragments.
     """
     predicted = [0.0] * fragments

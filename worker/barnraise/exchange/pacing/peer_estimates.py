@@ -1,6 +1,7 @@
 """Estimate the peers' training speed, updates in flight and round boundaries. Pure.
 
-A machine has few links. Peers beyond them are seen in the ledger, by the rounds that arrive from them.
+A machine has few links. Peers beyond them are seen in the ledger, by the rounds that arrive from
+them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -77,10 +78,11 @@ class PeerEstimates:
     def predict_in_flight(
         self, in_flight: Iterable[Update], rate: float, now: float
     ) -> tuple[float, ...]:
-        """Predict what the updates in flight will add to each fragment, in multiples of our momentum.
+        """Predict what the updates in flight will add, in multiples of our momentum.
 
-        Updates of a peer whose speed is unknown, or which is long overdue, count as nothing. An update counts the same
-        until it arrives: an estimate that moved with every rate would move the replica at every step.
+        Updates of a peer whose speed is unknown, or which is long overdue, count as nothing. An
+        update counts the same until it arrives: an estimate that moved with every rate would move
+        the replica at every step.
 
         Args:
             in_flight: The updates whose headers have arrived and whose payloads have not.
@@ -104,8 +106,8 @@ class PeerEstimates:
     ) -> RoundSchedule:
         """Plan the next round: its length, its end and how its update is compressed.
 
-        It is as the recipe says or the uplink allows. Unless no other machine trains or the recipe's strategy is
-        "async", it ends together with the others' rounds.
+        It is as the recipe says or the uplink allows. Unless no other machine trains or the
+        recipe's strategy is "async", it ends together with the others' rounds.
 
         Args:
             rate: Tokens per second at which this machine trains; 0 if it is not known yet.
@@ -147,7 +149,7 @@ class PeerEstimates:
         return connected + [TrainingPeer(rate, now) for rate in rates if rate]
 
     def _estimate(self, update: Update, rate: float, now: float) -> InFlightUpdate:
-        """Estimate the size of an update in flight, relative to ours at `rate` tokens per second."""
+        """Estimate the relative size of an update, if we train `rate` tokens per second."""
         their_rate = self._rate(update.peer, dict(self._link_table.links), now)
         has_payload = [part.size > 0 for part in update.fragments]
         relative_sizes = estimate_relative_sizes(
@@ -156,7 +158,7 @@ class PeerEstimates:
         return InFlightUpdate(update.author, all(has_payload), relative_sizes)
 
     def _rate(self, key: str, links: Mapping[str, LinkState], now: float) -> float:
-        """Return a peer's tokens per second: announced and corrected if connected, else measured."""
+        """Return a peer's tokens per second: as announced if it is connected, else measured."""
         history = self._histories.get(key, RoundHistory())
         if key in links:
             return history.corrected_rate(links[key].rate)

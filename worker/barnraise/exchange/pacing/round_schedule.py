@@ -1,4 +1,4 @@
-"""Choose the length of a round and the compression of its update from what the uplink carries. Pure."""
+"""Choose the length of a round and its compression from what the uplink carries. Pure."""
 
 import math
 from collections.abc import Collection
@@ -60,7 +60,7 @@ class RoundSchedule:
     def is_over(self, steps: int, now: float) -> bool:
         """Return whether the round ends after `steps` steps, at `now`.
 
-        A clock that jumps lengthens the round in which it jumps by no more than MAX_STRETCH.
+        A clock that jumps lengthens the round in which it jumps at most by MAX_STRETCH.
         """
         if math.isinf(self.ends_at):
             return steps >= self.steps
@@ -81,7 +81,7 @@ class RoundSchedule:
     def with_streaming(
         self, sizes: tuple[int, ...], last_published_at: float, now: float
     ) -> "RoundSchedule":
-        """Return this schedule with its round split into parts, if the round is long enough for two.
+        """Return this schedule, split into parts if the round is long enough for two.
 
         Args:
             sizes: The elements of each fragment.
@@ -109,13 +109,15 @@ def choose_schedule(
 ) -> RoundSchedule:
     """Choose a machine's next round without regard to its peers.
 
-    A recipe with a fixed codec sets it. With "auto" the uplink does, of which updates may use UPLINK_SHARE; until the
-    uplink and the first step have been measured, rounds are as long as the recipe says and updates use DEFAULT_SCHEME.
+    A recipe with a fixed codec sets it. With "auto" the uplink does; updates may use
+    UPLINK_SHARE; until the uplink and the first step have been measured, rounds are as long as the
+    recipe says and updates use DEFAULT_SCHEME.
 
     Args:
         recipe: The run's recipe.
         parameters: The parameters of the model.
-        uplink: Bytes per second as measured, or the volunteer's limit if that is less; inf if neither is known.
+        uplink: Bytes per second as measured, or the volunteer's limit if that is less; inf if
+            neither is known.
         step_seconds: The length of a training step; None before the first.
         pushes: To how many peers this machine sends each update itself.
         max_steps: The longest round that is allowed.
@@ -146,19 +148,21 @@ def fit_to_uplink(
         R   bytes per second that updates may use `allowed`
         t   seconds of a step                     `step_seconds`
 
-    COMPRESSION_LADDER is ordered by loss per byte as the study measured it (docs/benchmarks/exchange_study.md): first
-    every value in two bits every ten steps, then longer rounds, then fewer values. Four and eight bits cost bytes and
-    gain nothing, and a late update costs more than a smaller one; so what a fast link carries beyond the first level
-    makes updates arrive sooner. The first level is chosen that the link carries in rounds it suits, and on it the
-    shortest round that fits. A link too slow even for the last level at `max_steps` gets exactly that, and its
-    updates take longer than a round to send.
+    COMPRESSION_LADDER is ordered by loss per byte as the study measured it
+    (docs/benchmarks/exchange_study.md): first every value in two bits every ten steps, then longer
+    rounds, then fewer values. Four and eight bits cost bytes and gain nothing, and a late update
+    costs more than a smaller one; so what a fast link carries beyond the first level makes updates
+    arrive sooner. The first level is chosen that the link carries in rounds it suits, and on it the
+    shortest round that fits. A link too slow even for the last level at `max_steps` gets exactly
+    that, and its updates take longer than a round to send.
 
     Args:
         allowed: Bytes per second that updates may use.
         step_seconds: The length of a training step.
         parameters: The parameters of the model.
         pushes: To how many peers this machine sends each update itself.
-        max_steps: The longest round that is allowed, because an update may state only so many tokens.
+        max_steps: The longest round that is allowed, because an update may state only so many
+            tokens.
     """
     bytes_per_step = max(allowed * step_seconds, 1e-9)
     for level in COMPRESSION_LADDER:
@@ -178,12 +182,13 @@ def align_with_peers(
 ) -> RoundSchedule:
     """Align a round's end with those of the peers, without communication.
 
-    The round ends at the next multiple of a power of two of seconds, by the clock that all machines share. A slower
-    machine then ends with the others every second or fourth time. No machine waits: a round ends with the first step
-    that is done by then.
+    The round ends at the next multiple of a power of two of seconds, by the clock that all machines
+    share. A slower machine then ends with the others every second or fourth time. No machine waits:
+    a round ends with the first step that is done by then.
 
-    With the codec "auto" the period is no shorter than the uplink demands. Otherwise it is the nearest to the recipe's
-    steps at the average machine's speed, so that all have the same period and a fast machine takes more steps in it.
+    With the codec "auto" the period is no shorter than the uplink demands. Otherwise it is the
+    nearest to the recipe's steps at the average machine's speed, so that all have the same period
+    and a fast machine takes more steps in it.
 
     Args:
         recipe: The run's recipe.

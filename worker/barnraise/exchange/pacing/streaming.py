@@ -1,9 +1,10 @@
 """Spread the fragments of a round's update over the round: which are published when. Pure.
 
-An update that fills its uplink for most of a round arrives late by most of a round. Streaming avoids that: the
-fragments are published in several parts, and a part's round ends when the uplink has carried the parts before it.
-Each is then late by no more than its own transfer, and the bytes are the same. Streaming DiLoCo (Douillard et al., arXiv
-2501.18512, section 3.1) spreads its fragments alike; it waits for them, which Barnraise does not.
+An update that fills its uplink for most of a round arrives late by most of a round. Streaming
+avoids that: the fragments are published in several parts, and a part's round ends when the uplink
+has carried the parts before it. Each is then late at most by its own transfer, and the bytes
+are the same. Streaming DiLoCo (Douillard et al., arXiv 2501.18512, “streaming partial updates”)
+spreads its fragments alike; it waits for them, which Barnraise does not.
 """
 
 import math
@@ -21,10 +22,12 @@ TIME_TOLERANCE = 1e-6  # rounds: times since 1970 that are closer than this are 
 class StreamingSchedule:
     """When in a round which fragments are published.
 
-    All times are in rounds since an arbitrary origin, so that the n-th round is the interval [n, n + 1).
+    All times are in rounds since an arbitrary origin, so that the n-th round is the interval [n, n
+    + 1).
 
     Attributes:
-        ends: For each part, the point of the round at which it is published, ascending; the last is 1.0.
+        ends: For each part, the point of the round at which it is published, ascending; the last is
+            1.0.
         parts: For each part, the indices of its fragments.
     """
 
@@ -37,7 +40,7 @@ class StreamingSchedule:
         return rounds + self.ends[part]
 
     def fragments_due(self, since: float, now: float) -> frozenset[int]:
-        """Return the fragments whose part ended after `since` and not after `now`, both in rounds."""
+        """Return the fragments whose part ended after `since`, up to `now`, both in rounds."""
         if now - since >= 1:
             return frozenset(i for part in self.parts for i in part)
         ended = range(self._count_ended(since), self._count_ended(now))
@@ -55,7 +58,8 @@ def split_evenly(sizes: tuple[int, ...], max_parts: int) -> StreamingSchedule:
 
     Args:
         sizes: The elements of each fragment.
-        max_parts: The number of parts at most; a rest that is too small for a part joins the last one.
+        max_parts: The number of parts at most; a rest that is too small for a part joins the last
+            one.
     """
     total = sum(sizes)
     ends: list[float] = []

@@ -1,9 +1,10 @@
 """Weight this machine's updates by its share of all training. Pure.
 
-With such weights, concurrent updates average instead of adding up. Peers announce their tokens per second; once two
-rounds of a peer have arrived, the rate that the ledger measured corrects the announced one, within a factor. A peer
-that is connected and has announced nothing yet counts as fast as this machine for a while: otherwise three machines
-that start together would each count for the whole.
+With such weights, concurrent updates average instead of adding up. Peers announce their tokens per
+second; once two rounds of a peer have arrived, the rate that the ledger measured corrects the
+announced one, within a factor. A peer that is connected and has announced nothing yet counts as
+fast as this machine for a while: otherwise three machines that start together would each count for
+the whole.
 """
 
 from collections import deque
