@@ -11,7 +11,7 @@ from helpers.live_site import log_in
 from helpers.screenshots import UPSTREAM, check_page, open_page
 from playwright.sync_api import Page
 
-# Name of the screenshot → address, for visitors who are not signed in.
+# Name of the screenshot → address, for visitors without an account.
 OUTSIDE = {
     "home": "/",
     "runs": "/runs/",

@@ -150,7 +150,7 @@ class Site:
 
 
 class Person:
-    """A person who is signed in without a browser."""
+    """A signed-in person without a browser."""
 
     def __init__(self, site: Site):
         self.http = httpx.Client(

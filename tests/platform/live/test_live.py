@@ -130,7 +130,7 @@ def test_snapshot_while_broadcasting_is_served_without_reading_the_run(training,
     report(2)
     said = json.loads(
         speaker.next_delta()
-    )  # and not sent yet: who comes to watch after it was finds it in here
+    )  # not sent yet: a later watcher finds it in the snapshot
     monkeypatch.setattr(RunSnapshot, "capture", None)
     whole = json.loads(SnapshotCache().get(run))  # another process, that has made none
     assert whole["seq"] == said["seq"] and whole["run"]["tokens"] == 2000

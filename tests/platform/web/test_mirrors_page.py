@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 @pytest.fixture
 def other():
-    """A mirror beside this one; and one that never was heard, and one that was expelled."""
+    """Build three other mirrors: an active, a silent and an expelled one."""
     made = FakeMirror(LogBuilder())
     silent = list_entry(Identity(b"s" * 32), "https://silent.example.org", "Silent <b>one</b>")
     expelled = Expulsion(at=2.0, last={}, reason="it signed two events with one number")

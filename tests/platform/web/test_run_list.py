@@ -28,7 +28,7 @@ def walk(client: Client, path: str) -> list[list[str]]:
 
 @pytest.fixture
 def many(person, draft, monkeypatch) -> Client:
-    """Seven drafts and five that ended, on pages of three, with two that ended beside those under way."""
+    """Create seven drafts and five cancelled runs; pages list three, and two that are over."""
     monkeypatch.setattr(run_views, "LISTED", 3)
     monkeypatch.setattr(run_views, "ENDED", 2)
     owner, client = person(), Client()

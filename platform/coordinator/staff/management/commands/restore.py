@@ -21,7 +21,7 @@ class Command(BaseCommand):
         parser.add_argument("folder", type=Path)
 
     def handle(self, *, folder: Path, **options: Any) -> None:
-        """Restore the site; if its list names other mirrors, keep it read-only until one answers."""
+        """Restore the site; keep it read-only until a mirror of its list, if any, answers."""
         try:
             backup.restore_database(folder)
             # Without its keys the site cannot append to the old log yet.
