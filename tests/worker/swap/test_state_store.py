@@ -40,7 +40,7 @@ def small_plan(kind: str, **more):
 
 
 def record(store: StateStore, kind: str, i: int, t: int, value: int) -> torch.Tensor:
-    """Return a record_bytes of random bytes, seeded by `value`."""
+    """Return a record of random bytes, seeded by `value`."""
     begin, end = store.plan.tile_bounds(i, t)
     data = page_aligned(store.plan.record_bytes(kind, end - begin))
     return data.random_(0, 256, generator=torch.Generator().manual_seed(value))

@@ -96,7 +96,7 @@ class Buffers:
         self._ring = [host.allocate(plan.ring_bytes()) for _ in range(ring)]
 
     def _tile_scratch_sizes(self) -> list[int]:
-        """Return the bytes of the tile scratch buffers: the last_fragment holds a tile of moments."""
+        """Return the bytes of the tile scratch buffers: the last holds a tile of moments."""
         plan = self._plan
         if not plan.on_disk:
             return []

@@ -126,7 +126,7 @@ class ForwardBackward:
             self._activations.store(group[-1] + 1, m, x)
 
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
-        """Compute the losses, and the gradients by the last_fragment block's outputs.
+        """Compute the losses, and the gradients by the last block's outputs.
 
         Args:
             final: the final norm's leaves, whose gradients are added to.

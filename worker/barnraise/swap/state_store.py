@@ -91,11 +91,9 @@ class StateStore:
         """Decide where each record lies in the file."""
         self._offsets: dict[Key, int] = {}
         self._sizes: dict[Key, int] = {}
-        spills_gradient = [
-            ("gradient", i) for i in self.plan.blocks if self.plan.spills_gradient(i)
-        ]
+        spilled = [("gradient", i) for i in self.plan.blocks if self.plan.spills_gradient(i)]
         offset = 0
-        for kind, i in (*self._kinds_and_fragments(), *spills_gradient):
+        for kind, i in (*self._kinds_and_fragments(), *spilled):
             sizes = self.plan.tile_record_bytes("anchor" if kind == "gradient" else kind, i)
             for t, size in enumerate(sizes):
                 self._offsets[kind, i, t], self._sizes[kind, i, t] = offset, size

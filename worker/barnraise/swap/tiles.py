@@ -92,10 +92,10 @@ class Tiles:
         """Set Adam's moments of fragment i, fp32 [n] each."""
         for t in range(self._plan.tile_count(i)):
             begin, end = self._plan.tile_bounds(i, t)
-            record_bytes = self._record("moments", i, t, MOMENTS_SCRATCH, reads=False)
-            moments = AdamMoments.of(self._plan, record_bytes, end - begin)
+            record = self._record("moments", i, t, MOMENTS_SCRATCH, reads=False)
+            moments = AdamMoments.of(self._plan, record, end - begin)
             moments.load_float32(m[begin:end], v[begin:end])
-            self._store.store_tile("moments", i, t, record_bytes)
+            self._store.store_tile("moments", i, t, record)
 
     def _record(self, kind: str, i: int, t: int, scratch: int, reads: bool) -> Tensor:
         """Return a tile's record, uint8; its content is read from disk only if `reads`."""
