@@ -120,7 +120,7 @@ def read_verdicts(data: bytes, rules: UpdateRules, manifest: SnapshotManifest) -
     for proof in (*proofs.verdicts, *proofs.forks):
         verdicts |= verify_proof(proof, rules)
     if verdicts.digest != manifest.verdicts or verdicts.clamp(manifest.vector) != manifest.vector:
-        raise MessageError("a snapshot's verdicts are not those that it says it heeds")
+        raise MessageError("a snapshot's verdicts are not those that its manifest names")
     return verdicts
 
 

@@ -182,7 +182,7 @@ class SnapshotServer:
             or verdicts.clamp(vector) != vector
             or not self._has_payloads(changes)
         ):
-            log.info("a peer asked for a cut that this machine cannot make")
+            log.info("a peer requested a snapshot that this machine cannot build")
             return None
         digests = []
         for index in range(len(copy.fragments)):
