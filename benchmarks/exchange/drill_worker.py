@@ -121,7 +121,7 @@ def _work(setup: Setup, home: StateDir, leaving: threading.Event) -> None:
 
     transport = Severed(home.identity.secret, setup.port, orders.severed)
     worker = Worker(
-        place, home.identity, leaving, MACHINE, Limits(uplink=setup.uplink), watch, transport
+        place, leaving, MACHINE, Limits(uplink=setup.uplink), watch, transport
     )
     worker.run()
 

@@ -70,7 +70,7 @@ class Worker:
         return reports.Report(
             seq=self.seq, at=time.time(), version="0.1", activity=enums.Activity.TRAINING, incarnation="a" * 16,
             addresses=["192.0.2.7:41000"], step=self.seq, tokens=told, ledger_tokens=told * 2000, rate=500.0 + self.seq,
-            points=[reports.LossPoint(kind="train", tokens=told * 2000, loss=5.0)], updates_sent=self.seq,
+            points=[reports.MeasuredLoss(kind="train", tokens=told * 2000, loss=5.0)], updates_sent=self.seq,
             updates_received=self.seq * 1999, peers=8, peer_bytes_sent=told, peer_bytes_received=told,
             vector=digest(f"{self.hand.machine} {self.seq}"), anchor=digest("a"), plan=PLAN, step_seconds=5.1,
             exchange=EXCHANGE,

@@ -1,4 +1,4 @@
-"""The golden messages, read by the two programs that exchange them: the worker's client, and the site."""
+"""Worker and site read the golden messages that they exchange."""
 
 import json
 import threading
@@ -20,15 +20,15 @@ AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 
 
-def golden(name: str) -> bytes:
+def read_golden(name: str) -> bytes:
     return (GOLDEN / f"{name}.json").read_bytes()
 
 
-# ---- the worker reads what a site answers --------------------------------------------------------------------------
+# ---- the worker reads what a site answers ----------------------------------------------------
 
 ANSWERS = {
     ("GET", "/mirror"): "mirror_view",
-    ("POST", "/enrolments"): "enrolment",
+    ("POST", "/enrolments"): "enrolment_reply",
     ("GET", "/enrolments/BCDF-GHJK"): "enrolment_status",
     ("GET", "/runs"): "run_page",
     ("GET", "/runs/first-barn"): "run_view",
@@ -40,7 +40,7 @@ ANSWERS = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers from the golden files, and keeps what was asked."""
+    """Answers from the golden files and records the requests."""
 
     asked: dict[tuple[str, str], bytes] = {}
 
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.removeprefix("/api/v1")
         self.asked[self.command, path] = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         name = ANSWERS.get((self.command, path))
-        body = golden(name or "problem")
+        body = read_golden(name or "problem")
         if path == "/runs/endless":
             body = b" " * (2 << 20)
         if path == "/runs/html":
@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = answer
 
     def log_message(self, *what: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -77,33 +77,33 @@ def coordinator():
     server.server_close()
 
 
-def test_the_worker_reads_every_answer_of_a_site(coordinator):
+def test_worker_reads_every_answer_of_a_site(coordinator):
     assert coordinator.pin_mirror() == coordinator_messages.MirrorView.model_validate_json(
-        golden("mirror_view")
+        read_golden("mirror_view")
     )
     machine = coordinator_messages.EnrolmentRequest.model_validate_json(
-        golden("enrolment_request")
+        read_golden("enrolment_request")
     ).machine
-    assert coordinator.request_enrolment(machine) == coordinator_messages.Enrolment.model_validate_json(
-        golden("fetch_enrolment")
-    )
+    assert coordinator.request_enrolment(
+        machine
+    ) == coordinator_messages.EnrolmentReply.model_validate_json(read_golden("enrolment_reply"))
     assert coordinator.fetch_enrolment("BCDF-GHJK").status == "approved"
     assert coordinator.fetch_runs() == coordinator_messages.RunPage.model_validate_json(
-        golden("run_page")
+        read_golden("run_page")
     )
     assert coordinator.fetch_run("first-barn") == coordinator_messages.RunView.model_validate_json(
-        golden("run_view")
+        read_golden("run_view")
     )
     assert coordinator.join_run(RUN, []) == coordinator_messages.JoinReply.model_validate_json(
-        golden("join_reply")
+        read_golden("join_reply")
     )
     assert (
         coordinator.submit_manifest(
-            RUN, coordinator_messages.TextManifest.model_validate_json(golden("text_manifest"))
+            RUN, coordinator_messages.TextManifest.model_validate_json(read_golden("text_manifest"))
         ).slug
         == "first-barn"
     )
-    reports = coordinator_messages.Reports.model_validate_json(golden("reports"))
+    reports = coordinator_messages.Reports.model_validate_json(read_golden("reports"))
     assert (
         coordinator.send_reports(
             RUN, list(reports.reports), reports.applied_verdicts, reports.attestations
@@ -112,12 +112,12 @@ def test_the_worker_reads_every_answer_of_a_site(coordinator):
     )
     assert coordinator.fetch_directive(RUN).acknowledged == 3
     assert json.loads(Handler.asked["POST", f"/runs/{RUN}/reports"]) == json.loads(
-        golden("reports")
+        read_golden("reports")
     )
     assert coordinator.body_bytes > 0
 
 
-def test_the_worker_turns_a_refusal_into_its_sentence(coordinator):
+def test_worker_turns_a_refusal_into_its_sentence(coordinator):
     with pytest.raises(
         CoordinatorError, match=r"must be divisible by its heads.*\n  model.heads: try 4"
     ):
@@ -125,31 +125,31 @@ def test_the_worker_turns_a_refusal_into_its_sentence(coordinator):
 
 
 @pytest.mark.parametrize("path, why", [("endless", "was cut off"), ("html", "not Barnraise's API")])
-def test_whatever_else_answers_counts_as_nobody(coordinator, path, why):
+def test_foreign_answer_counts_as_no_coordinator(coordinator, path, why):
     with pytest.raises(CoordinatorUnreachableError, match=why):
         coordinator.fetch_run(path)
 
 
-# ---- the site reads what a worker sends ----------------------------------------------------------------------------
+# ---- the site reads what a worker sends ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "path, name, status",
     [
         ("/enrolments", "signed", 422),  # signed, but not an enrolment
-        (f"/runs/{RUN}/join", "join_request", 404),  # understood; there is just no such run here
+        (f"/runs/{RUN}/join", "join_request", 404),  # readable, but there is no such run here
         (f"/runs/{RUN}/reports", "reports", 404),
         (f"/runs/{RUN}/manifest", "signed", 404),
     ],
 )
-def test_the_site_reads_every_request_of_a_worker(db, state, path, name, status):
-    """Read whole: the answer is about what is said, never about how."""
+def test_site_reads_every_request_of_a_worker(db, state, path, name, status):
+    """The site reads the whole request: its answer concerns the content, never the format."""
     from coordinator.accounts.models import Machine, User
     from coordinator.lib import site_identity
 
     person = User.objects.create_user("ada@example.org", "wooden-barn-9")
     Machine.objects.create(key=AUTHOR.key, owner=person)
-    body = golden(name)
+    body = read_golden(name)
     token = AUTHOR.sign_request(
         site_identity.identity().key, "POST", f"/api/v1{path}", body, time.time()
     )
@@ -165,12 +165,12 @@ def test_the_site_reads_every_request_of_a_worker(db, state, path, name, status)
     assert not {"body", "version", "reports.0", "key"} & set(problem.fields)
 
 
-def test_the_site_speaks_of_itself_as_the_golden_file_does(db, state):
+def test_site_describes_itself_as_in_the_golden_file(db, state):
     answer = Client().get("/api/v1/mirror").json()
-    assert set(answer) == set(json.loads(golden("mirror_view")))
+    assert set(answer) == set(json.loads(read_golden("mirror_view")))
 
 
-def test_live_frames_have_the_shape_the_page_reads(db, state):
+def test_live_messages_have_the_shape_that_the_page_reads(db, state):
     """The page's own tests read the same two files."""
     from coordinator.accounts.models import User
     from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, build_snapshot
@@ -180,14 +180,14 @@ def test_live_frames_have_the_shape_the_page_reads(db, state):
     owner = User.objects.create_user("ada@example.org", "wooden-barn-9")
     run = Run.create(owner, "First barn", spec_from_fields({}))
     told, picture = build_snapshot(run), RunSnapshot.capture(run)
-    shown = json.loads(golden("live_snapshot"))
+    shown = json.loads(read_golden("live_snapshot"))
     assert set(told) == set(shown) and set(told["run"]) == set(shown["run"])
     assert list(shown["workers"][0]) == list(COLUMNS)
-    later = json.loads(golden("live_delta"))
+    later = json.loads(read_golden("live_delta"))
     assert set(build_delta(None, picture, [])) <= {*later, "rate"}
     assert set(later["run"]) <= set(shown["run"])
     for event in (*told["events"], *shown["events"], *later["events"]):
         assert set(event) == {"id", "at", "kind", "who", "what"}
-    assert told["events"][0]["what"] == "made the run"
+    assert told["events"][0]["what"] == "created the run"
     for plan in (*shown["plans"].values(), *later["plans"].values()):
         assert reports_module.PlanView.model_validate(plan).model_dump() == plan

@@ -1,4 +1,4 @@
-"""The messages on the wire: golden JSON that both sides must go on reading, and bounds that keep weights out of it."""
+"""Golden JSON that both sides must be able to read, and bounds that exclude weights and text."""
 
 import json
 import types
@@ -17,7 +17,7 @@ from barnraise.exchange.network import framing
 from barnraise.protocol import coordinator_messages, reports
 from barnraise.protocol import messages as messages_module
 from barnraise.protocol import types as types_module
-from barnraise.protocol.signing import Identity, check_ticket, open_signed
+from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, open_signed
 from barnraise.spec import PRESETS, preset
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,7 +25,7 @@ AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
 
 
 def messages() -> dict[str, type[types_module.Message]]:
-    """Every message type that can stand alone, by the name of its golden file."""
+    """Return every message type that can stand alone, by the name of its golden file."""
     inner = {
         reports.CheckpointView,
         messages_module.FragmentUpdate,
@@ -33,7 +33,7 @@ def messages() -> dict[str, type[types_module.Message]]:
         coordinator_messages.Shard,
         messages_module.Peer,
         reports.PlanView,
-        reports.LossPoint,
+        reports.MeasuredLoss,
         reports.Report,
         coordinator_messages.RunSummary,
         coordinator_messages.SignedHeader,
@@ -54,25 +54,25 @@ def messages() -> dict[str, type[types_module.Message]]:
     }
 
 
-def golden(name: str) -> str:
+def read_golden(name: str) -> str:
     return (GOLDEN / f"{name}.json").read_text()
 
 
-def test_every_message_has_a_golden_file_and_every_file_a_message():
+def test_every_message_has_a_golden_file():
     assert {p.stem for p in GOLDEN.glob("*.json")} >= set(messages())
 
 
 @pytest.mark.parametrize("name", messages())
-def test_a_message_reads_its_golden_file_and_writes_it_again(name):
-    message = messages()[name].model_validate_json(golden(name))
-    assert json.loads(message.model_dump_json()) == json.loads(golden(name))
+def test_message_reads_its_golden_file_and_writes_it_again(name):
+    message = messages()[name].model_validate_json(read_golden(name))
+    assert json.loads(message.model_dump_json()) == json.loads(read_golden(name))
 
 
 @pytest.mark.parametrize("name", messages())
-def test_a_newer_peer_may_say_more(name):
-    more = json.loads(golden(name)) | {"from_the_future": {"anything": [1, 2]}}
+def test_message_with_unknown_fields_is_read(name):
+    more = json.loads(read_golden(name)) | {"from_the_future": {"anything": [1, 2]}}
     assert messages()[name].model_validate(more) == messages()[name].model_validate_json(
-        golden(name)
+        read_golden(name)
     )
 
 
@@ -80,31 +80,24 @@ PEER_MESSAGES = [n for n, t in messages().items() if "type" in t.model_fields]
 
 
 @pytest.mark.parametrize("name", PEER_MESSAGES)
-def test_peers_tell_their_messages_apart_by_type(name):
-    assert type(framing.peer_message.validate_json(golden(name))) is messages()[name]
+def test_peer_messages_are_distinguished_by_type(name):
+    assert type(framing.peer_message.validate_json(read_golden(name))) is messages()[name]
 
 
-def test_golden_signatures_hold():
-    """Ed25519 is deterministic: if what a signature covers ever changes, these fail."""
-    signed = messages_module.Signed.model_validate_json(golden("signed"))
+def test_golden_signatures_are_valid():
+    """Ed25519 is deterministic: this fails if the bytes that a signature covers change."""
+    signed = messages_module.Signed.model_validate_json(read_golden("signed"))
     assert open_signed(
         signed, "update", messages_module.Update, AUTHOR.key
-    ) == messages_module.Update.model_validate_json(golden("update"))
-    hello = messages_module.Hello.model_validate_json(golden("hello"))
-    ticket = check_ticket(
-        hello.ticket,
-        run=hello.run,
-        peer=AUTHOR.key,
-        mirrors=frozenset({MIRROR.key}),
-        revoked=frozenset(),
-        now=1_700_000_000.0,
-        orphaned=False,
-    )
-    assert ticket == messages_module.Ticket.model_validate_json(golden("ticket"))
+    ) == messages_module.Update.model_validate_json(read_golden("update"))
+    hello = messages_module.Hello.model_validate_json(read_golden("hello"))
+    policy = TicketPolicy(hello.run, frozenset({MIRROR.key}))
+    ticket = check_ticket(hello.ticket, AUTHOR.key, policy, 1_700_000_000.0)
+    assert ticket == messages_module.Ticket.model_validate_json(read_golden("ticket"))
 
 
-def test_a_signature_is_for_one_kind_and_one_text():
-    signed = messages_module.Signed.model_validate_json(golden("signed"))
+def test_signature_is_for_one_kind_and_one_text():
+    signed = messages_module.Signed.model_validate_json(read_golden("signed"))
     with pytest.raises(MessageError, match="signature does not match"):
         open_signed(signed, "ticket", messages_module.Update)
     with pytest.raises(MessageError, match="signature does not match"):
@@ -117,23 +110,36 @@ def test_a_signature_is_for_one_kind_and_one_text():
         open_signed(signed, "update", messages_module.Update, MIRROR.key)
 
 
-# ---- the site is out of the data path ----------------------------------------------------------------------------
+# ---- the site is out of the data path --------------------------------------------------------
 
 FREE_TEXT = {
-    "body", "spec", "name", "person", "error", "hostname", "system", "processor", "accelerator", "code", "url",
+    "body",
+    "spec",
+    "name",
+    "person",
+    "error",
+    "hostname",
+    "system",
+    "processor",
+    "accelerator",
+    "code",
+    "url",
     "sentence",
-}  # fmt: skip
-PRINTED = r"^\P{C}*$"  # a pattern that says nothing about what a text carries
-API_BYTES = 1_000_000  # no message of the API can be longer, however it is filled
+}
+PRINTED = r"^\P{C}*$"  # a pattern that does not restrict what a text contains
+API_BYTES = 1_000_000  # no API message can be longer
 
 
-def longest(kind: object, constraints: list[object], path: str) -> int:
-    """The most bytes a field can take as JSON. Fails for anything unbounded, and for text that could carry payloads."""
+def max_bytes(kind: object, constraints: list[object], path: str) -> int:
+    """Return the most bytes that a field can take as JSON.
+
+    Fails for an unbounded field, and for text that could carry a payload.
+    """
     field = path.rsplit(".", 1)[-1]
     if typing.get_origin(kind) is typing.Annotated:
         inner, *more = typing.get_args(kind)
         flat = [c for m in more for c in (m.metadata if isinstance(m, FieldInfo) else [m])]
-        return longest(inner, [*constraints, *flat], path)
+        return max_bytes(inner, [*constraints, *flat], path)
     limit = next((c.max_length for c in constraints if isinstance(c, annotated_types.MaxLen)), None)
     pattern = next(
         (p for c in constraints if (p := getattr(c, "pattern", PRINTED)) not in (PRINTED, None)),
@@ -141,20 +147,22 @@ def longest(kind: object, constraints: list[object], path: str) -> int:
     )
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return max(longest(a, constraints, path) for a in arguments)
+        return max(max_bytes(a, constraints, path) for a in arguments)
     if origin is list:
         assert limit is not None, f"{path} is a list without a bound"
-        return 2 + limit * (1 + longest(arguments[0], [], path))
+        return 2 + limit * (1 + max_bytes(arguments[0], [], path))
     if origin is dict:
         assert limit is not None, f"{path} is a dict without a bound"
-        return 2 + limit * (2 + longest(arguments[0], [], path) + longest(arguments[1], [], path))
+        return 2 + limit * (
+            2 + max_bytes(arguments[0], [], path) + max_bytes(arguments[1], [], path)
+        )
     if origin is tuple:
-        return 2 + sum(1 + longest(each, [], path) for each in arguments)
+        return 2 + sum(1 + max_bytes(each, [], path) for each in arguments)
     if origin is typing.Literal:
         return max(len(str(a)) for a in arguments) + 2
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return 2 + sum(
-            4 + len(n) + longest(f.annotation, f.metadata, f"{path}.{n}")
+            4 + len(n) + max_bytes(f.annotation, f.metadata, f"{path}.{n}")
             for n, f in kind.model_fields.items()
         )
     if kind is str:
@@ -171,25 +179,28 @@ def longest(kind: object, constraints: list[object], path: str) -> int:
 
 
 @pytest.mark.parametrize("message", coordinator_messages.API_MESSAGES, ids=lambda m: m.__name__)
-def test_no_message_of_the_api_can_carry_weights_updates_or_text(message):
-    """By its types: no bytes, nothing unbounded, texts that are hex, names or what was signed, and all told less than
-    one dense 8-bit update of the smallest model. (A thin one is shorter than the longest spec: types keep it out.)"""
+def test_no_api_message_can_carry_weights_updates_or_text(message):
+    """The types exclude it: no bytes, no unbounded field, texts are hex, names or signed documents.
+
+    In total a message is shorter than a dense 8-bit update of the smallest model. A sparse update
+    may be shorter than the longest spec; the types exclude it.
+    """
     smallest = min(preset(name).parameters for name in PRESETS)  # one byte a parameter
-    assert longest(message, [], message.__name__) < min(API_BYTES, smallest)
+    assert max_bytes(message, [], message.__name__) < min(API_BYTES, smallest)
 
 
 @pytest.mark.parametrize("name", PEER_MESSAGES)
-def test_peers_headers_are_bounded_too(name):
-    assert longest(messages()[name], [], name) > 0
+def test_peer_messages_are_bounded(name):
+    assert max_bytes(messages()[name], [], name) > 0
 
 
-def test_a_report_is_small():
-    """Its plan included: every one carries it, so that no lost report and no site that forgot leaves a machine bare."""
-    assert len(json.dumps(json.loads(golden("reports"))["reports"], indent=1)) < 2_000
+def test_report_is_small():
+    """It includes the plan, which every report contains."""
+    assert len(json.dumps(json.loads(read_golden("reports"))["reports"], indent=1)) < 2_000
 
 
-def test_a_worker_without_a_plan_is_read_too():
-    old = json.loads(golden("reports"))["reports"][0]
+def test_report_without_a_plan_is_read():
+    old = json.loads(read_golden("reports"))["reports"][0]
     del old["plan"], old["step_seconds"], old["checkpoint"]
     report = reports.Report.model_validate(old)
     assert report.plan is None and report.step_seconds is None and report.checkpoint is None
@@ -207,8 +218,8 @@ def test_a_worker_without_a_plan_is_read_too():
         {"plan": {}},
     ],
 )
-def test_nonsense_in_a_report_is_refused(change):
-    report = json.loads(golden("reports"))["reports"][0] | change
+def test_invalid_field_in_a_report_is_refused(change):
+    report = json.loads(read_golden("reports"))["reports"][0] | change
     with pytest.raises(ValidationError):
         reports.Report.model_validate(report)
 
@@ -229,8 +240,8 @@ def test_nonsense_in_a_report_is_refused(change):
         {"predicted_seconds": float("inf")},
     ],
 )
-def test_nonsense_in_a_plan_is_refused(change):
-    plan = json.loads(golden("reports"))["reports"][0]["plan"]
+def test_invalid_field_in_a_plan_is_refused(change):
+    plan = json.loads(read_golden("reports"))["reports"][0]["plan"]
     assert reports.PlanView.model_validate(plan | {"device": "NVIDIA GeForce RTX 4090 – № 2"})
     with pytest.raises(ValidationError):
         reports.PlanView.model_validate(plan | change)

@@ -17,7 +17,7 @@ from helpers.paths import ROOT
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
-from barnraise.protocol.reports import LossPoint, Report
+from barnraise.protocol.reports import MeasuredLoss, Report
 from barnraise.protocol.signing import Identity
 from coordinator.demo.processes import ProcessGroup, free_port
 
@@ -191,7 +191,7 @@ class ReportingMachine:
 
     def report(self, number: int, **said) -> Report:
         plausible = Reports.model_validate_json(GOLDEN.read_text()).reports[0]
-        point = LossPoint(kind="train", tokens=number * 1000, loss=5.0 - number / 10)
+        point = MeasuredLoss(kind="train", tokens=number * 1000, loss=5.0 - number / 10)
         told = {
             "seq": number, "at": time.time(), "tokens": number * 500, "ledger_tokens": number * 1000, "rate": 250.0,
             "points": [point], "checkpoint": None, "anchor": None, "activity": Activity.TRAINING,

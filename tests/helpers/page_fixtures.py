@@ -83,14 +83,14 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
     for n in range(1, 145):
         at, ledger = TODAY - DAY + n * EVERY - dice.random(), n * TOKENS
         points = [
-            reports_module.LossPoint(
+            reports_module.MeasuredLoss(
                 kind="train", tokens=ledger - k * TOKENS // 4, loss=noisy_loss(ledger)
             )
             for k in (3, 2, 1, 0)
         ]
         if n % 12 == 0:
             points.append(
-                reports_module.LossPoint(
+                reports_module.MeasuredLoss(
                     kind="validation", tokens=ledger, loss=noisy_loss(ledger) + 0.1
                 )
             )

@@ -211,7 +211,7 @@ def numbers():
             "peer_bytes_sent": seq * 100,
             "peer_bytes_received": 0,
             "vector": digest(json.dumps(seq)),
-            "points": [reports_module.LossPoint(kind="train", tokens=seq * 1000, loss=5.0)],
+            "points": [reports_module.MeasuredLoss(kind="train", tokens=seq * 1000, loss=5.0)],
         }
         return reports_module.Report(**{**fields, **changed})
 
@@ -296,7 +296,7 @@ def busy(person, launched, volunteer, numbers, plan):
     bob.join(run)
     same = {"vector": digest("vector"), "anchor": digest("weights")}
     for seq in (1, 2, 3):
-        point = reports_module.LossPoint(kind="validation", tokens=seq * 1000, loss=4.0)
+        point = reports_module.MeasuredLoss(kind="validation", tokens=seq * 1000, loss=4.0)
         report(
             ada,
             run,

@@ -133,7 +133,7 @@ def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(
     run, ada = launched(person())
     ada.report(run, *(numbers(seq) for seq in range(1, 41)))
     ada.report(
-        run, numbers(41, points=[reports.LossPoint(kind="train", tokens=2**63 - 1, loss=1.0)])
+        run, numbers(41, points=[reports.MeasuredLoss(kind="train", tokens=2**63 - 1, loss=1.0)])
     )
     drain_queue()
     assert [tokens for tokens, _ in load_history(run)["train"]] == [

@@ -1,4 +1,4 @@
-"""Real workers without a site: the coordinator they know never answers, and training must not care."""
+"""Run real workers without a site: their coordinator never answers, and training goes on."""
 
 import os
 import shutil
@@ -29,18 +29,31 @@ from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
-NOBODY = "http://127.0.0.1:9"  # the discard port: refused at once
+NOBODY = "http://127.0.0.1:9"  # the discard port, which refuses connections at once
 MIRROR = Identity(b"m" * 32)
-MACHINE = Hardware(  # nothing is measured here: a plan's arithmetic is tested elsewhere
-    device="cpu", name="a test's machine", cores=1, memory=8 << 30, device_memory=0, disk=8 << 30, dtype="float32",
-    matmul=((128, 2e10),), attention=1e10, elementwise=5e9, to_device=5e9, from_device=5e9, stream=1e10, adam=2e8,
-    disk_read=5e8, disk_write=5e8,
-)  # fmt: skip
+MACHINE = Hardware(  # fixed figures, so that plans do not depend on this machine
+    device="cpu",
+    name="a test's machine",
+    cores=1,
+    memory=8 << 30,
+    device_memory=0,
+    disk=8 << 30,
+    dtype="float32",
+    matmul=((128, 2e10),),
+    attention=1e10,
+    elementwise=5e9,
+    to_device=5e9,
+    from_device=5e9,
+    stream=1e10,
+    adam=2e8,
+    disk_read=5e8,
+    disk_write=5e8,
+)
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> tuple[Path, TextManifest]:
-    """The standard library's source by bytes, prepared once."""
+    """Prepare the standard library's source as bytes, once."""
     blobs = BlobStore(tmp_path_factory.mktemp("text"))
     return blobs.folder, shards.prepare_text(
         TextSpec(tokenizer="bytes", shard_tokens=1 << 20),
@@ -52,12 +65,12 @@ def text(tmp_path_factory) -> tuple[Path, TextManifest]:
 
 
 class Killed(BaseException):
-    """Raised in a worker's own thread, between two steps: as near to a power cut as a thread can come."""
+    """Raised in a worker's thread between two steps, in place of a power failure."""
 
 
 @dataclass
 class Volunteer:
-    """One worker in a thread. `status` is the last it told."""
+    """One worker in a thread. `status` is the last one that it published."""
 
     worker: Worker
     thread: threading.Thread
@@ -119,15 +132,23 @@ class Swarm:
         limits: Limits | None = None,
         site: str = NOBODY,
     ) -> Volunteer:
-        """Enters by hand, as a machine would that holds a ticket; `knows`: whom it dials first, by name; `site`: where
-        it reports to."""
+        """Start a worker that holds a ticket.
+
+        `knows` names the peers that it connects to first; `site` is the address that it reports to.
+        """
         home = self.home(name, with_text)
         now, key = time.time(), home.identity.key
         machine = f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}"
         ticket = Ticket(
-            run=RUN, peer=key, machine=machine, volunteer=digest(name), roles=[Role.WORKER], issued=now,
-            expires=now + 86400, mirror=MIRROR.key,
-        )  # fmt: skip
+            run=RUN,
+            peer=key,
+            machine=machine,
+            volunteer=digest(name),
+            roles=[Role.WORKER],
+            issued=now,
+            expires=now + 86400,
+            mirror=MIRROR.key,
+        )
         coordinator = CoordinatorClient(site, home.identity, MIRROR.key)
         known = [StateDir(self.folder / other).identity.key for other in knows or []]
         place = JoinedRun(
@@ -155,7 +176,7 @@ class Swarm:
                 raise Killed
 
         transport = self.network.transport(key)
-        worker = Worker(place, home.identity, leaving, MACHINE, limits, watch, transport)
+        worker = Worker(place, leaving, MACHINE, limits, watch, transport)
 
         def work() -> None:
             torch.set_num_threads(1)
@@ -190,9 +211,13 @@ def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
 
     def make(model: ModelSpec | None = None, folder: str = "", **recipe: Any) -> Swarm:
         quick = Recipe(
-            token_budget=120_000, learning_rate=3e-3, warmup_tokens=2_000, step_sequences=8, round_steps=10,
+            token_budget=120_000,
+            learning_rate=3e-3,
+            warmup_tokens=2_000,
+            step_sequences=8,
+            round_steps=10,
             evaluate_every=20_000,
-        )  # fmt: skip
+        )
         made.append(Swarm(tmp_path / folder, text, replace(quick, **recipe), model))
         return made[-1]
 

@@ -1,4 +1,4 @@
-"""Workers whose memory is too small for the model: trained from disk, killed there, and serving from there."""
+"""Train, get killed and serve from disk, where the memory is too small for the model."""
 
 import json
 import signal
@@ -16,21 +16,21 @@ from barnraise.spec import ModelSpec
 from barnraise.training.resume import read_state_header
 
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
-TIGHT = Limits(memory=6_500_000)  # bytes; in memory it takes 11 million
+TIGHT = Limits(memory=6_500_000)  # bytes; the model takes 11 million in memory
 
 
-def finals(volunteers) -> set[tuple[str, str]]:
+def final_digests(volunteers) -> set[tuple[str, str]]:
     return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
 
 
-def test_one_that_trains_from_disk_ends_with_the_same_bits_as_the_others(swarm):
+def test_worker_training_from_disk_ends_bit_identical_to_the_others(swarm):
     run = swarm(DEEP, token_budget=24_000, round_steps=5)
     roomy = run.start("ada", knows=["ben"])
     tight = run.start("ben", knows=["ada"], limits=TIGHT)
     for volunteer in (roomy, tight):
         volunteer.join(120)
     assert tight.worker.plan.on_disk and not roomy.worker.plan.on_disk
-    assert len(finals([roomy, tight])) == 1
+    assert len(final_digests([roomy, tight])) == 1
     assert tight.status["updates_sent"] > 0 and tight.status["updates_received"] > 0
     assert (
         tight.status["plan"]["crash_safety"] == "exact"
@@ -38,7 +38,7 @@ def test_one_that_trains_from_disk_ends_with_the_same_bits_as_the_others(swarm):
     )
 
 
-def test_one_on_disk_comes_late_and_is_who_the_next_one_takes_the_anchor_from(swarm):
+def test_late_worker_on_disk_serves_its_anchor_to_the_next_joiner(swarm):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=3)
     first = run.start("ada")
     run.until(lambda: first.status.get("updates_sent", 0) > 1)
@@ -53,7 +53,7 @@ def test_one_on_disk_comes_late_and_is_who_the_next_one_takes_the_anchor_from(sw
         volunteer.leave()
 
 
-def test_one_that_has_written_its_share_of_the_day_pauses_and_trades_on(swarm, caplog):
+def test_worker_over_its_disk_quota_pauses_and_keeps_exchanging(swarm, caplog):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=3)
     tight = run.start("ben", limits=replace(TIGHT, disk_writes_per_day=60_000_000))
     run.until(lambda: tight.status.get("activity") == "paused")
@@ -61,13 +61,13 @@ def test_one_that_has_written_its_share_of_the_day_pauses_and_trades_on(swarm, c
     other = run.start("ada", knows=["ben"])
     run.until(
         lambda: tight.worker.exchange.stats.updates_received > 1
-    )  # in its ledger; in its anchor tomorrow
+    )  # in its ledger; they enter its anchor tomorrow
     assert tight.worker.store.written_today < 60_000_000
     for volunteer in (other, tight):
         volunteer.leave()
 
 
-def test_a_plan_that_does_not_fit_is_refused_before_anything_is_made(swarm):
+def test_plan_that_does_not_fit_is_refused_before_files_are_created(swarm):
     run = swarm(DEEP)
     with pytest.raises(PlanError, match="does not fit: at the least it needs"):
         run.start("ada", limits=Limits(memory=100_000))
@@ -84,15 +84,14 @@ from barnraise.planning.limits import Limits
 from barnraise.spec import Recipe
 from barnraise.protocol.coordinator_messages import TextManifest
 folder, text, manifest, limits, recipe = sys.argv[1:]
-run = Swarm(Path(folder), (Path(text), TextManifest.model_validate_json(manifest)), Recipe(**json.loads(recipe)), DEEP)
+text = (Path(text), TextManifest.model_validate_json(manifest))
+run = Swarm(Path(folder), text, Recipe(**json.loads(recipe)), DEEP)
 run.start("ada", limits=Limits(**json.loads(limits))).thread.join()
 """
 
 
 @pytest.mark.parametrize("safety", ["exact", "restart"])
-def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(
-    swarm, tmp_path, safety
-):
+def test_kill_9_costs_at_most_a_step_or_a_round(swarm, tmp_path, safety):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=6)
     limits = {"memory": TIGHT.memory, "crash_safety": safety}
     roots = [str(WORKER), str(TESTS), str(TESTS / "swarm")]
@@ -108,17 +107,17 @@ def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(
     child = subprocess.Popen([sys.executable, "-c", program, *arguments])
     folder = tmp_path / "ada" / "runs" / run.manifest.run
 
-    def told() -> dict:
+    def read_status() -> dict:
         path = folder / "status.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
     deadline = time.monotonic() + 90
-    while told().get("updates_sent", 0) < 2:
+    while read_status().get("updates_sent", 0) < 2:
         assert child.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    before, mark = told(), read_state_header(folder / "state")
+    before, mark = read_status(), read_state_header(folder / "state")
     assert mark is not None
     if safety == "exact":
         assert mark.step >= before["step"] - 1, "a crash costs the unfinished step"

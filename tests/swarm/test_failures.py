@@ -1,4 +1,4 @@
-"""What goes wrong on one machine: a full disk, a taken port, a folder from two backups, and leaving at any moment."""
+"""Failures on one machine: full disk, occupied port, mixed backups, leaving at any moment."""
 
 import asyncio
 import shutil
@@ -14,7 +14,7 @@ from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity
-from barnraise.training.checkpoint import Checkpoint
+from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import DIRECTIVE_FILE
 
 TRIGGER = (
@@ -22,38 +22,39 @@ TRIGGER = (
 )
 
 
-MIRROR = Identity(b"m" * 32)  # the swarm's
+MIRROR = Identity(b"m" * 32)  # the key that signs the swarm's tickets
 
 
-def full(*paths):
+def raise_disk_full(*paths):
     raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("where", ["payload", "ledger", "checkpoint"])
-def test_a_full_disk_is_one_sentence_and_the_next_join_goes_on(swarm, monkeypatch, where):
+def test_full_disk_ends_in_one_sentence_and_the_next_join_continues(swarm, monkeypatch, where):
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
     database = ada.worker.joined.folder.path / "ledger.sqlite"
     if where == "payload":
-        monkeypatch.setattr(blobs_module, "move_into_place", full)
+        monkeypatch.setattr(blobs_module, "move_into_place", raise_disk_full)
     elif where == "ledger":
-        ada.worker.ledger._db.execute(TRIGGER)
+        with sqlite3.connect(database) as db:
+            db.execute(TRIGGER)
     else:
-        monkeypatch.setattr(ada.worker.saved_state.checkpoint, "save", full)
+        monkeypatch.setattr(ada.worker.saved_state.checkpoint, "save", raise_disk_full)
     with pytest.raises(StateError, match=r"stopped: .* holds is whole; join again"):
         ada.join()
     run.volunteers.remove(ada)
     monkeypatch.undo()
     with sqlite3.connect(database) as db:
         db.execute("DROP TRIGGER IF EXISTS full")
-    back = run.start("ada")  # the folder is free, and what it holds is enough
+    back = run.start("ada")  # the folder is unlocked and whole
     sent = ada.status["updates_sent"]
     run.until(lambda: back.status.get("updates_sent", 0) > sent)
     back.leave()
 
 
-def test_a_port_that_is_taken_is_one_sentence(swarm):
+def test_occupied_port_ends_in_one_sentence(swarm):
     run = swarm()
     home = run.home("ada")
     taken = run.network.transport(home.identity.key)
@@ -61,10 +62,10 @@ def test_a_port_that_is_taken_is_one_sentence(swarm):
     ada = run.start("ada")
     with pytest.raises(StateError, match="on this network already"):
         ada.join()
-    home.open_run(ada.worker.joined.run).close()  # and the open_run is free again
+    home.open_run(ada.worker.joined.run).close()  # the open_run is unlocked
 
 
-def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_name(swarm):
+def test_lost_ledger_restarts_from_peers_under_a_new_incarnation(swarm):
     run = swarm(token_budget=10_000_000)
     ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])
     run.until(
@@ -80,13 +81,13 @@ def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_n
     assert back.worker.exchange.author != before, (
         "it must not sign another update under a number it has used"
     )
-    assert not ada.worker.ledger.forked
+    assert not ada.worker.ledger.forked_authors
     run.until(lambda: ada.status["updates_received"] > ben.status["updates_sent"])
     for volunteer in (back, ada):
         volunteer.leave()
 
 
-def test_two_damaged_checkpoints_over_a_ledger_that_began_late_are_made_up_for(swarm):
+def test_two_damaged_slots_of_a_late_joiner_are_recovered(swarm):
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 2)
@@ -104,7 +105,7 @@ def test_two_damaged_checkpoints_over_a_ledger_that_began_late_are_made_up_for(s
     ada.leave()
 
 
-def test_a_worker_tells_its_own_totals_from_its_first_report_on(swarm):
+def test_first_report_after_a_restart_contains_the_totals(swarm):
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
@@ -120,11 +121,11 @@ def test_a_worker_tells_its_own_totals_from_its_first_report_on(swarm):
     back.leave()
 
 
-def test_ctrl_c_is_heard_while_the_anchor_is_fetched_the_text_is_waited_for_and_the_others_are_awaited(
+def test_ctrl_c_interrupts_fetching_the_anchor_and_the_text(
     swarm,
 ):
     run = swarm(token_budget=10_000_000)
-    waiting = run.start("ada", with_text=False)  # nobody has it
+    waiting = run.start("ada", with_text=False)  # no peer has the text
     run.until(lambda: waiting.status.get("activity") == "preparing")
     began = time.monotonic()
     waiting.leave()
@@ -135,10 +136,10 @@ def test_ctrl_c_is_heard_while_the_anchor_is_fetched_the_text_is_waited_for_and_
     began = time.monotonic()
     joining.leave()
     assert time.monotonic() - began < 5
-    assert Checkpoint(joining.worker.joined.folder.path / "checkpoint").load() is None
+    assert CheckpointSlots(joining.worker.joined.folder.path / "checkpoint").load() is None
 
 
-def test_ctrl_c_is_heard_while_a_finished_worker_waits_for_one_that_is_not(swarm):
+def test_ctrl_c_interrupts_a_finished_worker_that_waits_for_peers(swarm):
     run = swarm(token_budget=20_000)
     ada = run.start("ada")
     ada.worker.is_synchronized = lambda: False
@@ -148,7 +149,7 @@ def test_ctrl_c_is_heard_while_a_finished_worker_waits_for_one_that_is_not(swarm
     assert time.monotonic() - began < 5
 
 
-def test_a_revocation_is_kept_for_the_day_no_coordinator_answers(swarm):
+def test_revocation_is_stored_for_times_without_a_coordinator(swarm):
     ada = swarm(token_budget=10_000_000).start("ada")
     place, reporter = ada.worker.joined, ada.worker.reporter
     out = place.directive.model_copy(update={"revoked": ["e" * 64], "issued": time.time()})
@@ -162,8 +163,8 @@ def test_a_revocation_is_kept_for_the_day_no_coordinator_answers(swarm):
     assert Signed.model_validate_json(kept.read_bytes()) == MIRROR.sign("directive", out)
 
 
-def test_a_payload_whose_bytes_changed_on_disk_never_reaches_the_anchor(swarm, monkeypatch):
-    """The checkpoint is gone too, so the whole ledger is replayed, and nobody else has it."""
+def test_payload_damaged_on_disk_never_reaches_the_anchor(swarm, monkeypatch):
+    """The checkpoint is lost as well, so the whole ledger is replayed; no peer has it."""
     monkeypatch.setattr(exchange_module, "REPAIR_TIMEOUT", 0.5)
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")

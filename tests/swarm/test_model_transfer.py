@@ -1,4 +1,4 @@
-"""A run's weights after its end: served by one that trained, fetched by one that did not, held against their digest."""
+"""Serve a finished run's weights, fetch them, and compare them with the site's digest."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def enrol(site: Site, person: Person, machine: str) -> None:
     assert login.wait(60) == 0, site.log(f"login-{machine}")
 
 
-def test_a_finished_runs_weights_are_served_and_fetched_and_are_those_the_site_lists(site, person):
+def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
     owner = (
         "--owner",
         "organiser@example.org",
@@ -65,8 +65,8 @@ def test_a_finished_runs_weights_are_served_and_fetched_and_are_those_the_site_l
     assert served.wait(60) == 0, site.log("serve-keeper")
 
 
-def told(site: Site, machine: str, name: str) -> dict:
-    """A machine's status in the run of that name; {} before it has one."""
+def read_status(site: Site, machine: str, name: str) -> dict:
+    """Return a machine's status in the run of that name; {} before it has one."""
     found = (
         json.loads(path.read_text())
         for path in (site.folder / machine / "runs").glob("*/status.json")
@@ -74,8 +74,8 @@ def told(site: Site, machine: str, name: str) -> dict:
     return next((status for status in found if status["name"] == name), {})
 
 
-def test_a_new_run_begins_with_the_weights_another_ended_with(site, person):
-    """Its owner's machine never saw that run: it says so until somebody serves it, then hands the weights on."""
+def test_warm_started_run_begins_with_the_other_runs_final_weights(site, person):
+    """The owner's machine lacks the other run, and reports that until the weights are served."""
     owner = (
         "--owner",
         "organiser@example.org",
@@ -93,9 +93,11 @@ def test_a_new_run_begins_with_the_weights_another_ended_with(site, person):
         enrol(site, person, machine)
     trained = site.barnraise("elder", "join", run, "--threads", "1")
     assert trained.wait(300) == 0, site.log("join-elder")
-    ended = told(site, "elder", "Forebear")
+    ended = read_status(site, "elder", "Forebear")
     row = re.compile(rf'title="{ended["anchor"]}".*?name="checkpoint" value="([0-9a-f-]+)"', re.S)
-    checkpoint = wait_until(lambda: row.search(person.http.get(f"/runs/{run}/").text), "a checkpoint")[1]
+    checkpoint = wait_until(
+        lambda: row.search(person.http.get(f"/runs/{run}/").text), "a checkpoint"
+    )[1]
     made = person.post(f"/runs/{run}/clone/", checkpoint=checkpoint).url.path.split("/")[2]
     person.post(f"/runs/{made}/launch/")
 
@@ -103,17 +105,19 @@ def test_a_new_run_begins_with_the_weights_another_ended_with(site, person):
     wait_until(lambda: "cannot be had now" in site.log("join-heir"), "a sentence", 120)
     served = site.barnraise("elder", "serve", run)
     wait_until(
-        lambda: told(site, "heir", "Forebear (copy)").get("validation_first"), "its first look", 240
+        lambda: read_status(site, "heir", "Forebear (copy)").get("validation_first"),
+        "its first look",
+        240,
     )
-    first = told(site, "heir", "Forebear (copy)")["validation_first"]
+    first = read_status(site, "heir", "Forebear (copy)")["validation_first"]
     assert first == [0, pytest.approx(ended["validation_last"][1], abs=0.02)], (
         "it goes on where the other ended"
     )
     served.send_signal(signal.SIGINT)
-    cousin = site.barnraise("cousin", "join", made, "--threads", "1")  # from the heir
+    cousin = site.barnraise("cousin", "join", made, "--threads", "1")  # fetches them from the heir
     assert heir.wait(300) == 0 and cousin.wait(300) == 0, site.log("join-heir") + site.log(
         "join-cousin"
     )
-    last = [told(site, machine, "Forebear (copy)") for machine in ("heir", "cousin")]
+    last = [read_status(site, machine, "Forebear (copy)") for machine in ("heir", "cousin")]
     assert last[0]["anchor"] == last[1]["anchor"] and last[0]["validation_last"][1] < first[1]
     assert served.wait(60) == 0, site.log("serve-elder")

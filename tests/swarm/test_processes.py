@@ -1,4 +1,4 @@
-"""Real workers as real processes, over iroh, with a real site: killed, restarted, joined late, left alone."""
+"""Run real worker processes over iroh with a real site: kill, restart and join late."""
 
 import re
 import signal
@@ -22,11 +22,11 @@ def enrol(site: Site, person: Person, machine: str) -> None:
     assert login.wait(30) == 0, site.log(f"login-{machine}")
 
 
-def sent(site: Site, machine: str) -> int:
+def updates_sent_by(site: Site, machine: str) -> int:
     return site.status(machine).get("updates_sent", 0)
 
 
-def test_a_worker_survives_a_kill_and_a_fourth_joins_late(site, person):
+def test_killed_worker_recovers_and_a_fourth_joins_late(site, person):
     budget = (
         "--tokens",
         "450000",
@@ -48,15 +48,17 @@ def test_a_worker_survives_a_kill_and_a_fourth_joins_late(site, person):
     for machine in (*TRIO, "west"):
         enrol(site, person, machine)
     joined = {machine: site.barnraise(machine, "join", run, "--threads", "1") for machine in TRIO}
-    wait_until(lambda: all(sent(site, m) >= 2 for m in TRIO), "two updates of each")
+    wait_until(lambda: all(updates_sent_by(site, m) >= 2 for m in TRIO), "two updates of each")
 
-    before = sent(site, "east")
+    before = updates_sent_by(site, "east")
     site.family.kill("join-east")
-    others = {m: sent(site, m) for m in ("north", "south")}
-    wait_until(lambda: all(sent(site, m) > n for m, n in others.items()), "the others going on")
+    others = {m: updates_sent_by(site, m) for m in ("north", "south")}
+    wait_until(
+        lambda: all(updates_sent_by(site, m) > n for m, n in others.items()), "the others going on"
+    )
     joined["east"] = site.barnraise("east", "join", run, "--threads", "1")
     joined["west"] = site.barnraise("west", "join", run, "--threads", "1")
-    wait_until(lambda: sent(site, "east") > before, "the killed one's next update")
+    wait_until(lambda: updates_sent_by(site, "east") > before, "the killed one's next update")
 
     for machine, process in joined.items():
         assert process.wait(150) == 0, site.log(f"join-{machine}")
@@ -68,7 +70,7 @@ def test_a_worker_survives_a_kill_and_a_fourth_joins_late(site, person):
     assert last < first - 1.0
 
 
-def test_ctrl_c_saves_and_leaves_and_the_site_says_so(site, person):
+def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
     owner = (
         "--owner",
         "organiser@example.org",
@@ -83,7 +85,7 @@ def test_ctrl_c_saves_and_leaves_and_the_site_says_so(site, person):
     ).splitlines()[-1]
     enrol(site, person, "solo")
     worker = site.barnraise("solo", "join", run, "--threads", "1")
-    wait_until(lambda: sent(site, "solo") >= 1, "an update")
+    wait_until(lambda: updates_sent_by(site, "solo") >= 1, "an update")
     worker.send_signal(signal.SIGINT)
     assert worker.wait(20) == 0, site.log("join-solo")
     assert "Everything is saved" in site.log("join-solo")

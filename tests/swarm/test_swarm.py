@@ -1,4 +1,4 @@
-"""Workers among themselves: no coordinator answers in any of these."""
+"""Workers exchange updates with each other; no coordinator answers."""
 
 from contextlib import closing
 
@@ -9,25 +9,25 @@ from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.pacing import streaming
 from barnraise.swap.engine import WARMUP_STEPS
-from barnraise.training.checkpoint import Checkpoint
+from barnraise.training.checkpoint import CheckpointSlots
 
 TRIO = ["ada", "ben", "cleo"]
 
 
-def others(name: str) -> list[str]:
+def other_names(name: str) -> list[str]:
     return [n for n in TRIO if n != name]
 
 
-def finals(volunteers) -> set[tuple[str, str]]:
+def final_digests(volunteers) -> set[tuple[str, str]]:
     return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
 
 
-def test_three_workers_train_one_model_and_end_with_the_same_bits(swarm):
+def test_three_workers_end_with_bit_identical_anchors(swarm):
     run = swarm()
-    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     for volunteer in trio:
         volunteer.join()
-    assert len(finals(trio)) == 1
+    assert len(final_digests(trio)) == 1
     first, last = min(v.status["validation_first"] for v in trio), trio[0].status["validation_last"]
     assert first[0] == 0 and last[0] >= 120_000
     assert last[1] < first[1] - 1.0, "the loss must fall"
@@ -36,17 +36,17 @@ def test_three_workers_train_one_model_and_end_with_the_same_bits(swarm):
 
 
 @pytest.fixture
-def short_turns(monkeypatch):
-    """Rounds of a second or less are said in turns, too."""
+def short_fragment_intervals(monkeypatch):
+    """Stream fragments in rounds of a second or less as well."""
     monkeypatch.setattr(streaming, "MIN_PART_SECONDS", 0.02)
 
 
-def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, short_turns):
+def test_workers_that_stream_fragments_end_bit_identical(swarm, short_fragment_intervals):
     run = swarm(strategy="streams", round_steps=16)
-    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     for volunteer in trio:
         volunteer.join()
-    assert len(finals(trio)) == 1
+    assert len(final_digests(trio)) == 1
     assert trio[0].status["validation_last"][1] < trio[0].status["validation_first"][1] - 1.0, (
         "the loss must fall"
     )
@@ -60,40 +60,40 @@ def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, sh
         assert said[-1] == len(updates[0].fragments), "the last says all that is left"
 
 
-def test_one_that_is_killed_between_two_turns_comes_back_to_the_same_bits(swarm, short_turns):
+def test_worker_killed_between_two_fragments_returns_bit_identical(swarm, short_fragment_intervals):
     run = swarm(strategy="streams", round_steps=16)
-    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     run.until(lambda: all(v.status.get("ledger_tokens", 0) > 30_000 for v in trio))
     trio[1].kill()
-    back = run.start("ben", knows=others("ben"))
+    back = run.start("ben", knows=other_names("ben"))
     for volunteer in (trio[0], back, trio[2]):
         volunteer.join()
-    assert len(finals([trio[0], back, trio[2]])) == 1
+    assert len(final_digests([trio[0], back, trio[2]])) == 1
 
 
-def test_one_is_killed_and_comes_back_to_its_own_state(swarm):
+def test_killed_worker_returns_to_its_own_state(swarm):
     run = swarm()
-    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     run.until(lambda: all(v.status.get("ledger_tokens", 0) > 30_000 for v in trio))
     victim = trio[1]
     victim.kill()
     before = victim.status["updates_sent"]
     assert before > 0
-    back = run.start("ben", knows=others("ben"))
+    back = run.start("ben", knows=other_names("ben"))
     for volunteer in (trio[0], back, trio[2]):
         volunteer.join()
-    assert len(finals([trio[0], back, trio[2]])) == 1
+    assert len(final_digests([trio[0], back, trio[2]])) == 1
     assert back.status["updates_sent"] >= before, "what it had published is still its own"
 
 
-def test_a_fourth_who_comes_late_takes_the_anchor_and_the_text_from_the_others(swarm):
+def test_late_joiner_fetches_anchor_and_text_from_peers(swarm):
     run = swarm(token_budget=200_000)
-    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     run.until(lambda: all(v.status.get("ledger_tokens", 0) > 40_000 for v in trio))
     late = run.start("dora", with_text=False, knows=["ada", "ben"])
     for volunteer in [*trio, late]:
         volunteer.join()
-    assert len(finals([*trio, late])) == 1
+    assert len(final_digests([*trio, late])) == 1
     assert late.status["updates_sent"] > 0
     assert late.status["validation_first"][0] > 0, (
         "it began at the others' anchor, not at the seed's"
@@ -102,9 +102,9 @@ def test_a_fourth_who_comes_late_takes_the_anchor_and_the_text_from_the_others(s
     assert all(ours.has(shard.digest) for shard in run.manifest.train)
 
 
-def test_a_swarm_cut_in_two_goes_on_in_both_halves_and_agrees_once_healed(swarm):
+def test_partitioned_swarm_trains_on_and_agrees_once_healed(swarm):
     run = swarm(token_budget=160_000)
-    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     run.until(lambda: all(v.status.get("updates_received", 0) > 2 for v in trio))
     lonely = trio[2]
     run.network.partition({trio[0].worker.key, trio[1].worker.key}, {lonely.worker.key})
@@ -114,10 +114,10 @@ def test_a_swarm_cut_in_two_goes_on_in_both_halves_and_agrees_once_healed(swarm)
     run.network.heal()
     for volunteer in trio:
         volunteer.join()
-    assert len(finals(trio)) == 1
+    assert len(final_digests(trio)) == 1
 
 
-def test_who_leaves_has_published_its_last_round_and_saved_it(swarm):
+def test_leaving_worker_has_published_and_saved_its_last_round(swarm):
     run = swarm(token_budget=10_000_000)
     ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])
     run.until(
@@ -129,18 +129,18 @@ def test_who_leaves_has_published_its_last_round_and_saved_it(swarm):
     assert ben.status["activity"] == "left"
     run.until(lambda: ada.status["updates_received"] >= ben.status["updates_sent"])
     ada.leave()
-    kept = Checkpoint(ben.worker.joined.folder.path / "checkpoint").load()
+    kept = CheckpointSlots(ben.worker.joined.folder.path / "checkpoint").load()
     assert kept is not None and kept[1].last_seq == ben.status["updates_sent"]
 
 
-def test_a_lone_worker_trains_alone(swarm):
+def test_worker_without_peers_trains_alone(swarm):
     run = swarm(token_budget=30_000)
     ada = run.start("ada")
     ada.join()
     assert ada.status["activity"] == "finished" and ada.status["peers"] == 0
 
 
-def test_a_state_folder_is_one_workers_and_one_runs(swarm):
+def test_state_folder_belongs_to_one_worker_and_one_run(swarm):
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     with pytest.raises(StateError, match="in use by another worker"):
@@ -158,11 +158,11 @@ def test_a_state_folder_is_one_workers_and_one_runs(swarm):
         home.open_run(other)
 
 
-def test_with_every_coordinator_gone_one_that_holds_a_ticket_comes_back_through_any_one_it_has_met(
+def test_ticket_holder_rejoins_through_a_known_peer_without_a_site(
     swarm,
 ):
     run = swarm(token_budget=10_000_000)
-    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     ada, ben, cleo = trio
     run.until(
         lambda: all(
@@ -171,7 +171,7 @@ def test_with_every_coordinator_gone_one_that_holds_a_ticket_comes_back_through_
     )
     ben.kill()
     ada.leave()
-    back = run.start("ben")  # nobody names anybody to it
+    back = run.start("ben")  # no coordinator names peers to it
     run.until(lambda: back.status.get("peers", 0) == 1)
     before = back.status["updates_received"]
     run.until(lambda: back.status["updates_received"] > before + 1)
@@ -179,7 +179,7 @@ def test_with_every_coordinator_gone_one_that_holds_a_ticket_comes_back_through_
         volunteer.leave()
 
 
-def test_a_joiner_warms_its_optimizer_up(swarm):
+def test_joiner_warms_up_its_optimizer(swarm):
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)

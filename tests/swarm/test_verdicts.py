@@ -1,4 +1,4 @@
-"""Real workers: one whose updates are poison and come out again, one that forked, and anchors that were damaged."""
+"""Retract poisoned updates, survive a fork, and repair damaged anchors, with real workers."""
 
 import shutil
 import time
@@ -23,32 +23,32 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec
 
-OWNER = MIRROR = Identity(b"m" * 32)  # the swarm's
+OWNER = MIRROR = Identity(b"m" * 32)  # the key that signs the swarm's tickets
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
 TIGHT = Limits(memory=6_500_000)
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def short_intervals(monkeypatch):
     monkeypatch.setattr(audit_module, "MIN_INTERVAL", 0.02)
     monkeypatch.setattr(audit_module, "TIME_SHARE", 0.2)
     monkeypatch.setattr(accord_module, "HEADS_INTERVAL", 0.2)
     monkeypatch.setattr(accord_module, "RESEND_INTERVAL", 1.0)
 
 
-def finals(volunteers) -> set[tuple[str, str]]:
+def final_digests(volunteers) -> set[tuple[str, str]]:
     return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
 
 
-def founder(run, **how):
-    """The first of a run, who has every update from the first on: who comes later takes a snapshot."""
+def start_first_worker(run, **how):
+    """Start a run's first worker, which has every update; later ones begin at a snapshot."""
     volunteer = run.start("ada", **how)
     run.until(lambda: volunteer.status.get("updates_sent", 0) > 0)
     return volunteer
 
 
-def poisons(engine) -> None:
-    """From now on what is published is loud noise."""
+def publish_noise(engine) -> None:
+    """Let the engine publish loud noise from now on."""
     honest = engine.end_round
 
     def end_round(encode, *rest):
@@ -60,16 +60,16 @@ def poisons(engine) -> None:
     engine.end_round = end_round
 
 
-def sentence(volunteer, made) -> None:
-    """What `barnraise verdict` does beside a running worker."""
+def store_verdict(volunteer, made) -> None:
+    """Store a verdict as `barnraise verdict` does for a running worker."""
     signed = OWNER.sign("verdict", made)
     ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
     path = volunteer.worker.joined.folder.path / VERDICT_FOLDER / f"{digest(signed.body)}.json"
     write_atomically(path, ruling.model_dump_json().encode())
 
 
-def first_that_differ(one: Ledger, other: Ledger, author: str) -> int | None:
-    """The first of an author's updates that two ledgers hold in two versions."""
+def first_forked_seq(one: Ledger, other: Ledger, author: str) -> int | None:
+    """Return the first number under which two ledgers have different updates of an author."""
     for (_, mine), (_, theirs) in zip(
         *(each.headers(author, 1, 1 << 40) for each in (one, other)), strict=False
     ):
@@ -78,8 +78,8 @@ def first_that_differ(one: Ledger, other: Ledger, author: str) -> int | None:
     return None
 
 
-def sum_without(run, ledger) -> str:
-    """The initial weights and every update in a ledger's files that no verdict names, added up anew."""
+def digest_of_the_sum(run, ledger) -> str:
+    """Add the initial weights and every update in a ledger's files that no verdict retracts."""
     anchor = Anchor.from_seed(run.spec.model, run.spec.seed)
     for author, last in ledger.vector().items():
         for _, update in ledger.headers(author, 1, last):
@@ -90,25 +90,25 @@ def sum_without(run, ledger) -> str:
     return anchor.digest()
 
 
-def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_had_not_been(swarm):
+def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     run = swarm(token_budget=10_000_000)
-    ada = founder(run)
+    ada = start_first_worker(run)
     ben, cleo = (run.start(name, knows=["ada", "ben"]) for name in ("ben", "cleo"))
     run.until(lambda: all(v.status.get("updates_sent", 0) > 1 for v in (ada, ben, cleo)))
     author, good = cleo.worker.exchange.author, cleo.worker.exchange.last_published_seq
-    poisons(cleo.worker.engine)
+    publish_noise(cleo.worker.engine)
     before = ada.status["validation_last"][1]
     run.until(lambda: ada.worker.ledger.head(author).seq > good + 2)
     run.until(lambda: ada.status["validation_last"][1] > before + 0.2)
     spoilt = ada.status["validation_last"][1]
     cleo.leave()
     run.until(lambda: ada.worker.exchange.stats.updates_behind == 0)
-    sentence(ada, judged(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise"))
+    store_verdict(ada, judged(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise"))
     run.until(lambda: all(v.worker.anchor.vector.get(author) == good for v in (ada, ben)))
     run.until(lambda: ada.status["validation_last"][1] < spoilt - 0.1)
     dora = run.start(
         "dora", knows=["ada", "ben"]
-    )  # late: what was taken out is not in what it begins with
+    )  # a late joiner begins without the retracted updates
     run.until(lambda: dora.status.get("updates_sent", 0) > 0)
     for volunteer in (dora, ben):
         volunteer.leave()
@@ -121,16 +121,16 @@ def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_
     ada.leave()
     kept = Ledger(ada.worker.joined.folder.path)
     assert kept.vector()[author] == good
-    assert ada.status["anchor"] == sum_without(run, kept)
+    assert ada.status["anchor"] == digest_of_the_sum(run, kept)
     kept.close()
 
 
-def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, caplog):
-    """One machine of the two reaches the site; before the true verdict it gets three that prove nothing."""
+def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
+    """One of two machines reaches the site; three invalid verdicts precede the valid one."""
     run = swarm(token_budget=10_000_000)
     site = Site(MIRROR, run.manifest.run)
     try:
-        ada, ben = founder(run, site=site.url), run.start("ben", knows=["ada"])
+        ada, ben = start_first_worker(run, site=site.url), run.start("ben", knows=["ada"])
         run.until(lambda: all(v.status.get("updates_received", 0) > 3 for v in (ada, ben)))
         author = ben.worker.exchange.author
 
@@ -164,14 +164,12 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
     finally:
         site.close()
     kept = Ledger(ada.worker.joined.folder.path)
-    assert kept.vector()[author] == 1 and ada.status["anchor"] == sum_without(run, kept)
+    assert kept.vector()[author] == 1 and ada.status["anchor"] == digest_of_the_sum(run, kept)
     kept.close()
 
 
-def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_reports_are(
-    swarm, caplog, monkeypatch
-):
-    """The run asks for a report an hour. One of two peers reaches the site, the other hears of it from that one."""
+def test_revoked_machine_is_refused_within_a_minute_of_rare_reports(swarm, caplog, monkeypatch):
+    """Reports are due hourly. One of two peers reaches the site and relays the directive."""
     assert report_module.DIRECTIVE_SECONDS <= 30
     monkeypatch.setattr(report_module, "DIRECTIVE_SECONDS", 1.0)
     run = swarm(token_budget=10_000_000)
@@ -196,14 +194,14 @@ def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_report
         assert time.monotonic() - began < 30.0, "a look, and a word to the other"
         run.until(
             lambda: f"peer {cleo.worker.key[:8]} was revoked" in caplog.text
-        )  # its ticket, as it came again
+        )  # its ticket, presented again
     finally:
         site.close()
 
 
-def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_goes_on(swarm):
+def test_worker_restored_from_an_old_backup_forks_and_continues(swarm):
     run = swarm(token_budget=10_000_000)
-    ada, ben = founder(run), run.start("ben", knows=["ada"])
+    ada, ben = start_first_worker(run), run.start("ben", knows=["ada"])
     run.until(
         lambda: ben.status.get("updates_sent", 0) > 1 and ada.status.get("updates_received", 0) > 1
     )
@@ -220,9 +218,9 @@ def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_go
     run.network.partition({ada.worker.key}, {ben.worker.key})
     ben = run.start("ben", knows=["ada"])
     run.until(lambda: ben.worker.exchange.last_published_seq > sent + 1)
-    # Not always the first after the copy: what was computed before anything arrived is the same to the bit.
-    run.until(lambda: first_that_differ(ada.worker.ledger, ben.worker.ledger, old) is not None)
-    good = first_that_differ(ada.worker.ledger, ben.worker.ledger, old) - 1
+    # It may not be the first one after the copy: updates computed before any arrival are identical.
+    run.until(lambda: first_forked_seq(ada.worker.ledger, ben.worker.ledger, old) is not None)
+    good = first_forked_seq(ada.worker.ledger, ben.worker.ledger, old) - 1
     run.network.heal()
     run.until(lambda: all(v.worker.ledger.verdicts.limits == {old: good} for v in (ada, ben)))
     run.until(
@@ -238,11 +236,11 @@ def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_go
     )
     ada.leave()
     kept = Ledger(ada.worker.joined.folder.path)
-    assert ada.status["anchor"] == sum_without(run, kept), "none of either half is left"
+    assert ada.status["anchor"] == digest_of_the_sum(run, kept), "none of either half is left"
     kept.close()
 
 
-def test_a_bit_that_flips_in_a_workers_memory_is_found_repaired_and_told(swarm):
+def test_bit_flip_in_memory_is_found_repaired_and_reported(swarm):
     run = swarm(token_budget=400_000)
     ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])
     run.until(lambda: all(v.status.get("updates_received", 0) > 1 for v in (ada, ben)))
@@ -251,19 +249,18 @@ def test_a_bit_that_flips_in_a_workers_memory_is_found_repaired_and_told(swarm):
     assert ada.status["checksum"]["corruptions"] == 1 and ada.status["checksum"]["damaged"] is None
     for volunteer in (ada, ben):
         volunteer.join(120)
-    assert len(finals([ada, ben])) == 1
+    assert len(final_digests([ada, ben])) == 1
 
 
-def test_a_bit_that_flips_in_the_anchors_file_is_found_and_the_next_join_has_the_right_one(swarm):
+def test_bit_flip_in_the_anchor_file_is_found_and_recovered_on_join(swarm):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=3)
     ada = run.start("ada")
     tight = run.start("ben", knows=["ada"], limits=TIGHT)
     run.until(lambda: tight.status.get("updates_sent", 0) > 1)
     tight.leave()
     store = tight.worker.store
-    slot, _ = store._kept["anchor", 1, 0]
     with (tight.worker.joined.folder.path / "state" / "state.bin").open("r+b") as file:
-        file.seek(store._offset("anchor", 1, 0, slot) + 100)
+        file.seek(store.newest_offset("anchor", 1, 0) + 100)
         byte = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([byte ^ 4]))

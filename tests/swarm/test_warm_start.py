@@ -1,4 +1,4 @@
-"""A run that begins with the weights another ended with: taken by one machine, fetched by the others by digest."""
+"""Begin a run with another run's final weights; other machines fetch them by digest."""
 
 import threading
 from dataclasses import replace
@@ -14,8 +14,8 @@ from barnraise.training.warm_start import fetch_initial_weights
 
 
 @pytest.fixture
-def ended(swarm):
-    """A run that Ada trained alone, and what she ended with."""
+def ended_run(swarm):
+    """Train a run to its end with one worker, Ada."""
     run = swarm(token_budget=30_000, folder="before")
     ada = run.start("ada")
     ada.join()
@@ -28,8 +28,8 @@ def start_of(run, ada) -> Start:
     )
 
 
-def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended, swarm, caplog):
-    before, ada = ended
+def test_warm_started_run_continues_identically_on_every_machine(ended_run, swarm, caplog):
+    before, ada = ended_run
     after = swarm(token_budget=60_000, folder="after")
     home = after.home("ada")
     blobs = BlobStore(home.path / "runs" / before.manifest.run / "blobs")
@@ -41,7 +41,7 @@ def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended
     after.spec = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
     assert not problems(after.spec) and RunSpec.from_json(after.spec.to_json()) == after.spec
 
-    ben = after.start("ben", knows=["ada"])  # before the one machine that has the weights
+    ben = after.start("ben", knows=["ada"])  # starts before the one machine that has the weights
     after.until(lambda: "the weights this run begins with from peers: 4 of 4" in caplog.text)
     heirs = [after.start("ada", knows=["ben"]), ben]
     for each in heirs:
@@ -49,7 +49,7 @@ def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended
     ended_at = ada.status["validation_last"][1]
     firsts = [
         each.status["validation_first"] for each in heirs
-    ]  # one may begin at the other's first updates
+    ]  # one may begin with the other's first updates
     assert (0, ended_at) in firsts, "bit for bit the same weights"
     assert max(loss for _, loss in firsts) < ended_at + 0.5
     assert len({(each.status["vector"], each.status["anchor"]) for each in heirs}) == 1
@@ -59,18 +59,20 @@ def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended
     )
 
 
-def test_a_machine_that_stands_elsewhere_or_cannot_ask_says_so(ended, tmp_path):
-    before, ada = ended
+def test_machine_without_the_start_weights_says_why(ended_run, tmp_path):
+    before, ada = ended_run
     wrong = replace(before.spec, start=replace(start_of(before, ada), digest="0" * 64))
     for home in (StateDir(before.folder / "ada"), StateDir(tmp_path / "new")):
-        with pytest.raises(StateError, match="not enrolled"):  # it would ask that run's peers
+        with pytest.raises(
+            StateError, match="not enrolled"
+        ):  # it would have to ask that run's peers
             fetch_initial_weights(
                 home, threading.Event(), lambda: None, wrong, lambda data: "0" * 64
             )
 
 
-def test_fragments_that_are_not_the_checkpoint_are_refused_before_the_first_step(ended, tmp_path):
-    before, ada = ended
+def test_wrong_start_fragments_are_refused_before_the_first_step(ended_run, tmp_path):
+    before, ada = ended_run
     blobs = BlobStore(tmp_path / "blobs")
     spec = replace(before.spec, start=start_of(before, ada))
     found = fetch_initial_weights(
@@ -99,7 +101,7 @@ def test_fragments_that_are_not_the_checkpoint_are_refused_before_the_first_step
         {"tokenizer": "1" * 64},
     ],
 )
-def test_a_start_that_makes_no_sense_is_refused(swarm, start):
+def test_inconsistent_start_is_refused(swarm, start):
     run = swarm()
     sound = Start(run=run.manifest.run, digest="1" * 64, tokens=5, fragments=("2" * 64,) * 4)
     assert not problems(replace(run.spec, start=sound))

@@ -37,10 +37,10 @@ def get_mirror(request: HttpRequest) -> coordinator_messages.MirrorView:
     return site_identity.mirror_view()
 
 
-@router.post("/enrolments", response=responses(coordinator_messages.Enrolment))
+@router.post("/enrolments", response=responses(coordinator_messages.EnrolmentReply))
 def request_enrolment(
     request: HttpRequest, signed: messages.Signed
-) -> coordinator_messages.Enrolment:
+) -> coordinator_messages.EnrolmentReply:
     """Request a code for the key that signs this; a person approves it in the browser."""
     enforce_rate_limit(request, "enrolments", 60, 600)
     try:
@@ -64,7 +64,7 @@ def request_enrolment(
             401, "the enrolment was signed at another time than now: use the time in this answer"
         )
     enrolment = Enrolment.open(asked)
-    return coordinator_messages.Enrolment(
+    return coordinator_messages.EnrolmentReply(
         code=enrolment.code,
         url=request.build_absolute_uri(f"/machines/enrol/{enrolment.code}/"),
         expires=enrolment.expires_epoch,

@@ -9,7 +9,7 @@ from django.utils import timezone
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
 from barnraise.protocol import coordinator_messages, enums, messages
-from barnraise.protocol.signing import Identity, check_ticket, digest, open_signed
+from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, digest, open_signed
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.fleet import run_broadcast
 from coordinator.fleet.models import Membership
@@ -200,15 +200,8 @@ def test_a_join_gives_a_ticket_that_peers_believe_and_whom_to_try(person, launch
     run, first = launched(person())
     bob = volunteer(person("bob@example.org"), 2)
     reply = bob.join(run)
-    ticket = check_ticket(
-        reply.ticket,
-        run=str(run.pk),
-        peer=bob.identity.key,
-        mirrors=frozenset(run.spec.roots),
-        revoked=frozenset(),
-        now=time.time(),
-        orphaned=False,
-    )
+    policy = TicketPolicy(str(run.pk), frozenset(run.spec.roots))
+    ticket = check_ticket(reply.ticket, bob.identity.key, policy, time.time())
     assert ticket.expires - ticket.issued == 24 * 3600
     assert (
         ticket.volunteer != open_signed(first.join(run).ticket, "ticket", messages.Ticket).volunteer

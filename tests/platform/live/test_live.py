@@ -52,7 +52,7 @@ async def test_a_watcher_gets_a_snapshot_and_then_the_deltas_that_follow_it(trai
     (row,) = first["workers"]
     assert set(row) == set(COLUMNS) and row["name"] == volunteer.machine.hostname and row["alive"]
 
-    point = reports.LossPoint(kind="validation", tokens=2000, loss=4.25)
+    point = reports.MeasuredLoss(kind="validation", tokens=2000, loss=4.25)
     await sync_to_async(report)(2, points=[point])
     news = await socket.next_frame(lambda frame: frame.get("validation"))
     assert news["type"] == "delta" and news["validation"] == [[2000, 4.25]]

@@ -153,7 +153,7 @@ def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(small, monkeypatch)
         for _ in range(3):
             assert (
                 asks(
-                    small.identity, "POST", "/mirrors/change-notice", messages.Disconnect(reason="")
+                    small.identity, "POST", "/mirrors/change-notice", messages.Goodbye(reason="")
                 ).status_code
                 == 200
             )

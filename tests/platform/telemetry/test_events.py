@@ -140,7 +140,7 @@ def test_each_machines_own_losses_are_there_for_who_asks(person, launched, numbe
     second = volunteer(run.owner, 2)
     second.join(run)
     points = [
-        reports.LossPoint(kind="train", tokens=n * 100, loss=5.0 - n / 100) for n in range(1, 5)
+        reports.MeasuredLoss(kind="train", tokens=n * 100, loss=5.0 - n / 100) for n in range(1, 5)
     ]
     first.report(run, numbers(1, points=points, tokens=4000))
     second.report(run, numbers(1, points=points[:2], tokens=2000))

@@ -22,7 +22,7 @@ from barnraise.exchange.ledger.verdicts import verify_proof
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import (
-    Enrolment,
+    EnrolmentReply,
     EnrolmentStatus,
     JoinReply,
     MirrorView,
@@ -70,7 +70,7 @@ def small():
             status=said, machine=MACHINE if said == "approved" else None, person="Ida [/x]"
         )
 
-    made.routes["POST /enrolments"] = lambda body: Enrolment(
+    made.routes["POST /enrolments"] = lambda body: EnrolmentReply(
         code="ABCD-EFGH", url=f"{made.url}/machines/ABCD-EFGH", expires=9e9, poll_every=0.2
     )
     made.routes["GET /enrolments/ABCD-EFGH"] = status

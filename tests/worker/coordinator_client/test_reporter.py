@@ -23,7 +23,7 @@ from barnraise.coordinator_client.reporter import (
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.coordinator_messages import Directive, Problem, ReportReply, Reports
 from barnraise.protocol.enums import Activity, RunStatus
-from barnraise.protocol.reports import LossPoint, Report  # fmt: skip
+from barnraise.protocol.reports import MeasuredLoss, Report  # fmt: skip
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.spec import RunSpec, preset
 from barnraise.training.status import token_budget
@@ -155,7 +155,7 @@ def test_nothing_is_lost_while_the_coordinator_is_away_and_each_interval_has_its
             WorkerFigures(
                 activity=Activity.TRAINING,
                 step=n,
-                points=(LossPoint(kind="train", tokens=n, loss=1.0),),
+                points=(MeasuredLoss(kind="train", tokens=n, loss=1.0),),
             )
         )
         time.sleep(0.3)

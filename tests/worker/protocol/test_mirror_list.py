@@ -1,4 +1,4 @@
-"""The mirror list: which one takes the place of which, for whoever holds what, in whatever order they are heard of."""
+"""The mirror list: which list succeeds which, in any order of arrival."""
 
 import itertools
 import random
@@ -33,7 +33,7 @@ def mirror(n: int, **fields) -> MirrorEntry:
     )
 
 
-def made(
+def signed_list(
     version: int,
     *,
     roots=(0, 1, 2),
@@ -54,16 +54,16 @@ def made(
     )
 
 
-FIRST = made(1)
+FIRST = signed_list(1)
 
 
-def begun() -> list[SignedMirrorList]:
+def first_chain() -> list[SignedMirrorList]:
     return merge_chain([], [FIRST], NOW, FIRST.digest)
 
 
 def refused(told: SignedMirrorList, held=None) -> str:
-    """The sentence; and what was held is held still."""
-    held = begun() if held is None else held
+    """Return the refusal's sentence, and check that the stored chain did not change."""
+    held = first_chain() if held is None else held
     before = list(held)
     with pytest.raises(MirrorListError) as found:
         merge_chain(held, [told], NOW)
@@ -71,71 +71,75 @@ def refused(told: SignedMirrorList, held=None) -> str:
     return str(found.value)
 
 
-def test_a_newer_list_signed_by_enough_roots_takes_the_place_of_the_one_before():
-    chain = merge_chain(begun(), [made(2, has=(1, 2, 3, 4))], NOW)
+def test_newer_list_signed_by_enough_roots_replaces_the_previous_one():
+    chain = merge_chain(first_chain(), [signed_list(2, has=(1, 2, 3, 4))], NOW)
     assert (
         mirror_list.parse_list(chain[-1]).version == 2
         and len(mirror_list.parse_list(chain[-1]).mirrors) == 4
     )
 
 
-def test_the_first_list_is_the_one_that_a_trusted_mirror_names():
+def test_first_list_is_the_one_that_a_trusted_mirror_names():
     with pytest.raises(MirrorListError, match="is not"):
         merge_chain([], [FIRST], NOW, "0" * 64)
-    alone = made(1, signers=(0,))
+    alone = signed_list(1, signers=(0,))
     with pytest.raises(MirrorListError, match="signed by 1 of the roots"):
         merge_chain([], [alone], NOW, alone.digest)
     assert merge_chain([], [FIRST], NOW, FIRST.digest) == [FIRST]
 
 
-def test_an_expired_list_is_refused_by_how_long_ago():
-    assert refused(made(2, expires=NOW - 86400)) == "the mirror list 2 expired 1.0 days ago"
+def test_expired_list_is_refused_with_its_age():
+    assert refused(signed_list(2, expires=NOW - 86400)) == "the mirror list 2 expired 1.0 days ago"
     with pytest.raises(MirrorListError, match="expired"):
-        merge_chain([], [made(1, expires=NOW)], NOW, made(1, expires=NOW).digest)
+        merge_chain([], [signed_list(1, expires=NOW)], NOW, signed_list(1, expires=NOW).digest)
 
 
-def test_a_list_with_too_few_signatures_is_refused_by_how_many():
-    assert "signed by 1 of the roots of list 1, and 2 must" in refused(made(2, signers=(2,)))
-    assert "signed by 0 of the roots" in refused(made(2, signers=()))
+def test_list_with_too_few_signatures_is_refused_with_their_number():
+    assert "signed by 1 of the roots of list 1, and 2 must" in refused(signed_list(2, signers=(2,)))
+    assert "signed by 0 of the roots" in refused(signed_list(2, signers=()))
 
 
-def test_a_list_with_a_strangers_signature_or_a_false_one_is_refused_by_whose():
-    assert "a stranger" in refused(made(2, signers=(0, 1, 5)))
-    good = made(2)
+def test_list_with_a_foreign_or_false_signature_is_refused():
+    assert "a stranger" in refused(signed_list(2, signers=(0, 1, 5)))
+    good = signed_list(2)
     false = good.model_copy(update={"signatures": {**good.signatures, ROOTS[2].key: "0" * 128}})
     assert f"the signature of {ROOTS[2].key[:8]} does not match" in refused(false)
     altered = good.model_copy(update={"body": good.body.replace("Mirror 1", "Mirror 9")})
     assert "does not match" in refused(altered)
 
 
-def test_new_roots_need_the_old_ones_word_and_their_own():
-    assert "of the roots of list 1" in refused(made(2, roots=(3, 4, 5), signers=(3, 4)))
-    assert "of its own roots" in refused(made(2, roots=(3, 4, 5), signers=(0, 1, 3)))
-    chain = merge_chain(begun(), [made(2, roots=(3, 4, 5), signers=(0, 1, 3, 4))], NOW)
-    assert "of the roots of list 2" in refused(made(3, signers=(0, 1)), chain)
-    assert "stranger" in refused(made(3, roots=(3, 4, 5), signers=(0, 3, 4)), chain)
+def test_new_roots_need_signatures_of_old_and_new_roots():
+    assert "of the roots of list 1" in refused(signed_list(2, roots=(3, 4, 5), signers=(3, 4)))
+    assert "of its own roots" in refused(signed_list(2, roots=(3, 4, 5), signers=(0, 1, 3)))
+    chain = merge_chain(first_chain(), [signed_list(2, roots=(3, 4, 5), signers=(0, 1, 3, 4))], NOW)
+    assert "of the roots of list 2" in refused(signed_list(3, signers=(0, 1)), chain)
+    assert "stranger" in refused(signed_list(3, roots=(3, 4, 5), signers=(0, 3, 4)), chain)
 
 
-def test_an_older_list_and_a_second_one_of_the_same_version_are_refused():
-    chain = merge_chain(begun(), [made(3)], NOW)
-    assert refused(made(2), chain) == "the mirror list 2 is older than 3, which is held already"
-    assert refused(made(3, has=(1, 2)), chain).startswith("there are two different mirror lists 3")
+def test_older_list_and_second_list_of_one_version_are_refused():
+    chain = merge_chain(first_chain(), [signed_list(3)], NOW)
+    assert (
+        refused(signed_list(2), chain) == "the mirror list 2 is older than 3, which is held already"
+    )
+    assert refused(signed_list(3, has=(1, 2)), chain).startswith(
+        "there are two different mirror lists 3"
+    )
 
 
-def test_who_was_expelled_stays_in_the_list_and_comes_back_under_a_new_key_alone():
+def test_expelled_mirror_stays_listed_and_returns_only_with_a_new_key():
     gone = mirror(
         3,
         expelled=Expulsion(
             at=NOW, last={"a" * 32: 41}, reason="it signed two events with one number"
         ),
     )
-    chain = merge_chain(begun(), [made(2, mirrors=[mirror(1), mirror(2), gone])], NOW)
+    chain = merge_chain(first_chain(), [signed_list(2, mirrors=[mirror(1), mirror(2), gone])], NOW)
     assert (
         mirror_list.parse_list(chain[-1]).expelled == {gone.key}
         and gone.key in mirror_list.parse_list(chain[-1]).keys
     )
-    assert "takes back" in refused(made(3), chain)
-    assert "says nothing of the mirror" in refused(made(3, has=(1, 2)), chain)
+    assert "takes back" in refused(signed_list(3), chain)
+    assert "says nothing of the mirror" in refused(signed_list(3, has=(1, 2)), chain)
 
 
 @pytest.mark.parametrize(
@@ -147,12 +151,12 @@ def test_who_was_expelled_stays_in_the_list_and_comes_back_under_a_new_key_alone
         ({"mirrors": [mirror(1, expelled=Expulsion(at=NOW))]}, "leaves no mirror"),
     ],
 )
-def test_a_list_that_contradicts_itself_is_refused(changed, sentence):
-    assert sentence in refused(made(2, **changed))
+def test_inconsistent_list_is_refused(changed, sentence):
+    assert sentence in refused(signed_list(2, **changed))
 
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", "<html>", '{"version": 0}', "é" * 9_000])
-def test_what_is_no_list_is_refused(body):
+def test_malformed_list_is_refused(body):
     with pytest.raises(MirrorListError, match=r"malformed|more than 14,000 bytes"):
         mirror_list.parse_list(SignedMirrorList.model_construct(body=body, signatures={}))
 
@@ -160,7 +164,7 @@ def test_what_is_no_list_is_refused(body):
 @pytest.mark.parametrize(
     "url", ["ftp://a.b", "https://a b", "javascript:alert(1)", "https://u:p@host", "https://a/?x"]
 )
-def test_an_address_that_is_none_is_refused(url):
+def test_malformed_address_is_refused(url):
     with pytest.raises(ValueError, match="url"):
         MirrorEntry(key="0" * 64, url=url, name="m", admitted=NOW)
 
@@ -169,29 +173,31 @@ def test_an_address_that_is_none_is_refused(url):
 
 
 def history(turns: list[bool]) -> list[SignedMirrorList]:
-    """A list for each; True: it changes the roots."""
+    """Return a list for each element; True: it changes the roots."""
     found, which = [FIRST], 0
     for version, turn in enumerate(turns, start=2):
         old, which = (which, (which + 1) % 2) if turn else (which, which)
         mine = (0, 1) if which == 0 else (3, 4)
         signers = {*mine, *((0, 1) if old == 0 else (3, 4))}
         found.append(
-            made(version, roots=(0, 1, 2) if which == 0 else (3, 4, 5), signers=sorted(signers))
+            signed_list(
+                version, roots=(0, 1, 2) if which == 0 else (3, 4, 5), signers=sorted(signers)
+            )
         )
     return found
 
 
 @given(turns=st.lists(st.booleans(), max_size=9), seed=st.integers(0, 2**32))
-def test_whoever_hears_every_chain_in_whatever_order_ends_at_the_newest(turns, seed):
-    """Each list of the history as the one told, with the chain that its holder keeps; heard shuffled, and twice."""
+def test_chains_received_in_any_order_end_at_the_newest_list(turns, seed):
+    """Deliver the chain of every list in the history, in random order and twice."""
     whole, chains = history(turns), []
-    held = begun()
+    held = first_chain()
     for signed in whole:
         held = merge_chain(held, [signed], NOW)
         chains.append(held)
     order = chains * 2
     random.Random(seed).shuffle(order)
-    mine = begun()
+    mine = first_chain()
     for chain in order:
         version = mirror_list.parse_list(mine[-1]).version
         told = [each for each in chain if mirror_list.parse_list(each).version > version]
@@ -202,9 +208,9 @@ def test_whoever_hears_every_chain_in_whatever_order_ends_at_the_newest(turns, s
 
 
 @given(turns=st.lists(st.booleans(), max_size=5), start=st.integers(0, 5))
-def test_whoever_was_away_is_led_to_the_newest_by_what_changed_the_roots_alone(turns, start):
+def test_absent_reader_needs_only_the_lists_that_changed_roots(turns, start):
     whole = history(turns)
-    held = begun()
+    held = first_chain()
     for signed in whole:
         held = merge_chain(held, [signed], NOW)
     away = [whole[min(start, len(turns))]]
@@ -213,16 +219,16 @@ def test_whoever_was_away_is_led_to_the_newest_by_what_changed_the_roots_alone(t
     assert len(held) <= 2 + sum(turns), "of the others only the newest is kept"
 
 
-def test_expired_lists_on_the_way_lead_to_one_that_holds():
-    turn = made(2, roots=(3, 4, 5), signers=(0, 1, 3, 4), expires=NOW - 5)
-    newest = made(3, roots=(3, 4, 5), signers=(3, 4))
-    assert merge_chain(begun(), [turn, newest], NOW)[-1] == newest
+def test_expired_lists_may_lead_to_a_valid_one():
+    turn = signed_list(2, roots=(3, 4, 5), signers=(0, 1, 3, 4), expires=NOW - 5)
+    newest = signed_list(3, roots=(3, 4, 5), signers=(3, 4))
+    assert merge_chain(first_chain(), [turn, newest], NOW)[-1] == newest
     assert "expired" in refused(turn)
 
 
-def test_the_longest_chain_fits_into_one_frame():
+def test_longest_chain_fits_into_one_frame():
     long = [mirror(n).model_copy(update={"name": '"' * 100}) for n in range(27)]
-    lists = [made(n, mirrors=long) for n in range(1, mirror_list.MAX_LISTS_PER_MESSAGE + 1)]
+    lists = [signed_list(n, mirrors=long) for n in range(1, mirror_list.MAX_LISTS_PER_MESSAGE + 1)]
     assert len(lists[0].body.encode()) > 9_000
     assert len(mirror_list.MirrorLists(lists=lists).model_dump_json()) < 1 << 18
 
@@ -231,7 +237,7 @@ def test_the_longest_chain_fits_into_one_frame():
 
 
 @given(machines=st.integers(0, 2**32))
-def test_each_machine_has_an_order_of_its_own_and_keeps_it_when_a_mirror_goes(machines):
+def test_machine_preference_is_stable_when_a_mirror_goes(machines):
     listed = [mirror(n) for n in range(5)]
     order = rank_mirrors(f"{machines:064x}", listed)
     assert sorted(order, key=lambda m: m.url) == sorted(listed, key=lambda m: m.url)

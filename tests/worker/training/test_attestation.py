@@ -1,4 +1,4 @@
-"""What a machine witnesses of others' updates."""
+"""Attestations of other authors' updates."""
 
 from types import SimpleNamespace
 
@@ -17,37 +17,41 @@ from barnraise.protocol.signing import Identity, check_attestation, digest
 from barnraise.training.attestation import Attester
 
 
-def test_a_machine_testifies_to_what_is_new_of_others_some_at_a_time_and_anybody_can_check_it(
-    tmp_path, monkeypatch
-):
+def test_attester_covers_new_updates_of_others_in_batches(tmp_path, monkeypatch):
     ours, authors = Identity(b"w" * 32), [Identity(bytes([n]) * 32) for n in (1, 2, 3)]
     known: dict[tuple[str, int], Signed] = {}
 
     def head(author: Identity, seq: int) -> Update:
         update = Update(
-            run=RUN, peer=author.key, incarnation="a" * 16, seq=seq, previous="0" * 64, tokens=10,
-            total=seq * 10 * (1 + authors.index(author) if author in authors else 1), fragments=[],
-        )  # fmt: skip
+            run=RUN,
+            peer=author.key,
+            incarnation="a" * 16,
+            seq=seq,
+            previous="0" * 64,
+            tokens=10,
+            total=seq * 10 * (1 + authors.index(author) if author in authors else 1),
+            fragments=[],
+        )
         known[update.author, seq] = author.sign("update", update)
         return update
 
-    witnessing = Attester(ours, RUN, SimpleNamespace(header=lambda author, seq: known[author, seq]))
+    attester = Attester(ours, RUN, SimpleNamespace(header=lambda author, seq: known[author, seq]))
     heads = {
         each.author: each for each in (*(head(author, 2) for author in authors), head(ours, 5))
     }
-    first = witnessing.attest_new_updates(heads)
+    first = attester.attest_new_updates(heads)
     assert [check_attestation(each, RUN, ours.key).peer for each in first] == [
         authors[2].key,
         authors[1].key,
     ]
-    assert witnessing.attest_new_updates(heads) == (), "a minute has to pass"
-    second = witnessing.attest_new_updates(heads, at_once=True)
+    assert attester.attest_new_updates(heads) == (), "a minute has to pass"
+    second = attester.attest_new_updates(heads, at_once=True)
     assert [check_attestation(each, RUN).peer for each in second] == [authors[0].key]
-    assert witnessing.attest_new_updates(heads, at_once=True) == (), "nothing is new"
+    assert attester.attest_new_updates(heads, at_once=True) == (), "nothing is new"
     heads[heads_of := next(iter(heads))] = head(authors[0], 3)
     assert [
         check_attestation(each, RUN).seq
-        for each in witnessing.attest_new_updates(heads, at_once=True)
+        for each in attester.attest_new_updates(heads, at_once=True)
     ] == [3], heads_of
 
 
@@ -62,7 +66,7 @@ def test_a_machine_testifies_to_what_is_new_of_others_some_at_a_time_and_anybody
         ({"body": " "}, "signature does not match"),
     ],
 )
-def test_a_testimony_that_proves_something_else_is_refused(spoilt, said):
+def test_attestation_that_proves_something_else_is_refused(spoilt, said):
     author, witness = Identity(b"a" * 32), Identity(b"w" * 32)
     update = Update(
         run=RUN,

@@ -1,4 +1,4 @@
-"""Two slots that survive anything, and the export."""
+"""The checkpoint's two slots under crashes and damage, and the export."""
 
 import dataclasses
 import json
@@ -22,31 +22,42 @@ from barnraise.swap.engine import Engine
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.tokenizer import train_tokenizer
-from barnraise.training.checkpoint import HEADER_FILE, TENSORS_FILE, Checkpoint, StateHeader
+from barnraise.training.checkpoint import HEADER_FILE, TENSORS_FILE, CheckpointSlots, StateHeader
 from barnraise.training.export import export_model
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 RUN = "01890000-0000-7000-8000-000000000000"
 HEAD = Update(
-    run=RUN, peer="a" * 64, incarnation="1" * 16, seq=3, previous="0" * 64, tokens=10, total=30,
+    run=RUN,
+    peer="a" * 64,
+    incarnation="1" * 16,
+    seq=3,
+    previous="0" * 64,
+    tokens=10,
+    total=30,
     fragments=[FragmentUpdate(digest="d" * 64, size=5, sketch="e" * 16)],
-)  # fmt: skip
+)
 
 
 def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
-    """An engine with all its state in memory, at the seed's weights."""
+    """Create an engine with its state in memory, at the seed's weights."""
     groups, tiers = tuple((i,) for i in range(1, model.layers + 1)), ("host",) * (model.layers + 2)
     plan = Plan(
-        model, forward_groups=groups, backward_groups=groups[::-1], weights=tiers, moments=tiers,
-        gradient_slots=2, tile=tile_elements(model, whole=True),
-    )  # fmt: skip
+        model,
+        forward_groups=groups,
+        backward_groups=groups[::-1],
+        weights=tiers,
+        moments=tiers,
+        gradient_slots=2,
+        tile=tile_elements(model, whole=True),
+    )
     store = StateStore(plan)
     anchor = Anchor(FragmentSequence(store, "anchor"))
     anchor.load(Anchor.from_seed(model, seed).fragments, {})
     return Engine(plan, recipe, store, anchor)
 
 
-def mark(step: int) -> StateHeader:
+def header(step: int) -> StateHeader:
     more = {
         "retracted": {HEAD.author: {1: 5}},
         "sketches": ["0" * 16],
@@ -61,55 +72,57 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
     return {"x": torch.full((5000,), step, dtype=torch.int32), "y": torch.tensor(float(step))}
 
 
-def steps_kept(folder: Path) -> list[int]:
-    """The steps of the slots as they lie there, without looking into digests."""
+def stored_steps(folder: Path) -> list[int]:
+    """Return the steps of the slots on disk, without verifying digests."""
     return sorted(
         json.loads(path.read_text())["step"] for path in folder.glob(f"[ab]/{HEADER_FILE}")
     )
 
 
-def test_what_was_saved_comes_back(tmp_path):
-    assert Checkpoint(tmp_path / "checkpoint").load() is None
-    written = Checkpoint(tmp_path / "checkpoint").save(tensors(1), mark(1))
-    back, found = Checkpoint(tmp_path / "checkpoint").load()
-    assert found == written and found.model_copy(update={"save_number": 0, "digest": ""}) == mark(1)
+def test_saved_state_is_loaded_unchanged(tmp_path):
+    assert CheckpointSlots(tmp_path / "checkpoint").load() is None
+    written = CheckpointSlots(tmp_path / "checkpoint").save(tensors(1), header(1))
+    back, found = CheckpointSlots(tmp_path / "checkpoint").load()
+    assert found == written and found.model_copy(update={"save_number": 0, "digest": ""}) == header(
+        1
+    )
     assert back.keys() == tensors(1).keys() and all(
         torch.equal(back[n], t) for n, t in tensors(1).items()
     )
 
 
-def test_an_engine_comes_back_from_disk_with_the_same_bits(tmp_path):
+def test_engine_loaded_from_disk_is_bit_identical(tmp_path):
     engine = in_memory(TINY, Recipe(), 1)
     engine.step([torch.randint(300, (2, 17))])
     list(engine.end_round(lambda values: (b"", values // 2), 1.0))
-    Checkpoint(tmp_path).save(engine.state_dict(), mark(1))
+    CheckpointSlots(tmp_path).save(engine.state_dict(), header(1))
     again = in_memory(TINY, Recipe(), 2)
-    again.load_state_dict(Checkpoint(tmp_path).load()[0])
+    again.load_state_dict(CheckpointSlots(tmp_path).load()[0])
     assert all(
         torch.equal(tensor, again.state_dict()[name])
         for name, tensor in engine.state_dict().items()
     )
 
 
-def test_the_two_newest_saves_are_kept_and_the_newest_comes_back(tmp_path):
-    checkpoint = Checkpoint(tmp_path)
+def test_two_newest_saves_are_stored_and_the_newest_is_loaded(tmp_path):
+    checkpoint = CheckpointSlots(tmp_path)
     for step in range(1, 6):
-        checkpoint.save(tensors(step), mark(step))
-        assert steps_kept(tmp_path) == [s for s in (step - 1, step) if s]
-        assert checkpoint.load()[1].step == Checkpoint(tmp_path).load()[1].step == step
+        checkpoint.save(tensors(step), header(step))
+        assert stored_steps(tmp_path) == [s for s in (step - 1, step) if s]
+        assert checkpoint.load()[1].step == CheckpointSlots(tmp_path).load()[1].step == step
 
 
 def two_saves(folder: Path) -> tuple[Path, Path]:
-    """(the older slot, the newer)."""
-    checkpoint = Checkpoint(folder)
-    checkpoint.save(tensors(1), mark(1))
-    checkpoint.save(tensors(2), mark(2))
+    """Save twice; return the older slot and the newer one."""
+    checkpoint = CheckpointSlots(folder)
+    checkpoint.save(tensors(1), header(1))
+    checkpoint.save(tensors(2), header(2))
     return folder / "a", folder / "b"
 
 
 @pytest.mark.parametrize("name", [TENSORS_FILE, HEADER_FILE])
 @pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone"])
-def test_a_damaged_slot_is_named_in_the_log_and_the_other_used(name, damage, tmp_path, caplog):
+def test_damaged_slot_is_logged_and_the_other_one_used(name, damage, tmp_path, caplog):
     _, newer = two_saves(tmp_path)
     path = newer / name
     whole = path.read_bytes()
@@ -123,22 +136,22 @@ def test_a_damaged_slot_is_named_in_the_log_and_the_other_used(name, damage, tmp
         else:
             path.unlink()
         caplog.clear()
-        back, found = Checkpoint(tmp_path).load()
+        back, found = CheckpointSlots(tmp_path).load()
         assert found.step == 1 and torch.equal(back["x"], tensors(1)["x"])
         assert str(newer) in caplog.text and "damaged" in caplog.text
 
 
-def test_a_save_never_replaces_the_only_whole_slot(tmp_path):
+def test_save_never_replaces_the_only_whole_slot(tmp_path):
     _, newer = two_saves(tmp_path)
     (newer / TENSORS_FILE).write_bytes(b"rubbish")
-    Checkpoint(tmp_path).save(tensors(3), mark(3))
-    assert steps_kept(tmp_path) == [1, 3]
+    CheckpointSlots(tmp_path).save(tensors(3), header(3))
+    assert stored_steps(tmp_path) == [1, 3]
 
 
-def test_when_both_slots_are_damaged_there_is_nothing_and_the_log_names_both(tmp_path, caplog):
+def test_two_damaged_slots_load_nothing_and_are_both_logged(tmp_path, caplog):
     for slot in two_saves(tmp_path):
         (slot / HEADER_FILE).write_text("{}")
-    assert Checkpoint(tmp_path).load() is None
+    assert CheckpointSlots(tmp_path).load() is None
     assert str(tmp_path / "a") in caplog.text and str(tmp_path / "b") in caplog.text
 
 
@@ -148,11 +161,11 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from barnraise.training.checkpoint import Checkpoint
-from test_checkpoint import mark, tensors
+from test_checkpoint import header, tensors
 folder = Path(sys.argv[1])
 checkpoint = Checkpoint(folder)
-checkpoint.save(tensors(1), mark(1))
-checkpoint.save(tensors(2), mark(2))
+checkpoint.save(tensors(1), header(1))
+checkpoint.save(tensors(2), header(2))
 touches = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
 for fatal in range(1, 100):
     kept = checkpoint.load()[1].step
@@ -166,7 +179,7 @@ for fatal in range(1, 100):
                 if not left:
                     os.kill(os.getpid(), signal.SIGKILL)
         sys.addaudithook(hook)
-        checkpoint.save(tensors(kept + 1), mark(kept + 1))
+        checkpoint.save(tensors(kept + 1), header(kept + 1))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     checkpoint = Checkpoint(folder)
@@ -178,14 +191,14 @@ for fatal in range(1, 100):
         print("finished after", fatal)
         break
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    checkpoint.save(tensors(found.step + 1), mark(found.step + 1))
-for attempt in range(12):  # and at no place in particular, in the middle of larger writes
+    checkpoint.save(tensors(found.step + 1), header(found.step + 1))
+for attempt in range(12):  # at random, in the middle of larger writes
     step = checkpoint.load()[1].step
     child = os.fork()
     if not child:
         while True:
             step += 1
-            checkpoint.save({"x": torch.full((2_000_000,), step)}, mark(step))
+            checkpoint.save({"x": torch.full((2_000_000,), step)}, header(step))
     time.sleep(random.Random(attempt).uniform(0.005, 0.1))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -195,8 +208,8 @@ for attempt in range(12):  # and at no place in particular, in the middle of lar
 """
 
 
-def test_kill_9_anywhere_in_a_save_never_loses_the_newest_whole_slot(tmp_path):
-    """Children die at the first, second, third… file operation of a save until one gets through; then at random."""
+def test_kill_9_during_a_save_never_loses_the_newest_whole_slot(tmp_path):
+    """Kill a child at each file operation of a save in turn, then at random times."""
     roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]
     program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{KILLED}"
     ran = subprocess.run(
@@ -206,13 +219,13 @@ def test_kill_9_anywhere_in_a_save_never_loses_the_newest_whole_slot(tmp_path):
     assert int(ran.stdout.split()[-1]) > 8, "a save touches the disk more often than this"
 
 
-# ---- export ------------------------------------------------------------------------------------------------------
+# ---- export ----------------------------------------------------------------------------------
 
 
 def hugging_face_gpt2(
     config: dict, w: dict[str, torch.Tensor], tokens: torch.Tensor
 ) -> torch.Tensor:
-    """GPT-2's forward pass as transformers' `GPT2LMHeadModel` computes it from its own names; Conv1D is x @ W + b."""
+    """Compute GPT-2's logits as transformers' `GPT2LMHeadModel` does (Conv1D: x @ W + b)."""
     assert config["model_type"] == "gpt2" and config["activation_function"] == "gelu_new"
 
     def norm(x, name):
@@ -247,15 +260,15 @@ def hugging_face_gpt2(
     return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T  # tie_word_embeddings
 
 
-def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path):
+def test_export_read_by_transformers_names_gives_the_same_logits(tmp_path):
     engine = in_memory(TINY, dataclasses.replace(Recipe(), learning_rate=0.03, outer_rate=1.0), 1)
-    for step in range(5):  # so that norms and biases are not what they started as
+    for step in range(5):  # so that norms and biases differ from their initial values
         engine.step([torch.randint(300, (4, 17), generator=torch.Generator().manual_seed(step))])
     list(engine.end_round(lambda values: (b"", values), 1.0))
     tokenizer = tmp_path / "blob"
     tokenizer.write_text(train_tokenizer([b"a file\n", b"another\n"], 300).to_str())
     export_model(tmp_path / "out", TINY, engine.state_dict(), tokenizer)
-    export_model(tmp_path / "parts", TINY, engine.state_dict(), shard=40_000)
+    export_model(tmp_path / "parts", TINY, engine.state_dict(), shard_bytes=40_000)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     named = load_file(tmp_path / "out" / "model.safetensors")
     tokens = torch.randint(300, (3, 16), generator=torch.Generator().manual_seed(9))
@@ -283,8 +296,10 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
     assert sum(tensor.numel() for tensor in named.values()) == TINY.parameters
     assert (tmp_path / "out" / "tokenizer.json").read_text() == tokenizer.read_text()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "config.json", "model.safetensors", "tokenizer.json",
-    ]  # fmt: skip
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
 
     index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == named.keys() and len(set(index["weight_map"].values())) > 1
@@ -297,7 +312,7 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
     ]
 
 
-def test_a_state_of_another_model_is_not_exported(tmp_path):
+def test_export_refuses_a_state_of_another_model(tmp_path):
     engine = in_memory(TINY, Recipe(), 1)
     with pytest.raises(StateError, match=r"block\.2"):
         export_model(tmp_path, dataclasses.replace(TINY, layers=3), engine.state_dict())

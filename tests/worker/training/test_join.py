@@ -1,4 +1,4 @@
-"""From a run's name to a place in it, with a coordinator that is slow, lying, or gone."""
+"""Join a run with a coordinator that is slow, lying or absent."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ MODEL = ModelSpec(2, 32, 2, 32, 256)
 
 
 class Site(Small):
-    """Knows one run. What it says of it is in attributes, for tests to spoil."""
+    """A coordinator of one run. Tests change its answers through attributes."""
 
     def __init__(self, machine: str):
         super().__init__()
@@ -49,9 +49,15 @@ class Site(Small):
             owner=OWNER.key, roots=(self.identity.key,), manifest=digest(self.manifest.body)
         )
         self.ticket = dict(
-            run=RUN, peer=machine, machine=MACHINE, volunteer="0" * 64, roles=[Role.WORKER], issued=0, expires=9e9,
+            run=RUN,
+            peer=machine,
+            machine=MACHINE,
+            volunteer="0" * 64,
+            roles=[Role.WORKER],
+            issued=0,
+            expires=9e9,
             mirror=self.identity.key,
-        )  # fmt: skip
+        )
         self.launched, self.status = True, RunStatus.TRAINING
         self.routes["GET /runs/a-run"] = lambda body: self.view()
         self.routes[f"POST /runs/{RUN}/join"] = lambda body: self.reply()
@@ -92,30 +98,30 @@ def site(home):
     made.close()
 
 
-def entered(home: StateDir, name: str = "a-run"):
+def join_without_waiting(home: StateDir, name: str = "a-run"):
     place = join_run(home, name, threading.Event())
     place.folder.close()
     return place
 
 
-def test_a_launched_run_is_entered_by_its_slug(home, site):
-    place = entered(home)
+def test_launched_run_is_joined_by_its_slug(home, site):
+    place = join_without_waiting(home)
     assert (place.run, place.acknowledged, place.spec.model) == (RUN, 7, MODEL)
     assert place.folder.label.spec == place.spec_digest
 
 
-def test_with_nobody_to_ask_a_machine_enters_by_what_its_folder_kept(home, site):
-    with_site = entered(home)
+def test_join_without_a_coordinator_uses_the_stored_answer(home, site):
+    with_site = join_without_waiting(home)
     site.close()
     for name in ("a-run", RUN):
-        alone = entered(home, name)
+        alone = join_without_waiting(home, name)
         assert (alone.spec, alone.manifest, alone.ticket) == (
             with_site.spec,
             with_site.manifest,
             with_site.ticket,
         )
     with pytest.raises(CoordinatorUnreachableError, match="does not answer"):
-        entered(home, "another-run")
+        join_without_waiting(home, "another-run")
     out = Directive(
         run=RUN,
         machine=MACHINE,
@@ -126,18 +132,18 @@ def test_with_nobody_to_ask_a_machine_enters_by_what_its_folder_kept(home, site)
     (home.path / "runs" / RUN / DIRECTIVE_FILE).write_text(
         site.identity.sign("directive", out).model_dump_json()
     )
-    assert entered(home).directive.revoked == [STRANGER.key], "who was revoked stays out"
+    assert join_without_waiting(home).directive.revoked == [STRANGER.key], (
+        "who was revoked stays out"
+    )
     (home.path / "runs" / RUN / JOIN_REPLY_FILE).write_text('{"run":')
     with pytest.raises(StateError, match=r"join\.json is damaged"):
-        entered(home)
+        join_without_waiting(home)
 
 
-def test_who_waits_for_a_launch_waits_for_a_coordinator_that_is_away_for_a_moment_too(
-    home, site, monkeypatch
-):
+def test_waiting_for_a_launch_survives_an_absent_coordinator(home, site, monkeypatch):
     monkeypatch.setattr("barnraise.training.join.POLL_SECONDS", 0.1)
     site.launched, found = False, []
-    waiting = threading.Thread(target=lambda: found.append(entered(home)))
+    waiting = threading.Thread(target=lambda: found.append(join_without_waiting(home)))
     waiting.start()
     time.sleep(0.5)
     site.close()
@@ -149,7 +155,7 @@ def test_who_waits_for_a_launch_waits_for_a_coordinator_that_is_away_for_a_momen
     assert found and found[0].run == RUN
 
 
-def test_ctrl_c_is_heard_while_waiting_for_a_launch_and_frees_the_folder(home, site):
+def test_ctrl_c_interrupts_waiting_for_a_launch_and_frees_the_folder(home, site):
     site.launched, leaving, found = False, threading.Event(), []
     waiting = threading.Thread(target=lambda: found.append(join_run(home, "a-run", leaving)))
     waiting.start()
@@ -158,19 +164,23 @@ def test_ctrl_c_is_heard_while_waiting_for_a_launch_and_frees_the_folder(home, s
     waiting.join(5)
     assert found == [None]
     site.launched = True
-    entered(home)
+    join_without_waiting(home)
 
 
-def replaced(site: Site, **spec) -> None:
+def replace_spec(site: Site, **spec) -> None:
     site.spec |= spec
 
 
 @pytest.mark.parametrize(
     ("spoil", "kind", "why"),
     [
-        (lambda s: replaced(s, manifest="2" * 64), MessageError, "is not the one its spec names"),
-        (lambda s: replaced(s, owner=STRANGER.key), MessageError, "is signed by"),
-        (lambda s: replaced(s, roots=(STRANGER.key,)), StateError, "does not list"),
+        (
+            lambda s: replace_spec(s, manifest="2" * 64),
+            MessageError,
+            "is not the one its spec names",
+        ),
+        (lambda s: replace_spec(s, owner=STRANGER.key), MessageError, "is signed by"),
+        (lambda s: replace_spec(s, roots=(STRANGER.key,)), StateError, "does not list"),
         (lambda s: s.ticket.update(run=MACHINE), TicketError, "is for run"),
         (lambda s: s.ticket.update(peer=STRANGER.key), TicketError, "is for peer"),
         (lambda s: s.ticket.update(mirror=STRANGER.key), TicketError, "not a mirror"),
@@ -189,29 +199,29 @@ def replaced(site: Site, **spec) -> None:
         ),
     ],
 )
-def test_what_does_not_hang_together_is_refused_and_nothing_is_pinned(home, site, spoil, kind, why):
+def test_inconsistent_answer_is_refused_and_nothing_is_pinned(home, site, spoil, kind, why):
     spoil(site)
     with pytest.raises(kind, match=why):
-        entered(home)
-    folder = home.open_run(RUN)  # the refusal let go of it
+        join_without_waiting(home)
+    folder = home.open_run(RUN)  # the refusal has unlocked it
     assert folder.label.spec == ""
     folder.close()
 
 
-def test_a_run_that_has_ended_and_one_that_is_refused_are_a_sentence(home, site):
+def test_ended_run_and_refused_run_give_a_sentence(home, site):
     site.launched, site.status = False, RunStatus.CANCELLED
     with pytest.raises(CoordinatorError, match="is cancelled: there is nothing to train"):
-        entered(home)
+        join_without_waiting(home)
     site.routes[f"POST /runs/{RUN}/join"] = lambda body: (
         403,
         Problem(error="only the owner's machines may join"),
     )
     with pytest.raises(BarnraiseError, match="only the owner's machines may join"):
-        entered(home)
+        join_without_waiting(home)
 
 
-def test_another_spec_under_the_same_name_is_refused(home, site):
-    entered(home)
-    replaced(site, seed=5)
+def test_another_spec_under_the_same_id_is_refused(home, site):
+    join_without_waiting(home)
+    replace_spec(site, seed=5)
     with pytest.raises(StateError, match="was trained under spec"):
-        entered(home)
+        join_without_waiting(home)

@@ -1,4 +1,4 @@
-"""A state moves to where a new plan wants it, and loses nothing on the way."""
+"""A saved state moves to the tier of a new plan without loss."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
-from barnraise.swap.state_store import FragmentSequence
+from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.resume import DiskState, SavedState, read_state_header
 
@@ -21,13 +21,26 @@ MODEL = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
 GROUPS = ((1,), (2,), (3,))
 HOST, DISK = ("host",) * 5, ("disk",) * 5
 MEMORY = Plan(
-    MODEL, forward_groups=GROUPS, backward_groups=GROUPS[::-1], weights=HOST, moments=HOST, gradient_slots=2,
+    MODEL,
+    forward_groups=GROUPS,
+    backward_groups=GROUPS[::-1],
+    weights=HOST,
+    moments=HOST,
+    gradient_slots=2,
     tile=tile_elements(MODEL, whole=True),
-)  # fmt: skip
+)
 EXACT = replace(
-    MEMORY, weights=("host", *DISK[:3], "host"), moments=DISK, exchange="disk", crash_safety="exact", slots=3,
-    gradients="disk", tile=4096, gradient_slots=4, ring=3,
-)  # fmt: skip
+    MEMORY,
+    weights=("host", *DISK[:3], "host"),
+    moments=DISK,
+    exchange="disk",
+    crash_safety="exact",
+    slots=3,
+    gradients="disk",
+    tile=4096,
+    gradient_slots=4,
+    ring=3,
+)
 RESTART = replace(EXACT, crash_safety="restart")
 PLANS = {"memory": MEMORY, "exact": EXACT, "restart": RESTART}
 MARK = StateHeader(
@@ -35,7 +48,7 @@ MARK = StateHeader(
 )
 
 
-def opened(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
+def open_engine(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
     kept = SavedState(folder, plan)
     store = kept.open_store(Recipe())
     anchor = Anchor(FragmentSequence(store, "anchor"))
@@ -58,7 +71,7 @@ def opened(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
     return kept, engine
 
 
-def everything(
+def check_complete_state(
     folder: Path, plan: Plan, kept: SavedState, engine: Engine
 ) -> dict[str, torch.Tensor]:
     kept.save(engine, MARK, closing=True)
@@ -76,22 +89,22 @@ def everything(
 @pytest.mark.parametrize(
     "way", ["memory exact", "exact memory", "exact restart", "restart exact", "restart memory"]
 )
-def test_a_change_of_limits_loses_nothing(tmp_path, way):
+def test_change_of_limits_loses_nothing(tmp_path, way):
     first, second = (PLANS[name] for name in way.split())
-    kept, engine = opened(tmp_path, first)
+    kept, engine = open_engine(tmp_path, first)
     for step in range(3):
         text = torch.randint(300, (2, 17), generator=torch.Generator().manual_seed(step))
         engine.step([text], position=step + 5)
     list(engine.end_round(lambda values: (b"", values // 2), 1.0))
-    before = everything(tmp_path, first, kept, engine)
+    before = check_complete_state(tmp_path, first, kept, engine)
     assert any(bool(before[f"m.{i}"].any()) for i in range(5))
-    kept, engine = opened(tmp_path, second)
+    kept, engine = open_engine(tmp_path, second)
     assert (
         kept.header.step == 7
         and engine.progress.position == 7
         and engine.progress.optimizer_steps == 3
     )
-    after = everything(tmp_path, second, kept, engine)
+    after = check_complete_state(tmp_path, second, kept, engine)
     assert before.keys() == after.keys() and all(
         torch.equal(before[name], after[name]) for name in before
     )
@@ -100,8 +113,8 @@ def test_a_change_of_limits_loses_nothing(tmp_path, way):
     )
 
 
-def test_a_move_that_was_cut_off_is_as_if_it_had_not_begun_or_as_if_it_had_ended(tmp_path):
-    everything(tmp_path, EXACT, *opened(tmp_path, EXACT))
+def test_interrupted_move_is_undone_or_completed(tmp_path):
+    check_complete_state(tmp_path, EXACT, *open_engine(tmp_path, EXACT))
     (tmp_path / "state").rename(tmp_path / "state.new")
     (tmp_path / "state.old").mkdir()
     assert SavedState(tmp_path, EXACT).header is not None and sorted(
@@ -114,11 +127,11 @@ def test_a_move_that_was_cut_off_is_as_if_it_had_not_begun_or_as_if_it_had_ended
     ) == ["state"]
 
 
-def test_a_state_whose_anchor_is_damaged_is_not_gone_on_from(tmp_path, caplog):
-    everything(tmp_path, EXACT, *opened(tmp_path, EXACT))
-    state = DiskState(MODEL, tmp_path / "state")
-    state._store.mark_invalid("anchor")
-    state.close()
+def test_state_with_a_damaged_anchor_is_not_used(tmp_path, caplog):
+    check_complete_state(tmp_path, EXACT, *open_engine(tmp_path, EXACT))
+    store = StateStore(EXACT, tmp_path / "state")
+    store.mark_invalid("anchor")
+    store.close()
     assert read_state_header(tmp_path / "state") is None and "anchor" in caplog.text
     kept = SavedState(tmp_path, EXACT)
     kept.clear()
@@ -126,10 +139,10 @@ def test_a_state_whose_anchor_is_damaged_is_not_gone_on_from(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_a_state_that_its_ledger_left_behind_keeps_all_but_its_anchor(tmp_path, plan):
-    kept, engine = opened(tmp_path, plan)
+def test_state_older_than_its_ledger_keeps_all_but_its_anchor(tmp_path, plan):
+    kept, engine = open_engine(tmp_path, plan)
     engine.step([torch.randint(0, 300, (1, 17))])
-    before = everything(tmp_path, plan, kept, engine)
+    before = check_complete_state(tmp_path, plan, kept, engine)
     ledger = Ledger(tmp_path / "ledger")
     kept = SavedState(tmp_path, plan)
     assert kept.align_with_ledger(ledger, Recipe()), "an empty ledger goes on from nothing"
@@ -161,8 +174,8 @@ def test_a_state_that_its_ledger_left_behind_keeps_all_but_its_anchor(tmp_path, 
     assert again.header.heads == {update.author: update} and again.align_with_ledger(
         ledger, Recipe()
     )
-    kept, engine = opened(tmp_path, plan)
-    after = everything(tmp_path, plan, kept, engine)
+    kept, engine = open_engine(tmp_path, plan)
+    after = check_complete_state(tmp_path, plan, kept, engine)
     for name, tensor in before.items():
         kind, _, index = name.partition(".")
         assert torch.equal(after[name], theirs[int(index)] if kind == "anchor" else tensor), name

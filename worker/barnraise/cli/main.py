@@ -196,7 +196,7 @@ def join(
                 logging.getLogger("barnraise").info("%s", line(status).plain)
 
         transport = IrohTransport(place.identity.secret, port=port)
-        worker = Worker(entered, place.identity, leaving, measured, limits, watch, transport)
+        worker = Worker(entered, leaving, measured, limits, watch, transport)
         worker.run()
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
@@ -216,7 +216,7 @@ def fetch(
 ) -> None:
     """Take a run's weights from its peers, without training: while machines are in it, or somebody serves it."""
     worker = visitor("ModelFetcher", run, home, hardware)
-    worker.work()
+    worker.run()
     if worker.leaving.is_set():
         return
     if digest and not worker.digest.startswith(digest):
@@ -236,7 +236,7 @@ def serve(
     """Keep a run's weights there for who fetches them, without training, until Ctrl-C."""
     worker = visitor("ModelServer", run, home, hardware)
     out.print("Serving. Ctrl-C ends it.")
-    worker.work()
+    worker.run()
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
 
@@ -252,7 +252,7 @@ def visitor(kind: str, run: str, home: Path | None, hardware: Path | None) -> An
     entered = join_run(place, run, leaving, hardware_view(measured))
     if entered is None:
         raise typer.Exit
-    return getattr(model_transfer, kind)(entered, place.identity, leaving, measured, place.limits)
+    return getattr(model_transfer, kind)(entered, leaving, measured, place.limits)
 
 
 @app.command()
@@ -315,7 +315,7 @@ def export(
     from barnraise.protocol.coordinator_messages import TextManifest
     from barnraise.protocol.signing import open_signed
     from barnraise.spec import RunSpec
-    from barnraise.training.checkpoint import Checkpoint
+    from barnraise.training.checkpoint import CheckpointSlots
     from barnraise.training.export import export_model as write
     from barnraise.training.join import find_saved_run
     from barnraise.training.resume import DiskState, read_state_header
@@ -329,7 +329,7 @@ def export(
     tokenizer = open_signed(kept.manifest, "manifest", TextManifest).tokenizer
     blob = BlobStore(folder_of_run / "blobs").path(tokenizer) if tokenizer else None
     if read_state_header(folder_of_run / "state") is None:
-        saved = Checkpoint(folder_of_run / "checkpoint").load()
+        saved = CheckpointSlots(folder_of_run / "checkpoint").load()
         if saved is None:
             raise StateError(f"this machine has no checkpoint of '{run}' yet")
         write(folder, model, saved[0], blob)

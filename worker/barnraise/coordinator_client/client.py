@@ -10,7 +10,7 @@ from barnraise import __version__
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol.coordinator_messages import (
     Attestation,
-    Enrolment,
+    EnrolmentReply,
     EnrolmentRequest,
     EnrolmentStatus,
     JoinReply,
@@ -119,13 +119,13 @@ class CoordinatorClient:
         self._http.set_server_time(view.time)
         return view
 
-    def request_enrolment(self, machine: MachineDescription) -> Enrolment:
+    def request_enrolment(self, machine: MachineDescription) -> EnrolmentReply:
         """Ask for a code by which a person can approve this machine."""
         request = EnrolmentRequest(
             mirror=self.mirror, key=self.identity.key, machine=machine, issued=self.now()
         )
         signed = self.identity.sign("enrolment", request)
-        return self._request("POST", "/enrolments", signed, Enrolment)
+        return self._request("POST", "/enrolments", signed, EnrolmentReply)
 
     def fetch_enrolment(self, code: str) -> EnrolmentStatus:
         """Fetch whether the code was approved."""

@@ -26,7 +26,7 @@ from barnraise.errors import (
 from barnraise.protocol.coordinator_messages import Attestation, Directive, ReportReply
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Peer, Signed
-from barnraise.protocol.reports import CheckpointView, ExchangeView, LossPoint, PlanView, Report
+from barnraise.protocol.reports import CheckpointView, ExchangeView, MeasuredLoss, PlanView, Report
 from barnraise.protocol.signing import open_signed
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.sqlite import transaction
@@ -73,7 +73,7 @@ class WorkerFigures:
     step_seconds: float | None = None
     exchange: ExchangeView | None = None
     checkpoint: CheckpointView | None = None
-    points: tuple[LossPoint, ...] = field(default=(), compare=False)  # new ones only
+    points: tuple[MeasuredLoss, ...] = field(default=(), compare=False)  # new ones only
 
 
 class ReportSpool:
@@ -168,7 +168,7 @@ class Reporter:
         self._spool = spool
         self._lock = threading.Lock()
         self._figures = WorkerFigures()
-        self._points: deque[LossPoint] = deque(maxlen=QUEUED_POINTS)
+        self._points: deque[MeasuredLoss] = deque(maxlen=QUEUED_POINTS)
         self._applied_verdicts: tuple[str, ...] = ()
         self._attestations: tuple[Attestation, ...] = ()
         self._peers: list[Peer] = []

@@ -156,7 +156,7 @@ class PeerServer:
             SignedVerdict: self._on_proof,
             Fork: self._on_proof,
             MirrorLists: self._on_mirror_lists,
-            messages.Disconnect: self._on_disconnect,
+            messages.Goodbye: self._on_disconnect,
         }
 
     # ---- life cycle
@@ -490,7 +490,7 @@ class PeerServer:
         self.wake()
 
     async def _on_disconnect(
-        self, connection: Connection, message: messages.Disconnect, payload: memoryview
+        self, connection: Connection, message: messages.Goodbye, payload: memoryview
     ) -> None:
         self.gossip.on_goodbye(connection.key, self._loop.time())
         raise ChannelClosedError(message.reason)
@@ -562,7 +562,7 @@ class PeerServer:
             case gossip_module.SendState():
                 connection.schedule_state()
             case gossip_module.SendGoodbye():
-                connection.send_message(messages.Disconnect(reason="this machine has enough links"))
+                connection.send_message(messages.Goodbye(reason="this machine has enough links"))
             case gossip_module.SendPeers():
                 connection.send_message(messages.PeerList(peers=list(action.peers)))
             case gossip_module.PushUpdate():

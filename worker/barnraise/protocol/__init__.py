@@ -1,0 +1,1 @@
+"""Messages between workers and coordinators, and the signatures on them."""

@@ -1,7 +1,7 @@
 """Messages between a worker and a coordinator: JSON over HTTPS, in signed requests.
 
-Weights, updates and training text never travel in these messages: they are payloads between peers, named here only by
-digest. A contract test bounds the size of every message in `API_MESSAGES`.
+Weights, updates and training text never travel in these messages: they are payloads between peers,
+named here only by digest. A contract test bounds the size of every message in `API_MESSAGES`.
 """
 
 from typing import Annotated, Literal
@@ -141,7 +141,7 @@ class EnrolmentRequest(Message):
     issued: UnixTime
 
 
-class Enrolment(Message):
+class EnrolmentReply(Message):
     """A pending enrolment: the code and address with which a person approves it."""
 
     code: ShortText  # shown to the person, who types it or follows `url` in the browser
@@ -247,7 +247,7 @@ API_MESSAGES: tuple[type[Message], ...] = (
     MirrorView,
     Signed,
     EnrolmentRequest,
-    Enrolment,
+    EnrolmentReply,
     EnrolmentStatus,
     RunView,
     RunPage,

@@ -1,29 +1,33 @@
-"""The words of the wire: what a machine is for, where a run is in its life, and what a machine does in it."""
+"""Enumerations of the protocol: a machine's role, a run's status and a machine's activity."""
 
 from enum import StrEnum
 
 
 class Role(StrEnum):
+    """What a ticket permits a machine to do."""
+
     WORKER = "worker"  # trains
-    ARCHIVE = "archive"  # keeps updates for the verdict horizon
+    ARCHIVE = "archive"  # stores all updates for the verdict horizon
 
 
 class RunStatus(StrEnum):
-    """Where a run is in its life. The coordinator decides; workers obey."""
+    """A run's place in its life cycle. The coordinator decides it; workers obey."""
 
-    DRAFT = "draft"  # being written, or waiting for its text to be prepared
+    DRAFT = "draft"  # its spec is being written, or its text is being prepared
     RECRUITING = "recruiting"  # launched: the spec is fixed; waits for enough machines
     TRAINING = "training"
-    PAUSED = "paused"  # workers keep their state and stay connected, and take no steps
+    PAUSED = "paused"  # workers keep their state and their connections, and take no steps
     FINISHED = "finished"  # the budget is spent and the final checkpoint is safe
     CANCELLED = "cancelled"
 
 
 class Activity(StrEnum):
-    PREPARING = "preparing"  # building the text, or fetching it
-    JOINING = "joining"  # fetching the anchor
+    """What a machine does in a run now."""
+
+    PREPARING = "preparing"  # prepares or fetches the text
+    JOINING = "joining"  # fetches the anchor
     TRAINING = "training"
     PAUSED = "paused"
-    FINISHING = "finishing"  # budget spent; waiting until everybody has every update
-    FINISHED = "finished"  # final checkpoint whole on this machine
+    FINISHING = "finishing"  # the budget is spent; waits until every peer has every update
+    FINISHED = "finished"  # the final checkpoint is on this machine
     LEFT = "left"

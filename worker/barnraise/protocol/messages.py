@@ -1,8 +1,9 @@
 """Messages between peers, and the signed documents that peers verify.
 
-Readers tolerate unknown fields, which a newer version may add, and bound every field they know: each text has a pattern
-or a maximum length, each list a maximum size. Weights, updates and training text never travel in a message: they are
-payloads between peers, named here only by digest. A document that must be verifiable later travels inside `Signed`.
+Readers tolerate unknown fields, which a newer version may add, and bound every field they know:
+each text has a pattern or a maximum length, each list a maximum size. Weights, updates and training
+text never travel in a message: they are payloads between peers, named here only by digest. A
+document that must be verifiable later travels inside `Signed`.
 """
 
 from typing import Literal
@@ -256,10 +257,10 @@ class DirectiveRelay(Message):
     directive: Signed
 
 
-class Disconnect(Message):
+class Goodbye(Message):
     """The last frame before the sender closes a connection, with the reason."""
 
-    type: Literal["disconnect"] = "disconnect"
+    type: Literal["goodbye"] = "goodbye"
     reason: ShortText
 
 
@@ -276,5 +277,5 @@ PeerMessage = (
     | PeerList
     | DirectiveRelay
     | SignedVerdict
-    | Disconnect
+    | Goodbye
 )

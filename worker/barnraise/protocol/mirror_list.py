@@ -1,11 +1,14 @@
-"""The mirror list: which coordinators are one site, signed by k of n keys that lie offline.
+"""The mirror list: which coordinators form one site, signed by k of n offline root keys.
 
-A list names a version, when it expires, its root keys and how many of them must sign, and every mirror there ever was:
-one that was expelled stays in it, with the last number of each of its logs that is still believed. Machines and mirrors
-carry the newest list and hand it to whoever has an older one. Whether a list takes the place of another is a pure
-function of both, and each refusal is a sentence.
+The scheme follows the root metadata of TUF, The Update Framework.
 
-A chain is what leads from a list one holds to the newest: wherever the roots change, the list that changes them.
+A list states a version, when it expires, its root keys, how many of them must sign, and every
+mirror that was ever admitted: an expelled one stays in it, with the last valid number of each of
+its logs. Machines and mirrors store the newest list and send it to those that have an older one.
+Whether one list may succeed another is a pure function of both, and each refusal is a sentence.
+
+A chain leads from a list that its reader already trusts to the newest one: it contains every list
+that changes the root keys. Pure.
 """
 
 from collections.abc import Sequence
@@ -27,9 +30,11 @@ from barnraise.protocol.types import (
     UnixTime,
 )
 
-MAX_MIRRORS, MAX_ROOT_KEYS, MAX_LOGS_PER_MIRROR = 32, 9, 8  # of one list; and logs of one mirror
-MAX_LIST_BYTES = 14_000  # bytes of a list's text
-MAX_LISTS_PER_MESSAGE = 6  # lists told at once: as JSON in JSON they fit a frame's header
+MAX_MIRRORS = 32  # of one list
+MAX_ROOT_KEYS = 9  # of one list
+MAX_LOGS_PER_MIRROR = 8
+MAX_LIST_BYTES = 14_000  # of a list's text
+MAX_LISTS_PER_MESSAGE = 6  # as JSON in JSON they fit a frame's header
 
 Url = Annotated[
     str, Field(pattern=r"^https?://[0-9A-Za-z.:\[\]_-]{1,200}(/[0-9A-Za-z._~/-]{0,100})?$")
@@ -38,7 +43,11 @@ Origin = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # of a mirror's log
 
 
 class Expulsion(Message):
-    """`last`: of each of the mirror's logs, the last event that is still believed; of one that is not named, none."""
+    """The expulsion of a mirror.
+
+    `last` names the last valid event of each of the mirror's logs. In logs that it does not name,
+    no event is valid.
+    """
 
     at: UnixTime
     last: dict[Origin, Count] = Field(default={}, max_length=MAX_LOGS_PER_MIRROR)
@@ -46,7 +55,7 @@ class Expulsion(Message):
 
 
 class MirrorEntry(Message):
-    """A mirror: its key signs its tickets, its answers and its log."""
+    """A mirror in the list. Its key signs its tickets, its answers and its log."""
 
     key: PublicKey
     url: Url
@@ -56,6 +65,8 @@ class MirrorEntry(Message):
 
 
 class MirrorList(Message):
+    """The mirrors of one site."""
+
     version: int = Field(ge=1, lt=1 << 53)
     expires: UnixTime
     threshold: int = Field(ge=1, le=MAX_ROOT_KEYS)
@@ -64,195 +75,244 @@ class MirrorList(Message):
 
     @property
     def active(self) -> list[MirrorEntry]:
-        """Those that were not expelled."""
-        return [each for each in self.mirrors if each.expelled is None]
+        """Return the mirrors that were not expelled."""
+        return [mirror for mirror in self.mirrors if mirror.expelled is None]
 
     @property
     def keys(self) -> frozenset[str]:
-        """Of every mirror there ever was: what they signed while they were in stays signed."""
-        return frozenset(each.key for each in self.mirrors)
+        """Return the keys of all mirrors ever admitted.
+
+        What an expelled mirror signed before its expulsion stays valid.
+        """
+        return frozenset(mirror.key for mirror in self.mirrors)
 
     @property
     def expelled(self) -> frozenset[str]:
-        return frozenset(each.key for each in self.mirrors if each.expelled)
+        """Return the keys of the expelled mirrors."""
+        return frozenset(mirror.key for mirror in self.mirrors if mirror.expelled)
 
     def find(self, key: str) -> MirrorEntry | None:
-        return next((each for each in self.mirrors if each.key == key), None)
+        """Return the mirror with this key, if it is in the list."""
+        return next((mirror for mirror in self.mirrors if mirror.key == key), None)
 
 
 class SignedMirrorList(Message):
-    """A list's exact text, and who signed it (kind "mirror_list")."""
+    """A list's exact text, with its signatures (kind "mirror_list")."""
 
     body: str = Field(max_length=MAX_LIST_BYTES)
     signatures: dict[PublicKey, Signature] = Field(default={}, max_length=2 * MAX_ROOT_KEYS)
 
     @property
     def digest(self) -> str:
+        """Return the digest of the list's text."""
         return digest(self.body)
 
 
 class MirrorLists(Message):
-    """A chain, oldest first, as mirrors answer it and as peers tell it to each other."""
+    """A chain of lists, oldest first: between peers, and in a mirror's answer."""
 
     type: Literal["mirror_lists"] = "mirror_lists"
     lists: list[SignedMirrorList] = Field(max_length=MAX_LISTS_PER_MESSAGE)
 
 
 def parse_list(signed: SignedMirrorList) -> MirrorList:
-    """What a list says, whoever signed it. Raises MirrorListError for one that contradicts itself."""
+    """Parse a list without verifying its signatures.
+
+    Raises:
+        MirrorListError: The list is malformed or contradicts itself.
+    """
     if len(signed.body.encode()) > MAX_LIST_BYTES:
         raise MirrorListError(
             f"a mirror list of more than {MAX_LIST_BYTES:,} bytes is refused", forged=True
         )
     try:
-        found = MirrorList.model_validate_json(signed.body)
+        parsed = MirrorList.model_validate_json(signed.body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
+        first_error = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first_error["loc"])) or "it"
         raise MirrorListError(
-            f"the mirror list is malformed: {where}: {first['msg'][:200]}", forged=True
+            f"the mirror list is malformed: {where}: {first_error['msg'][:200]}", forged=True
         ) from None
-    what = f"the mirror list {found.version}"
+    title = f"the mirror list {parsed.version}"
     for name, values in (
-        ("root", found.roots),
-        ("mirror", [each.key for each in found.mirrors]),
-        ("address", [each.url for each in found.active]),
+        ("root", parsed.roots),
+        ("mirror", [mirror.key for mirror in parsed.mirrors]),
+        ("address", [mirror.url for mirror in parsed.active]),
     ):
         if len(set(values)) < len(values):
-            raise MirrorListError(f"{what} names one {name} twice", forged=True)
-    if found.threshold > len(found.roots):
+            raise MirrorListError(f"{title} names one {name} twice", forged=True)
+    if parsed.threshold > len(parsed.roots):
         raise MirrorListError(
-            f"{what} asks for {found.threshold} of {len(found.roots)} roots", forged=True
+            f"{title} asks for {parsed.threshold} of {len(parsed.roots)} roots", forged=True
         )
-    if not found.active:
-        raise MirrorListError(f"{what} leaves no mirror", forged=True)
-    return found
+    if not parsed.active:
+        raise MirrorListError(f"{title} leaves no mirror", forged=True)
+    return parsed
 
 
 def add_signature(root: Identity, signed: SignedMirrorList) -> SignedMirrorList:
-    """The list with this root's signature on it as well. Raises MirrorListError where it is not one of its roots to sign."""
-    word = root.sign("mirror_list", parse_list(signed))
-    if word.body != signed.body:  # an unknown field, say: what is signed is what was read
+    """Return the list with this root key's signature added.
+
+    Raises:
+        MirrorListError: The list has fields that this version does not know: signing would drop them.
+    """
+    signature = root.sign("mirror_list", parse_list(signed))
+    if signature.body != signed.body:
         raise MirrorListError(
             "this mirror list was written by another version, which has to sign it"
         )
-    return signed.model_copy(update={"signatures": {**signed.signatures, root.key: word.signature}})
+    signatures = {**signed.signatures, root.key: signature.signature}
+    return signed.model_copy(update={"signatures": signatures})
 
 
-def unsigned_list(found: MirrorList) -> SignedMirrorList:
-    """A list that nobody has signed yet."""
-    return SignedMirrorList(body=found.model_dump_json())
+def unsigned_list(mirrors: MirrorList) -> SignedMirrorList:
+    """Return the list's text without any signature."""
+    return SignedMirrorList(body=mirrors.model_dump_json())
 
 
-def verify_successor(signed: SignedMirrorList, before: MirrorList) -> MirrorList:
-    """The list that takes the place of `before`, expiry apart. Raises MirrorListError with the reason why it does not."""
-    found = parse_list(signed)
-    if found.version < before.version:
+def verify_successor(signed: SignedMirrorList, current: MirrorList) -> MirrorList:
+    """Return the list if it may succeed `current`. Its expiry is not checked.
+
+    Raises:
+        MirrorListError: It may not; the text says why.
+    """
+    successor = parse_list(signed)
+    if successor.version < current.version:
         raise MirrorListError(
-            f"the mirror list {found.version} is older than {before.version}, which is held already"
+            f"the mirror list {successor.version} is older than {current.version}, "
+            "which is held already"
         )
-    if found.version == before.version:
+    if successor.version == current.version:
         raise MirrorListError(
-            f"there are two different mirror lists {found.version}: the one that came first is kept"
+            f"there are two different mirror lists {successor.version}: "
+            "the one that came first is kept"
         )
-    _check_signatures(signed, found, before)
-    for old in before.mirrors:
-        new = found.find(old.key)
+    _verify_signatures(signed, successor, current)
+    for old in current.mirrors:
+        new = successor.find(old.key)
         if new is None:
             raise MirrorListError(
-                f"the mirror list {found.version} says nothing of the mirror {old.key[:8]}",
+                f"the mirror list {successor.version} says nothing of the mirror {old.key[:8]}",
                 forged=True,
             )
         if old.expelled and new.expelled != old.expelled:
             raise MirrorListError(
-                f"the mirror list {found.version} takes back that {old.key[:8]} was expelled: it needs a new key",
+                f"the mirror list {successor.version} takes back that {old.key[:8]} was expelled: "
+                "it needs a new key",
                 forged=True,
             )
-    return found
+    return successor
 
 
-def verify_first(signed: SignedMirrorList, vouched: str) -> MirrorList:
-    """The first list that anybody holds: its roots must have signed it, and somebody who is trusted already must have
-    named its digest. Raises MirrorListError."""
-    if signed.digest != vouched:
+def verify_first(signed: SignedMirrorList, trusted_digest: str) -> MirrorList:
+    """Return the list if it may be the first that a machine or mirror stores.
+
+    Its own roots must have signed it, and a trusted party must have named its digest.
+
+    Raises:
+        MirrorListError: It may not; the text says why.
+    """
+    if signed.digest != trusted_digest:
         raise MirrorListError(
-            f"the mirror list {signed.digest[:8]} is not {vouched[:8]}, which this machine's mirror names"
+            f"the mirror list {signed.digest[:8]} is not {trusted_digest[:8]}, "
+            "which this machine's mirror names"
         )
-    found = parse_list(signed)
-    _check_signatures(signed, found, found)
-    return found
+    mirrors = parse_list(signed)
+    _verify_signatures(signed, mirrors, mirrors)
+    return mirrors
 
 
 def merge_chain(
-    held: Sequence[SignedMirrorList],
-    told: Sequence[SignedMirrorList],
+    stored: Sequence[SignedMirrorList],
+    received: Sequence[SignedMirrorList],
     now: float,
-    vouched: str = "",
+    trusted_digest: str = "",
 ) -> list[SignedMirrorList]:
-    """The chain to hold once `told` was heard: `held` itself where it says nothing new. `vouched`: the digest by which
-    the very first one is known. Raises MirrorListError with the reason for what is refused; then nothing changes."""
-    chain = list(held)
+    """Return the chain to store after `received` has come: `stored` itself if nothing is new.
+
+    Args:
+        stored: the chain so far; may be empty.
+        received: a chain, oldest first.
+        now: seconds since 1970.
+        trusted_digest: of the first list, for a reader that has none yet.
+
+    Raises:
+        MirrorListError: A received list is refused. Then nothing changes.
+    """
+    chain = list(stored)
     current = parse_list(chain[-1]) if chain else None
-    for signed in told:
+    for signed in received:
+        is_last = signed is received[-1]
         if any(signed.body == known.body for known in chain):
             continue
         if current is None:
-            if told[-1].digest == vouched and signed is not told[-1]:
-                continue  # who begins needs nothing of what was before
-            found = verify_first(signed, vouched)
-        elif signed is not told[-1] and parse_list(signed).version <= current.version:
-            continue  # the way that others came
+            if received[-1].digest == trusted_digest and not is_last:
+                continue  # a reader that trusts the newest list needs none of the older ones
+            successor = verify_first(signed, trusted_digest)
+        elif not is_last and parse_list(signed).version <= current.version:
+            continue  # older lists of the sender's chain
         else:
-            found = verify_successor(signed, current)
-        keeps = len(chain) < 2 or _turns(parse_list(chain[-2]), parse_list(chain[-1]))
-        chain, current = [*(chain if keeps else chain[:-1]), signed], found
-    if current is not None and chain != list(held) and now >= current.expires:
-        raise MirrorListError(
-            f"the mirror list {current.version} expired {(now - current.expires) / 86400:.1f} days ago"
+            successor = verify_successor(signed, current)
+        # Replace the last list, unless it changed the roots: then the chain needs it.
+        changed_roots = len(chain) < 2 or _roots_differ(
+            parse_list(chain[-2]), parse_list(chain[-1])
         )
+        chain = [*(chain if changed_roots else chain[:-1]), signed]
+        current = successor
+    if current is not None and chain != list(stored) and now >= current.expires:
+        days = (now - current.expires) / 86400
+        raise MirrorListError(f"the mirror list {current.version} expired {days:.1f} days ago")
     return chain
 
 
 def lists_after(chain: Sequence[SignedMirrorList], version: int) -> list[SignedMirrorList]:
-    """What somebody who holds `version` needs to be told, as much as is told at once."""
-    return [each for each in chain if parse_list(each).version > version][:MAX_LISTS_PER_MESSAGE]
+    """Return the lists that a reader at `version` needs, at most one message's worth."""
+    newer = [signed for signed in chain if parse_list(signed).version > version]
+    return newer[:MAX_LISTS_PER_MESSAGE]
 
 
 def rank_mirrors(machine: str, mirrors: Sequence[MirrorEntry]) -> list[MirrorEntry]:
-    """The mirrors in the order in which this machine prefers them: rendezvous hashing, so that machines spread evenly,
-    and only those of a mirror that goes move."""
+    """Sort the mirrors by this machine's preference.
+
+    Rendezvous hashing spreads machines evenly; when a mirror goes, only its machines move.
+    """
     return sorted(
-        mirrors, key=lambda each: blake3(f"{machine} {each.key}".encode()).digest(), reverse=True
+        mirrors,
+        key=lambda mirror: blake3(f"{machine} {mirror.key}".encode()).digest(),
+        reverse=True,
     )
 
 
-def _turns(before: MirrorList, after: MirrorList) -> bool:
-    """Whether other roots sign from here on: then whoever is behind needs this one."""
+def _roots_differ(before: MirrorList, after: MirrorList) -> bool:
     return (set(before.roots), before.threshold) != (set(after.roots), after.threshold)
 
 
-def _check_signatures(signed: SignedMirrorList, found: MirrorList, before: MirrorList) -> None:
-    what = f"the mirror list {found.version}"
+def _verify_signatures(signed: SignedMirrorList, mirrors: MirrorList, current: MirrorList) -> None:
+    """Verify every signature, and that enough roots of both lists have signed.
+
+    Raises:
+        MirrorListError: A signature is wrong or missing.
+    """
+    title = f"the mirror list {mirrors.version}"
     for key, signature in signed.signatures.items():
-        if key not in before.roots and key not in found.roots:
+        if key not in current.roots and key not in mirrors.roots:
             raise MirrorListError(
-                f"{what} is signed by {key[:8]}, a stranger to it and to the one before",
+                f"{title} is signed by {key[:8]}, a stranger to it and to the one before",
                 forged=True,
             )
         try:
-            open_signed(
-                Signed(key=key, body=signed.body, signature=signature), "mirror_list", MirrorList
-            )
+            single = Signed(key=key, body=signed.body, signature=signature)
+            open_signed(single, "mirror_list", MirrorList)
         except MessageError:
             raise MirrorListError(
-                f"{what}: the signature of {key[:8]} does not match", forged=True
+                f"{title}: the signature of {key[:8]} does not match", forged=True
             ) from None
     for roots, threshold, whose in (
-        (before.roots, before.threshold, f"the roots of list {before.version}"),
-        (found.roots, found.threshold, "its own roots"),
+        (current.roots, current.threshold, f"the roots of list {current.version}"),
+        (mirrors.roots, mirrors.threshold, "its own roots"),
     ):
         signers = len(signed.signatures.keys() & set(roots))
         if signers < threshold:
             raise MirrorListError(
-                f"{what} is signed by {signers} of {whose}, and {threshold} must", forged=True
+                f"{title} is signed by {signers} of {whose}, and {threshold} must", forged=True
             )

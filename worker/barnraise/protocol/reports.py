@@ -1,4 +1,8 @@
-"""What a machine says of itself in a run: its losses, its plan, its figures. Everybody finds it in `wire`."""
+"""Reports: what a machine measures in a run, for its coordinator and the people who watch.
+
+A `Report` has one shape on its whole way: the worker spools and sends it, the site stores it and
+streams it to browsers as it is.
+"""
 
 from typing import Annotated, Literal
 
@@ -21,8 +25,8 @@ from barnraise.protocol.types import (
 )
 
 
-class LossPoint(Message):
-    """One measured loss, in nats a token, when the ledger held so many tokens."""
+class MeasuredLoss(Message):
+    """One measured loss, when the ledger held `tokens` tokens."""
 
     kind: Literal["train", "validation"]
     tokens: Count
@@ -33,51 +37,55 @@ class PlanView(Message):
     """How a machine has decided to train, for people to read."""
 
     device: PlainText = Field(max_length=80)
-    device_bytes: Count  # the plan's need of each tier
+    device_bytes: Count  # what the plan needs of each tier
     host_bytes: Count
     disk_bytes: Count
-    groups: int = Field(ge=1, le=100_000)  # of a step's forward pass
+    groups: int = Field(ge=1, le=100_000)  # of layers, in a step's forward pass
     micro_batches: int = Field(ge=1, le=1_000_000)
     micro_tokens: int = Field(ge=1, lt=1 << 53)
     layers: int = Field(ge=1, le=100_000)
     resident: int = Field(ge=0, le=100_000)  # layers whose training state stays in memory
     clipping: Literal["none", "exact", "layer"]
     crash_safety: Literal["exact", "restart", "round"]
-    binding: PlainText = Field(
-        max_length=40
-    )  # the resource that limits: "compute", "disk", "link", "optimizer"
+    # The resource that limits the speed: "compute", "disk", "link" or "optimizer".
+    binding: PlainText = Field(max_length=40)
     predicted_seconds: Seconds  # of one step
     disk_written_per_day: Count  # bytes
-    sentence: PlainText = Field(max_length=300)
+    sentence: PlainText = Field(max_length=300)  # the plan in a sentence
 
 
 class ExchangeView(Message):
-    """How a machine trades its updates, for people to read."""
+    """How a machine exchanges its updates, for people to read."""
 
-    round_steps: int = Field(ge=1, le=1_000_000)  # of its rounds as they are now
-    scheme: PlainText = Field(max_length=20)  # of its updates: "dense4", "top64x2"
-    density: float = Field(gt=0, le=1)  # the part of all values that they say
-    bits_per_parameter: float = Field(gt=0, le=64)  # a parameter, all told
-    sent_rate: Rate  # bytes/s just now…
-    received_rate: Rate
-    uplink_rate: Rate  # …and what its line carries when there is something to carry, as measured; 0: not known yet
-    lag: Count  # updates that peers have and it lacks
+    round_steps: int = Field(ge=1, le=1_000_000)  # steps of one of its rounds now
+    scheme: PlainText = Field(max_length=20)  # of quantisation: "dense4", "top64x2"
+    density: float = Field(gt=0, le=1)  # share of all values that an update contains
+    bits_per_parameter: float = Field(gt=0, le=64)  # of an update, overhead included
+    sent_rate: Rate  # bytes/s now
+    received_rate: Rate  # bytes/s now
+    uplink_rate: Rate  # bytes/s that its uplink was measured to carry; 0: not known yet
+    lag: Count  # updates that its peers have and it lacks
 
 
 class CheckpointView(Message):
-    """Shared weights that a machine holds whole on its disk: at which version vector (its digest), what BLAKE3 and what
-    sketch they have, and how long they are, as int32. Other machines at that vector hold the same, or something is
-    wrong."""
+    """An anchor that a machine has completely on its disk.
 
-    tokens: Count  # in the ledger behind them
-    vector: Digest
-    digest: Digest
+    Machines with equal version vectors must have equal digests and checksums.
+    """
+
+    tokens: Count  # of the updates in it
+    vector: Digest  # of the version vector
+    digest: Digest  # BLAKE3 of the fragments
     checksum: Sketch
-    size: Count  # bytes
+    size: Count  # bytes, as int32
 
 
 class Report(Message):
-    """One machine's numbers over the seconds since its report before. Totals count from the state folder's birth."""
+    """One machine's figures since its previous report.
+
+    Totals count from the creation of the state folder. The plan, the exchange and the checkpoint
+    are in every report, so that a lost report, or a site that lost its state, loses nothing.
+    """
 
     seq: int = Field(ge=1, lt=1 << 53)
     at: UnixTime
@@ -86,40 +94,34 @@ class Report(Message):
     incarnation: Incarnation
     addresses: list[Address] = Field(max_length=8)
     step: Count
-    tokens: Count  # published by this machine, total
-    ledger_tokens: Count  # by everybody, as far as this machine knows
+    tokens: Count  # total published by this machine
+    ledger_tokens: Count  # total published by all machines, as far as this one knows
     rate: Rate  # tokens/s
-    points: list[LossPoint] = Field(default=[], max_length=64)
+    points: list[MeasuredLoss] = Field(default=[], max_length=64)
     updates_sent: Count
     updates_received: Count
     peers: int = Field(ge=0, le=100_000)  # connected now
     peer_bytes_sent: Count
     peer_bytes_received: Count
-    vector: Digest  # of the version vector's canonical JSON: peers are compared at equal ones
+    vector: Digest  # of the version vector; machines with equal ones can be compared
     anchor: Digest | None = None  # BLAKE3 of the anchor at that vector, where it was computed
-    plan: PlanView | None = (
-        None  # in every report: a lost one, or a site that forgot, costs nothing
-    )
-    step_seconds: Seconds | None = (
-        None  # of one step as measured, trading apart; a mean over some twenty
-    )
+    plan: PlanView | None = None
+    step_seconds: Seconds | None = None  # measured, without exchange; a mean over about 20 steps
     exchange: ExchangeView | None = None
-    checkpoint: CheckpointView | None = (
-        None  # the last it made: in every report, so that none is lost
-    )
+    checkpoint: CheckpointView | None = None  # the last one
 
 
-Speed = Annotated[
-    float, Field(ge=1, lt=1e18, allow_inf_nan=False)
-]  # FLOP, bytes or parameters a second
-Speeds = Annotated[
-    list[tuple[Count, Speed]], Field(max_length=32)
-]  # (a size, the speed at it), ascending in size
+# FLOP, bytes or parameters per second.
+Speed = Annotated[float, Field(ge=1, lt=1e18, allow_inf_nan=False)]
+
+# (size, the speed at it), ascending in size.
+Speeds = Annotated[list[tuple[Count, Speed]], Field(max_length=32)]
+
 Dtype = Literal["float32", "bfloat16"]
 
 
 class ProductsView(Message):
-    """Of matrix products in one dtype."""
+    """The speed of matrix products in one dtype."""
 
     dtype: Dtype
     forward: Speeds
@@ -127,17 +129,19 @@ class ProductsView(Message):
 
 
 class UpdatesView(Message):
-    """Of AdamW in one form."""
+    """The speed of AdamW in one configuration."""
 
     where: Literal["host", "device"]
     dtype: Dtype
-    bits: Literal[8, 32]
-    rate: Speed
+    bits: Literal[8, 32]  # of a moment
+    rate: Speed  # parameters/s
 
 
 class HardwareView(Message):
-    """What a machine can do, as it measured itself: `hardware.Hardware`, bounded. A coordinator reckons with it what a
-    run would take here."""
+    """What a machine can do, as it measured itself: a bounded `planning.hardware.Hardware`.
+
+    A coordinator estimates with it what a run would take on the machine.
+    """
 
     device: Literal["cpu", "cuda"]
     name: PlainText = Field(max_length=80)

@@ -1,11 +1,13 @@
-"""This machine's Ed25519 key: who signed what, and who may speak to whom.
+r"""Ed25519 signatures: of messages, of requests to a coordinator, and the checks of both.
 
-Signatures cover `barnraise/<kind>/v1\\0` and the exact text received, never a re-serialisation, so that a reader need
-not agree with a writer about how JSON is spelled. Requests to a coordinator carry a JWT made afresh for each: nothing
-that is stolen from a log or a disk but the key itself lets another machine speak for this one.
+A signature covers `barnraise/<kind>/v1\0` and the exact text that was received, never a
+re-serialisation: reader and writer need not agree on how JSON is formatted. Each request to a
+coordinator carries a fresh JWT, so that nothing stolen from a log or a disk, except the key itself,
+lets another machine impersonate this one.
 """
 
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,39 +22,48 @@ from barnraise.protocol.coordinator_messages import Attestation, AttestationStat
 from barnraise.protocol.messages import Signed, Ticket, Update
 from barnraise.protocol.types import Message
 
-REQUEST_SECONDS = 60  # a request's signature lives no longer
-CLAIMS = ("aud", "htm", "htu", "body", "iat", "exp", "jti")
-TICKET_GRACE_SECONDS = 2 * 3600  # clocks differ
-ORPHANED_TICKET_GRACE_SECONDS = (
-    14 * 86400
-)  # …and this long past expiry while no mirror has answered for an hour
+REQUEST_SECONDS = 60  # validity of a request's signature
+CLAIMS = ("aud", "htm", "htu", "body", "iat", "exp", "jti")  # of a request's JWT
+TICKET_GRACE_SECONDS = 2 * 3600  # past a ticket's expiry, because clocks differ
+ORPHANED_TICKET_GRACE_SECONDS = 14 * 86400  # instead, while no mirror has answered for an hour
 
 M = TypeVar("M", bound=Message)
 
 
 class Identity:
-    """An Ed25519 key pair. `key` is the public half, 64 hex digits: the machine's name to peers and coordinators."""
+    """An Ed25519 key pair.
 
-    def __init__(self, secret: bytes):
+    Attributes:
+        key: the public key as 64 hex digits, by which peers and coordinators know the machine.
+        secret: the private key's 32 bytes.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        """Derive the public key from the private key's 32 bytes."""
         self.secret = secret
         self._private = Ed25519PrivateKey.from_private_bytes(secret)
         self.key = self._private.public_key().public_bytes_raw().hex()
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
-        """The key kept in `path`, made on first use; readable by its owner alone."""
+        """Load the key stored at `path`; create it on first use, readable only by its owner."""
         if not path.exists():
             write_atomically(path, secrets.token_bytes(32), private=True)
         return cls(path.read_bytes())
 
     def sign(self, kind: str, message: Message) -> Signed:
+        """Sign a message as a document of `kind`."""
         body = message.model_dump_json()
-        return Signed(
-            key=self.key, body=body, signature=self._private.sign(_covered(kind, body)).hex()
-        )
+        signature = self._private.sign(_signed_bytes(kind, body)).hex()
+        return Signed(key=self.key, body=body, signature=signature)
 
     def sign_request(self, audience: str, method: str, path: str, body: bytes, now: float) -> str:
-        """A JWT for one request: bound to the mirror, the method, the path and the body, spent once, ≤ 60 s old."""
+        """Sign a request to the coordinator whose key is `audience`.
+
+        Returns:
+            A JWT that is bound to the coordinator, the method, the path and the body. It can be
+            used once, within `REQUEST_SECONDS` of `now` (seconds since 1970).
+        """
         claims = {
             "aud": audience,
             "htm": method,
@@ -66,97 +77,146 @@ class Identity:
 
 
 def digest(text: str | bytes) -> str:
+    """Return the BLAKE3 digest as 64 hex digits."""
     return blake3(text.encode() if isinstance(text, str) else text).hexdigest()
 
 
-def _covered(kind: str, body: str) -> bytes:
+def _signed_bytes(kind: str, body: str) -> bytes:
     return f"barnraise/{kind}/v1\0{body}".encode()
 
 
 def open_signed(signed: Signed, kind: str, shape: type[M], key: str | None = None) -> M:
-    """The message inside, once its signature holds (by `key`, when one is named). Raises MessageError."""
+    """Verify a signed document and parse the message in it.
+
+    Args:
+        signed: the document.
+        kind: of document that its signature must be for.
+        shape: the message's type.
+        key: whose signature it must be; None: anybody's.
+
+    Raises:
+        MessageError: The signature or the message is wrong.
+    """
     if key is not None and signed.key != key:
         raise MessageError(f"the {kind} is signed by {signed.key[:8]}, not by {key[:8]}")
     try:
-        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.key))
-        public.verify(bytes.fromhex(signed.signature), _covered(kind, signed.body))
+        public_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.key))
+        public_key.verify(bytes.fromhex(signed.signature), _signed_bytes(kind, signed.body))
         return shape.model_validate_json(signed.body)
-    except (InvalidSignature, ValueError) as error:
-        what = (
-            "its signature does not match"
-            if isinstance(error, InvalidSignature)
-            else "it is malformed"
-        )
-        raise MessageError(f"the {kind} by {signed.key[:8]} is refused: {what}") from None
+    except InvalidSignature:
+        reason = "its signature does not match"
+    except ValueError:
+        reason = "it is malformed"
+    raise MessageError(f"the {kind} by {signed.key[:8]} is refused: {reason}")
 
 
-def check_ticket(
-    signed: Signed,
-    *,
-    run: str,
-    peer: str,
-    mirrors: frozenset[str],
-    revoked: frozenset[str],
-    now: float,
-    orphaned: bool,
-) -> Ticket:
-    """Whether `peer` may speak in `run` now. `orphaned`: no mirror has answered for an hour. Raises TicketError."""
+@dataclass(frozen=True)
+class TicketPolicy:
+    """What a run accepts as a ticket.
+
+    Attributes:
+        run: the run's id.
+        mirrors: keys of the mirrors whose tickets are valid in the run.
+        revoked: keys of peers whose tickets are revoked.
+        orphaned: no mirror has answered for an hour, so expired tickets stay valid for longer.
+    """
+
+    run: str
+    mirrors: frozenset[str]
+    revoked: frozenset[str] = frozenset()
+    orphaned: bool = False
+
+
+def check_ticket(signed: Signed, peer: str, policy: TicketPolicy, now: float) -> Ticket:
+    """Return the ticket if it permits `peer` to take part in the run at `now`.
+
+    Args:
+        signed: the ticket.
+        peer: key of the peer that showed it.
+        policy: what the run accepts.
+        now: seconds since 1970.
+
+    Raises:
+        TicketError: The ticket is not valid; the text says why.
+    """
     try:
         ticket = open_signed(signed, "ticket", Ticket)
     except MessageError as error:
         raise TicketError(str(error)) from None
-    if signed.key not in mirrors or ticket.mirror != signed.key:
+    if signed.key not in policy.mirrors or ticket.mirror != signed.key:
         raise TicketError(
             f"the ticket is signed by {signed.key[:8]}, which is not a mirror of this run"
         )
-    if ticket.run != run:
-        raise TicketError(f"the ticket is for run {ticket.run}, not {run}")
+    if ticket.run != policy.run:
+        raise TicketError(f"the ticket is for run {ticket.run}, not {policy.run}")
     if ticket.peer != peer:
         raise TicketError(f"the ticket is for peer {ticket.peer[:8]}, and {peer[:8]} showed it")
-    if peer in revoked:
+    if peer in policy.revoked:
         raise TicketError(f"peer {peer[:8]} was revoked")
-    if now > ticket.expires + (ORPHANED_TICKET_GRACE_SECONDS if orphaned else TICKET_GRACE_SECONDS):
+    grace = ORPHANED_TICKET_GRACE_SECONDS if policy.orphaned else TICKET_GRACE_SECONDS
+    if now > ticket.expires + grace:
         raise TicketError(
             f"the ticket of {peer[:8]} expired {(now - ticket.expires) / 3600:.1f} hours ago"
         )
     return ticket
 
 
-def check_attestation(told: Attestation, run: str, witness: str | None = None) -> Update:
-    """The author's update that a machine (`witness`, where one is named) says it has applied, with all before it, once
-    both signatures hold and are about each other. Raises MessageError."""
-    update, said = (
-        open_signed(told.head, "update", Update),
-        open_signed(told.statement, "attestation", AttestationStatement, witness),
-    )
-    if update.peer != told.head.key:
-        raise MessageError(f"an update of {update.peer[:8]} is signed by {told.head.key[:8]}")
-    if {update.run, said.run} != {run}:
-        raise MessageError(f"what {told.statement.key[:8]} witnesses is not all of run {run}")
-    if (said.author, said.head) != (update.author, digest(told.head.body)):
-        raise MessageError(
-            f"what {told.statement.key[:8]} witnesses is not the update it comes with"
-        )
+def check_attestation(attestation: Attestation, run: str, attester: str | None = None) -> Update:
+    """Verify both signatures of an attestation and that they belong together.
+
+    Args:
+        attestation: that a machine has applied an author's updates.
+        run: the run's id.
+        attester: key of the machine that must have signed it; None: anybody.
+
+    Returns:
+        The header of the author's last update that the machine has applied.
+
+    Raises:
+        MessageError: The attestation proves nothing; the text says why.
+    """
+    update = open_signed(attestation.head, "update", Update)
+    signed_statement = attestation.statement
+    statement = open_signed(signed_statement, "attestation", AttestationStatement, attester)
+    author_key, attester_key = attestation.head.key, signed_statement.key
+    if update.peer != author_key:
+        raise MessageError(f"an update of {update.peer[:8]} is signed by {author_key[:8]}")
+    if {update.run, statement.run} != {run}:
+        raise MessageError(f"what {attester_key[:8]} attests is not all of run {run}")
+    if (statement.author, statement.head) != (update.author, digest(attestation.head.body)):
+        raise MessageError(f"what {attester_key[:8]} attests is not the update it comes with")
     return update
 
 
 def check_request(
     token: str, audience: str, method: str, path: str, body: bytes, now: float
 ) -> tuple[str, str]:
-    """(machine key, jti) of a signed request. The caller spends the jti. Raises MessageError."""
+    """Verify a request's signature.
+
+    Args:
+        token: the JWT of `Identity.sign_request`.
+        audience: key of the coordinator that received the request.
+        method: of the request.
+        path: of the request.
+        body: of the request.
+        now: seconds since 1970, by the coordinator's clock.
+
+    Returns:
+        The machine's key and the JWT's id. The caller makes sure that each id is used only once.
+
+    Raises:
+        MessageError: The signature is not valid for this request; the text says why.
+    """
     try:
         key = jwt.get_unverified_header(token).get("kid", "")
-        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
         claims = jwt.decode(
             token,
-            public,
+            public_key,
             algorithms=["EdDSA"],
             audience=audience,
-            options={
-                "require": list(CLAIMS),
-                "verify_exp": False,
-                "verify_iat": False,
-            },  # times: by `now`, below
+            # The times are verified below, by `now`.
+            options={"require": list(CLAIMS), "verify_exp": False, "verify_iat": False},
         )
         issued, expires, jti = int(claims["iat"]), int(claims["exp"]), str(claims["jti"])
     except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError) as error:
@@ -169,7 +229,8 @@ def check_request(
         raise MessageError("the request's signature is for another request")
     if expires - issued > REQUEST_SECONDS or not issued - REQUEST_SECONDS <= now <= expires:
         raise MessageError(
-            f"the request was signed at {issued}, here it is {int(now)}: use the time in this answer"
+            f"the request was signed at {issued}, here it is {int(now)}: "
+            "use the time in this answer"
         )
     if not 16 <= len(jti) <= 64:
         raise MessageError("the request's jti must be 16 to 64 characters")

@@ -1,5 +1,7 @@
-"""What a run's owner or its mirrors say is to come out of the sum again. Everybody finds it in `wire`; what follows
-from it, and when it is believed, is the exchange's (`exchange/verdicts.py`)."""
+"""Verdicts: signed decisions of a run's owner or its mirrors to retract updates from the sum.
+
+`exchange/ledger/verdicts.py` decides when a verdict is valid, and what follows from it.
+"""
 
 from typing import Annotated, Literal
 
@@ -17,16 +19,25 @@ from barnraise.protocol.types import (
 )
 
 MAX_VERDICTS = 500  # of one run
-MAX_AUTHORS, MAX_SINGLE_UPDATES = 100, 200  # that one verdict may name, and single updates of each
-MAX_VERDICT_BYTES = 50_000  # bytes of a verdict's text
+MAX_AUTHORS = 100  # of one verdict
+MAX_SINGLE_UPDATES = 200  # of one author in one verdict
+MAX_VERDICT_BYTES = 50_000  # of a verdict's text
 
 Seq = Annotated[int, Field(ge=1, lt=1 << 53)]
 Singles = Annotated[dict[Seq, Count], Field(max_length=MAX_SINGLE_UPDATES)]
 
 
 class Verdict(Message):
-    """What is to come out. `after`: each author's last update that stays, 0 for none. `updates`: single ones, with the
-    tokens that their headers state, so that who never saw them counts alike."""
+    """Which updates of a run are retracted.
+
+    Attributes:
+        run: the run.
+        after: author → its last update that stays; later ones are retracted. 0: all of them are.
+        updates: author → single updates to retract, each with the tokens that its header states.
+            A machine that never received such an update then counts the same tokens.
+        reason: for people to read.
+        issued: when the verdict was signed.
+    """
 
     run: Id
     after: dict[Author, Count] = Field(default={}, max_length=MAX_AUTHORS)
@@ -36,7 +47,7 @@ class Verdict(Message):
 
 
 class SignedVerdict(Message):
-    """A verdict's exact text, and who signed it (kind "verdict")."""
+    """A verdict's exact text, with the signatures of those who decided it (kind "verdict")."""
 
     type: Literal["signed_verdict"] = "signed_verdict"
     body: str = Field(max_length=MAX_VERDICT_BYTES)

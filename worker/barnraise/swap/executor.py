@@ -33,7 +33,10 @@ Task = Callable[[], object]
 class DecodableUpdate(Protocol):
     """Another author's update as the exchange delivers it."""
 
-    header: Any
+    @property
+    def header(self) -> Any:
+        """Return the update's header, for the anchor to record."""
+        ...
 
     def decode(self, index: int) -> Tensor | None:
         """Return fragment `index`'s int32 [n] units; None where the update has no part for it."""

@@ -1,4 +1,7 @@
-"""A machine's signed word for others' updates that it has applied, for their credit. Anybody may check it later."""
+"""Attestations that this machine has applied other authors' updates.
+
+They earn those authors credit.
+"""
 
 import time
 from collections.abc import Mapping
@@ -13,41 +16,54 @@ from barnraise.protocol.coordinator_messages import (
 from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import Identity, digest
 
-EVERY = 60.0  # seconds; a header of a large model is some kilobytes
-AT_ONCE = 2  # authors, those of whom the most is new first
+INTERVAL_SECONDS = 60.0  # between two batches: the header of a large model has some kilobytes
+BATCH_AUTHORS = 2  # authors of one batch, those with the most new tokens first
 
 
 class Attester:
-    def __init__(self, identity: Identity, run: str, ledger: Ledger):
-        self._identity, self._run, self._ledger = identity, run, ledger
-        self._told: dict[str, int] = {}  # author → tokens
-        self._next = 0.0
+    """Attests, now and then, which updates of other authors are in this machine's anchor."""
+
+    def __init__(self, identity: Identity, run: str, ledger: Ledger) -> None:
+        self._identity = identity
+        self._run = run
+        self._ledger = ledger
+        self._attested_tokens: dict[str, int] = {}  # author → tokens
+        self._next_time = 0.0  # monotonic seconds
 
     def attest_new_updates(
         self, heads: Mapping[str, Update], at_once: bool = False
     ) -> tuple[Attestation, ...]:
-        """For some authors of what is in an anchor with these `heads`, where it is time to, or at once. What came after
-        a verdict's single updates speaks for those as well: whoever counts tokens knows of the verdict."""
-        now = time.monotonic()
-        fresh = {
-            author: head.total - self._told.get(author, 0)
-            for author, head in heads.items()
-            if head.peer != self._identity.key and head.total > self._told.get(author, 0)
-        }
-        if not fresh or (now < self._next and not at_once):
-            return ()
-        self._next = now + EVERY
-        return tuple(
-            self._testimony(heads[each])
-            for each in sorted(fresh, key=lambda a: -fresh[a])[:AT_ONCE]
-        )
+        """Sign attestations for authors with new updates, when they are due.
 
-    def _testimony(self, head: Update) -> Attestation:
-        signed = self._ledger.header(head.author, head.seq)
-        assert signed is not None, "an anchor holds what its ledger has"
-        self._told[head.author] = head.total
-        said = AttestationStatement(run=self._run, author=head.author, head=digest(signed.body))
-        word = self._identity.sign("attestation", said)
+        An attestation covers all earlier updates of its author, including those that a verdict
+        retracted: the coordinator, which counts the tokens, knows the verdict.
+
+        Args:
+            heads: each author's last update in the anchor.
+            at_once: sign now, whether it is due or not.
+        """
+        now = time.monotonic()
+        new_tokens = {
+            author: head.total - self._attested_tokens.get(author, 0)
+            for author, head in heads.items()
+            if head.peer != self._identity.key
+        }
+        authors = [author for author, tokens in new_tokens.items() if tokens > 0]
+        if not authors or (now < self._next_time and not at_once):
+            return ()
+        self._next_time = now + INTERVAL_SECONDS
+        authors.sort(key=lambda author: -new_tokens[author])
+        return tuple(self._attest(heads[author]) for author in authors[:BATCH_AUTHORS])
+
+    def _attest(self, head: Update) -> Attestation:
+        header = self._ledger.header(head.author, head.seq)
+        assert header is not None, "every update in the anchor is in the ledger"
+        self._attested_tokens[head.author] = head.total
+        statement = AttestationStatement(
+            run=self._run, author=head.author, head=digest(header.body)
+        )
+        signed = self._identity.sign("attestation", statement)
         return Attestation(
-            head=SignedHeader(**signed.model_dump()), statement=SignedStatement(**word.model_dump())
+            head=SignedHeader(**header.model_dump()),
+            statement=SignedStatement(**signed.model_dump()),
         )

@@ -1,9 +1,9 @@
-"""Two slots on disk for a state in memory, and the finished model in Hugging Face's layout.
+"""Checkpoints of a state in memory: two slots on disk, and one is always whole.
 
-checkpoint/{a,b}/{tensors.safetensors, manifest.json}: a save writes into `new/`, makes it durable and renames it over
-the *older* slot, so that at every instant one whole slot is on disk. `restore` reads the newest slot whose digest
-holds; a torn or bit-flipped one is named in the log and passed over. One process uses the folder (the state folder's
-lock sees to that).
+checkpoint/{a,b}/{tensors.safetensors, manifest.json}: a save writes into `new/`, makes it durable
+and renames it over the *older* slot, so that at every instant one whole slot is on disk.
+`Checkpoint.load` reads the newest slot whose digest is right; the log names a torn or damaged one,
+which is not used. Only one process uses the folder: the lock of the state folder ensures that.
 """
 
 import logging
@@ -30,94 +30,130 @@ TENSORS_FILE, HEADER_FILE = "tensors.safetensors", "manifest.json"
 
 
 class StateHeader(Message):
-    """What a checkpoint's tensors belong to. `save` fills in `order` and `digest`."""
+    """What the tensors of a saved state belong to. `Checkpoint.save` sets the last two fields.
+
+    Attributes:
+        format: of the files.
+        run: the run's id.
+        spec: digest of the run's spec.
+        step: the loop's steps, abandoned ones included: the position in the data.
+        last_seq: number of this machine's last update in the anchor, 0 before the first.
+        tokens: of all updates in the anchor.
+        heads: each author's last update in the anchor.
+        retracted: author → retracted updates, with their tokens.
+        sketches: of the anchor's fragments, as the updates add up.
+        progress: of the engine, besides its position.
+        save_number: grows by one with every save; the newer slot has the larger number.
+        digest: BLAKE3 of this header without its digest, and of the tensors' file.
+    """
 
     format: Literal[1] = 1
     run: Id
     spec: Digest
-    step: Count  # the loop's steps, abandoned ones too: the position in the data
-    last_seq: Count = 0  # of my last update in it, 0 before the first
-    tokens: Count = 0  # of the ledger
-    heads: dict[Author, Update] = {}  # each author's last update in the anchor
-    retracted: dict[
-        Author, dict[int, Count]
-    ] = {}  # …and what verdicts took out from among them, with its tokens
-    sketches: list[Sketch] = []  # of the anchor's fragments, as their updates add up
+    step: Count
+    last_seq: Count = 0
+    tokens: Count = 0
+    heads: dict[Author, Update] = {}
+    retracted: dict[Author, dict[int, Count]] = {}
+    sketches: list[Sketch] = []
     progress: dict[str, int | FiniteFloat | tuple[FiniteFloat, ...]] = Field(
         default={}, max_length=100
-    )  # the loop's own
-    save_number: Count = 0  # grows by one a save: the newer slot has the larger
-    digest: str = ""  # BLAKE3 of this manifest without its digest, and of the tensors' file
+    )
+    save_number: Count = 0
+    digest: str = ""
 
 
-class Checkpoint:
+class CheckpointSlots:
     """The two slots in `folder`."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
+        """Use the slots in `folder`, which need not exist yet."""
         self.folder = folder
-        self._whole: dict[str, StateHeader] | None = None  # slot → mark, digests checked once
+        # slot → header of each whole slot; None: the digests were not verified yet.
+        self._headers: dict[str, StateHeader] | None = None
 
-    def save(self, tensors: dict[str, Tensor], mark: StateHeader) -> StateHeader:
-        """Keeps host tensors (contiguous) and their mark; returns the mark as written. Never touches the newest whole
-        slot."""
-        whole = self._slots()
-        newest = max(whole, key=lambda slot: whole[slot].save_number, default=None)
+    def save(self, tensors: dict[str, Tensor], header: StateHeader) -> StateHeader:
+        """Save tensors and their header over the older slot. The newest whole slot stays.
+
+        Args:
+            tensors: contiguous, on the host.
+            header: what they belong to.
+
+        Returns:
+            The header as it was written.
+        """
+        headers = self._whole_slots()
+        newest = self._newest_slot()
         target = "b" if newest == "a" else "a"
+        save_number = headers[newest].save_number + 1 if newest else 1
+
+        # Write the new slot.
         new = self.folder / "new"
         _remove(new)
         new.mkdir(parents=True)
         save_file(tensors, new / TENSORS_FILE)
-        mark = mark.model_copy(
-            update={"save_number": whole[newest].save_number + 1 if newest else 1, "digest": ""}
-        )
-        mark = mark.model_copy(update={"digest": _digest(mark, new / TENSORS_FILE)})
-        (new / HEADER_FILE).write_text(mark.model_dump_json())
+        header = header.model_copy(update={"save_number": save_number, "digest": ""})
+        header = header.model_copy(update={"digest": _digest(header, new / TENSORS_FILE)})
+        (new / HEADER_FILE).write_text(header.model_dump_json())
+
+        # Make it durable.
         sync_file(new / TENSORS_FILE)
         sync_file(new / HEADER_FILE)
         sync_folder(new)
-        whole.pop(target, None)
+
+        # Let it take the place of the older slot.
+        headers.pop(target, None)
         _remove(self.folder / target)
         new.rename(self.folder / target)
         sync_folder(self.folder)
-        whole[target] = mark
-        return mark
+        headers[target] = header
+        return header
 
     @property
     def header(self) -> StateHeader | None:
-        """Of the newest whole slot."""
-        return max(self._slots().values(), key=lambda mark: mark.save_number, default=None)
+        """Return the header of the newest whole slot."""
+        newest = self._newest_slot()
+        return self._whole_slots()[newest] if newest else None
 
     def load(self) -> tuple["SavedTensors", StateHeader] | None:
-        """The newest whole slot; None when there is none. Its tensors can be read until the next but one save."""
-        whole = self._slots()
-        if not whole:
+        """Return the newest whole slot; None when there is none.
+
+        Its tensors can be read until the next save but one.
+        """
+        newest = self._newest_slot()
+        if newest is None:
             return None
-        slot = max(whole, key=lambda slot: whole[slot].save_number)
-        return SavedTensors(self.folder / slot / TENSORS_FILE), whole[slot]
+        return SavedTensors(self.folder / newest / TENSORS_FILE), self._whole_slots()[newest]
 
     def clear(self) -> None:
-        """Forgets both slots."""
+        """Remove both slots."""
         _remove(self.folder)
-        self._whole = None
+        self._headers = None
 
-    def _slots(self) -> dict[str, StateHeader]:
-        if self._whole is None:
-            self._whole = {}
+    def _newest_slot(self) -> str | None:
+        headers = self._whole_slots()
+        return max(headers, key=lambda slot: headers[slot].save_number, default=None)
+
+    def _whole_slots(self) -> dict[str, StateHeader]:
+        """Return the headers of the whole slots. Their digests are verified once."""
+        if self._headers is None:
+            self._headers = {}
             for slot in SLOTS:
                 folder = self.folder / slot
                 if not folder.exists():
                     continue
                 try:
-                    self._whole[slot] = _read(folder)
+                    self._headers[slot] = _read_header(folder)
                 except (OSError, StateError) as error:
                     log.warning("checkpoint slot %s is damaged and not used: %s", folder, error)
-        return self._whole
+        return self._headers
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """The tensors of a safetensors file, read one at a time; the file is open only meanwhile."""
+    """The tensors of a safetensors file, read one at a time. The file is open only meanwhile."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path) -> None:
+        """Read the tensors' names."""
         self.path = path
         with safe_open(path, "pt") as file:
             self._names = list(file.keys())
@@ -132,26 +168,31 @@ class SavedTensors(Mapping[str, Tensor]):
         if name not in self._names:
             raise KeyError(name)
         with safe_open(self.path, "pt") as file:
-            return file.get_tensor(name).clone()  # a copy, so that the file can go
+            return file.get_tensor(name).clone()  # a copy, so that the file can be removed
 
 
-def _read(slot: Path) -> StateHeader:
-    """A slot's mark, its digest checked. Raises OSError or StateError."""
+def _read_header(slot: Path) -> StateHeader:
+    """Read a slot's header and verify its digest.
+
+    Raises:
+        OSError: A file cannot be read.
+        StateError: The slot is damaged.
+    """
     try:
-        mark = StateHeader.model_validate_json((slot / HEADER_FILE).read_bytes())
+        header = StateHeader.model_validate_json((slot / HEADER_FILE).read_bytes())
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "its text"
         raise StateError(f"{HEADER_FILE} is malformed at {where}") from None
-    if _digest(mark, slot / TENSORS_FILE) != mark.digest:
+    if _digest(header, slot / TENSORS_FILE) != header.digest:
         raise StateError("its contents are not what its digest says")
-    return mark
+    return header
+
+
+def _digest(header: StateHeader, tensors: Path) -> str:
+    hasher = blake3(header.model_copy(update={"digest": ""}).model_dump_json().encode())
+    return hasher.update_mmap(tensors).hexdigest()
 
 
 def _remove(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def _digest(mark: StateHeader, tensors: Path) -> str:
-    hasher = blake3(mark.model_copy(update={"digest": ""}).model_dump_json().encode())
-    return hasher.update_mmap(tensors).hexdigest()

@@ -1,11 +1,12 @@
-"""The finished model in Hugging Face's layout of GPT-2."""
+"""Export the anchor in the layout of the transformers library's GPT-2."""
 
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -14,8 +15,8 @@ from barnraise.models.gpt2 import NORM_EPSILON, views
 from barnraise.spec import Fragment, ModelSpec
 from barnraise.swap.precision import units_to_float
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SHARD = 2 << 30  # bytes of an exported file, about
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 2 << 30  # of an exported file, about
 
 
 def export_model(
@@ -23,102 +24,113 @@ def export_model(
     model: ModelSpec,
     tensors: Mapping[str, Tensor],
     tokenizer: Path | None = None,
-    shard: int = SHARD,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes the anchor (`anchor.<i>` of Engine.state, int32) as Hugging Face's GPT-2: config.json, model.safetensors
-    (in shards of some `shard` bytes, with an index, when it is larger) and, for a BPE, tokenizer.json. One fragment is
-    in memory at a time. Raises StateError when one is missing or of another shape."""
-    shapes = {each.index: _shapes(each) for each in model.fragments()}
-    shards: list[list[Fragment]] = [[]]
+    """Write config.json, the weights and the tokenizer. One fragment is in memory at a time.
+
+    Args:
+        folder: receives the files.
+        model: the architecture.
+        tensors: a state as `Engine.state_dict` names it; of it, `anchor.<i>` (int32 [n]).
+        tokenizer: a tokenizer.json to copy, if there is one.
+        shard_bytes: size of a safetensors file, about. A larger model is written in several, with
+            an index.
+
+    Raises:
+        StateError: A fragment is missing or of another shape. Then nothing is written.
+    """
     for fragment in model.fragments():
-        held = sum(4 * each.size for each in shards[-1])
-        if held and held + 4 * fragment.size > shard:
-            shards.append([])
-        shards[-1].append(fragment)
-        _units(tensors, fragment)  # what cannot be written whole is not begun
+        _get_units(tensors, fragment)
+    shards = _split_into_shards(model, shard_bytes)
     count = len(shards)
-    names = (
-        [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
-        if count > 1
-        else [SINGLE]
-    )
+    names = [SINGLE_FILE]
+    if count > 1:
+        names = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
+
+    # Write the new files under temporary names, so that no half of a model has a final one.
     folder.mkdir(parents=True, exist_ok=True)
     for name, fragments in zip(names, shards, strict=True):
-        parts = (
-            (fragment, views(fragment, units_to_float(_units(tensors, fragment))))
-            for fragment in fragments
-        )
-        layout = {
-            target: shape
-            for fragment in fragments
-            for target, shape in shapes[fragment.index].items()
-        }
-        _write_tensors(folder / f"{name}.new", layout, parts)
-    for old in (*folder.glob("model*.safetensors"), *folder.glob(INDEX)):
+        _write_tensors(folder / f"{name}.new", fragments, tensors)
+    for old in (*folder.glob("model*.safetensors"), *folder.glob(INDEX_FILE)):
         old.unlink()
-    for name in names:  # never half a model under these names
+    for name in names:
         (folder / f"{name}.new").replace(folder / name)
+
     if count > 1:
-        placed = {}
-        for name, fragments in zip(names, shards, strict=True):
-            placed |= {target: name for fragment in fragments for target in shapes[fragment.index]}
-        index = {"metadata": {"total_size": 4 * model.parameters}, "weight_map": placed}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        weight_map = {
+            target: name
+            for name, fragments in zip(names, shards, strict=True)
+            for fragment in fragments
+            for target in _target_shapes(fragment)
+        }
+        index = {"metadata": {"total_size": 4 * model.parameters}, "weight_map": weight_map}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(_config(model), indent=2) + "\n")
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / "tokenizer.json")
 
 
-def _units(tensors: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
+def _split_into_shards(model: ModelSpec, shard_bytes: int) -> list[list[Fragment]]:
+    shards: list[list[Fragment]] = [[]]
+    for fragment in model.fragments():
+        size = sum(4 * earlier.size for earlier in shards[-1])
+        if size and size + 4 * fragment.size > shard_bytes:
+            shards.append([])
+        shards[-1].append(fragment)
+    return shards
+
+
+def _get_units(tensors: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
     units = tensors.get(f"anchor.{fragment.index}")
     if units is None or units.shape != (fragment.size,):
         raise StateError(f"the state has no {fragment.name} of this model to export")
     return units
 
 
-def _shapes(fragment: Fragment) -> dict[str, list[int]]:
-    """By their names there, in the order of the fragment's own."""
-    found = {}
+def _target_shapes(fragment: Fragment) -> dict[str, list[int]]:
+    """Return name in transformers → shape there, in the order of the fragment's slots."""
+    shapes = {}
     for slot in fragment.slots:
-        target, transposed = _hugging_face(fragment.name, slot.name)
-        found[target] = list(reversed(slot.shape)) if transposed else list(slot.shape)
-    return found
+        target, is_transposed = _target_name(fragment.name, slot.name)
+        shapes[target] = list(reversed(slot.shape)) if is_transposed else list(slot.shape)
+    return shapes
 
 
-def _write_tensors(
-    path: Path, layout: dict[str, list[int]], parts: Iterable[tuple[Fragment, dict[str, Tensor]]]
-) -> None:
-    """A safetensors file of fp32 tensors: eight bytes of the header's length, the header as JSON, then the values. By
-    hand, because the library wants all of them in memory."""
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in layout.items():
-        size = 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
-        at += size
+def _write_tensors(path: Path, fragments: list[Fragment], tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file of fp32 tensors, one fragment after the other.
+
+    The format: eight bytes of the header's length, the header as JSON, then the values. The
+    safetensors library cannot write it without having all tensors in memory.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for fragment in fragments:
+        for name, shape in _target_shapes(fragment).items():
+            size = 4 * math.prod(shape)
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
+            offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for fragment, named in parts:
-            for name, tensor in named.items():
-                _, transposed = _hugging_face(fragment.name, name)
-                values = (
-                    (tensor.t() if transposed else tensor)
-                    .contiguous()
-                    .numpy()
-                    .astype("<f4", copy=False)
-                )
-                file.write(memoryview(values).cast("B"))
+        for fragment in fragments:
+            weights = views(fragment, units_to_float(_get_units(tensors, fragment)))
+            for name, tensor in weights.items():
+                _, is_transposed = _target_name(fragment.name, name)
+                values = (tensor.t() if is_transposed else tensor).contiguous().numpy()
+                file.write(values.astype("<f4", copy=False).data.cast("B"))
         file.flush()
         os.fsync(file.fileno())
 
 
+# Fragment slots outside the blocks → their names in the transformers library.
 _NAMES = {
     "token": "transformer.wte.weight",
     "position": "transformer.wpe.weight",
     "norm.weight": "transformer.ln_f.weight",
     "norm.bias": "transformer.ln_f.bias",
 }
+# Parts of a block → their names there.
 _PARTS = {
     "norm1": "ln_1",
     "qkv": "attn.c_attn",
@@ -129,8 +141,8 @@ _PARTS = {
 }
 
 
-def _hugging_face(fragment: str, name: str) -> tuple[str, bool]:
-    """(its name there, whether it is a Conv1D's matrix, which lies transposed)."""
+def _target_name(fragment: str, name: str) -> tuple[str, bool]:
+    """Return a slot's name in transformers, and whether it is a Conv1D's transposed matrix."""
     if not fragment.startswith("block."):
         return _NAMES[name], False
     part, kind = name.split(".")
@@ -138,7 +150,7 @@ def _hugging_face(fragment: str, name: str) -> tuple[str, bool]:
     return target, kind == "weight" and not part.startswith("norm")
 
 
-def _config(model: ModelSpec) -> dict:
+def _config(model: ModelSpec) -> dict[str, Any]:
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],

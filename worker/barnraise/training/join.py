@@ -1,7 +1,8 @@
-"""From a run's name to a place in it: its rules, its text's manifest, a ticket, a locked folder.
+"""Join a run: obtain its spec, its text's manifest, a ticket and a locked folder.
 
-While a run is a draft its owner's worker may be told to prepare the text; everybody else waits for the launch. A
-machine that holds a ticket enters without any coordinator, by what its folder kept of the last answer.
+While a run is a draft, the coordinator may tell its owner's machine to prepare the text; all other
+machines wait for the launch. A machine that holds a ticket can join without any coordinator, from
+the answer that its folder stores.
 """
 
 import logging
@@ -20,24 +21,39 @@ from barnraise.protocol.coordinator_messages import Directive, JoinReply, RunVie
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView
-from barnraise.protocol.signing import M, check_ticket, digest, open_signed
+from barnraise.protocol.signing import M, TicketPolicy, check_ticket, digest, open_signed
 from barnraise.spec import RunSpec
 from barnraise.state_dir import RunDir, StateDir
 from barnraise.text import shards, sources
 
 log = logging.getLogger("barnraise")
 
-JOIN_REPLY_FILE = (
-    "join.json"  # in a run's folder: the last JoinReply, for the day no coordinator answers
-)
-DIRECTIVE_FILE = "directive.json"  # …and the last directive that revoked somebody: they stay out while it is away
-POLL_SECONDS = 1.0  # seconds between two looks at a draft, at least
-RETRY_SECONDS = 30.0  # …and between two tries for the weights that one begins with
+# In a run's folder, for times when no coordinator answers: the last JoinReply, and the last
+# directive that revoked a peer, which stays out meanwhile.
+JOIN_REPLY_FILE = "join.json"
+DIRECTIVE_FILE = "directive.json"
+POLL_SECONDS = 1.0  # between two requests for a draft, at least
+RETRY_SECONDS = 30.0  # between two attempts to get the weights that a draft begins with
 
 
 @dataclass(frozen=True)
 class JoinedRun:
-    """This machine's place in a launched run. `mark`: the last report the coordinator holds; `peers`: whom to dial."""
+    """This machine's part in a launched run.
+
+    Attributes:
+        run: the run's id.
+        name: the run's name.
+        machine: this machine's id at the coordinator.
+        folder: the run's locked folder.
+        coordinator: the client of the coordinators.
+        spec: the run's rules.
+        spec_digest: digest of the spec's exact text.
+        manifest: of the run's text.
+        ticket: this machine's permission to take part.
+        directive: the coordinator's last one.
+        acknowledged: number of this machine's last report that the coordinator stored.
+        peers: peers to connect to first.
+    """
 
     run: str
     name: str
@@ -55,15 +71,20 @@ class JoinedRun:
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Weights of another run, kept as blobs: each fragment's digest; and that run's tokenizer, as its file."""
+    """The weights of another run, stored as blobs.
+
+    Attributes:
+        fragments: each fragment's digest.
+        tokenizer: content of that run's tokenizer file; None for bytes.
+    """
 
     fragments: Sequence[str] = ()
     tokenizer: bytes | None = None
 
 
-WeightsSource = Callable[
-    [RunSpec, Callable[[bytes | memoryview], str]], InitialWeights
-]  # (a spec, what keeps a blob); StateError
+# Obtains the weights that a spec begins with, or raises StateError. The second argument stores a
+# blob and returns its digest.
+WeightsSource = Callable[[RunSpec, Callable[[bytes | memoryview], str]], InitialWeights]
 
 
 def join_run(
@@ -73,67 +94,91 @@ def join_run(
     hardware: HardwareView | None = None,
     weights: WeightsSource | None = None,
 ) -> JoinedRun | None:
-    """Waits for the launch if need be; None when `leaving` was set meanwhile. `name`: a run's id or slug; `hardware`:
-    what the coordinator is told of this machine; `weights` gets those of another run, where this one begins with them.
+    """Join a run, once it is launched.
 
-    Raises StateError, CoordinatorError or MessageError with a sentence for the person at the keyboard.
+    Args:
+        home: this machine's state directory.
+        name: the run's id or slug.
+        leaving: interrupts the wait for the launch.
+        hardware: what the coordinator is told of this machine.
+        weights: obtains the weights of another run, if this run begins with them.
+
+    Returns:
+        None when `leaving` was set before the launch.
+
+    Raises:
+        StateError, CoordinatorError, MessageError: with a sentence for the user.
     """
     membership = home.membership
     coordinator = FailoverClient.from_state_dir(home)
     try:
         run = coordinator.fetch_run(name).id
     except CoordinatorUnreachableError as error:
-        known = find_saved_run(home, name)
-        if known is None:
+        saved_run = find_saved_run(home, name)
+        if saved_run is None:
             raise
-        run = known.id
+        run = saved_run.id
         log.warning("%s; going on with the ticket this machine holds", error)
     folder = home.open_run(run)
     try:
-        reply = _join(coordinator, folder, run, hardware)
+        reply = _request_join(coordinator, folder, run, hardware)
         while reply.ticket is None:
-            directive = _directed(reply, coordinator)
-            _ended(reply)
-            pause = max(POLL_SECONDS, directive.report_every)
-            if (
-                directive.prepare
-                and not reply.run.manifest
-                and not _prepare(coordinator, folder, reply, weights)
-            ):
-                pause = max(RETRY_SECONDS, pause)
+            pause = _handle_draft(coordinator, folder, reply, weights)
             if leaving.wait(pause):
                 folder.close()
                 return None
             try:
-                reply = _join(coordinator, folder, run, hardware)
-            except (
-                CoordinatorUnreachableError
-            ) as error:  # who waits for a launch waits for its coordinator, too
+                reply = _request_join(coordinator, folder, run, hardware)
+            except CoordinatorUnreachableError as error:
                 log.warning("%s; still waiting for the launch", error)
-        return _placed(reply, folder, coordinator, membership.machine)
+        return _verify_join(reply, folder, coordinator, membership.machine)
     except BaseException:
         folder.close()
         raise
 
 
+def _handle_draft(
+    coordinator: FailoverClient, folder: RunDir, reply: JoinReply, weights: WeightsSource | None
+) -> float:
+    """Prepare a draft's text, if the coordinator wants it.
+
+    Returns:
+        Seconds to wait before the next request.
+    """
+    directive = _open_directive(reply, coordinator)
+    _check_not_ended(reply)
+    pause = max(POLL_SECONDS, directive.report_every)
+    if directive.prepare and not reply.run.manifest:
+        is_prepared = _build_text(coordinator, folder, reply, weights)
+        if not is_prepared:
+            pause = max(RETRY_SECONDS, pause)
+    return pause
+
+
 def prepare_text(
     home: StateDir, name: str, paths: Sequence[Path], weights: WeightsSource | None = None
 ) -> RunView:
-    """Prepares a draft's text from files of this machine, its owner's, and posts what came out. The shards lie in the
-    run's folder from then on, and a worker there hands them to the others. Raises BarnraiseError."""
+    """Prepare a draft's text from files of this machine, and post its manifest.
+
+    The shards stay in the run's folder; a worker on this machine sends them to the others.
+
+    Raises:
+        BarnraiseError: The text cannot be prepared, or is prepared already.
+    """
     coordinator = FailoverClient.from_state_dir(home)
     view = coordinator.fetch_run(name)
     if RunSpec.from_json(view.spec).text.source != "files":
         raise StateError(
-            f"the text of '{view.name}' does not come from files: any machine of its owner prepares it"
+            f"the text of '{view.name}' does not come from files: "
+            "any machine of its owner prepares it"
         )
     if view.manifest is not None:
         raise StateError(f"the run '{view.name}' has its text already")
     folder = home.open_run(view.id)
     try:
-        reply = _join(coordinator, folder, view.id, None)
-        _ended(reply)
-        if not _prepare(coordinator, folder, reply, weights, paths):
+        reply = _request_join(coordinator, folder, view.id, None)
+        _check_not_ended(reply)
+        if not _build_text(coordinator, folder, reply, weights, paths):
             raise StateError(
                 f"the text of '{view.name}' waits for the weights it begins with: try again"
             )
@@ -143,44 +188,49 @@ def prepare_text(
 
 
 def open_manifest(view: RunView) -> TextManifest:
-    """What a run's text is, as its owner's machine signed it. Raises MessageError where nothing was prepared yet."""
+    """Return the manifest of a run's text, as its owner's machine signed it.
+
+    Raises:
+        MessageError: The text is not prepared yet, or the signature is wrong.
+    """
     if view.manifest is None:
         raise MessageError(f"the text of '{view.name}' is not prepared yet")
     return open_signed(view.manifest, "manifest", TextManifest)
 
 
-def _join(
-    coordinator: FailoverClient, folder: RunDir, run: str, hardware: HardwareView | None
-) -> JoinReply:
-    try:
-        reply = coordinator.join_run(run, [], hardware)
-    except CoordinatorUnreachableError:
-        path = folder.path / JOIN_REPLY_FILE
-        if not path.exists():
-            raise
-        reply, newer = _kept(path), folder.path / DIRECTIVE_FILE
-        return (
-            reply.model_copy(update={"directive": _kept(newer, Signed)})
-            if newer.exists()
-            else reply
-        )
-    if reply.ticket:
-        folder.save_message(JOIN_REPLY_FILE, reply)
-    return reply
-
-
 def find_saved_run(home: StateDir, name: str) -> RunView | None:
-    """A run this machine has had a ticket for, by id or slug."""
+    """Find a run, by id or slug, for which this machine has had a ticket."""
     for path in home.run_folders():
-        kept = path / JOIN_REPLY_FILE
-        if kept.exists():
-            view = _kept(kept).run
+        reply_path = path / JOIN_REPLY_FILE
+        if reply_path.exists():
+            view = _load_message(reply_path, JoinReply).run
             if name in (view.id, view.slug):
                 return view
     return None
 
 
-def _kept(path: Path, shape: type[M] = JoinReply) -> M:
+def _request_join(
+    coordinator: FailoverClient, folder: RunDir, run: str, hardware: HardwareView | None
+) -> JoinReply:
+    """Request to join; without a coordinator, return the stored answer."""
+    try:
+        reply = coordinator.join_run(run, [], hardware)
+    except CoordinatorUnreachableError:
+        reply_path = folder.path / JOIN_REPLY_FILE
+        directive_path = folder.path / DIRECTIVE_FILE
+        if not reply_path.exists():
+            raise
+        stored_reply = _load_message(reply_path, JoinReply)
+        if not directive_path.exists():
+            return stored_reply
+        directive = _load_message(directive_path, Signed)
+        return stored_reply.model_copy(update={"directive": directive})
+    if reply.ticket:
+        folder.save_message(JOIN_REPLY_FILE, reply)
+    return reply
+
+
+def _load_message(path: Path, shape: type[M]) -> M:
     try:
         return shape.model_validate_json(path.read_bytes())
     except ValidationError:
@@ -189,21 +239,25 @@ def _kept(path: Path, shape: type[M] = JoinReply) -> M:
         ) from None
 
 
-def _prepare(
+def _build_text(
     coordinator: FailoverClient,
     folder: RunDir,
     reply: JoinReply,
     weights: WeightsSource | None,
     paths: Sequence[Path] = (),
 ) -> bool:
-    """Builds the draft's text into the folder's blobs and posts what came out. False, with the reason in the log, where
-    the weights it begins with cannot be had now."""
-    draft, taken = RunSpec.from_json(reply.run.spec), InitialWeights()
+    """Build a draft's text in the folder's blob store, and post its manifest.
+
+    Returns:
+        False when the weights that the run begins with cannot be had now; the log says why.
+    """
+    draft = RunSpec.from_json(reply.run.spec)
+    initial_weights = InitialWeights()
     blobs = BlobStore(folder.path / "blobs")
     if draft.start.run:
-        assert weights is not None, "whoever may be told to prepare can get them"
+        assert weights is not None, "a machine that may be told to prepare can get the weights"
         try:
-            taken = weights(draft, blobs.store)
+            initial_weights = weights(draft, blobs.store)
         except StateError as error:
             log.warning(
                 "the weights that '%s' begins with cannot be had now: %s", reply.run.name, error
@@ -212,29 +266,37 @@ def _prepare(
     log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
     documents = sources.read_documents(draft.text, paths)
     manifest = shards.prepare_text(
-        draft.text, draft.model.vocabulary, reply.run.id, blobs.store, documents, taken.tokenizer
+        draft.text,
+        draft.model.vocabulary,
+        reply.run.id,
+        blobs.store,
+        documents,
+        initial_weights.tokenizer,
     )
-    manifest = manifest.model_copy(update={"start": list(taken.fragments)})
+    manifest = manifest.model_copy(update={"start": list(initial_weights.fragments)})
     try:
         coordinator.submit_manifest(reply.run.id, manifest)
     except CoordinatorUnreachableError as error:
         log.warning("%s; the manifest goes out on the next try", error)
     except CoordinatorError as error:
-        if error.status != 409:  # another of the owner's machines was quicker
+        if error.status != 409:  # another machine of the owner has posted one already
             raise
     return True
 
 
-def _ended(reply: JoinReply) -> None:
+def _check_not_ended(reply: JoinReply) -> None:
     if reply.run.status in (RunStatus.FINISHED, RunStatus.CANCELLED):
         raise CoordinatorError(
             f"the run '{reply.run.name}' is {reply.run.status}: there is nothing to train"
         )
 
 
-def _directed(reply: JoinReply, coordinator: FailoverClient) -> Directive:
-    """Raises MessageError for one that none of this machine's mirrors signed: a kept one may be of another than today's
-    choice."""
+def _open_directive(reply: JoinReply, coordinator: FailoverClient) -> Directive:
+    """Open the directive. A stored one may be signed by another mirror than the current one.
+
+    Raises:
+        MessageError: None of this machine's mirrors signed it.
+    """
     if reply.directive.key not in coordinator.keys:
         raise MessageError(
             f"the directive is signed by {reply.directive.key[:8]}, not a mirror of this machine's"
@@ -242,43 +304,40 @@ def _directed(reply: JoinReply, coordinator: FailoverClient) -> Directive:
     return open_signed(reply.directive, "directive", Directive)
 
 
-def _mirrors(spec: RunSpec, coordinator: FailoverClient) -> frozenset[str]:
-    """Whose tickets count in the run: its own mirrors', and, where those are of the mirror list, all of the list's."""
-    roots, newest = frozenset(spec.roots), coordinator.newest_list
+def _ticket_mirrors(spec: RunSpec, coordinator: FailoverClient) -> frozenset[str]:
+    """Return the mirrors whose tickets are valid in the run.
+
+    They are the run's own mirrors and, where one of them is on the mirror list, all on the list.
+    """
+    roots = frozenset(spec.roots)
+    newest = coordinator.newest_list
     return roots | newest.keys if newest and roots & newest.keys else roots
 
 
-def _placed(
+def _verify_join(
     reply: JoinReply, folder: RunDir, coordinator: FailoverClient, machine: str
 ) -> JoinedRun:
-    """Checks by digest and signature that spec, manifest, ticket and directive hang together."""
-    run, assigned = reply.run, digest(reply.run.spec)
+    """Verify by digest and signature that spec, manifest, ticket and directive belong together."""
+    run = reply.run
+    spec_digest = digest(run.spec)
     spec = RunSpec.from_json(run.spec)
     if run.manifest is None or digest(run.manifest.body) != spec.manifest:
         raise MessageError(f"the manifest of run '{run.name}' is not the one its spec names")
     manifest = open_signed(run.manifest, "manifest", TextManifest, spec.owner)
     if manifest.run != run.id:
         raise MessageError(f"the manifest of run '{run.name}' was made for another run")
-    directive = _directed(reply, coordinator)
+    directive = _open_directive(reply, coordinator)
     if directive.run != run.id or directive.machine != machine:
         raise MessageError(
             f"the coordinator's directive is for another machine or run than '{run.name}'"
         )
-    mirrors = _mirrors(spec, coordinator)
+    mirrors = _ticket_mirrors(spec, coordinator)
     if coordinator.mirror not in mirrors:
         raise StateError(f"run '{run.name}' does not list {coordinator.url} among its mirrors")
     assert reply.ticket is not None
-    me = coordinator.identity.key
-    check_ticket(
-        reply.ticket,
-        run=run.id,
-        peer=me,
-        mirrors=mirrors,
-        revoked=frozenset(),
-        now=0,
-        orphaned=False,
-    )
-    folder.pin_spec(assigned)
+    # The ticket may have expired: the peers decide that. A fresh one comes with a report's answer.
+    check_ticket(reply.ticket, coordinator.identity.key, TicketPolicy(run.id, mirrors), now=0)
+    folder.pin_spec(spec_digest)
     return JoinedRun(
         run=run.id,
         name=run.name,
@@ -286,7 +345,7 @@ def _placed(
         folder=folder,
         coordinator=coordinator,
         spec=spec,
-        spec_digest=assigned,
+        spec_digest=spec_digest,
         manifest=manifest,
         ticket=reply.ticket,
         directive=directive,

@@ -1,76 +1,46 @@
-"""How far this machine has come: the figures behind its reports, its status file and its terminal line."""
+"""Training metrics: the figures behind a worker's reports, its status file and its terminal line.
+
+`TrainingMetrics.compose_figures` composes what a report contains; the reporter stores and sends it as it
+is. The status file shows the same figures, with a few that concern only this machine.
+"""
 
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence, Sized
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from barnraise.coordinator_client.reporter import WorkerFigures
+from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.protocol.enums import Activity
-from barnraise.protocol.messages import Update
-from barnraise.protocol.reports import CheckpointView, ExchangeView, LossPoint, PlanView
+from barnraise.protocol.reports import CheckpointView, MeasuredLoss, PlanView
 from barnraise.protocol.signing import digest
+from barnraise.swap.engine import StepStats
 
 log = logging.getLogger("barnraise")
 
-TELL_EVERY = 0.5  # seconds between two status files
-POINT_EVERY = 2.0  # seconds of training loss that make one point
-DIGEST_SHARE = 0.02  # of the time, for the anchor's digest while it changes
-KEPT = 0.95  # of a running mean at each step: some twenty steps count
-
-
-class Step(Protocol):
-    loss: float
-    tokens: int
-    seconds: float
-    abandoned: bool
-
-
-class Neighbour(Protocol):
-    key: str
-    lag: int
-    sent_rate: float
-    received_rate: float
-    agrees: bool | None
-
-
-class Links(Protocol):
-    peers: int
-    bytes_sent: int
-    bytes_received: int
-    neighbours: Sequence[Neighbour]
-
-    @property
-    def summary(self) -> ExchangeView | None: ...
-
-
-class SharedWeights(Protocol):
-    heads: Mapping[str, Update]
-    retracted: Mapping[str, Mapping[int, int]]
-
-    @property
-    def fragments(self) -> Sized: ...
-
-    @property
-    def vector(self) -> Mapping[str, int]: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-    def digest(self) -> str: ...
-
-    def checksum(self) -> str: ...
+STATUS_SECONDS = 0.5  # between two status files
+POINT_SECONDS = 2.0  # of training, whose mean loss makes one point
+DIGEST_SHARE = 0.02  # of the time may be spent on the anchor's digest while the anchor changes
+MEAN_DECAY = 0.95  # of a running mean at each step: about twenty steps count
 
 
 class TrainingMetrics:
-    """Filled by the loop, read when it tells. Losses in nats.
+    """What the training loop measures. Losses are in nats a token.
 
-    `rate`: tokens/s by the wall clock, trading and validating included. `step_seconds`: what the engine says a step
-    takes, without these. Both are running means over some twenty steps. `plan` is the loop's to set.
+    Attributes:
+        activity: what the worker does now.
+        step: number of steps taken, abandoned ones included: the position in the data.
+        tokens_per_second: by the wall clock, including exchange and evaluation; 0 while idle.
+        loss: of the last step.
+        step_seconds: of one step, as measured by the engine. It and `tokens_per_second` are
+            running means over about twenty steps.
+        plan: how this machine trains; set once the plan is made.
     """
 
-    def __init__(self, key: str):
+    def __init__(self, key: str) -> None:
+        """Start with no measurement. `key` is this machine's public key."""
         self.key = key
         self.activity = Activity.JOINING
         self.step = 0
@@ -78,23 +48,22 @@ class TrainingMetrics:
         self.loss: float | None = None
         self.plan: PlanView | None = None
         self.step_seconds: float | None = None
-        self._losses: list[float] = []  # since the last point
-        self._points: list[LossPoint] = []  # since the reporter was last told
-        self._first: tuple[int, float] | None = None  # validation: (ledger tokens, loss)
-        self._last: tuple[int, float] | None = None
-        self._digests: tuple[str, str | None] = (
-            "0" * 64,
-            None,
-        )  # of the version vector, and of the anchor at it
-        self._next_digest = 0.0  # when one costs little again
+        self._losses: list[float] = []  # of the steps since the last point
+        self._points: list[MeasuredLoss] = []  # since the last report
+        self._first_validation: tuple[int, float] | None = None  # (ledger tokens, loss)
+        self._last_validation: tuple[int, float] | None = None
+        # The digest of the anchor's version vector, and of the anchor at that vector.
+        self._digests: tuple[str, str | None] = ("0" * 64, None)
+        self._next_digest_at = 0.0  # when the digest may be computed again
         self._checkpoint: CheckpointView | None = None
-        self._neighbours: Sequence[Neighbour] = ()
-        self._ended: float | None = None  # when the step before this one did
-        self._measured = 0  # steps that `step_seconds` is the mean of
-        self._seconds = 0.0  # between the ends of two steps, a running mean
-        self._told = self._pointed = time.monotonic()
+        self._neighbours: Sequence[NeighbourStats] = ()
+        self._last_step_at: float | None = None  # when the last step ended
+        self._measured_steps = 0  # steps that `step_seconds` averages
+        self._wall_seconds = 0.0  # between the ends of two steps, a running mean
+        self._last_status_at = self._last_point_at = time.monotonic()
 
-    def record_step(self, stats: Step, ledger_tokens: int) -> None:
+    def record_step(self, stats: StepStats, ledger_tokens: int) -> None:
+        """Record a step; `ledger_tokens` are the tokens of all updates applied before it."""
         self.step += 1
         if stats.abandoned:
             log.warning(
@@ -103,100 +72,103 @@ class TrainingMetrics:
             )
             return
         now = time.monotonic()
-        seconds = now - self._ended if self._ended else stats.seconds
-        self._ended = now
-        self._seconds = (
-            KEPT * self._seconds + (1 - KEPT) * seconds if self.tokens_per_second else seconds
-        )
-        self.tokens_per_second = stats.tokens / self._seconds
+        seconds = now - self._last_step_at if self._last_step_at else stats.seconds
+        self._last_step_at = now
+        if self.tokens_per_second:
+            seconds = MEAN_DECAY * self._wall_seconds + (1 - MEAN_DECAY) * seconds
+        self._wall_seconds = seconds
+        self.tokens_per_second = stats.tokens / self._wall_seconds
         self.loss = stats.loss
-        self._measured += 1
-        share = max(
-            1 - KEPT, 1 / self._measured
-        )  # a plain mean at first: the first step, slower than all, fades soon
+        self._measured_steps += 1
+        # A plain mean at first, so that the first step, the slowest of all, soon counts little.
+        share = max(1 - MEAN_DECAY, 1 / self._measured_steps)
         self.step_seconds = (1 - share) * (self.step_seconds or 0.0) + share * stats.seconds
         self._losses.append(stats.loss)
-        if time.monotonic() - self._pointed > POINT_EVERY:
-            self._point(ledger_tokens)
+        if time.monotonic() - self._last_point_at > POINT_SECONDS:
+            self._add_point(ledger_tokens)
 
     def record_validation(self, ledger_tokens: int, loss: float) -> None:
-        self._last = (ledger_tokens, loss)
-        self._first = self._first or self._last
-        self._points.append(LossPoint(kind="validation", tokens=ledger_tokens, loss=loss))
+        """Record the anchor's validation loss at `ledger_tokens`."""
+        self._last_validation = (ledger_tokens, loss)
+        self._first_validation = self._first_validation or self._last_validation
+        self._points.append(MeasuredLoss(kind="validation", tokens=ledger_tokens, loss=loss))
 
-    def record_checkpoint(self, anchor: SharedWeights, size: int) -> None:
-        """The anchor as it stands is on disk, or is what the ledger leads to: `size` bytes, for others to compare with
-        theirs. As dear as one look at all weights, which validating them was too."""
+    def record_checkpoint(self, anchor: Anchor, size: int) -> None:
+        """Record the anchor's digests, for other machines to compare with theirs.
+
+        It costs a pass over all weights, as the validation before it did.
+
+        Args:
+            anchor: it is on disk, or the ledger leads to it.
+            size: of the anchor's fragments, in bytes.
+        """
         vector = anchor_vector_digest(anchor)
-        known = self._digests[1] if vector == self._digests[0] else None
-        self._digests = vector, known or anchor.digest()
+        known_digest = self._digests[1] if vector == self._digests[0] else None
+        anchor_digest = known_digest or anchor.digest()
+        self._digests = (vector, anchor_digest)
         self._checkpoint = CheckpointView(
             tokens=anchor.tokens,
             vector=vector,
-            digest=self._digests[1],
+            digest=anchor_digest,
             checksum=anchor.checksum(),
             size=size,
         )
 
     def set_idle(self, activity: Activity) -> None:
-        """Not training now."""
-        self.activity, self.tokens_per_second, self._ended = activity, 0.0, None
+        """Record that the worker does not train now."""
+        self.activity = activity
+        self.tokens_per_second = 0.0
+        self._last_step_at = None
 
-    def due(self, at_once: bool) -> bool:
-        """Whether it is time to tell again."""
-        if at_once or time.monotonic() - self._told >= TELL_EVERY:
-            self._told = time.monotonic()
-            return True
-        return False
+    def is_status_due(self) -> bool:
+        """Return whether the last status is older than `STATUS_SECONDS`."""
+        return time.monotonic() - self._last_status_at >= STATUS_SECONDS
 
-    def numbers(
-        self, anchor: SharedWeights, links: Links, incarnation: str, addresses: Sequence[str]
+    def compose_figures(
+        self, anchor: Anchor, stats: ExchangeStats, incarnation: str, addresses: Sequence[str]
     ) -> WorkerFigures:
-        """For a report; the points go with it and are not told again."""
+        """Compose a report's figures. The loss points are in it, and only in it.
+
+        Args:
+            anchor: this machine's anchor.
+            stats: of the exchange.
+            incarnation: of the state folder.
+            addresses: at which peers can reach this machine.
+        """
+        self._last_status_at = time.monotonic()
         vector = anchor_vector_digest(anchor)
         if vector != self._digests[0] or self._digests[1] is None:
-            self._digests = (vector, self._digest(anchor))
+            self._digests = (vector, self._digest_if_affordable(anchor))
         if self._losses and self.tokens_per_second == 0.0:
-            self._point(anchor.tokens)
+            self._add_point(anchor.tokens)
         points, self._points = tuple(self._points), []
-        self._neighbours = links.neighbours
-        mine = [head for head in anchor.heads.values() if head.peer == self.key]
-        others = [head for head in anchor.heads.values() if head.peer != self.key]
+        self._neighbours = stats.neighbours
+        own_heads = [head for head in anchor.heads.values() if head.peer == self.key]
+        other_heads = [head for head in anchor.heads.values() if head.peer != self.key]
         return WorkerFigures(
             activity=self.activity,
             incarnation=incarnation,
             addresses=tuple(addresses),
             step=self.step,
-            tokens=sum(head.total for head in mine),
+            tokens=sum(head.total for head in own_heads),
             ledger_tokens=anchor.tokens,
             rate=self.tokens_per_second,
-            updates_sent=sum(head.seq for head in mine),
-            updates_received=sum(head.seq for head in others),
-            peers=links.peers,
-            peer_bytes_sent=links.bytes_sent,
-            peer_bytes_received=links.bytes_received,
+            updates_sent=sum(head.seq for head in own_heads),
+            updates_received=sum(head.seq for head in other_heads),
+            peers=stats.peers,
+            peer_bytes_sent=stats.bytes_sent,
+            peer_bytes_received=stats.bytes_received,
             vector=self._digests[0],
             anchor=self._digests[1],
             plan=self.plan,
             step_seconds=self.step_seconds,
-            exchange=links.summary,
+            exchange=stats.summary,
             checkpoint=self._checkpoint,
             points=points,
         )
 
-    def _digest(self, anchor: SharedWeights) -> str | None:
-        """The anchor's digest, where it is worth its time: a large one is looked at less often than it changes. None
-        before this machine has joined."""
-        now = time.monotonic()
-        ended = self.activity in (Activity.FINISHED, Activity.LEFT)
-        if not len(anchor.fragments) or not (ended or now >= self._next_digest):
-            return None
-        found = anchor.digest()
-        self._next_digest = now + (time.monotonic() - now) / DIGEST_SHARE
-        return found
-
-    def status(self, numbers: WorkerFigures) -> dict[str, Any]:
-        """The same figures for people and programs on this machine."""
+    def status_fields(self, numbers: WorkerFigures) -> dict[str, Any]:
+        """Return the content of the status file: the report's figures, and what is local."""
         return {
             "at": time.time(),
             "activity": numbers.activity,
@@ -205,8 +177,8 @@ class TrainingMetrics:
             "ledger_tokens": numbers.ledger_tokens,
             "rate": numbers.rate,
             "loss": self.loss,
-            "validation_first": self._first,
-            "validation_last": self._last,
+            "validation_first": self._first_validation,
+            "validation_last": self._last_validation,
             "updates_sent": numbers.updates_sent,
             "updates_received": numbers.updates_received,
             "peers": numbers.peers,
@@ -214,13 +186,13 @@ class TrainingMetrics:
             "exchange": numbers.exchange.model_dump() if numbers.exchange else None,
             "neighbours": [
                 {
-                    "key": each.key,
-                    "lag": each.lag,
-                    "up": each.sent_rate,
-                    "down": each.received_rate,
-                    "agrees": each.agrees,
+                    "key": neighbour.key,
+                    "lag": neighbour.lag,
+                    "up": neighbour.sent_rate,
+                    "down": neighbour.received_rate,
+                    "agrees": neighbour.agrees,
                 }
-                for each in self._neighbours
+                for neighbour in self._neighbours
             ],
             "vector": numbers.vector,
             "anchor": numbers.anchor,
@@ -228,13 +200,32 @@ class TrainingMetrics:
             "step_seconds": numbers.step_seconds,
         }
 
-    def _point(self, ledger_tokens: int) -> None:
+    def _digest_if_affordable(self, anchor: Anchor) -> str | None:
+        """Compute the anchor's digest, a large one less often than it changes.
+
+        Returns:
+            None before this machine has an anchor, and while computing would cost too much time.
+        """
+        now = time.monotonic()
+        is_final = self.activity in (Activity.FINISHED, Activity.LEFT)
+        if not len(anchor.fragments) or not (is_final or now >= self._next_digest_at):
+            return None
+        anchor_digest = anchor.digest()
+        self._next_digest_at = now + (time.monotonic() - now) / DIGEST_SHARE
+        return anchor_digest
+
+    def _add_point(self, ledger_tokens: int) -> None:
         mean = sum(self._losses) / len(self._losses)
-        self._points.append(LossPoint(kind="train", tokens=ledger_tokens, loss=mean))
-        self._losses, self._pointed = [], time.monotonic()
+        self._points.append(MeasuredLoss(kind="train", tokens=ledger_tokens, loss=mean))
+        self._losses = []
+        self._last_point_at = time.monotonic()
 
 
-def anchor_vector_digest(anchor: SharedWeights) -> str:
-    """The digest of what is in an anchor: equal on machines whose anchors must be."""
-    held = [dict(anchor.vector), anchor.retracted] if anchor.retracted else dict(anchor.vector)
-    return digest(json.dumps(held, sort_keys=True))
+def anchor_vector_digest(anchor: Anchor) -> str:
+    """Return the digest of the set of updates in an anchor.
+
+    Machines with equal digests must have bit-identical anchors.
+    """
+    vector = dict(anchor.vector)
+    content = [vector, anchor.retracted] if anchor.retracted else vector
+    return digest(json.dumps(content, sort_keys=True))

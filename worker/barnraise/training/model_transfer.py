@@ -1,7 +1,9 @@
-"""Visitors of a run, who train nothing: one takes the shared weights along, the other keeps them there for who comes.
+"""Fetch or serve a run's weights without training.
 
-A finished run's machines have gone home. Whoever serves it holds what they all ended with; whoever fetches it takes
-what two machines of different people agree on, where two can be asked, and may hold it against the site's digest.
+The machines of a finished run have left it. A `ModelServer` keeps the final weights available, and
+a `ModelFetcher` downloads them. The fetcher takes an anchor on which two machines of different
+volunteers agree, where two can be asked; the caller may compare its digest with the one that the
+site lists.
 """
 
 import time
@@ -10,66 +12,79 @@ from barnraise.errors import StateError
 from barnraise.protocol.enums import Activity
 from barnraise.training.train import Worker
 
-PATIENCE = 20.0  # seconds until somebody who can be asked is heard of
-TOLD = 2.0  # …in which peers say what they have
-CATCH_UP = 60.0  # seconds a fetch waits for the updates since the cut it took
+PEER_SECONDS = 20.0  # a fetcher waits this long for a peer that can be asked
+STATE_SECONDS = 2.0  # peers publish their state within this time
+CATCH_UP_SECONDS = 60.0  # a fetcher waits this long for the updates since its snapshot
 
 
 class ModelFetcher(Worker):
-    """From the peers to this machine's folder, without the text and without a step. `digest`: afterwards, what came."""
+    """A worker that downloads the anchor into its folder. It needs no text and takes no step.
+
+    `digest` and `tokens` describe the downloaded anchor, once `run` has returned.
+    """
+
+    digest: str
+    tokens: int
 
     def prepare(self) -> None:
-        """Raises StateError where nobody could be asked."""
-        mark, cut = self.load_saved_state(), None
+        """Load the saved anchor or fetch the peers'.
+
+        Raises:
+            StateError: There is no saved anchor, and no peer could be asked.
+        """
+        header = self.load_saved_state()
+        snapshot = None
         self.exchange.add_peers(list(self.joined.peers))
-        patience = time.monotonic() + PATIENCE
-        while (
-            mark is None
-            and (cut := self.fetch_snapshot()) is None
-            and time.monotonic() < patience
-            and not self.poll_should_stop()
-        ):
-            time.sleep(0.5)  # who serves it may be about to be heard of
-        if mark is None and cut is None and not self.leaving.is_set():
+        if header is None:
+            deadline = time.monotonic() + PEER_SECONDS
+            snapshot = self.fetch_snapshot()
+            while snapshot is None and time.monotonic() < deadline and not self.poll_should_stop():
+                time.sleep(0.5)  # a peer that serves the weights may be about to connect
+                snapshot = self.fetch_snapshot()
+        if header is None and snapshot is None:
+            if self.leaving.is_set():
+                return
             raise StateError(
-                f"no machine in the run '{self.joined.name}' could be asked for its weights; try again later"
+                f"no machine in the run '{self.joined.name}' could be asked for its weights; "
+                "try again later"
             )
-        if mark or cut:
-            self.initialise_state(mark, cut)
+        self.initialise_state(header, snapshot)
 
     def train(self) -> None:
-        """Nothing."""
+        """Do nothing: a fetcher does not train."""
 
-    def evaluate_if_due(self, last: bool = False) -> None:
-        """The text is not here, and nobody waits for this machine's opinion."""
+    def evaluate_if_due(self, at_once: bool = False) -> None:
+        """Do nothing: the text is not here."""
 
     def drain(self) -> None:
-        began = time.monotonic()
+        """Wait for the updates since the snapshot, and save the anchor."""
+        started = time.monotonic()
         self.metrics.set_idle(Activity.JOINING)
 
-        def caught_up() -> bool:
-            told = time.monotonic() - began > TOLD
-            return self.leaving.is_set() or (told and not self.exchange.stats.updates_behind)
+        def has_caught_up() -> bool:
+            states_received = time.monotonic() - started > STATE_SECONDS
+            is_current = states_received and not self.exchange.stats.updates_behind
+            return self.leaving.is_set() or is_current
 
-        self._trade_until(caught_up, CATCH_UP)
-        self.digest, self.tokens = self.anchor.digest(), self.anchor.tokens
-        self.metrics.set_idle(Activity.LEFT)
-        self.save_checkpoint(closing=True)
+        self.exchange_until(has_caught_up, CATCH_UP_SECONDS)
+        self.digest = self.anchor.digest()
+        self.tokens = self.anchor.tokens
+        self.finish(Activity.LEFT)
 
 
 class ModelServer(Worker):
-    """Stays until it is told to leave, with the weights, the updates and the text that it has."""
+    """A worker that serves its weights, updates and text until it is told to leave."""
 
     def train(self) -> None:
+        """Serve the peers' requests. Take no step."""
         self.exchange.announce_completion()
-        self.metrics.set_idle(
-            Activity.FINISHED if self.run_ended or self.budget_reached else Activity.PAUSED
-        )
+        has_finished = self.run_ended or self.budget_reached
+        self.metrics.set_idle(Activity.FINISHED if has_finished else Activity.PAUSED)
         while not (self.leaving.wait(0.05) or self.reporter.refused):
             self.resync_if_behind()
-            self.exchange_updates()
+            self.run_between_steps()
             self.engine.apply_queued()
 
     def drain(self) -> None:
-        self.metrics.set_idle(Activity.LEFT)
-        self.save_checkpoint(closing=True)
+        """Save the state."""
+        self.finish(Activity.LEFT)

@@ -1,4 +1,7 @@
-"""What a machine fetches from its peers by digest before its first step: text, and the weights a run begins with."""
+"""Fetch from peers, by digest, what a machine needs before its first step.
+
+That is the run's text, and the weights that a warm-started run begins with.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -8,57 +11,97 @@ from blake3 import blake3
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise")
 
-FETCH_SECONDS = (
-    600.0  # after which a fetch goes on where it stopped: each new beginning costs bytes twice
-)
-AT_ONCE = 64  # files: enough for every peer's line to be full
+# A fetch that is not complete after this many seconds is started again. It resumes where it
+# stopped, but every start costs bytes twice.
+FETCH_SECONDS = 600.0
+BATCH_BLOBS = 64  # blobs requested at once, enough to keep every peer's uplink busy
 
 
 def fetch_all_blobs(
     exchange: Exchange,
     blobs: BlobStore,
     sizes: Mapping[str, int | None],
-    what: str,
-    given_up: Callable[[], bool],
+    description: str,
+    should_stop: Callable[[], bool],
 ) -> bool:
-    """Every blob of `sizes` (digest → bytes, where they are known), many at once from all who have any, however long
-    that takes. False when it was given up."""
-    if missing := [each for each in sizes if not blobs.has(each)]:
-        log.info("fetching %s from peers: %d of %d files", what, len(missing), len(sizes))
-    for begin in range(0, len(missing), AT_ONCE):
-        some = {each: sizes[each] for each in missing[begin : begin + AT_ONCE]}
-        while not exchange.fetch_blobs(some, FETCH_SECONDS, given_up):
-            if given_up():
+    """Fetch every missing blob of `sizes` from all peers that have any, however long it takes.
+
+    Args:
+        exchange: fetches the blobs.
+        blobs: the exchange's blob store.
+        sizes: digest → bytes, where the size is known.
+        description: what the blobs are, for the log.
+        should_stop: polled while the call blocks; True gives up.
+
+    Returns:
+        Whether all blobs are here; False when `should_stop` gave up.
+    """
+    missing = [name for name in sizes if not blobs.has(name)]
+    if missing:
+        log.info("fetching %s from peers: %d of %d files", description, len(missing), len(sizes))
+    for start in range(0, len(missing), BATCH_BLOBS):
+        batch = {name: sizes[name] for name in missing[start : start + BATCH_BLOBS]}
+        while not exchange.fetch_blobs(batch, FETCH_SECONDS, should_stop):
+            if should_stop():
                 return False
-            log.warning("nobody here has given all files of %s for ten minutes; still asking", what)
+            log.warning(
+                "no peer has sent all files of %s for ten minutes; still asking", description
+            )
     return True
 
 
-def fetch_start_weights(
-    exchange: Exchange, blobs: BlobStore, spec: RunSpec, given_up: Callable[[], bool]
+def manifest_blobs(manifest: TextManifest) -> dict[str, int | None]:
+    """Return digest → bytes of the text's shards and tokenizer. The tokenizer's size is unknown."""
+    shards = (*manifest.train, *manifest.held_out)
+    sizes: dict[str, int | None] = {shard.digest: 2 * shard.tokens for shard in shards}
+    if manifest.tokenizer:
+        sizes[manifest.tokenizer] = None
+    return sizes
+
+
+def fetch_text(
+    exchange: Exchange, blobs: BlobStore, manifest: TextManifest, should_stop: Callable[[], bool]
 ) -> bool:
-    """The weights a run takes over, if it does. Raises StateError where they are not what the run's rules say: its
-    owner's machine put its name to others."""
+    """Fetch the run's text; return False when `should_stop` gave up."""
+    return fetch_all_blobs(exchange, blobs, manifest_blobs(manifest), "the text", should_stop)
+
+
+def fetch_start_weights(
+    exchange: Exchange, blobs: BlobStore, spec: RunSpec, should_stop: Callable[[], bool]
+) -> bool:
+    """Fetch the weights that a warm-started run begins with; other runs need none.
+
+    Returns:
+        False when `should_stop` gave up.
+
+    Raises:
+        StateError: The weights are not those that the run's spec names: the machine that prepared
+            the run signed others.
+    """
     start = spec.start
     if not start.run:
         return True
     fragments = spec.model.fragments()
-    sizes = dict(zip(start.fragments, (4 * each.size for each in fragments), strict=True))
-    if not fetch_all_blobs(exchange, blobs, sizes, "the weights this run begins with", given_up):
+    byte_counts = [4 * fragment.size for fragment in fragments]
+    sizes = dict(zip(start.fragments, byte_counts, strict=True))
+    if not fetch_all_blobs(exchange, blobs, sizes, "the weights this run begins with", should_stop):
         return False
     hasher = blake3()
-    for name, each in zip(start.fragments, fragments, strict=True):
+    for name, fragment in zip(start.fragments, fragments, strict=True):
         data = blobs.read(name)
-        if len(data) != 4 * each.size:
-            raise StateError(f"the {each.name} that this run is to begin with is of another model")
+        if len(data) != 4 * fragment.size:
+            raise StateError(
+                f"the {fragment.name} that this run is to begin with is of another model"
+            )
         hasher.update(data)
     if hasher.hexdigest() != start.digest:
         raise StateError(
-            f"the weights this run is to begin with are {hasher.hexdigest()[:16]}…, and its rules say "
-            f"{start.digest[:16]}…: tell its owner"
+            f"the weights this run is to begin with are {hasher.hexdigest()[:16]}…, and its rules "
+            f"say {start.digest[:16]}…: tell its owner"
         )
     return True

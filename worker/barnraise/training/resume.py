@@ -1,10 +1,12 @@
-"""What this machine kept of a run, and where its state lies: checkpoints for a plan in memory, a store for one on disk.
+"""Find, convert and load the saved training state of a run.
 
-Other limits may move the state: from memory to disk, back, or to a disk laid out in another way. The new one is whole
-and committed before the old one goes, so that a crash at any instant leaves one of them.
+A plan in memory saves its state in checkpoints; a plan on disk trains on a state store. Other
+limits may move the state: from memory to disk, back, or to another layout on disk. The new state is
+complete and committed before the old one is removed, so that a crash at any instant leaves one of
+them.
 
 checkpoint/       two slots (`checkpoint.py`), of a plan in memory
-state/            records and their manifest (`swap/store.py`), of a plan on disk
+state/            records and their manifest (`swap/state_store.py`), of a plan on disk
 state.new/ .old/  while a state moves
 """
 
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -29,72 +32,98 @@ from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
-from barnraise.training.checkpoint import Checkpoint, StateHeader
+from barnraise.training.checkpoint import CheckpointSlots, StateHeader
 
 log = logging.getLogger("barnraise")
 
+PAGE_BYTES = 4096  # O_DIRECT reads into buffers that are aligned to pages
+
 
 class SavedState:
-    """The state of one run in `folder`, for whoever holds the folder's lock. `mark`: what the newest belongs to."""
+    """The saved state of one run. The caller holds the lock of the run's folder.
 
-    def __init__(self, folder: Path, plan: Plan):
-        self.plan, self.state = plan, folder / "state"
-        self.checkpoint = Checkpoint(folder / "checkpoint")
-        self._fresh, self._old = folder / "state.new", folder / "state.old"
+    Attributes:
+        header: of the newest saved state; None: there is none.
+        checkpoint: the slots of a plan in memory.
+        state: the folder of a plan on disk.
+        plan: the plan for which the state is opened.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        """Find the newest state in the run's folder, and complete a move that was cut off."""
+        self.plan = plan
+        self.state = folder / "state"
+        self.checkpoint = CheckpointSlots(folder / "checkpoint")
+        self._new_state = folder / "state.new"
+        self._old_state = folder / "state.old"
         self._finish_move()
-        saved, stored = self.checkpoint.header, read_state_header(self.state)
-        on_disk = stored is not None and (
-            saved is None
-            or stored.step > saved.step
-            or (plan.on_disk and stored.step == saved.step)
+        in_checkpoint = self.checkpoint.header
+        on_disk = read_state_header(self.state)
+        self._is_on_disk = on_disk is not None and (
+            in_checkpoint is None
+            or on_disk.step > in_checkpoint.step
+            or (plan.on_disk and on_disk.step == in_checkpoint.step)
         )
-        self.header = stored if on_disk else saved
-        self._on_disk = on_disk
+        self.header = on_disk if self._is_on_disk else in_checkpoint
 
     def open_store(self, recipe: Recipe) -> StateStore:
-        """The state under the plan, brought into its form first; empty where nothing was kept."""
+        """Open the plan's state store, after moving the saved state into it.
+
+        Returns:
+            An empty store where there is no saved state, and for a plan in memory: `load_into` then
+            fills the engine.
+        """
         plan = self.plan
         if not plan.on_disk:
             return StateStore(plan)
-        if self.header is not None and (
-            not self._on_disk or read_manifest(self.state)["layout"] != StateStore.layout_of(plan)
-        ):
-            log.info("moving this machine's state to where the plan wants it")
-            self._move(self.header, recipe)
+        if self.header is not None:
+            manifest = read_manifest(self.state) if self._is_on_disk else None
+            if manifest is None or manifest["layout"] != StateStore.layout_of(plan):
+                log.info("moving this machine's state to where the plan wants it")
+                self._move(self.header, recipe)
         _remove(self.checkpoint.folder)
         return StateStore(plan, self.state)
 
     def read_progress(self, store: StateStore) -> EngineProgress | None:
-        """Where a state on disk stands; None for a fresh one, and for one in memory, which `load` brings back."""
+        """Return the progress of a state on disk; None for a new one and for one in memory."""
         if store.header is None:
             return None
-        mark = StateHeader.model_validate_json(store.header)
-        return EngineProgress(position=mark.step, **mark.progress)
+        return _engine_progress(StateHeader.model_validate_json(store.header))
 
     def load_into(self, engine: Engine) -> None:
-        """Into an engine in memory. Raises StateError when it is of another model."""
-        with_state = DiskState(self.plan.model, self.state) if self._on_disk else None
-        if with_state is None:
-            kept = self.checkpoint.load()
-            assert kept is not None
-            engine.load_state_dict(kept[0])
-            return
-        engine.load_state_dict(with_state)
-        with_state.close()
+        """Load the saved state into an engine in memory.
 
-    def save(self, engine: Engine, mark: StateHeader, closing: bool) -> None:
-        """Makes durable what the engine holds. `closing`: the worker leaves."""
+        Raises:
+            StateError: The state is of another model.
+        """
+        with ExitStack() as open_state:
+            engine.load_state_dict(self._open(open_state))
+
+    def save(self, engine: Engine, header: StateHeader, closing: bool) -> None:
+        """Make the engine's state durable.
+
+        Args:
+            engine: it describes itself where its state lies on disk.
+            header: of its state, for a checkpoint.
+            closing: the worker leaves.
+        """
         if self.plan.on_disk:
-            engine.commit(closing)  # it asks for the mark by itself
+            engine.commit(closing)
             return
-        self.checkpoint.save(engine.state_dict(), mark)
-        if self._on_disk:
-            self._on_disk = False
+        self.checkpoint.save(engine.state_dict(), header)
+        if self._is_on_disk:
+            self._is_on_disk = False
             _remove(self.state)
 
     def align_with_ledger(self, ledger: Ledger, recipe: Recipe) -> bool:
-        """Whether the ledger goes on from what is kept. One that began again at a snapshot since gives its anchor the
-        place of the kept one; moments, momentum and feedback stay."""
+        """Make the saved state fit the ledger, if that is possible.
+
+        Where the ledger has begun again at a snapshot since, replace the saved anchor by the
+        snapshot's. AdamW's moments, the outer momentum and the residual stay.
+
+        Returns:
+            Whether the ledger continues the saved state.
+        """
         assert self.header is not None
         vector = {author: head.seq for author, head in self.header.heads.items()}
         if ledger.can_continue_from(vector, self.header.retracted):
@@ -102,118 +131,136 @@ class SavedState:
         base = load_base_snapshot(ledger) if ledger.has_received(vector) else None
         if base is None:
             return False
+        sketches = [compute_sketch(units) for units in base.fragments]
         anchor = Anchor([], base.heads)
-        anchor.restore(
-            base.heads, base.retracted, [compute_sketch(units) for units in base.fragments]
-        )
+        anchor.restore(base.heads, base.retracted, sketches)
         log.info(
             "taking the peers' anchor at %s tokens in the place of an older one",
             f"{anchor.tokens:,}",
         )
-        stands = {
+        anchor_fields = {
             "heads": anchor.heads,
             "retracted": anchor.retracted,
             "sketches": anchor.expected_sketches,
             "tokens": anchor.tokens,
         }
-        self._rebase(base.fragments, self.header.model_copy(update=stands), recipe)
+        header = self.header.model_copy(update=anchor_fields)
+        self._replace_anchor(base.fragments, header, recipe)
         return True
 
-    def _rebase(self, anchor: Sequence[Tensor], mark: StateHeader, recipe: Recipe) -> None:
-        if self.plan.on_disk:
-            self._move(mark, recipe, anchor)
-        else:
-            with ExitStack() as opened:
-                self.checkpoint.save(dict(self._source(opened, anchor)), mark)
-            self._on_disk = False
-            _remove(self.state)
-        self.header = mark
-
     def clear(self) -> None:
-        """Forgets all of it: it belongs to another past than the ledger's."""
+        """Remove the saved state: the ledger does not continue it."""
         _remove(self.state)
         self.checkpoint.clear()
-        self.header, self._on_disk = None, False
+        self.header = None
+        self._is_on_disk = False
 
-    # ---- moving ----------------------------------------------------------------------------------------------
+    # ---- moving -------------------------------------------------------------------------------
 
-    def _source(
-        self, opened: ExitStack, anchor: Sequence[Tensor] | None = None
-    ) -> Mapping[str, Tensor]:
-        """What was kept, while `opened` is; over another anchor where one is given."""
-        if self._on_disk:
-            state = DiskState(self.plan.model, self.state)
-            opened.callback(state.close)
-            source: Mapping[str, Tensor] = state
+    def _replace_anchor(
+        self, anchor: Sequence[Tensor], header: StateHeader, recipe: Recipe
+    ) -> None:
+        """Write the saved state again, with another anchor."""
+        if self.plan.on_disk:
+            self._move(header, recipe, anchor)
         else:
-            kept = self.checkpoint.load()
-            assert kept is not None
-            source = kept[0]
-        return source if anchor is None else AnchorOverlay(source, anchor)
+            with ExitStack() as open_state:
+                tensors = AnchorOverlay(self._open(open_state), anchor)
+                self.checkpoint.save(dict(tensors), header)
+            self._is_on_disk = False
+            _remove(self.state)
+        self.header = header
+
+    def _open(self, open_state: ExitStack) -> Mapping[str, Tensor]:
+        """Open the saved state's tensors, for as long as `open_state` is open."""
+        if self._is_on_disk:
+            state = DiskState(self.plan.model, self.state)
+            open_state.callback(state.close)
+            return state
+        saved = self.checkpoint.load()
+        assert saved is not None, "the header was read from a checkpoint"
+        return saved[0]
 
     def _move(
-        self, mark: StateHeader, recipe: Recipe, anchor: Sequence[Tensor] | None = None
+        self, header: StateHeader, recipe: Recipe, anchor: Sequence[Tensor] | None = None
     ) -> None:
-        _remove(self._fresh)
+        """Move the saved state to the plan's store on disk, with `anchor` where it is given."""
+        _remove(self._new_state)
 
         def describe(progress: EngineProgress) -> str:
-            return mark.model_copy(update={"progress": progress_fields(progress)}).model_dump_json()
+            fields = {"progress": progress_fields(progress)}
+            return header.model_copy(update=fields).model_dump_json()
 
-        with ExitStack() as opened:
-            engine = Engine(
-                self.plan, recipe, StateStore(self.plan, self._fresh), Anchor([]), describe
-            )
-            opened.callback(engine.close)
-            engine.load_state_dict(self._source(opened, anchor))
-            engine.progress = replace(engine.progress, position=mark.step)
+        with ExitStack() as open_state:
+            store = StateStore(self.plan, self._new_state)
+            engine = Engine(self.plan, recipe, store, Anchor([]), describe)
+            open_state.callback(engine.close)
+            tensors = self._open(open_state)
+            if anchor is not None:
+                tensors = AnchorOverlay(tensors, anchor)
+            engine.load_state_dict(tensors)
+            engine.progress = replace(engine.progress, position=header.step)
             engine.commit(closing=True)
         if self.state.exists():
-            self.state.rename(self._old)
+            self.state.rename(self._old_state)
         self._finish_move()
-        self._on_disk = True
+        self._is_on_disk = True
 
     def _finish_move(self) -> None:
-        """After a crash, too: the new state takes its place if it is whole, else the old one comes back."""
+        """Put the new state in place if it is complete, else the old one; also after a crash."""
         if not self.state.exists():
-            for source in (self._fresh, self._old):
+            for source in (self._new_state, self._old_state):
                 if read_state_header(source) is not None:
                     source.rename(self.state)
                     break
-        for leftover in (self._fresh, self._old):
+        for leftover in (self._new_state, self._old_state):
             _remove(leftover)
 
 
 class AnchorOverlay(Mapping[str, Tensor]):
-    """A state with other anchor fragments, read a tensor at a time."""
+    """A state with another anchor, read one tensor at a time."""
 
-    def __init__(self, source: Mapping[str, Tensor], anchor: Sequence[Tensor]):
-        self._source, self._anchor = source, anchor
+    def __init__(self, state: Mapping[str, Tensor], anchor: Sequence[Tensor]) -> None:
+        """Lay the fragments of `anchor` over `state`."""
+        self._state = state
+        self._anchor = anchor
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._state)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._source)
+        return iter(self._state)
 
     def __getitem__(self, name: str) -> Tensor:
         kind, _, index = name.partition(".")
-        return self._anchor[int(index)] if kind == "anchor" else self._source[name]
+        return self._anchor[int(index)] if kind == "anchor" else self._state[name]
 
 
 class DiskState(Mapping[str, Tensor]):
-    """A state on disk under the names of `Engine.state`, read a tensor at a time; memory holds none of it."""
+    """A state on disk under the names of `Engine.state_dict`, read one tensor at a time."""
 
-    def __init__(self, model: ModelSpec, folder: Path):
-        """Raises StateError where there is no whole one."""
-        body = read_manifest(folder)
-        if body is None:
+    def __init__(self, model: ModelSpec, folder: Path) -> None:
+        """Open the state of a model in `folder`.
+
+        Raises:
+            StateError: There is no complete state.
+        """
+        manifest = read_manifest(folder)
+        if manifest is None:
             raise StateError(f"{folder} holds no state")
-        layout, everywhere = body["layout"], ("disk",) * (model.layers + 2)
+        layout = manifest["layout"]
+        everywhere = ("disk",) * (model.layers + 2)
         plan = Plan(
-            model=model, weights=everywhere, moments=everywhere, exchange="disk", clipping="layer",
-            tile=layout["tile"], crash_safety=layout["crash_safety"], dtype=layout["dtype"],
+            model=model,
+            weights=everywhere,
+            moments=everywhere,
+            exchange="disk",
+            clipping="layer",
+            tile=layout["tile"],
+            crash_safety=layout["crash_safety"],
+            dtype=layout["dtype"],
             moments_bits=layout["moments_bits"],
-        )  # fmt: skip
+        )
         self._store = StateStore(plan, folder)
         self.header = StateHeader.model_validate_json(self._store.header or "")
         self._names = ["progress"]
@@ -229,48 +276,62 @@ class DiskState(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         kind, _, index = name.partition(".")
         if kind == "progress":
-            notes, lost = self.header.progress, self._store.invalid_kinds & set(TRAINING_KINDS)
-            return torch.tensor(
-                [0, WARMUP_STEPS]
-                if lost
-                else [int(notes["optimizer_steps"]), int(notes["warmup_steps_left"])]
-            )
-        if kind not in ("m", "v"):
-            return FragmentSequence(
-                self._store, kind, torch.float32 if kind == "momentum" else torch.int32
-            )[int(index)]
-        return self._moment(int(index), first=kind == "m")
+            return self._read_progress()
+        if kind in ("m", "v"):
+            return self._read_moment(int(index), first=kind == "m")
+        dtype = torch.float32 if kind == "momentum" else torch.int32
+        return FragmentSequence(self._store, kind, dtype)[int(index)]
 
-    def _moment(self, i: int, first: bool) -> Tensor:
-        plan, whole = self._store.plan, torch.empty(self._store.plan.fragments[i].size)
-        record = torch.empty(plan.record_bytes("moments", plan.tile) + 4096, dtype=torch.uint8)
-        record = record[-record.data_ptr() % 4096 :]  # O_DIRECT wants whole pages
+    def _read_progress(self) -> Tensor:
+        """Return int64 [2]: AdamW's steps, and how many more warm up."""
+        if self._store.invalid_kinds & set(TRAINING_KINDS):
+            return torch.tensor([0, WARMUP_STEPS])  # the moments are lost: AdamW begins again
+        progress = _engine_progress(self.header)
+        return torch.tensor([progress.optimizer_steps, progress.warmup_steps_left])
+
+    def _read_moment(self, i: int, first: bool) -> Tensor:
+        """Return fp32 [n], the first or second moment of fragment `i`."""
+        plan = self._store.plan
+        moment = torch.empty(plan.fragments[i].size)
+        buffer = torch.empty(
+            plan.record_bytes("moments", plan.tile) + PAGE_BYTES, dtype=torch.uint8
+        )
+        buffer = buffer[-buffer.data_ptr() % PAGE_BYTES :]
         for t in range(plan.tile_count(i)):
             begin, end = plan.tile_bounds(i, t)
-            part = self._store.load_tile("moments", i, t, record)
-            whole[begin:end] = AdamMoments.of(plan, part, end - begin).to_float32()[
-                0 if first else 1
-            ]
-        return whole
+            record = self._store.load_tile("moments", i, t, buffer)
+            moments = AdamMoments.of(plan, record, end - begin).to_float32()
+            moment[begin:end] = moments[0 if first else 1]
+        return moment
 
     def close(self) -> None:
+        """Close the state's files."""
         self._store.close()
 
 
-def progress_fields(progress: EngineProgress) -> dict[str, int | tuple[float, ...]]:
-    """What a mark says of a state's progress besides its position, which is the mark's step."""
-    return {name: count for name, count in asdict(progress).items() if name != "position"}
+def progress_fields(progress: EngineProgress) -> dict[str, Any]:
+    """Return a header's `progress`: all fields but the position, which is the header's step."""
+    return {name: value for name, value in asdict(progress).items() if name != "position"}
+
+
+def _engine_progress(header: StateHeader) -> EngineProgress:
+    fields: dict[str, Any] = dict(header.progress)
+    return EngineProgress(position=header.step, **fields)
 
 
 def read_state_header(folder: Path) -> StateHeader | None:
-    """What a state on disk belongs to; None where there is none, or none to go on from (the log says why)."""
+    """Return the header of a state on disk.
+
+    Returns:
+        None where there is no state, or none that can be used; the log says why.
+    """
     try:
-        body = read_manifest(folder)
-        if body is None:
+        manifest = read_manifest(folder)
+        if manifest is None:
             return None
-        if "anchor" in body["invalid"]:
+        if "anchor" in manifest["invalid"]:
             raise StateError("the anchor in it is damaged")
-        return StateHeader.model_validate_json(body["header"])
+        return StateHeader.model_validate_json(manifest["header"])
     except (StateError, ValidationError) as error:
         log.warning("the state in %s is not used: %s", folder, error)
         return None

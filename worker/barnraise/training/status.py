@@ -1,9 +1,11 @@
-"""What a worker says as it goes: figures to its coordinator, its status file and its peers; and what the coordinator
-answered, to the exchange."""
+"""Publish this worker's status, and obey the coordinator's answers.
+
+A report takes one way: `TrainingMetrics` composes it, the reporter spools and sends it, and the
+same figures go into the status file for people and programs on this machine.
+"""
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from barnraise.coordinator_client.reporter import Reporter
@@ -28,98 +30,132 @@ log = logging.getLogger("barnraise")
 
 
 def token_budget(spec: RunSpec, directive: Directive) -> int:
-    """Tokens: the spec's, or more where the coordinator says so. The schedule of the learning rate stays the spec's, so
-    what comes after its end is trained at its last rate."""
+    """Return the run's budget in tokens: the spec's, unless the coordinator has extended it.
+
+    The learning-rate schedule stays the spec's: an extension trains at its last learning rate.
+    """
     return max(spec.recipe.token_budget, directive.token_budget or 0)
 
 
 class StatusPublisher:
+    """Publishes the worker's status and passes the coordinator's answers to the exchange."""
+
     def __init__(
         self,
-        place: JoinedRun,
+        joined: JoinedRun,
         plan: Plan,
-        progress: TrainingMetrics,
+        metrics: TrainingMetrics,
         reporter: Reporter,
         exchange: Exchange,
         ledger: Ledger,
-        watch: Callable[[dict[str, Any]], None],
-    ):
-        """`watch` is handed the status as well. The ledger is the exchange's."""
-        self._place, self._plan, self._watch, self._ledger = place, plan, watch, ledger
-        self._rules = UpdateRules.from_spec(place.spec, place.run, frozenset(place.spec.roots))
-        self._witnessing = Attester(place.coordinator.identity, place.run, ledger)
-        self._refused: deque[str] = deque(maxlen=64)  # verdicts: one sentence each is enough
-        self._progress, self._reporter, self._exchange = progress, reporter, exchange
-        self._revoked = place.directive.revoked
+    ) -> None:
+        """Keep references to the parts that the status describes. `ledger` is the exchange's."""
+        self._joined = joined
+        self._plan = plan
+        self._metrics = metrics
+        self._reporter = reporter
+        self._exchange = exchange
+        self._ledger = ledger
+        self._rules = UpdateRules.from_spec(joined.spec, joined.run, frozenset(joined.spec.roots))
+        self._attester = Attester(joined.coordinator.identity, joined.run, ledger)
+        # Digests of verdicts that were refused, so that each is logged only once.
+        self._refused_verdicts: deque[str] = deque(maxlen=64)
+        self._revoked_keys = joined.directive.revoked
 
-    def publish(self, anchor: Anchor, at_once: bool = False) -> None:
-        """When it is time to, or at once."""
-        progress, reporter, exchange = self._progress, self._reporter, self._exchange
-        if not progress.due(at_once):
-            return
-        incarnation, links = self._place.folder.label.incarnation, exchange.stats
-        numbers = progress.numbers(anchor, links, incarnation, exchange.addresses())
-        reporter.update_figures(numbers)
-        if (
-            told := self._witnessing.attest_new_updates(anchor.heads, at_once)
-        ) and not reporter.set_attestations:
-            reporter.set_attestations = told
-        if numbers.anchor:
-            exchange.report_anchor_digest(numbers.vector, numbers.anchor)
-        exchange.announce_rate(progress.tokens_per_second)
-        self._hear()
+    def publish(self, anchor: Anchor, at_once: bool = False) -> dict[str, Any] | None:
+        """Publish to the coordinator, the peers and the status file, when it is due.
+
+        Args:
+            anchor: this machine's anchor.
+            at_once: publish now, whether it is due or not.
+
+        Returns:
+            The status as written to the status file; None when it was not due.
+        """
+        if not (at_once or self._metrics.is_status_due()):
+            return None
+        stats = self._exchange.stats
+        figures = self._metrics.compose_figures(
+            anchor, stats, self._joined.folder.label.incarnation, self._exchange.addresses()
+        )
+
+        # To the coordinator, through the reporter's thread.
+        self._reporter.update_figures(figures)
+        attestations = self._attester.attest_new_updates(anchor.heads, at_once)
+        if attestations and not self._reporter.has_attestations:
+            self._reporter.set_attestations(attestations)
+
+        # To the peers.
+        if figures.anchor:
+            self._exchange.report_anchor_digest(figures.vector, figures.anchor)
+        self._exchange.announce_rate(self._metrics.tokens_per_second)
+
+        # From the coordinator.
+        self._obey_coordinator()
+
+        # To people and programs on this machine.
         status = {
-            "run": self._place.run,
-            "name": self._place.name,
+            "run": self._joined.run,
+            "name": self._joined.name,
             "device": self._plan.device,
             "token_budget": self.token_budget,
-            "coordinator_bytes": self._place.coordinator.body_bytes,
-            "refused": reporter.refused,
+            "coordinator_bytes": self._joined.coordinator.body_bytes,
+            "refused": self._reporter.refused,
             "checksum": {
-                "checked": links.fragments_checked,
-                "corruptions": links.corruptions,
-                "repaired": links.repaired,
-                "damaged": links.damaged_fragment,
+                "checked": stats.fragments_checked,
+                "corruptions": stats.corruptions,
+                "repaired": stats.repaired,
+                "damaged": stats.damaged_fragment,
             },
-            **progress.status(numbers),
+            **self._metrics.status_fields(figures),
         }
-        self._place.folder.write_status(status)
-        self._watch(status)
+        self._joined.folder.write_status(status)
+        return status
 
     @property
     def token_budget(self) -> int:
-        """Tokens."""
-        return token_budget(self._place.spec, self._reporter.directive)
+        """Return the run's budget in tokens."""
+        return token_budget(self._joined.spec, self._reporter.directive)
 
-    def _hear(self) -> None:
+    def _obey_coordinator(self) -> None:
+        """Pass what the coordinator has answered to the exchange and the state folder."""
         reporter, exchange = self._reporter, self._exchange
-        if peers := reporter.pop_peers():  # what is no news need not wake the exchange's thread
+        peers = reporter.pop_peers()
+        if peers:  # each call wakes the exchange's thread
             exchange.add_peers(peers)
-        if newer := exchange.set_mirror_lists(self._place.coordinator.mirror_lists):
-            self._place.coordinator.receive_mirror_lists(newer)
-        if reporter.signed_directive and reporter.directive.revoked != self._revoked:
-            self._revoked = reporter.directive.revoked
-            self._place.folder.save_message(DIRECTIVE_FILE, reporter.signed_directive)
-        if revoked := reporter.directive.revoked:
-            exchange.revoke_keys(revoked, reporter.signed_directive)
+        newer_lists = exchange.set_mirror_lists(self._joined.coordinator.mirror_lists)
+        if newer_lists:
+            self._joined.coordinator.receive_mirror_lists(newer_lists)
+        revoked_keys = reporter.directive.revoked
+        if reporter.signed_directive and revoked_keys != self._revoked_keys:
+            self._revoked_keys = revoked_keys
+            self._joined.folder.save_message(DIRECTIVE_FILE, reporter.signed_directive)
+        if revoked_keys:
+            exchange.revoke_keys(revoked_keys, reporter.signed_directive)
         exchange.set_orphaned(reporter.is_orphaned)
-        if ticket := reporter.pop_ticket():
+        ticket = reporter.pop_ticket()
+        if ticket:
             exchange.renew_ticket(ticket)
-        for ruling in reporter.pop_rulings():
-            self._rule(ruling)
+        for verdict in reporter.pop_rulings():
+            self._store_verdict(verdict)
         reporter.set_applied_verdicts(tuple(self._ledger.verdicts.rulings))
 
-    def _rule(self, ruling: SignedVerdict) -> None:
-        """A verdict in the coordinator's answer goes where `barnraise verdict` leaves those of the run's owner."""
-        name, whole = digest(ruling.body), ruling.model_dump_json()
-        if name in self._ledger.verdicts.rulings or digest(whole) in self._refused:
+    def _store_verdict(self, verdict: SignedVerdict) -> None:
+        """Store a verdict of the coordinator where `barnraise verdict` stores its own.
+
+        The exchange reads that folder, applies each verdict and sends it to the peers.
+        """
+        name = digest(verdict.body)
+        text = verdict.model_dump_json()
+        # The same verdict may come again with another, valid signature: compare the whole text.
+        if name in self._ledger.verdicts.rulings or digest(text) in self._refused_verdicts:
             return
         try:
-            verify_proof(ruling, self._rules)
+            verify_proof(verdict, self._rules)
         except MessageError as error:
-            self._refused.append(digest(whole))  # of another signature the same text may be true
+            self._refused_verdicts.append(digest(text))
             log.error(
-                "the verdict that %s sends is refused: %s", self._place.coordinator.url, error
+                "the verdict that %s sends is refused: %s", self._joined.coordinator.url, error
             )
             return
-        write_atomically(self._place.folder.path / VERDICT_FOLDER / f"{name}.json", whole.encode())
+        write_atomically(self._joined.folder.path / VERDICT_FOLDER / f"{name}.json", text.encode())

@@ -1,7 +1,8 @@
-"""THE LOOP: one machine trains one run and trades updates with the others. The only file that knows both sides.
+"""The training loop: one machine trains one run and exchanges updates with its peers.
 
-`Worker.train` is the story; the rest puts the parts together before it and takes them apart after it. What happens
-until there is a run to train (finding it, preparing its text, its launch) is `enter.py`.
+`Worker.train` is the core of the program. `Worker.run` puts it into its life cycle: prepare, train,
+drain. This is the only module that knows both the engine (`swap`) and the exchange. `join.py` does
+what comes before it: finding the run, preparing its text, waiting for its launch.
 """
 
 import logging
@@ -11,8 +12,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from enum import Enum
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 from safetensors import SafetensorError
@@ -28,189 +29,284 @@ from barnraise.exchange.ledger.anchor import Anchor, load_initial_fragment
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.transport import Transport
+from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
+from barnraise.planning.memory_model import HELD_OUT
+from barnraise.planning.plan import Plan
 from barnraise.planning.render import plan_view
 from barnraise.planning.search import make_plan
 from barnraise.protocol.enums import Activity, RunStatus
-from barnraise.protocol.signing import Identity
-from barnraise.swap import executor
-from barnraise.swap.engine import WARMUP_STEPS, EncodedFragment, Engine
+from barnraise.swap.engine import WARMUP_STEPS, Engine
+from barnraise.swap.executor import EngineProgress
 from barnraise.swap.lr_schedule import learning_rate_scale
-from barnraise.swap.state_store import FragmentSequence
+from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.join import JoinedRun
 from barnraise.training.metrics import TrainingMetrics
-from barnraise.training.prefetch import fetch_all_blobs, fetch_start_weights
+from barnraise.training.prefetch import fetch_start_weights, fetch_text, manifest_blobs
 from barnraise.training.resume import SavedState, progress_fields
 from barnraise.training.status import StatusPublisher
 
 log = logging.getLogger("barnraise")
 
-HELD_OUT = 32  # sequences a validation loss is taken over
-SNAPSHOT_SECONDS, SNAPSHOT_TRIES = 20.0, 6
-SETTLING = 120.0  # seconds a finished worker waits for the others to have every update
-PARTING = 5.0  # …and a leaving one for somebody to take its last
+SNAPSHOT_SECONDS = 20.0  # the peers have this long to send their anchor
+SNAPSHOT_TRIES = 6
+FINISH_SECONDS = 120.0  # a finished worker waits this long for its peers to have every update
+LEAVE_SECONDS = 5.0  # a leaving worker waits this long for a peer to have its last update
+SYNCHRONIZED_SECONDS = 1.0  # peers must have had the same updates for this long
+ALONE_SECONDS = 5.0  # a worker without peers waits this long for one to connect
+
+
+class WorkerPhase(Enum):
+    """The phases of a worker's life, in this order."""
+
+    PLANNED = "planned"  # the plan is made; nothing is allocated, connected or fetched
+    PREPARING = "preparing"  # connected; loads or fetches the anchor and the text
+    TRAINING = "training"  # trains rounds and exchanges updates; pauses belong to this phase
+    DRAINING = "draining"  # has stopped training; hands over its last updates and saves its state
+    STOPPED = "stopped"  # every connection, thread and file is closed
 
 
 class Worker:
-    """One machine in one run, from its state folder to its final checkpoint. `leaving` ends it early at the next step,
-    with everything saved; `watch` is handed the status now and then."""
+    """One machine in one run, from its state folder to its final checkpoint."""
+
+    # `initialise_state` sets these two, and `prepare` the two others.
+    store: StateStore
+    engine: Engine
+    text: TokenDataset
+    held_out: list[Any]
 
     def __init__(
         self,
-        place: JoinedRun,
-        identity: Identity,
+        joined: JoinedRun,
         leaving: threading.Event,
         hardware: Hardware,
         limits: Limits | None = None,
-        watch: Callable[[dict[str, Any]], None] = lambda status: None,
+        on_status: Callable[[dict[str, Any]], None] = lambda status: None,
         transport: Transport | None = None,
-    ):
-        """Raises PlanError, before anything is allocated or fetched, when the model does not fit."""
-        self.joined, self.spec, self.leaving = place, place.spec, leaving
-        self.key, folder = identity.key, place.folder
+    ) -> None:
+        """Plan the training and open the run's files. Nothing large is allocated or fetched yet.
+
+        Args:
+            joined: this machine's part in the run. The worker closes its folder and its client.
+            leaving: ends the worker after the current step, with everything saved.
+            hardware: what this machine can do, as measured.
+            limits: what its owner allows the worker to use.
+            on_status: receives the status whenever it is written to the status file.
+            transport: carries the frames between peers; by default iroh.
+
+        Raises:
+            PlanError: The model does not fit this machine.
+        """
+        identity = joined.coordinator.identity
+        self.joined = joined
+        self.spec = joined.spec
+        self.leaving = leaving
+        self.key = identity.key
         self.limits = limits or Limits()
-        self.plan = make_plan(
-            hardware, self.spec.model, self.limits, self.spec.recipe.step_sequences
-        )
-        if (
-            daily := self.limits.disk_writes_per_day
-        ) is not None and daily < self.plan.written_per_step:
-            need = self.plan.written_per_step / 1e9
-            raise PlanError(
-                f"one step writes {need:,.1f} GB to disk, more than a day's {daily / 1e9:,.1f} GB"
-            )
-        self.saved_state = SavedState(folder.path, self.plan)
-        self.ledger = Ledger(folder.path)
+        self.phase = WorkerPhase.PLANNED
+        recipe = self.spec.recipe
+        self.plan = make_plan(hardware, self.spec.model, self.limits, recipe.step_sequences)
+        _check_disk_quota(self.plan, self.limits)
+        self.saved_state = SavedState(joined.folder.path, self.plan)
+        self.ledger = Ledger(joined.folder.path)
         self.blobs = self.ledger.blobs
-        spool = ReportSpool(folder.path / "spool.sqlite")
-        spool.skip_to(place.acknowledged)
+        spool = ReportSpool(joined.folder.path / "spool.sqlite")
+        spool.skip_to(joined.acknowledged)
         self.reporter = Reporter(
-            place.coordinator, place.run, place.machine, place.directive, spool
+            joined.coordinator, joined.run, joined.machine, joined.directive, spool
         )
         exchange_config = ExchangeConfig(
             spec=self.spec,
-            run=place.run,
+            run=joined.run,
             identity=identity,
-            incarnation=folder.label.incarnation,
-            ticket=place.ticket,
+            incarnation=joined.folder.label.incarnation,
+            ticket=joined.ticket,
             mirrors=frozenset(self.spec.roots),
-            clock=place.coordinator.now,
-            reincarnate=folder.renew_incarnation,
+            clock=joined.coordinator.now,
+            reincarnate=joined.folder.renew_incarnation,
         )
         self.exchange = Exchange(
             exchange_config, self.ledger, transport or IrohTransport(identity.secret)
         )
         if self.limits.uplink:
             self.exchange.set_uplink_limit(self.limits.uplink)
-        self.anchor = Anchor([], self.ledger.last_updates())  # until `join` has the weights
-        self.milestone, self._worn = -1, False
+        self.anchor = Anchor([], self.ledger.last_updates())  # empty until `initialise_state`
         self.metrics = TrainingMetrics(self.key)
         self.metrics.plan = plan_view(self.plan, hardware)
         self.status_publisher = StatusPublisher(
-            place, self.plan, self.metrics, self.reporter, self.exchange, self.ledger, watch
+            joined, self.plan, self.metrics, self.reporter, self.exchange, self.ledger
         )
+        self._on_status = on_status
+        self._milestone = -1  # number of the last evaluation, in multiples of `evaluate_every`
+        self._open_state = ExitStack()  # closes the engine, once there is one
         log.info("the plan: %s", self.metrics.plan.sentence)
-        self._opened = ExitStack()  # the state, once it is
+
+    # ---- life cycle ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Everything: join, train, settle, leave. Raises BarnraiseError with what a person should know."""
-        with ExitStack() as leave:  # each of these, whatever became of the others
-            leave.callback(self.joined.folder.close)
-            leave.callback(self.ledger.close)
-            leave.callback(self.joined.coordinator.close)
-            leave.callback(self.reporter.stop)
-            leave.callback(self._opened.close)  # after the last word about the anchor
+        """Prepare, train and drain; then close everything, whatever happened.
+
+        Raises:
+            BarnraiseError: Its text says what is wrong and what to do next.
+        """
+        with ExitStack() as cleanup:  # runs in reverse order; one failure does not stop the others
+            cleanup.callback(self._set_phase, WorkerPhase.STOPPED)
+            cleanup.callback(self.joined.folder.close)
+            cleanup.callback(self.ledger.close)
+            cleanup.callback(self.joined.coordinator.close)
+            cleanup.callback(self.reporter.stop)
+            cleanup.callback(
+                self._open_state.close
+            )  # after the last report, which reads the anchor
             try:
+                self._set_phase(WorkerPhase.PREPARING)
                 self.exchange.open()
-                leave.callback(self.report_status, at_once=True)
-                leave.callback(self.exchange.stop)
+                cleanup.callback(self.report_status, at_once=True)
+                cleanup.callback(self.exchange.stop)
                 self.report_status(at_once=True)
                 self.reporter.start()
                 self.prepare()
                 if not self.leaving.is_set():
+                    self._set_phase(WorkerPhase.TRAINING)
                     self.train()
+                    self._set_phase(WorkerPhase.DRAINING)
                     self.drain()
             except (OSError, sqlite3.Error, SafetensorError) as error:
-                # Whatever the disk refused was not yet told to anybody: the folder is as after a kill.
-                log.debug("the traceback, for the curious", exc_info=True)
+                # What failed to reach the disk was not published: the folder is as after a kill.
+                log.debug("traceback of the failure", exc_info=True)
                 raise StateError(
                     f"stopped: {error}. What {self.joined.folder.path} holds is whole; join again"
                 ) from None
 
-    # ---- the story -------------------------------------------------------------------------------------------
+    def _set_phase(self, phase: WorkerPhase) -> None:
+        self.phase = phase
+
+    # ---- training -----------------------------------------------------------------------------
 
     def train(self) -> None:
-        recipe, context = self.spec.recipe, self.spec.model.context
-        exchange, progress, clock = self.exchange, self.metrics, self.joined.coordinator.now
-        partly = False  # said, with more of it learnt
-        while self.wait_for_round():
-            engine = self.engine  # another one, where the others' anchor took the place of ours
-            rhythm, due = (
-                exchange.plan_round(progress.tokens_per_second, streaming=not self.plan.on_disk),
-                None,
+        """Train round by round until the budget is spent, the run ends or this machine leaves."""
+        has_unpublished = False  # fragments that were not due have learnt since their last update
+        while self.wait_for_round():  # blocks while paused; resyncs if left behind
+            # Plan the round: its length, and how its update is compressed.
+            round_schedule = self.exchange.plan_round(
+                self.metrics.tokens_per_second, streaming=not self.plan.on_disk
             )
-            while not rhythm.is_over(
-                engine.round_tokens // (recipe.step_sequences * context), clock()
-            ):
-                batch = self.text.sample_batch(
-                    self.spec.seed, self.key, progress.step, recipe.step_sequences, context
-                )
-                rate_scale = learning_rate_scale(recipe, self.anchor.tokens + engine.round_tokens)
-                batches = list(batch.split(self.plan.sequences))
-                progress.record_step(
-                    engine.step(batches, rate_scale, progress.step + 1), self.anchor.tokens
-                )
-                self.exchange_updates()
-                if not self.wait_while_paused():
-                    break
-            else:
-                due = rhythm.fragments_due(clock())
-            if engine.round_tokens:
-                self.publish_round(rhythm.scheme, due)
-                partly = due is not None
-            self.exchange_updates()
-        if partly:
-            self.publish_round(rhythm.scheme)
 
-    def publish_round(self, form: QuantizationScheme, due: Collection[int] | None = None) -> None:
-        """What was learnt of the fragments that are `due`, or of all of them; the state is saved once a round."""
-        exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, scheme=form)
-        tokens, weight = (
-            engine.round_tokens,
-            exchange.compute_weight(self.metrics.tokens_per_second),
-        )
-        parts = _in_order(engine.end_round(encode, weight, due), len(self.plan.fragments))
-        self.anchor.record(exchange.publish(parts, tokens))
-        if due is None or self.plan.last_fragment in due:
+            # Take local steps on this machine's replica. An interrupted round ends for every
+            # fragment (None); a complete one only for the fragments that are due.
+            is_complete = self.train_locally(round_schedule)
+            fragments_due = round_schedule.fragments_due(self._now()) if is_complete else None
+
+            if self.engine.round_tokens:
+                # Publish what the round changed.
+                self.publish_round(round_schedule.scheme, fragments_due)
+                has_unpublished = fragments_due is not None
+
+                # Save the state once per round, when the round's last fragment is published.
+                if fragments_due is None or self.plan.last_fragment in fragments_due:
+                    self.save_checkpoint()
+
+            # Apply the peers' updates, serve their requests, evaluate and report.
+            self.run_between_steps()
+
+        # Publish what the fragments that were not due have learnt.
+        if has_unpublished:
+            self.publish_round(round_schedule.scheme)
             self.save_checkpoint()
 
-    def exchange_updates(self) -> None:
-        """Takes what has arrived, hands out what is asked for, tells the coordinator's thread. Waits for nobody."""
-        self.apply_arrivals()
-        self.repair_anchor()
-        self.exchange.serve_snapshots(self.anchor)
+    def train_locally(self, round_schedule: RoundSchedule) -> bool:
+        """Take the round's local steps. The exchange goes on between them.
+
+        Returns:
+            Whether the round is complete; False when a pause or the run's end interrupted it.
+        """
+        recipe, context = self.spec.recipe, self.spec.model.context
+        step_tokens = recipe.step_sequences * context
+        while not round_schedule.is_over(self.engine.round_tokens // step_tokens, self._now()):
+            # Sample the step's batch. Data and step number determine each other.
+            step = self.metrics.step
+            batch = self.text.sample_batch(
+                self.spec.seed, self.key, step, recipe.step_sequences, context
+            )
+            micro_batches = list(batch.split(self.plan.sequences))
+
+            # The learning rate follows the ledger's tokens, this round's included.
+            tokens = self.anchor.tokens + self.engine.round_tokens
+            stats = self.engine.step(micro_batches, learning_rate_scale(recipe, tokens), step + 1)
+            self.metrics.record_step(stats, self.anchor.tokens)
+
+            self.run_between_steps()
+            if not self.wait_while_paused():
+                return False
+        return True
+
+    def publish_round(
+        self, scheme: QuantizationScheme, fragments_due: Collection[int] | None = None
+    ) -> None:
+        """Publish what the replica has learnt since the last update.
+
+        Args:
+            scheme: how the update is compressed.
+            fragments_due: indices of the fragments whose round ends; None: of all fragments.
+        """
+        tokens = self.engine.round_tokens
+        weight = self.exchange.compute_weight(self.metrics.tokens_per_second)
+        encode = partial(codec.encode, scheme=scheme)
+        with self.exchange.new_update(tokens) as update:
+            for part in self.engine.end_round(encode, weight, fragments_due):
+                update.add(part.fragment, part.payload, part.units)
+                del part  # free it before the next fragment's part is computed
+        self.anchor.record(update.header)
+
+    def save_checkpoint(self, closing: bool = False) -> None:
+        """Make the state durable, right after a round: the replica is (nearly) the anchor then.
+
+        Args:
+            closing: the worker leaves, so the parts that only memory holds are saved as well.
+        """
+        self.engine.flush()
+        self.engine.apply_queued()  # the anchor and the header then describe the same updates
+        header = self.state_header(self.engine.progress)
+        self.saved_state.save(self.engine, header, closing)
+        self.exchange.on_state_saved(self.anchor.vector)
+
+    # ---- between two steps --------------------------------------------------------------------
+
+    def run_between_steps(self) -> None:
+        """Exchange updates, evaluate and report, as far as each is due. Waits for nobody."""
+        self.exchange_updates()
         self.evaluate_if_due()
         self.report_status()
 
+    def exchange_updates(self) -> None:
+        """Apply what peers have sent, check the anchor, and serve snapshots to joining peers."""
+        self.apply_arrivals()
+        self.repair_anchor()
+        self.exchange.serve_snapshots(self.anchor)
+
     def apply_arrivals(self) -> None:
-        """What has come in since the last time, and a guess of what is under way; of what comes out, the momentum that
-        followed it goes as well."""
+        """Apply the updates received since the last call, and predict those that are in flight.
+
+        If a verdict retracted an update, reset the outer momentum, which followed it.
+        """
         arrivals = self.exchange.poll_updates()
-        self.engine.queue_updates(
-            *arrivals, prediction=self.exchange.predict_in_flight(self.metrics.tokens_per_second)
-        )
+        prediction = self.exchange.predict_in_flight(self.metrics.tokens_per_second)
+        self.engine.queue_updates(*arrivals, prediction=prediction)
         if any(arrival.retracts for arrival in arrivals):
             self.engine.reset_momentum()
 
     def repair_anchor(self) -> None:
-        """One fragment of the anchor against its ledger, now and then. A damaged one is put right before anything else
-        is trained: the round is dropped, as nobody knows what of it the damage was."""
-        while (
-            damaged := self.exchange.find_damaged_fragment(self.anchor)
-        ) is not None and not self.poll_should_stop():
+        """Compare one fragment of the anchor with the ledger, now and then, and repair it.
+
+        Training waits for the repair. The round is dropped: the damage may be in what it learnt.
+        """
+        while True:
+            damaged = self.exchange.find_damaged_fragment(self.anchor)
+            if damaged is None or self.poll_should_stop():
+                return
             units = self.exchange.rebuild_fragment(self.anchor, damaged, self.poll_should_stop)
             if units is not None:
                 self.engine.replace_fragment(damaged, units)
@@ -218,65 +314,226 @@ class Worker:
                 self.apply_arrivals()
                 self.leaving.wait(1.0)
 
-    # ---- what the loop asks itself ---------------------------------------------------------------------------
+    def evaluate_if_due(self, at_once: bool = False) -> None:
+        """Evaluate the anchor on the held-out text, every `evaluate_every` tokens of the ledger.
 
-    @property
-    def run_ended(self) -> bool:
-        """The run has ended, or this machine's part in it has."""
-        status = self.reporter.directive.status
-        return (
-            status in (RunStatus.FINISHED, RunStatus.CANCELLED) or self.reporter.refused is not None
-        )
+        Args:
+            at_once: evaluate now, whether it is due or not.
+        """
+        milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
+        if milestone > self._milestone or at_once:
+            self._milestone = milestone
+            loss = self.engine.evaluate(self.held_out)
+            self.metrics.record_validation(self.anchor.tokens, loss)
+            anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
+            self.metrics.record_checkpoint(self.anchor, anchor_bytes)
 
-    @property
-    def budget_reached(self) -> bool:
-        return self.anchor.tokens >= self.status_publisher.token_budget
+    def report_status(self, at_once: bool = False) -> None:
+        """Publish the status to the coordinator, the status file and the peers, when it is due."""
+        status = self.status_publisher.publish(self.anchor, at_once)
+        if status is not None:
+            self._on_status(status)
+
+    def poll_should_stop(self) -> bool:
+        """Report the status, and return whether to give up: the callback of blocking fetches."""
+        self.report_status()
+        return self.leaving.is_set()
+
+    # ---- waiting ------------------------------------------------------------------------------
 
     def wait_for_round(self) -> bool:
-        """Whether another round begins; waits out a pause first."""
+        """Resync if left behind, wait while paused, and return whether to train another round."""
         self.resync_if_behind()
         return not self.budget_reached and self.wait_while_paused()
 
     def wait_while_paused(self) -> bool:
-        """Waits while the run is paused, trading all the while. False when the round should end here and now."""
-        waits = (RunStatus.PAUSED, RunStatus.RECRUITING)
-        while (worn := self.disk_quota_exhausted()) or (
-            self.reporter.directive.status in waits and not self.reporter.refused
-        ):
+        """Wait while the run is paused or the disk quota is used up. The exchange goes on.
+
+        Returns:
+            Whether to go on training; False when the round should end here.
+        """
+        was_exhausted = False
+        while True:
+            is_exhausted = self.disk_quota_exhausted
+            if is_exhausted and not was_exhausted:
+                log.info(
+                    "today's %.1f GB are written to disk: training goes on tomorrow (UTC), "
+                    "the exchange of updates goes on",
+                    (self.limits.disk_writes_per_day or 0) / 1e9,
+                )
+            was_exhausted = is_exhausted
+            if not is_exhausted and not self.is_paused:
+                break
             self.metrics.set_idle(Activity.PAUSED)
             if self.leaving.wait(0.1) or self.run_ended:
                 break
-            if not worn:
-                self.engine.apply_queued()
-            self.exchange_updates()
+            if not is_exhausted:
+                self.engine.apply_queued()  # writes to disk, where the state lies there
+            self.run_between_steps()
         self.metrics.activity = Activity.TRAINING
         return not (self.leaving.is_set() or self.run_ended)
 
+    def resync_if_behind(self) -> None:
+        """Replace the anchor by the peers' where they no longer store updates that this one lacks.
+
+        AdamW's moments, the outer momentum and the residual stay, and so do this machine's updates
+        that the peers do not have yet.
+        """
+        if not self.exchange.needs_resync:
+            return
+        self.save_checkpoint(closing=True)
+        self._open_state.close()
+        del self.engine, self.store
+        self.anchor = Anchor([], self.ledger.last_updates())
+        self.exchange.resync()
+        self.saved_state = SavedState(self.joined.folder.path, self.plan)
+        self.initialise_state(self.load_saved_state())
+
+    @property
+    def budget_reached(self) -> bool:
+        """Return whether the run's token budget is spent, as far as this machine's ledger shows."""
+        return self.anchor.tokens >= self.status_publisher.token_budget
+
+    @property
+    def run_ended(self) -> bool:
+        """Return whether the run, or this machine's part in it, has ended."""
+        has_ended = self.reporter.directive.status in (RunStatus.FINISHED, RunStatus.CANCELLED)
+        return has_ended or self.reporter.refused is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether the coordinator wants this machine to wait."""
+        must_wait = self.reporter.directive.status in (RunStatus.PAUSED, RunStatus.RECRUITING)
+        return must_wait and not self.reporter.refused
+
+    @property
     def disk_quota_exhausted(self) -> bool:
-        """Whether today's allowance of disk writes is used up; tomorrow, by UTC, it is whole again."""
-        allowance = self.store.writes_left_today(self.limits.disk_writes_per_day)
-        worn = allowance is not None and allowance < self.plan.written_per_step
-        if worn and not self._worn:
-            daily = (self.limits.disk_writes_per_day or 0) / 1e9
-            log.info(
-                "today's %.1f GB are written to disk: training goes on tomorrow (UTC), trading goes on",
-                daily,
-            )
-        self._worn = worn
-        return worn
+        """Return whether another step would exceed today's (UTC) quota of disk writes."""
+        left = self.store.writes_left_today(self.limits.disk_writes_per_day)
+        return left is not None and left < self.plan.written_per_step
 
-    def evaluate_if_due(self, last: bool = False) -> None:
-        """The anchor's loss on the held-out text, whenever the ledger passes another `evaluate_every` tokens."""
-        milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
-        if milestone > self.milestone or last:
-            self.milestone = milestone
-            self.metrics.record_validation(self.anchor.tokens, self.engine.evaluate(self.held_out))
-            self.metrics.record_checkpoint(
-                self.anchor, 4 * sum(each.size for each in self.plan.fragments)
-            )
+    # ---- preparation --------------------------------------------------------------------------
 
-    def state_header(self, progress: executor.EngineProgress) -> StateHeader:
-        """What the state belongs to when it stands at `progress`."""
+    def prepare(self) -> None:
+        """Build the engine and fetch the text.
+
+        The anchor comes from this machine's saved state, from the peers, or from the weights that
+        the run begins with.
+        """
+        header = self.load_saved_state()
+        snapshot = None
+        self.exchange.add_peers(list(self.joined.peers))
+        if header is None:
+            snapshot = self.fetch_snapshot()
+        if header is None and snapshot is None:
+            fetched = fetch_start_weights(
+                self.exchange, self.blobs, self.spec, self.poll_should_stop
+            )
+            if not fetched or self.leaving.is_set():
+                return
+        self.initialise_state(header, snapshot)
+        self._load_text()
+        if self.leaving.is_set():
+            self.save_checkpoint(closing=True)
+        else:
+            self.evaluate_if_due()  # the loss of the anchor from which this machine starts
+
+    def initialise_state(
+        self, header: StateHeader | None, snapshot: Snapshot | None = None
+    ) -> None:
+        """Open the state, load the anchor, start the exchange from it and build the engine.
+
+        Args:
+            header: of the saved state; None: there is none.
+            snapshot: the peers' anchor, which takes the place of the initial weights.
+        """
+        self.store = self.saved_state.open_store(self.spec.recipe)
+        fragments = FragmentSequence(self.store, "anchor")
+        self.anchor = Anchor(fragments, in_memory=self.plan.exchange != "disk")
+        if header is not None:
+            self.anchor.restore(header.heads, header.retracted, header.sketches)
+        if snapshot is not None:
+            self.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
+            _log_snapshot(self.anchor.tokens, snapshot.confirmed)
+        elif header is None:
+            self.anchor.load(self._initial_fragments(), {})
+        self.exchange.start(self.anchor.vector, self.anchor.retracted)
+        progress = self.saved_state.read_progress(self.store)
+        self.engine = Engine(
+            self.plan, self.spec.recipe, self.store, self.anchor, self._describe_state, progress
+        )
+        self._open_state.callback(self.engine.close)
+        if header is None:
+            if snapshot is not None:
+                self.engine.progress = replace(self.engine.progress, warmup_steps_left=WARMUP_STEPS)
+            self.save_checkpoint()
+            return
+        self.metrics.step = header.step
+        if progress is None:
+            self.saved_state.load_into(self.engine)
+            self.engine.progress = replace(self.engine.progress, position=header.step)
+        if self.exchange.last_published_seq > header.last_seq:
+            # The ledger has a newer update of this machine than the saved state: that update may
+            # already contain the residual, and it contains what the round had learnt.
+            self.engine.reset_feedback()
+            self.engine.reset_round()
+
+    def _initial_fragments(self) -> Iterator[Tensor]:
+        """Yield the fragments, int32 [n], with which the run begins."""
+        for fragment in self.plan.fragments:
+            units = load_initial_fragment(self.spec, fragment.index, self.blobs)
+            assert units is not None, "`prepare` has fetched and verified them"
+            yield units
+
+    def load_saved_state(self) -> StateHeader | None:
+        """Return the header of the saved state, if the ledger continues it.
+
+        A folder that was put together from two backups may hold a state with updates that its
+        ledger has lost. Then the ledger and the peers count: the state is discarded, and this
+        machine goes on under a new incarnation.
+        """
+        header = self.saved_state.header
+        if header is not None and self.saved_state.align_with_ledger(self.ledger, self.spec.recipe):
+            return self.saved_state.header
+        if header is not None:
+            log.warning(
+                "the state and the ledger of %s do not belong together: starting from the ledger",
+                header.run,
+            )
+            own_head = header.heads.get(self.exchange.author)
+            if own_head is not None:
+                self.exchange.on_own_update(own_head)
+        self.saved_state.clear()  # what is damaged as well
+        return None
+
+    def fetch_snapshot(self) -> Snapshot | None:
+        """Fetch the peers' anchor; None where the initial weights and the ledger suffice.
+
+        Ask again while the peers are ahead: a machine that started from the initial weights would
+        have to replay every update, and its peers may no longer store them.
+        """
+        knows_peers = self.joined.peers or self.ledger.peer_store.peers()
+        for _ in range(SNAPSHOT_TRIES):
+            snapshot = self.exchange.fetch_snapshot(
+                SNAPSHOT_SECONDS if knows_peers else 0.0, self.poll_should_stop
+            )
+            has_all_updates = self.ledger.vector() and not self.ledger.pruned()
+            is_behind = self.exchange.stats.updates_behind
+            if snapshot or has_all_updates or self.leaving.is_set() or not is_behind:
+                return snapshot
+            log.warning("the peers are ahead, and their anchor has not come yet: asking again")
+        return None
+
+    def _load_text(self) -> None:
+        manifest = self.joined.manifest
+        if not all(self.blobs.has(name) for name in manifest_blobs(manifest)):
+            self.metrics.activity = Activity.PREPARING
+        if fetch_text(self.exchange, self.blobs, manifest, self.poll_should_stop):
+            self.text = TokenDataset(manifest, self.blobs.path)
+            self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
+
+    def state_header(self, progress: EngineProgress) -> StateHeader:
+        """Return the header of the state at `progress`: what its tensors belong to."""
         return StateHeader(
             run=self.joined.run,
             spec=self.joined.spec_digest,
@@ -289,197 +546,82 @@ class Worker:
             progress=progress_fields(progress),
         )
 
-    def describe(self, progress: executor.EngineProgress) -> str:
+    def _describe_state(self, progress: EngineProgress) -> str:
         return self.state_header(progress).model_dump_json()
 
-    def save_checkpoint(self, closing: bool = False) -> None:
-        """Once a round, right after the harvest: the replica is the anchor then, or nearly (`turns.py`)."""
-        self.engine.flush()
-        self.engine.apply_queued()  # what is in the anchor and what the mark says are one
-        self.saved_state.save(self.engine, self.state_header(self.engine.progress), closing)
-        self.exchange.on_state_saved(self.anchor.vector)
-
-    # ---- before and after ------------------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        """The anchor from what this machine kept, the peers, or the run's seed; the text from whoever has it."""
-        mark, cut = self.load_saved_state(), None
-        self.exchange.add_peers(list(self.joined.peers))
-        if (
-            mark is None
-            and (cut := self.fetch_snapshot()) is None
-            and not (
-                fetch_start_weights(self.exchange, self.blobs, self.spec, self.poll_should_stop)
-                and not self.leaving.is_set()
-            )
-        ):
-            return
-        self.initialise_state(mark, cut)
-        self.fetch_text()
-        if self.leaving.is_set():
-            self.save_checkpoint(closing=True)
-        else:
-            self.evaluate_if_due()  # where this machine starts, before anything of others is added
-
-    def initialise_state(self, mark: StateHeader | None, cut: Snapshot | None = None) -> None:
-        """The anchor where the state stands, or the others'; the exchange from there on; the engine."""
-        self.store = self.saved_state.open_store(self.spec.recipe)
-        self.anchor = Anchor(
-            FragmentSequence(self.store, "anchor"), in_memory=self.plan.exchange != "disk"
-        )
-        if mark:
-            self.anchor.restore(mark.heads, mark.retracted, mark.sketches)
-        if cut:
-            self.anchor.load(cut.fragments, cut.heads, cut.retracted)
-            trust = (
-                "two volunteers agree on it"
-                if cut.confirmed
-                else "unconfirmed: no second volunteer could be asked"
-            )
-            log.info(
-                "took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust
-            )
-        elif mark is None:
-            self.anchor.load(
-                (
-                    load_initial_fragment(self.spec, each.index, self.blobs)
-                    for each in self.plan.fragments
-                ),
-                {},
-            )
-        self.exchange.start(self.anchor.vector, self.anchor.retracted)
-        standing = self.saved_state.read_progress(self.store)
-        self.engine = Engine(
-            self.plan, self.spec.recipe, self.store, self.anchor, self.describe, standing
-        )
-        self._opened.callback(self.engine.close)
-        if mark is None:
-            if cut:
-                self.engine.progress = replace(self.engine.progress, warmup_steps_left=WARMUP_STEPS)
-            self.save_checkpoint()
-            return
-        self.metrics.step = mark.step
-        if standing is None:
-            self.saved_state.load_into(self.engine)
-            self.engine.progress = replace(self.engine.progress, position=mark.step)
-        if self.exchange.last_published_seq > mark.last_seq:
-            self.engine.reset_feedback()  # what it owed may have been said in the update that is newer
-            self.engine.reset_round()  # and what the round had learnt is in it
-
-    def resync_if_behind(self) -> None:
-        """Where the others keep no more of what this machine lacks, their anchor takes the place of its own; its
-        moments, momentum and feedback stay, and so do its updates that they have not got yet."""
-        if not self.exchange.needs_resync:
-            return
-        self.save_checkpoint(closing=True)
-        self._opened.close()
-        del self.engine, self.store
-        self.anchor = Anchor([], self.ledger.last_updates())
-        self.exchange.resync()
-        self.saved_state = SavedState(self.joined.folder.path, self.plan)
-        self.initialise_state(self.load_saved_state())
-
-    def load_saved_state(self) -> StateHeader | None:
-        """What was kept here belongs to, if the ledger goes on from it. A folder put together from two backups may hold
-        a state with updates that its ledger has lost; then the ledger and the peers count, and what was ours is under a
-        new name."""
-        mark = self.saved_state.header
-        fits = mark is not None and self.saved_state.align_with_ledger(
-            self.ledger, self.spec.recipe
-        )
-        if mark is not None and not fits:
-            log.warning(
-                "the state and the ledger of %s do not belong together: starting from the ledger",
-                mark.run,
-            )
-            if mine := mark.heads.get(self.exchange.author):
-                self.exchange.on_own_update(mine)
-        if not fits:
-            self.saved_state.clear()
-        return self.saved_state.header
-
-    def fetch_snapshot(self) -> Snapshot | None:
-        """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
-        replay everything, from peers that may not have it."""
-        known = self.joined.peers or self.ledger.peer_store.peers()
-        for _ in range(SNAPSHOT_TRIES):
-            cut = self.exchange.fetch_snapshot(
-                SNAPSHOT_SECONDS if known else 0.0, self.poll_should_stop
-            )
-            whole = self.ledger.vector() and not self.ledger.pruned()
-            if cut or whole or self.leaving.is_set() or not self.exchange.stats.updates_behind:
-                return cut
-            log.warning("the others are ahead, and their anchor has not come yet: asking again")
-        return None
-
-    def fetch_text(self) -> None:
-        manifest = self.joined.manifest
-        sizes = {shard.digest: 2 * shard.tokens for shard in (*manifest.train, *manifest.held_out)}
-        wanted = [*sizes, manifest.tokenizer] if manifest.tokenizer else [*sizes]
-        if not all(self.blobs.has(each) for each in wanted):
-            self.metrics.activity = Activity.PREPARING
-        if not fetch_all_blobs(
-            self.exchange,
-            self.blobs,
-            {e: sizes.get(e) for e in wanted},
-            "the text",
-            self.poll_should_stop,
-        ):
-            return
-        self.text = TokenDataset(manifest, self.blobs.path)
-        self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
-
-    def poll_should_stop(self) -> bool:
-        """Asked now and then while something is fetched: tells, hears of new peers, and says whether to give up."""
-        self.report_status()
-        return self.leaving.is_set()
+    # ---- draining -----------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """After the last round: until the others have what is ours and, when the run is finished, we what is theirs."""
+        """Hand over the last updates and save the final state.
+
+        A leaving worker waits briefly for one peer to have its updates. When the run is finished,
+        it waits longer, until it and its peers have the same updates.
+        """
         self.exchange.announce_completion()
-        if self.leaving.is_set() or not (
-            self.budget_reached or self.reporter.directive.status is RunStatus.FINISHED
-        ):
-            self._trade_until(self.exchange.all_published_delivered, PARTING)
-            self.metrics.set_idle(Activity.LEFT)
+        run_finished = self.budget_reached or self.reporter.directive.status is RunStatus.FINISHED
+        if self.leaving.is_set() or not run_finished:
+            self.exchange_until(self.exchange.all_published_delivered, LEAVE_SECONDS)
+            self.finish(Activity.LEFT)
         else:
             self.metrics.activity = Activity.FINISHING
-            self._unsettled = time.monotonic()
-            self._trade_until(lambda: self.leaving.is_set() or self.is_synchronized(), SETTLING)
-            self.evaluate_if_due(last=True)
-            self.metrics.set_idle(Activity.FINISHED)
+            self._wait_until_synchronized()
+            self.evaluate_if_due(at_once=True)
+            self.finish(Activity.FINISHED)
+
+    def finish(self, activity: Activity) -> None:
+        """Save the final state. `activity` is what the last report states."""
+        self.metrics.set_idle(activity)
         self.save_checkpoint(closing=True)
 
     def is_synchronized(self) -> bool:
-        """Everybody connected has had the same updates for a second; for five, where nobody is connected."""
-        now, stats = time.monotonic(), self.exchange.stats
-        taken_in = stats.updates_sent + stats.updates_received == sum(self.anchor.vector.values())
-        if not (self.exchange.is_synchronized() and taken_in):
-            self._unsettled = now
-        return now - self._unsettled > (1.0 if stats.peers else 5.0)
+        """Return whether every connected peer and this machine have applied the same updates."""
+        stats = self.exchange.stats
+        in_ledger = stats.updates_sent + stats.updates_received
+        has_applied_all = in_ledger == sum(self.anchor.vector.values())
+        return self.exchange.is_synchronized() and has_applied_all
 
-    def _trade_until(self, done: Callable[[], bool], seconds: float) -> None:
-        limit = time.monotonic() + seconds
-        while not done() and time.monotonic() < limit:
+    def exchange_until(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Exchange updates without training until `is_done`, for at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not is_done() and time.monotonic() < deadline:
             self.resync_if_behind()
-            self.exchange_updates()
+            self.run_between_steps()
             self.engine.apply_queued()
             time.sleep(0.05)
-        self.exchange_updates()
+        self.run_between_steps()
         self.engine.apply_queued()
 
-    def report_status(self, at_once: bool = False) -> None:
-        self.status_publisher.publish(self.anchor, at_once)
+    def _wait_until_synchronized(self) -> None:
+        """Wait until everybody has had the same updates for a moment, or this machine leaves."""
+        last_difference = time.monotonic()
+
+        def is_done() -> bool:
+            nonlocal last_difference
+            now = time.monotonic()
+            if not self.is_synchronized():
+                last_difference = now
+            patience = SYNCHRONIZED_SECONDS if self.exchange.stats.peers else ALONE_SECONDS
+            return self.leaving.is_set() or now - last_difference > patience
+
+        self.exchange_until(is_done, FINISH_SECONDS)
+
+    def _now(self) -> float:
+        """Return the run's time: seconds since 1970 by the coordinator's clock."""
+        return self.joined.coordinator.now()
 
 
-def _in_order(
-    parts: Iterator[EncodedFragment], count: int
-) -> Iterator[tuple[bytes, Tensor] | None]:
-    """Yield (payload, units) of all fragments in order, and None for those that have no part."""
-    expected = 0
-    for part in parts:
-        yield from repeat(None, part.fragment - expected)
-        expected = part.fragment + 1
-        yield part.payload, part.units
-        del part  # free it before the next fragment's part is allocated
-    yield from repeat(None, count - expected)
+def _check_disk_quota(plan: Plan, limits: Limits) -> None:
+    daily = limits.disk_writes_per_day
+    if daily is not None and daily < plan.written_per_step:
+        raise PlanError(
+            f"one step writes {plan.written_per_step / 1e9:,.1f} GB to disk, "
+            f"more than a day's {daily / 1e9:,.1f} GB"
+        )
+
+
+def _log_snapshot(tokens: int, confirmed: bool) -> None:
+    if confirmed:
+        trust = "two volunteers agree on it"
+    else:
+        trust = "unconfirmed: no second volunteer could be asked"
+    log.info("took the anchor at %s tokens from the peers (%s)", f"{tokens:,}", trust)

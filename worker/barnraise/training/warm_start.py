@@ -1,5 +1,9 @@
-"""The weights of another run, for one that begins with them: out of this machine's own folder of that run where it
-stands at them, else from that run's peers. Once in a run's life, on its owner's machine; the others fetch by digest."""
+"""Warm start: obtain the weights of another run for a run that begins with them.
+
+The weights come from this machine's own folder of that run, if it stands at them, else from that
+run's peers. This happens once per run, on its owner's machine. All other machines fetch the weights
+by digest (`prefetch`).
+"""
 
 import contextlib
 import logging
@@ -16,21 +20,23 @@ from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.planning.hardware import Hardware
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
-from barnraise.training.checkpoint import Checkpoint
+from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import InitialWeights, join_run
 from barnraise.training.model_transfer import ModelFetcher
 from barnraise.training.resume import DiskState, read_state_header
 
 log = logging.getLogger("barnraise")
 
-TOKENIZER_SECONDS = 60.0  # that run's peers have to give its tokenizer's file
+TOKENIZER_SECONDS = 60.0  # the other run's peers have this long to send its tokenizer
 
 
 class WarmStartFetcher(ModelFetcher):
-    """The tokenizer, too."""
+    """A model fetcher that fetches the run's tokenizer as well."""
 
     def drain(self) -> None:
-        if tokenizer := self.joined.manifest.tokenizer:
+        """Fetch the tokenizer, then what a model fetcher waits for."""
+        tokenizer = self.joined.manifest.tokenizer
+        if tokenizer:
             self.exchange.fetch_blobs({tokenizer: None}, TOKENIZER_SECONDS, self.poll_should_stop)
         super().drain()
 
@@ -38,20 +44,32 @@ class WarmStartFetcher(ModelFetcher):
 def fetch_initial_weights(
     home: StateDir,
     leaving: threading.Event,
-    measured: Callable[[], Hardware],
+    measure: Callable[[], Hardware],
     spec: RunSpec,
-    put: Callable[[bytes | memoryview], str],
+    store_blob: Callable[[bytes | memoryview], str],
 ) -> InitialWeights:
-    """What `spec.start` names, kept by `put`. Raises StateError with a sentence that says why it cannot be had now."""
+    """Fetch the weights that `spec.start` names.
+
+    Args:
+        home: this machine's state directory.
+        leaving: interrupts the fetch.
+        measure: returns this machine's hardware; called only where it is needed.
+        spec: of the run that begins with the weights.
+        store_blob: stores a fragment and returns its digest.
+
+    Raises:
+        StateError: The weights cannot be had now; the text says why.
+    """
     start = spec.start
-    if (found := _kept(home, spec, put)) is not None:
-        return found
+    local_weights = _load_local_weights(home, spec, store_blob)
+    if local_weights is not None:
+        return local_weights
     log.info("fetching the weights this run begins with from the machines of run %s", start.run)
     try:
-        place = join_run(home, start.run, leaving)
-        if place is None:
+        joined = join_run(home, start.run, leaving)
+        if joined is None:
             raise StateError("left before the weights came")
-        worker = WarmStartFetcher(place, home.identity, leaving, measured(), home.limits)
+        worker = WarmStartFetcher(joined, leaving, measure(), home.limits)
         worker.run()
     except StateError:
         raise
@@ -61,53 +79,58 @@ def fetch_initial_weights(
         raise StateError("left before the weights came")
     if worker.digest != start.digest:
         raise StateError(
-            f"the machines of '{place.name}' hold {worker.digest[:16]}… by now, at {worker.tokens:,} tokens, and not "
-            f"{start.digest[:16]}…, at {start.tokens:,}: make the run anew from a checkpoint that they still hold"
+            f"the machines of '{joined.name}' now hold {worker.digest[:16]}…, at "
+            f"{worker.tokens:,} tokens, and not {start.digest[:16]}…, at {start.tokens:,}: create "
+            "the run again from a checkpoint that they still hold"
         )
-    if (found := _kept(home, spec, put)) is None:
+    fetched_weights = _load_local_weights(home, spec, store_blob)
+    if fetched_weights is None:
         raise StateError(
-            f"the weights of '{place.name}' came, and not its tokenizer: nobody there had it"
+            f"the weights of '{joined.name}' came, and not its tokenizer: nobody there had it"
         )
-    return found
+    return fetched_weights
 
 
-def _kept(
-    home: StateDir, spec: RunSpec, put: Callable[[bytes | memoryview], str]
+def _load_local_weights(
+    home: StateDir, spec: RunSpec, store_blob: Callable[[bytes | memoryview], str]
 ) -> InitialWeights | None:
-    """From this machine's folder of that run; None where it does not stand there, or lacks the tokenizer."""
-    start, path = spec.start, home.path / "runs" / spec.start.run
+    """Load the weights from this machine's folder of the other run.
+
+    Returns:
+        None when the folder stands at other weights, or lacks the tokenizer.
+    """
+    start = spec.start
+    path = home.path / "runs" / start.run
     if not path.exists():
         return None
-    with contextlib.closing(
-        home.open_run(start.run)
-    ):  # what lies there changes under whoever reads beside a worker
-        tokenizer = (
-            BlobStore(path / "blobs", sweep=False).read_verified(start.tokenizer)
-            if start.tokenizer
-            else None
-        )
-        if start.tokenizer and tokenizer is None:
+    # The lock on the folder keeps a worker from changing the files while they are read.
+    with contextlib.closing(home.open_run(start.run)), contextlib.ExitStack() as open_state:
+        tokenizer = None
+        if start.tokenizer:
+            tokenizer = BlobStore(path / "blobs", sweep=False).read_verified(start.tokenizer)
+            if tokenizer is None:
+                return None
+        state = _open_state(path, spec, open_state)
+        names = [f"anchor.{index}" for index in range(spec.model.layers + 2)]
+        if state is None or any(name not in state for name in names):
             return None
-        with contextlib.ExitStack() as opened:
-            state = _state(path, spec, opened)
-            count = spec.model.layers + 2
-            if state is None or any(f"anchor.{index}" not in state for index in range(count)):
-                return None
-            hasher = blake3()
-            for index in range(count):
-                hasher.update(fragment_to_bytes(state[f"anchor.{index}"]))
-            if hasher.hexdigest() != start.digest:
-                return None
-            return InitialWeights(
-                [put(fragment_to_bytes(state[f"anchor.{index}"])) for index in range(count)],
-                tokenizer,
-            )
+        hasher = blake3()
+        for name in names:
+            hasher.update(fragment_to_bytes(state[name]))
+        if hasher.hexdigest() != start.digest:
+            return None
+        return InitialWeights(
+            [store_blob(fragment_to_bytes(state[name])) for name in names], tokenizer
+        )
 
 
-def _state(path: Path, spec: RunSpec, opened: contextlib.ExitStack) -> Mapping[str, Tensor] | None:
+def _open_state(
+    path: Path, spec: RunSpec, open_state: contextlib.ExitStack
+) -> Mapping[str, Tensor] | None:
+    """Open the saved state in a run's folder, for as long as `open_state` is open."""
     if read_state_header(path / "state") is not None:
         state = DiskState(spec.model, path / "state")
-        opened.callback(state.close)
+        open_state.callback(state.close)
         return state
-    saved = Checkpoint(path / "checkpoint").load()
+    saved = CheckpointSlots(path / "checkpoint").load()
     return saved[0] if saved else None

@@ -188,7 +188,7 @@ def test_verify_proof_accepts_owner_or_enough_mirrors():
             SignedVerdict(
                 body="x",
                 signatures={
-                    OWNER.key: OWNER.sign("verdict", messages.Disconnect(reason="x")).signature
+                    OWNER.key: OWNER.sign("verdict", messages.Goodbye(reason="x")).signature
                 },
             ),
             "signature",
@@ -206,7 +206,7 @@ def test_verify_proof_accepts_owner_or_enough_mirrors():
         ),
         (
             fork(3).model_copy(
-                update={"other": STRANGER.sign("update", messages.Disconnect(reason="x"))}
+                update={"other": STRANGER.sign("update", messages.Goodbye(reason="x"))}
             ),
             "malformed",
         ),

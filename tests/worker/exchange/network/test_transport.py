@@ -272,7 +272,7 @@ def test_unpack_returns_the_packed_message_and_payload():
         (2).to_bytes(4, "big") + b"{}",
         (16).to_bytes(4, "big") + b'{"type":"spell"}',
         b"\0" * (MAX_FRAME_BYTES + 1),
-        pack(messages.Disconnect(reason="x")) + b"payload where none belongs",
+        pack(messages.Goodbye(reason="x")) + b"payload where none belongs",
     ],
 )
 def test_unpack_of_an_inconsistent_frame_raises_message_error(frame):

@@ -12,7 +12,7 @@ from barnraise.exchange.network.framing import pack, unpack
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol import messages
 from barnraise.protocol.coordinator_messages import Directive
-from barnraise.protocol.signing import check_ticket, open_signed
+from barnraise.protocol.signing import TicketPolicy, check_ticket, open_signed
 
 HELLO_TIMEOUT = 10.0  # seconds in which a peer must introduce itself
 RECHECK_INTERVAL = 60.0  # seconds between two checks of the connected peers' tickets
@@ -100,7 +100,7 @@ class Handshake:
         async with asyncio.timeout(HELLO_TIMEOUT):
             await channel.send(pack(self.build_hello()))
             hello, _ = unpack(await channel.receive())
-        if isinstance(hello, messages.Disconnect):
+        if isinstance(hello, messages.Goodbye):
             raise ChannelClosedError(hello.reason)
         if not isinstance(hello, messages.Hello):
             raise MessageError(f"it said {hello.type} before hello")
@@ -133,15 +133,13 @@ class Handshake:
         Raises:
             TicketError: When it is not.
         """
-        return check_ticket(
-            ticket,
+        policy = TicketPolicy(
             run=self._rules.run,
-            peer=peer,
             mirrors=self._rules.mirrors - self._rules.expelled_mirrors,
             revoked=self.revoked,
-            now=self._clock(),
             orphaned=self.orphaned,
         )
+        return check_ticket(ticket, peer, policy, self._clock())
 
     async def recheck_tickets(
         self, connections: Mapping[str, Connection], disconnect: Callable[[str, str], None]
