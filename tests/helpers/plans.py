@@ -1,4 +1,4 @@
-"""Plans and engines for tests of the engine; `benchmarks/swap/bitwise.py` defines "the same bits"."""
+"""Plans and engines for the engine tests; `benchmarks/swap/bitwise.py` defines "the same bits"."""
 
 import dataclasses
 import hashlib
