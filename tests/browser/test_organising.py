@@ -24,7 +24,7 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     check_page(page, "run-new-estimated")
     page.locator(".preset", has_text="gpt-nano").click()
     page.locator("[name=name]").fill("Terms and ties")
-    page.get_by_label("People I invite by a link").check()
+    page.get_by_label("People I invite by link").check()
     page.get_by_label("Notes").fill(
         "# Why\n\nTo *see* what happens.\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     )
@@ -83,7 +83,7 @@ def test_access_invitation_token_and_certificate_pages_work(site, page: Page):
     expect(page.get_by_text("must be a number", exact=False).first).to_be_visible()
     expect(page.get_by_label("Minimum RAM (GB)")).to_have_value("lots")
     page.get_by_label("Minimum RAM (GB)").fill("8")
-    page.get_by_label("People I invite by a link").check()
+    page.get_by_label("People I invite by link").check()
     click_and_load(page.get_by_role("button", name="Save"))
     click_and_load(page.get_by_role("button", name="Create link"))
     link = page.locator("#invitations code").inner_text()
