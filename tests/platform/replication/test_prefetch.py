@@ -40,7 +40,7 @@ def log():
 
 
 def seqs(found) -> list[int]:
-    return [event.seq for page in found for event in page.read()]
+    return [event.seq for page in found for event in page.open_events()]
 
 
 def test_a_log_comes_whole_whoever_reads_it(log):
