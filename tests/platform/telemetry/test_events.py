@@ -92,7 +92,7 @@ def test_the_list_tells_of_the_runs_life_its_weights_and_who_is_gone_the_newest_
         (event["at"] for event in found), reverse=True
     )
     said = told(run)
-    assert f"A checkpoint at 900 tokens, {'b' * 12}" in said
+    assert f"Checkpoint at 900 tokens, {'b' * 12}" in said
     assert "The site gave it 5,000 tokens more" in said, "who of the staff it was is not told"
     assert (
         "pc-1 was revoked" in said

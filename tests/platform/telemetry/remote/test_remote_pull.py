@@ -71,7 +71,7 @@ def test_times_that_cannot_be_are_not_drawn(busy):
         elsewhere(run, ada), sums=[RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
         points=[LossRow(0, 1, 0, "train", 10**12, 1.0, now), LossRow(0, 2, 0, "train", 10, 1.0, now + 1e6)],
     ))  # fmt: skip
-    assert "2 sums of times that are not the run's" in taken.left_out
+    assert "2 sums of times outside the run" in taken.left_out
     assert history.load_history(run)["rate"] == past
     point = LossPoint.objects.get(membership__mirror=OTHER)
     assert point.seq == 2 and point.at <= time.time(), (
