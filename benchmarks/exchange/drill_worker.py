@@ -120,9 +120,7 @@ def _work(setup: Setup, home: StateDir, leaving: threading.Event) -> None:
         spent.tell(home.path / "cpu.json")
 
     transport = Severed(home.identity.secret, setup.port, orders.severed)
-    worker = Worker(
-        place, leaving, MACHINE, Limits(uplink=setup.uplink), watch, transport
-    )
+    worker = Worker(place, leaving, MACHINE, Limits(uplink=setup.uplink), watch, transport)
     worker.run()
 
 

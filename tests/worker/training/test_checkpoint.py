@@ -160,10 +160,10 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from barnraise.training.checkpoint import Checkpoint
+from barnraise.training.checkpoint import CheckpointSlots
 from test_checkpoint import header, tensors
 folder = Path(sys.argv[1])
-checkpoint = Checkpoint(folder)
+checkpoint = CheckpointSlots(folder)
 checkpoint.save(tensors(1), header(1))
 checkpoint.save(tensors(2), header(2))
 touches = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
@@ -182,7 +182,7 @@ for fatal in range(1, 100):
         checkpoint.save(tensors(kept + 1), header(kept + 1))
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    checkpoint = Checkpoint(folder)
+    checkpoint = CheckpointSlots(folder)
     back, found = checkpoint.load()
     assert found.step in (kept, kept + 1), (found.step, kept)
     assert torch.equal(back["x"], tensors(found.step)["x"])
@@ -202,7 +202,7 @@ for attempt in range(12):  # at random, in the middle of larger writes
     time.sleep(random.Random(attempt).uniform(0.005, 0.1))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    checkpoint = Checkpoint(folder)
+    checkpoint = CheckpointSlots(folder)
     back, found = checkpoint.load()
     assert found.step >= step and bool((back["x"] == found.step).all())
 """
