@@ -28,7 +28,7 @@ from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, 
 from drill_worker import MIRROR, RUN
 from hostile_peer import Attacker
 
-from barnraise.cli.verdict import judged
+from barnraise.cli.verdict import build_verdict
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.blob_store import BlobStore
@@ -320,7 +320,7 @@ class Drill:
         with poisoner.ledger() as ledger:
             author = next(a for a in ledger.vector() if a.startswith(poisoner.key))
         with four[0].ledger() as ledger:
-            verdict = judged(ledger, RUN, {author: good}, {}, self.spec.verdict_horizon, "noise")
+            verdict = build_verdict(ledger, RUN, {author: good}, {}, self.spec.verdict_horizon, "noise")
         signed = MIRROR.sign("verdict", verdict)
         ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
         write_atomically(

@@ -17,8 +17,9 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
 from barnraise.exchange.ledger.anchor import Anchor, initial_weights
+from barnraise.formats import parse_bytes
 from barnraise.planning.hardware_probe import probe
-from barnraise.planning.limits import Limits, parse_bytes
+from barnraise.planning.limits import Limits
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.search import make_plan
 from barnraise.spec import Recipe, preset

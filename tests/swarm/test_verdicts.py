@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.fake_coordinator import FakeCoordinator as Site
 
-from barnraise.cli.verdict import judged
+from barnraise.cli.verdict import build_verdict
 from barnraise.coordinator_client import reporter as report_module
 from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError
@@ -103,7 +103,7 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     spoilt = ada.status["validation_last"][1]
     cleo.leave()
     run.until(lambda: ada.worker.exchange.stats.updates_behind == 0)
-    store_verdict(ada, judged(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise"))
+    store_verdict(ada, build_verdict(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise"))
     run.until(lambda: all(v.worker.anchor.vector.get(author) == good for v in (ada, ben)))
     run.until(lambda: ada.status["validation_last"][1] < spoilt - 0.1)
     dora = run.start(

@@ -6,10 +6,10 @@ BYTE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def format_bytes(count: float) -> str:
-    """Write a number of bytes in decimal units: 3 kB, 1.5 MB, 24.0 GB, 1.2 TB."""
+    """Write a number of bytes in decimal units: 3 kB, 1.5 MB, 24 GB, 1.2 TB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= scale:
-            return f"{count / scale:,.1f} {unit}"
+            return f"{count / scale:,.1f}".removesuffix(".0") + f" {unit}"
     return f"{count / 1e3:,.0f} kB"
 
 

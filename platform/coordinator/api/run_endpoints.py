@@ -346,7 +346,7 @@ def estimate_out(need: MachineEstimate) -> schemas.NeedOut:
         host_bytes=plan.host_bytes if plan else 0,
         device_bytes=plan.device_bytes if plan else 0,
         disk_bytes=plan.disk_bytes if plan else 0,
-        limited_by=plan.binding if plan else "",
+        limited_by=plan.bottleneck if plan else "",
         paces=[
             schemas.PaceOut(
                 uplink_megabits=pace.line,

@@ -172,7 +172,7 @@ class RunForm(ProblemForm):
             "Dataset or addresses",
             "A dataset as owner/name (with /folder, @revision, #column), or one address of "
             "a .txt, .jsonl or .parquet file per line; "
-            "for your own files run barnraise seed.",
+            "for your own files run barnraise prepare.",
             2,
             9_000,
         )

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import barnraise
 from barnraise.errors import PlanError, StateError
+from barnraise.formats import parse_bytes
 from barnraise.planning import memory_model, search, simulator
 from barnraise.planning import program as program_module
 from barnraise.planning.hardware import Hardware, UpdateRate
-from barnraise.planning.limits import Limits, parse_bytes
+from barnraise.planning.limits import Limits
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
 
@@ -149,7 +150,7 @@ def test_more_memory_never_makes_a_slower_plan(asked, more, which):
     ("hardware", "model", "limits", "short"),
     [
         (PC, "gpt2-1.5b", Limits(memory=40_000_000), "of memory, and may use 40 MB"),
-        (PC, "gpt2-1.5b", Limits(memory=4 * GB, disk=10 * GB), "of disk, and may use 10.0 GB"),
+        (PC, "gpt2-1.5b", Limits(memory=4 * GB, disk=10 * GB), "of disk, and may use 10 GB"),
         (
             CARD,
             "gpt3-6.7b",
@@ -212,7 +213,7 @@ def test_planning_for_175_billion_parameters_is_a_few_simulations_of_few_operati
         programs.append(len((program := whole(*args, **kwargs)).operations))
         return program
 
-    monkeypatch.setattr(program_module, "step", written)
+    monkeypatch.setattr(program_module, "step_program", written)
     big = replace(CARD, memory=memory, disk=20_000 * GB, device_memory=80 * GB)
     plan = make_plan(big, preset("gpt3-175b"), Limits(), 8)
     assert plan.model.layers == 96 and len(programs) <= 36

@@ -1,6 +1,6 @@
 """The `barnraise` command: what a volunteer types.
 
-login URL · runs · machines · plan · limits · join RUN · seed RUN PATH… · status · export RUN FOLDER
+login URL · runs · machines · plan · limits · join RUN · prepare RUN PATH… · status · export RUN FOLDER
 fetch RUN FOLDER · serve RUN · verdict RUN
 """
 
@@ -54,6 +54,7 @@ from barnraise.errors import (
     CoordinatorUnreachableError,
     StateError,
 )
+from barnraise.formats import format_byte_rate
 from barnraise.protocol.coordinator_messages import EnrolmentStatus, MachineDescription
 from barnraise.state_dir import SiteMembership, StateDir
 
@@ -98,7 +99,7 @@ def login(
     name: Annotated[str, typer.Option(help="What to call this machine there.")] = "",
     home: HomeOption = None,
 ) -> None:
-    """Make this machine known to a coordinator: it shows a code, you approve it in the browser."""
+    """Enrol this machine at a site: it shows a code that you approve in the browser."""
     place = StateDir(home or StateDir.default_path())
     coordinator = CoordinatorClient(url if "//" in url else f"https://{url}", place.identity)
     mirror = coordinator.pin_mirror()
@@ -164,9 +165,9 @@ def join(
     from barnraise.training.warm_start import fetch_initial_weights
 
     if polite:
-        step_back()
-    tell_logs()
-    leaving = leave_on_signals()
+        lower_priority()
+    configure_logging()
+    leaving = stop_on_signals()
     place = StateDir(home or StateDir.default_path())
     given = memory, device_memory, disk, disk_writes_per_day, uplink
     place.limits = limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
@@ -214,7 +215,7 @@ def fetch(
     home: HomeOption = None,
     hardware: HardwareOption = None,
 ) -> None:
-    """Take a run's weights from its peers, without training: while machines are in it, or somebody serves it."""
+    """Download a run's weights from its peers, while machines train in it or share it."""
     worker = visitor("ModelFetcher", run, home, hardware)
     worker.run()
     if worker.leaving.is_set():
@@ -233,9 +234,9 @@ def serve(
     home: HomeOption = None,
     hardware: HardwareOption = None,
 ) -> None:
-    """Keep a run's weights there for who fetches them, without training, until Ctrl-C."""
+    """Share a run's weights until Ctrl-C, without training."""
     worker = visitor("ModelServer", run, home, hardware)
-    out.print("Serving. Ctrl-C ends it.")
+    out.print("Sharing. Ctrl-C ends it.")
     worker.run()
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
@@ -246,8 +247,8 @@ def visitor(kind: str, run: str, home: Path | None, hardware: Path | None) -> An
     from barnraise.training import model_transfer
     from barnraise.training.join import join_run
 
-    tell_logs()
-    leaving, place = leave_on_signals(), StateDir(home or StateDir.default_path())
+    configure_logging()
+    leaving, place = stop_on_signals(), StateDir(home or StateDir.default_path())
     measured = measure(place, "", 0, hardware)
     entered = join_run(place, run, leaving, hardware_view(measured))
     if entered is None:
@@ -256,22 +257,24 @@ def visitor(kind: str, run: str, home: Path | None, hardware: Path | None) -> An
 
 
 @app.command()
-def seed(
+def prepare(
     run: Annotated[str, typer.Argument(help="A draft of yours whose text comes from files.")],
     paths: Annotated[
         list[Path], typer.Argument(help="Text files, .jsonl files, or folders of them.")
     ],
     home: HomeOption = None,
 ) -> None:
-    """Prepare your run's text from files of this machine. They stay here: join with it, and it hands them to the
-    others."""
+    """Prepare your run's text from files of this machine.
+
+    The files stay here: join with this machine, and it serves them to the others.
+    """
     from barnraise.training import join as join_module
     from barnraise.training.warm_start import fetch_initial_weights
 
-    tell_logs()
+    configure_logging()
     place = StateDir(home or StateDir.default_path())
     weights = partial(
-        fetch_initial_weights, place, leave_on_signals(), lambda: measure(place, "", 0, None)
+        fetch_initial_weights, place, stop_on_signals(), lambda: measure(place, "", 0, None)
     )
     view = join_module.prepare_text(place, run, paths, weights)
     tokens = sum(shard.tokens for shard in join_module.open_manifest(view).train)
@@ -383,7 +386,7 @@ def trading(exchange: dict[str, Any] | None) -> str:
     up, uplink = exchange["sent_rate"], exchange["uplink_rate"]
     of_line = f" ({up / uplink:.0%} of the line)" if uplink > up > 0 else ""
     lag = f"  {exchange['lag']:,} behind" if exchange["lag"] else ""
-    return f"{exchange['round_steps']} steps a round, {exchange['bits_per_parameter']:.3g} bits  {speed(up)} up{of_line}{lag}  "
+    return f"{exchange['round_steps']} steps a round, {exchange['bits_per_parameter']:.3g} bits  {format_byte_rate(up)} up{of_line}{lag}  "
 
 
 def neighbours(status: dict[str, Any]) -> Table:
@@ -391,19 +394,19 @@ def neighbours(status: dict[str, Any]) -> Table:
     table = Table("  peer", "lags", "↑", "↓", "same weights", box=None, pad_edge=False)
     for each in status["neighbours"]:
         agrees = {True: "yes", False: "NO", None: "–"}[each["agrees"]]
-        figures = f"{each['lag']:,}", speed(each["up"]), speed(each["down"]), agrees
+        figures = (
+            f"{each['lag']:,}",
+            format_byte_rate(each["up"]),
+            format_byte_rate(each["down"]),
+            agrees,
+        )
         table.add_row(
             f"  {each['key'][:8]}", *figures, style="bold red" if each["agrees"] is False else None
         )
     return table
 
 
-def speed(rate: float) -> str:
-    """Bytes/s for people."""
-    return f"{rate / 1e6:,.1f} MB/s" if rate >= 1e6 else f"{rate / 1e3:,.0f} kB/s"
-
-
-def tell_logs() -> None:
+def configure_logging() -> None:
     handler: logging.Handler = RichHandler(console=errors, show_path=False, rich_tracebacks=True)
     if not errors.is_terminal:
         handler = logging.StreamHandler()
@@ -412,7 +415,7 @@ def tell_logs() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """Whatever else its owner does with this machine goes first; while they do nothing, training is as fast. Before
     any thread is started: they inherit it."""
     me = psutil.Process()
@@ -423,7 +426,7 @@ def step_back() -> None:
         TERMINAL.write_text(str(NICER))
 
 
-def leave_on_signals() -> threading.Event:
+def stop_on_signals() -> threading.Event:
     """Set by the first Ctrl-C (or SIGTERM); a second one ends the program at once."""
     leaving = threading.Event()
 
@@ -431,7 +434,7 @@ def leave_on_signals() -> threading.Event:
         if leaving.is_set():
             raise KeyboardInterrupt
         leaving.set()
-        errors.print("Leaving: saving the round's work (again to leave at once) …")
+        errors.print("Stopping … (Ctrl-C again to stop at once)")
 
     signal.signal(signal.SIGINT, leave)
     signal.signal(signal.SIGTERM, leave)

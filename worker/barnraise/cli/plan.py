@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from barnraise.formats import parse_bytes
 from barnraise.planning.hardware import Hardware, UpdateRate
 from barnraise.planning.hardware_probe import probe
-from barnraise.planning.limits import Limits, parse_bytes
+from barnraise.planning.limits import Limits
 from barnraise.protocol.reports import HardwareView
 from barnraise.state_dir import StateDir
 
@@ -36,7 +37,7 @@ HomeOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 DeviceOption = Annotated[
-    str, typer.Option(help="cpu, cuda or cuda:1; the best there is, if not said.")
+    str, typer.Option(help="cpu, cuda or cuda:1 (default: fastest available).")
 ]
 ThreadsOption = Annotated[
     int, typer.Option(min=0, help="CPU threads to train with; 0: as many as cores.")
@@ -50,7 +51,7 @@ HardwareOption = Annotated[
     ),
 ]
 MemoryOption = Annotated[
-    str, typer.Option(help="RAM the model may use, like 4GB; 'auto': what there is.")
+    str, typer.Option(help="RAM the model may use, like 4GB; 'auto': no limit.")
 ]
 DeviceMemoryOption = Annotated[
     str, typer.Option(help="GPU memory it may use; without a GPU: RAM to compute in.")
@@ -78,7 +79,7 @@ def limits(
     moments_8bit: EightOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How much of this machine a worker may use; what is given here lasts, and holds from the next join on."""
+    """Set or show how much of this machine a worker may use, from the next join on."""
     place = StateDir(home or StateDir.default_path())
     given = memory, device_memory, disk, disk_writes_per_day, uplink
     kept = limited(place.limits, given, clipping, crash_safety, moments_8bit)
@@ -87,14 +88,14 @@ def limits(
     if as_json:
         out.print_json(json.dumps(dataclasses.asdict(kept)))
         return
-    from barnraise.planning.render import size
+    from barnraise.formats import format_bytes
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in dataclasses.asdict(kept).items():
         shown = (
-            "what there is"
+            "no limit"
             if value is None
-            else size(value)
+            else format_bytes(value)
             if isinstance(value, int) and value > 64
             else value
         )
@@ -139,13 +140,15 @@ def plan(
         float, typer.Option(min=0.1, help="Of a GPU that is not here: sustained, in bf16.")
     ] = 60.0,
     gpu_link: Annotated[
-        str, typer.Option(help="…and bytes a second between it and memory.")
+        str, typer.Option(help="Bytes a second between that GPU and memory.")
     ] = "20GB",
     hardware: HardwareOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How a model would be trained on this machine, or on one with what is said: what lies where, what overlaps what,
-    how long a step takes. Nothing is allocated."""
+    """Show how a model would train here, or with the limits given.
+
+    Dry run: it shows what lies where, what overlaps and how long a step takes.
+    """
     from barnraise.planning.search import make_plan
     from barnraise.spec import preset
 

@@ -19,7 +19,7 @@ from barnraise.cli.plan import HomeOption, JsonOption
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.token_client import TokenClient
 from barnraise.errors import StateError
-from barnraise.planning.limits import parse_bytes
+from barnraise.formats import parse_bytes
 from barnraise.protocol.verdicts import Verdict
 from barnraise.state_dir import StateDir
 
@@ -34,7 +34,7 @@ SiteOption = Annotated[
     typer.Option(
         "--site",
         envvar="BARNRAISE_SITE",
-        help="The coordinator; where this machine is enrolled, if not said.",
+        help="The site (default: where this machine is enrolled).",
     ),
 ]
 RunArgument = Annotated[str, typer.Argument(help="The run's name in its address, or its id.")]
@@ -49,7 +49,7 @@ SetOption = Annotated[
     ),
 ]
 TokensOption = Annotated[
-    str, typer.Option(help="The budget: training ends when all machines have done so many.")
+    str, typer.Option(help="Training ends after this many tokens, all machines together.")
 ]
 
 
@@ -73,7 +73,7 @@ class Move(StrEnum):
 
 @runs.callback(invoke_without_command=True)
 def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """The runs this machine could join."""
+    """List the runs this machine could join."""
     if context.invoked_subcommand:
         return
     place = StateDir(home or StateDir.default_path())
@@ -85,7 +85,9 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
         if (after := page.next) is None:
             break
     if as_json:
-        tell([{"id": r.id, "slug": r.slug, "name": r.name, "status": r.status} for r in found])
+        print_json(
+            [{"id": r.id, "slug": r.slug, "name": r.name, "status": r.status} for r in found]
+        )
         return
     table = Table("run", "name", "status", box=None, pad_edge=False)
     for run in found:
@@ -104,8 +106,8 @@ def create(
         list[str], typer.Option(help="A dataset as owner/name, or an address; repeatable.")
     ] = [],  # noqa: B006
     access: Annotated[str, typer.Option(help="Who may join: anyone or invitation.")] = "",
-    least_memory: Annotated[str, typer.Option(help="…with how much memory, like 8GB.")] = "",
-    least_device_memory: Annotated[str, typer.Option(help="…and GPU memory.")] = "",
+    least_memory: Annotated[str, typer.Option(help="Minimum RAM, e.g. 8GB.")] = "",
+    least_device_memory: Annotated[str, typer.Option(help="Minimum GPU memory, e.g. 8GB.")] = "",
     notes: Annotated[Path | None, typer.Option(help="A file of notes in Markdown.")] = None,
     quorum: Annotated[int, typer.Option(help="Machines to wait for before training starts.")] = 1,
     launch: Annotated[bool, typer.Option("--launch", help="Launch it too.")] = False,
@@ -113,23 +115,23 @@ def create(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a run: a draft, or with --launch one that waits for its text and its machines."""
+    """Create a run: a draft or, with --launch, one that waits for its text and machines."""
     typed = spec_fields(fields, tokens, source, place)
     asked = {
         "name": name, "preset": preset, "fields": typed, "quorum": quorum, "launch": launch,
         "terms": terms(access, least_memory, least_device_memory, notes),
     }  # fmt: skip
-    with account(home, site) as ours:
-        told(ours.request("POST", "runs", body=asked), as_json)
+    with open_client(home, site) as client:
+        print_run(client.request("POST", "runs", body=asked), as_json)
 
 
 @runs.command()
 def show(
     run: RunArgument, site: SiteOption = "", home: HomeOption = None, as_json: JsonOption = False
 ) -> None:
-    """A run: its rules, its terms, how far it is."""
-    with account(home, site) as ours:
-        told(ours.request("GET", "runs", run, "summary"), as_json)
+    """Show a run: its rules, its terms and its progress."""
+    with open_client(home, site) as client:
+        print_run(client.request("GET", "runs", run, "summary"), as_json)
 
 
 @runs.command("do")
@@ -141,25 +143,23 @@ def control(
     as_json: JsonOption = False,
 ) -> None:
     """Launch, pause, resume, cancel, archive or unarchive a run of yours."""
-    with account(home, site) as ours:
-        told(ours.request("POST", "runs", run, "actions", action), as_json)
+    with open_client(home, site) as client:
+        print_run(client.request("POST", "runs", run, "actions", action), as_json)
 
 
 @runs.command("copy")
 def copied(
     run: RunArgument,
-    name: Annotated[str, typer.Option(help="Of the copy.")] = "",
-    checkpoint: Annotated[
-        str, typer.Option(help="The digest of weights of it to begin with.")
-    ] = "",
+    name: Annotated[str, typer.Option(help="Name of the copy.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="Start from the weights with this digest.")] = "",
     site: SiteOption = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A draft of yours with another run's rules."""
-    with account(home, site) as ours:
-        told(
-            ours.request(
+    """Copy another run's rules into a draft of yours."""
+    with open_client(home, site) as client:
+        print_run(
+            client.request(
                 "POST", "runs", run, "copies", body={"name": name, "checkpoint": checkpoint}
             ),
             as_json,
@@ -170,17 +170,17 @@ def copied(
 def change_terms(
     run: RunArgument,
     access: Annotated[str, typer.Option(help="Who may join: anyone or invitation.")] = "",
-    least_memory: Annotated[str, typer.Option(help="…with how much memory, like 8GB.")] = "",
-    least_device_memory: Annotated[str, typer.Option(help="…and GPU memory.")] = "",
+    least_memory: Annotated[str, typer.Option(help="Minimum RAM, e.g. 8GB.")] = "",
+    least_device_memory: Annotated[str, typer.Option(help="Minimum GPU memory, e.g. 8GB.")] = "",
     notes: Annotated[Path | None, typer.Option(help="A file of notes in Markdown.")] = None,
     site: SiteOption = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change who may join, with what, and the notes. What is not said stays."""
-    with account(home, site) as ours:
+    """Change who may join, with what, and the notes. Options left out keep their value."""
+    with open_client(home, site) as client:
         asked = terms(access, least_memory, least_device_memory, notes)
-        told(ours.request("PATCH", "runs", run, "terms", body=asked), as_json)
+        print_run(client.request("PATCH", "runs", run, "terms", body=asked), as_json)
 
 
 @runs.command()
@@ -191,21 +191,21 @@ def invite(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A link that lets people join."""
-    with account(home, site) as ours:
-        link = ours.request("POST", "runs", run, "invitations", body={"note": note})
-    tell(link) if as_json else out.print(link["url"], soft_wrap=True)
+    """Create a link that lets people join."""
+    with open_client(home, site) as client:
+        link = client.request("POST", "runs", run, "invitations", body={"note": note})
+    print_json(link) if as_json else out.print(link["url"], soft_wrap=True)
 
 
 @runs.command()
 def checkpoints(
     run: RunArgument, site: SiteOption = "", home: HomeOption = None, as_json: JsonOption = False
 ) -> None:
-    """The weights that machines say they hold, and which are confirmed."""
-    with account(home, site) as ours:
-        found = ours.request("GET", "runs", run, "checkpoints")
+    """List the weights that machines hold, and which are confirmed."""
+    with open_client(home, site) as client:
+        found = client.request("GET", "runs", run, "checkpoints")
     if as_json:
-        tell(found)
+        print_json(found)
         return
     table = Table("tokens", "digest", "machines", "confirmed", box=None, pad_edge=False)
     for each in found:
@@ -233,7 +233,7 @@ def verdict(
 ) -> None:
     """Have the site take a machine's updates out of a run of yours, on every machine. Without a machine: what was
     taken out so far. (`barnraise verdict` does it without the site, on the machine that prepared the text.)"""
-    with account(home, site) as ours:
+    with open_client(home, site) as client:
         if machine:
             asked = {
                 "author": machine,
@@ -241,11 +241,11 @@ def verdict(
                 "updates": single_updates(update or []),
                 "reason": reason,
             }
-            found = [ours.request("POST", "runs", run, "verdicts", body=asked)]
+            found = [client.request("POST", "runs", run, "verdicts", body=asked)]
         else:
-            found = ours.request("GET", "runs", run, "verdicts")
+            found = client.request("GET", "runs", run, "verdicts")
     if as_json:
-        tell(found[0] if machine else found)
+        print_json(found[0] if machine else found)
         return
     table = Table("given", "of", "out", "because", box=None, pad_edge=False)
     for each in found:
@@ -263,11 +263,11 @@ def verdict(
 def members(
     run: RunArgument, site: SiteOption = "", home: HomeOption = None, as_json: JsonOption = False
 ) -> None:
-    """The machines in a run."""
-    with account(home, site) as ours:
-        found = ours.fetch_all("runs", run, "machines")
+    """List the machines in a run."""
+    with open_client(home, site) as client:
+        found = client.fetch_all("runs", run, "machines")
     if as_json:
-        tell(found)
+        print_json(found)
         return
     table = Table("machine", "of", "doing", "tokens", "tokens/s", box=None, pad_edge=False)
     for each in found:
@@ -296,10 +296,10 @@ def estimate(
         "fields": spec_fields(fields, tokens, "", []),
         "volunteers": volunteers,
     }
-    with account(home, site) as ours:
-        found = ours.request("POST", "estimates", body=asked)
+    with open_client(home, site) as client:
+        found = client.request("POST", "estimates", body=asked)
     if as_json:
-        tell(found)
+        print_json(found)
         return
     lines = [f"{volunteers} of them, {line} Mb/s" for line in (20, 100)]
     table = Table("machine", "a step", "tokens/s", *lines, box=None, pad_edge=False)
@@ -327,13 +327,13 @@ def list_machines(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Your machines."""
+    """List your machines."""
     if context.invoked_subcommand:
         return
-    with account(home, site) as ours:
-        found = ours.fetch_all("machines")
+    with open_client(home, site) as client:
+        found = client.fetch_all("machines")
     if as_json:
-        tell(found)
+        print_json(found)
         return
     table = Table("machine", "id", "system", "state", box=None, pad_edge=False)
     for each in found:
@@ -351,9 +351,9 @@ def move(
     as_json: JsonOption = False,
 ) -> None:
     """Pause or resume a machine of yours in all its runs, or revoke it for good."""
-    with account(home, site) as ours:
-        found = ours.request("POST", "machines", known(ours, machine), "actions", action)
-    tell(found) if as_json else out.print(f"{escape(found['name'])}: {action}d")
+    with open_client(home, site) as client:
+        found = client.request("POST", "machines", find_machine(client, machine), "actions", action)
+    print_json(found) if as_json else out.print(f"{escape(found['name'])}: {action}d")
 
 
 @machines.command()
@@ -364,28 +364,30 @@ def rename(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a machine of yours another name."""
-    with account(home, site) as ours:
-        found = ours.request("PATCH", "machines", known(ours, machine), body={"name": name})
-    tell(found) if as_json else out.print(f"It is called {escape(found['name'])} now.")
+    """Rename a machine of yours."""
+    with open_client(home, site) as client:
+        found = client.request(
+            "PATCH", "machines", find_machine(client, machine), body={"name": name}
+        )
+    print_json(found) if as_json else out.print(f"It is called {escape(found['name'])} now.")
 
 
 # ---- what they share -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def account(home: Path | None, site: str) -> Iterator[TokenClient]:
-    ours = TokenClient.from_environment(StateDir(home or StateDir.default_path()), site)
+def open_client(home: Path | None, site: str) -> Iterator[TokenClient]:
+    client = TokenClient.from_environment(StateDir(home or StateDir.default_path()), site)
     try:
-        yield ours
+        yield client
     finally:
-        ours.close()
+        client.close()
 
 
-def known(ours: TokenClient, machine: str) -> str:
+def find_machine(client: TokenClient, machine: str) -> str:
     """The id of a machine called so. Raises StateError."""
     found = [
-        each["id"] for each in ours.fetch_all("machines") if machine in (each["id"], each["name"])
+        each["id"] for each in client.fetch_all("machines") if machine in (each["id"], each["name"])
     ]
     if len(found) != 1:
         raise StateError(
@@ -428,13 +430,13 @@ def terms(access: str, memory: str, device_memory: str, notes: Path | None) -> d
     return said | ({"notes": notes.read_text("utf-8")} if notes else {})
 
 
-def tell(answer: Any) -> None:
+def print_json(answer: Any) -> None:
     print(json.dumps(answer))
 
 
-def told(run: dict[str, Any], as_json: bool) -> None:
+def print_run(run: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        tell(run)
+        print_json(run)
         return
     share = run["tokens"] / max(1, run["token_budget"])
     state = "launching" if run["status"] == "draft" and run["launch_requested"] else run["status"]

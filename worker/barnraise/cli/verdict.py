@@ -64,7 +64,9 @@ def verdict(
             who = f"the machine {spec.owner[:8]}, which prepared its text; this one is {place.identity.key[:8]}"
             raise StateError(f"verdicts on '{run}' are signed by {who}")
         cuts = {author: after for author in _lives(ledger, peer, after)} if peer else {}
-        made = judged(ledger, kept.id, cuts, _singles(update or []), spec.verdict_horizon, reason)
+        made = build_verdict(
+            ledger, kept.id, cuts, _singles(update or []), spec.verdict_horizon, reason
+        )
     signed = place.identity.sign("verdict", made)
     ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
     write_atomically(
@@ -75,7 +77,7 @@ def verdict(
     )
 
 
-def judged(
+def build_verdict(
     ledger: "Ledger",
     run: str,
     cuts: Mapping[str, int],

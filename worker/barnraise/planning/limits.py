@@ -47,22 +47,3 @@ class Limits:
             raise StateError(
                 f"precision must be auto, float32 or bfloat16; '{self.precision}' is not"
             )
-
-
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-def parse_bytes(text: str) -> int:
-    """'24GB', '1.5T', '800 mb', '4GiB' → bytes. Raises StateError."""
-    plain = text.strip().upper().replace(" ", "").removesuffix("B")
-    binary = plain.endswith("I")
-    plain = plain.removesuffix("I")
-    unit = plain[-1:] if plain[-1:] in UNITS and plain[-1:] else ""
-    try:
-        number = float(plain.removesuffix(unit))
-    except ValueError:
-        raise StateError(f"'{text}' is not a size; write it like 24GB, 1.5TB or 4GiB") from None
-    if not 0 <= number < 1e18:
-        raise StateError(f"'{text}' is not a size a machine could have")
-    scale = 1024 ** (" KMGT".index(unit) if unit else 0) if binary else UNITS[unit]
-    return int(number * scale)

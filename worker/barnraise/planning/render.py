@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
+from barnraise.formats import format_bytes, format_seconds
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.planning.program import LaneName, OperationKind
@@ -41,25 +42,6 @@ def tokens(plan: Plan) -> int:
 def in_memory(plan: Plan) -> int:
     """Blocks whose training state stays in memory, or on the device."""
     return sum("disk" not in (plan.weights[i], plan.moments[i]) for i in plan.blocks)
-
-
-def size(count: float) -> str:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= scale:
-            return f"{count / scale:,.1f} {unit}"
-    return f"{count / 1e3:,.0f} kB"
-
-
-def seconds(count: float) -> str:
-    if count < 1.0:
-        return f"{count * 1e3:,.1f} ms"
-    return (
-        f"{count:,.1f} s"
-        if count < 600
-        else f"{count / 60:,.0f} min"
-        if count < 36e3
-        else f"{count / 3600:,.1f} h"
-    )
 
 
 def sentence(plan: Plan) -> str:
@@ -123,13 +105,15 @@ def where_table(plan: Plan) -> Table:
         table.add_column(heads[tier], justify="right", min_width=10)
     rows = state_bytes(plan)
     for kind, row in rows.items():
-        table.add_row(kind, *(size(row[tier]) if row[tier] else "·" for tier in shown))
+        table.add_row(kind, *(format_bytes(row[tier]) if row[tier] else "·" for tier in shown))
     whole = {"device": plan.device_bytes, "host": plan.host_bytes, "disk": plan.disk_bytes}
     rest = {tier: whole[tier] - sum(row[tier] for row in rows.values()) for tier in shown}
     names = "buffers and activations" if not plan.on_disk else "buffers, activations, second slots"
-    table.add_row(names, *(size(rest[tier]) if rest[tier] > 0 else "·" for tier in shown))
+    table.add_row(names, *(format_bytes(rest[tier]) if rest[tier] > 0 else "·" for tier in shown))
     table.add_row(
-        "together", *(size(whole[tier]) if whole[tier] else "·" for tier in shown), style="bold"
+        "together",
+        *(format_bytes(whole[tier]) if whole[tier] else "·" for tier in shown),
+        style="bold",
     )
     return table
 
@@ -145,7 +129,7 @@ def figures(plan: Plan) -> Table:
         "none": "none",
     }
     day = (
-        f"{size(plan.written_per_day)} ({size(plan.written_per_step)} a step)"
+        f"{format_bytes(plan.written_per_day)} ({format_bytes(plan.written_per_step)} a step)"
         if plan.written_per_step
         else "nothing"
     )
@@ -166,7 +150,7 @@ def figures(plan: Plan) -> Table:
         ("crash safety", SAFETY[plan.crash_safety]),
         (
             "a step",
-            f"{seconds(plan.step_seconds)} for {tokens(plan):,} tokens: {tokens(plan) / plan.step_seconds:,.0f} tokens/s",
+            f"{format_seconds(plan.step_seconds)} for {tokens(plan):,} tokens: {tokens(plan) / plan.step_seconds:,.0f} tokens/s",
         ),
         ("what limits", plan.bottleneck),
         ("disk, a day", f"{day} written"),
@@ -188,7 +172,7 @@ def timeline(plan: Plan, hardware: Hardware, width: int = 80) -> list[Text]:
         mine = [span for span in spans if span.op.lane in lanes]
         if mine:
             lines.append(Text.assemble((f"{name:<11} ", "bold"), _bar(mine, first, last, columns)))
-    ruler = f"{'':<12}0{seconds(last - first):>{columns - 1}}"
+    ruler = f"{'':<12}0{format_seconds(last - first):>{columns - 1}}"
     return [*lines, Text(ruler, "dim"), Text(f"{'':<12}{LEGEND}", "dim")]
 
 

@@ -1,9 +1,15 @@
-"""Finds the plan that trains a model fastest within what a machine may use. Pure: no torch, under a second for 175B.
+"""Search for the plan that trains a model fastest within what a machine may use.
 
-The search: for each size of a micro-batch, way of clipping and way of keeping inputs, states are put as near as the
-budgets let them, in the order of what they save; the candidates that look best, and those like the best of these, are
-then run through `timeline.py`, and the quickest is taken. What cannot fit is refused before anything is allocated, with
-what would.
+Pure: no torch, under a second for 175B parameters. The search has five stages:
+
+1. Candidates: each micro-batch size, way of clipping and number of blocks per kept input.
+2. Fill tiers: put the state as near to the computation as the budgets allow, in the order of what
+   a byte there saves.
+3. Estimate: rank the candidates by rough step times, with perfect overlap and with none.
+4. Simulate: run the best, and the plans most like the best of these, through `simulator.py`.
+5. Pick: take the fastest; exact clipping wins if it is nearly as fast.
+
+A model that cannot fit is refused before anything is allocated, with the nearest changes that fit.
 """
 
 import math
@@ -11,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from barnraise.errors import PlanError
+from barnraise.formats import format_bytes
 from barnraise.planning import cost_model, memory_model
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
@@ -68,15 +75,15 @@ class _Search:
         )
         self.missing = math.inf  # …and how much more than there is it needs, at the worst
 
-    # ---- candidates ------------------------------------------------------------------------------------------
+    # ---- 1 candidates
 
     def best(self) -> Plan | None:
-        fitting = [plan for candidate in self._candidates() for plan in self._filled(candidate)]
+        fitting = [plan for candidate in self._candidates() for plan in self._fill_tiers(candidate)]
         if not fitting:
             return None
         clippings = sorted({plan.clipping for plan in fitting})
         best = {
-            each: self._quickest([plan for plan in fitting if plan.clipping == each])
+            each: self._pick_fastest([plan for plan in fitting if plan.clipping == each])
             for each in clippings
         }
         quickest = min(best.values(), key=lambda plan: plan.step_seconds)
@@ -85,21 +92,21 @@ class _Search:
         )  # the recipe's own clipping, where it is nearly as quick
         return exact if exact.step_seconds <= EXACT_COSTS * quickest.step_seconds else quickest
 
-    def _quickest(self, fitting: list[Plan]) -> Plan:
+    def _pick_fastest(self, fitting: list[Plan]) -> Plan:
         """Of all with one way of clipping: the most promising are looked at closely, half of them those that were best
         if all that can go on at once did, half if nothing did; then all that are like the quickest of these but for how
         much stays on the device."""
-        estimates = [(self._estimates(plan), plan) for plan in fitting]
+        estimates = [(self._estimate_seconds(plan), plan) for plan in fitting]
         few: list[Plan] = []
         for which in (0, 1):
             estimates.sort(key=lambda each: each[0][which])
             few += [plan for _, plan in estimates if plan not in few][: SIMULATED // 2]
-        first = min(map(self._timed, few), key=lambda plan: plan.step_seconds)
+        first = min(map(self._simulate, few), key=lambda plan: plan.step_seconds)
         like = [plan for plan in fitting if plan not in few and _shape(plan) == _shape(first)]
-        return min([first, *map(self._timed, like)], key=lambda plan: plan.step_seconds)
+        return min([first, *map(self._simulate, like)], key=lambda plan: plan.step_seconds)
 
     def _candidates(self) -> Iterator[Plan]:
-        """Everything at its smallest: what memory is left is given out by `_filled`."""
+        """Everything at its smallest: what memory is left is given out by `_fill_tiers`."""
         wanted, n = self.limits.clipping, self.model.layers + 2
         clippings = ("exact", "layer") if wanted == "auto" else (wanted,)
         sizes = [s for s in range(self.step_sequences, 0, -1) if self.step_sequences % s == 0]
@@ -133,22 +140,31 @@ class _Search:
                         tile=tile_elements(self.model, whole=False),
                     )
 
-    # ---- filling ---------------------------------------------------------------------------------------------
+    # ---- 2 fill tiers
 
-    def _filled(self, plan: Plan) -> list[Plan]:
+    def _fill_tiers(self, plan: Plan) -> list[Plan]:
         """The candidate with its states as near as they fit; nothing where even the smallest does not."""
         if (held := self._in_memory(plan)) is None:
-            return [self._nearer(swapped)] if (swapped := self._on_disk(plan)) is not None else []
+            return (
+                [self._promote_tensors(swapped)]
+                if (swapped := self._on_disk(plan)) is not None
+                else []
+            )
         ways = [held]
         if self.cuda:  # what is resident is updated there, and then not beside what is computed
             n = self.model.layers + 2
-            most = self._most(held, n, self._resident)
+            most = self._largest_that_fits(held, n, self._with_resident)
             some = sorted(
                 {n * k // RESIDENTS for k in range(1, RESIDENTS)} - {0}
             )  # whatever fits: the same with more
-            ways += [most, *filter(self._fits, (self._resident(held, count) for count in some))]
+            ways += [
+                most,
+                *filter(self._fits, (self._with_resident(held, count) for count in some)),
+            ]
         if held.kept_inputs == "block":
-            ways = [self._most(way, self.model.layers, self._retaining) for way in ways]
+            ways = [
+                self._largest_that_fits(way, self.model.layers, self._with_retained) for way in ways
+            ]
         return ways
 
     def fits(self) -> bool:
@@ -168,7 +184,9 @@ class _Search:
             self.missing, self.shortest = missing, needs
         return missing <= 1
 
-    def _most(self, plan: Plan, high: int, change: Callable[[Plan, int], Plan]) -> Plan:
+    def _largest_that_fits(
+        self, plan: Plan, high: int, change: Callable[[Plan, int], Plan]
+    ) -> Plan:
         """`change(plan, k)` with the largest k ≤ high that fits; plan itself fits, as k = 0."""
         low = 0
         while low < high:
@@ -184,17 +202,17 @@ class _Search:
         plan = replace(
             plan, tile=tile_elements(self.model, whole=True), crash_safety="round", ring=0
         )
-        plan = self._windowed(plan) if self.staged else plan
-        return self._either_boundary(plan, self._fits)
+        plan = self._with_window(plan) if self.staged else plan
+        return self._with_boundaries(plan, self._fits)
 
-    def _either_boundary(self, plan: Plan, fits: Callable[[Plan], object]) -> Plan | None:
+    def _with_boundaries(self, plan: Plan, fits: Callable[[Plan], object]) -> Plan | None:
         """With kept inputs where they are computed or, if that is on a GPU and too much, in RAM."""
         for where in ("device", "host") if self.cuda else ("device",):
             if fits(changed := replace(plan, boundaries=where)):
                 return changed
         return None
 
-    def _windowed(self, plan: Plan) -> Plan:
+    def _with_window(self, plan: Plan) -> Plan:
         """Slots for a group and the next; gradients on their way."""
         group = max(len(g) for g in plan.forward_groups)
         waits = plan.clipping == "exact" and plan.gradients == "host"
@@ -204,7 +222,7 @@ class _Search:
             host_gradient_slots=self.model.layers if waits else group + 2,
         )
 
-    def _resident(self, plan: Plan, count: int) -> Plan:
+    def _with_resident(self, plan: Plan, count: int) -> Plan:
         """`count` fragments with all their training state on the device: the ends first, then the top blocks."""
         last = plan.last_fragment
         order = [0, last, *range(last - 1, 0, -1)]
@@ -213,7 +231,7 @@ class _Search:
         paged = self.model.layers - len(mine - {0, last})
         return replace(plan, weights=tiers, moments=tiers, slots=min(plan.slots, paged))
 
-    def _retaining(self, plan: Plan, count: int) -> Plan:
+    def _with_retained(self, plan: Plan, count: int) -> Plan:
         """The top blocks keep what their backward needs, as far as their weights stay where they are."""
         if plan.staged or "disk" in plan.weights:
             near = "device" if plan.staged else "host"
@@ -239,55 +257,55 @@ class _Search:
             plan = replace(plan, slots=min(2 * group + 1, layers), host_gradient_slots=group + 2)
         for tier in ("host", "disk") if self.staged else ("disk",):
             placed = replace(plan, weights=("host", *[tier] * layers, "host"))
-            if (found := self._either_boundary(placed, self._fits_any)) is not None:
-                safe = self._fits_any(found)
+            if (found := self._with_boundaries(placed, self._with_crash_safety)) is not None:
+                safe = self._with_crash_safety(found)
                 assert safe is not None
                 return safe
         return None
 
-    def _nearer(self, plan: Plan) -> Plan:
+    def _promote_tensors(self, plan: Plan) -> Plan:
         """What memory is left, in the order of what a byte of it saves."""
         layers, group = self.model.layers, max(len(g) for g in plan.forward_groups)
         tiles = -(-plan.fragments[1].size // plan.tile)
         for ring in (tiles, tiles + 2):
-            plan = self._if_fits(plan, ring=ring)
-        plan = self._if_fits(plan, slots=min(layers, 2 * group + 1))
+            plan = self._replace_if_fits(plan, ring=ring)
+        plan = self._replace_if_fits(plan, slots=min(layers, 2 * group + 1))
         if plan.clipping == "exact":
-            plan = self._if_fits(
+            plan = self._replace_if_fits(
                 plan, gradients="host", host_gradient_slots=layers if self.staged else 2
             )
         if "disk" in plan.weights and self.staged:
-            plan = self._most(
-                plan, layers, lambda p, k: replace(p, weights=_spread(p, "weights", k))
+            plan = self._largest_that_fits(
+                plan, layers, lambda p, k: replace(p, weights=_spread_evenly(p, "weights", k))
             )
         spills = self.staged and plan.clipping == "exact" and plan.gradients == "disk"
         if not spills and not (
             self.staged and "disk" in plan.weights
         ):  # those come through the ring with moments
-            plan = self._most(
-                plan, layers, lambda p, k: replace(p, moments=_spread(p, "moments", k))
+            plan = self._largest_that_fits(
+                plan, layers, lambda p, k: replace(p, moments=_spread_evenly(p, "moments", k))
             )
-            plan = self._if_fits(plan, moments=("host", *plan.moments[1:-1], "host"))
+            plan = self._replace_if_fits(plan, moments=("host", *plan.moments[1:-1], "host"))
         if "disk" in plan.weights and not self.staged:
-            plan = self._most(
-                plan, layers, lambda p, k: replace(p, weights=_spread(p, "weights", k))
+            plan = self._largest_that_fits(
+                plan, layers, lambda p, k: replace(p, weights=_spread_evenly(p, "weights", k))
             )
-        return self._if_fits(plan, exchange="host")
+        return self._replace_if_fits(plan, exchange="host")
 
-    def _fits_any(self, plan: Plan) -> Plan | None:
+    def _with_crash_safety(self, plan: Plan) -> Plan | None:
         wanted = self.limits.crash_safety
         for safety in ("exact", "restart") if wanted == "auto" else (wanted,):
             if self._fits(safe := replace(plan, crash_safety=safety)):
                 return safe
         return None
 
-    def _if_fits(self, plan: Plan, **changes) -> Plan:
+    def _replace_if_fits(self, plan: Plan, **changes) -> Plan:
         changed = replace(plan, **changes)
         return changed if self._fits(changed) else plan
 
-    # ---- judging ---------------------------------------------------------------------------------------------
+    # ---- 3 estimate and 4 simulate
 
-    def _written(self, plan: Plan) -> int:
+    def _bytes_written(self, plan: Plan) -> int:
         """Bytes to disk in a step."""
         size = 0
         for i in range(plan.last_fragment + 1):
@@ -296,17 +314,17 @@ class _Search:
             size += plan.total_bytes("anchor", i) if plan.spills_gradient(i) else 0
         return size
 
-    def _estimates(self, plan: Plan) -> tuple[float, float]:
+    def _estimate_seconds(self, plan: Plan) -> tuple[float, float]:
         """Roughly the seconds of a step: the busiest resource's, and all of them one after the other."""
         steps = StepSimulation(plan, self.hardware)
-        compute = sum(steps.operation_seconds(op) for op in _computing(plan))
+        compute = sum(steps.operation_seconds(op) for op in _compute_operations(plan))
         read = sum(
             (2 * plan.total_bytes("weights", i) if plan.weights[i] == "disk" else 0)
             + (plan.total_bytes("moments", i) if plan.moments[i] == "disk" else 0)
             + (plan.total_bytes("anchor", i) if plan.spills_gradient(i) else 0)
             for i in range(plan.last_fragment + 1)
         )
-        disk = read / self.hardware.disk_read + self._written(plan) / self.hardware.disk_write
+        disk = read / self.hardware.disk_read + self._bytes_written(plan) / self.hardware.disk_write
         moved = {"host": 0, "device": 0}
         for fragment, tier in zip(plan.fragments, plan.weights, strict=True):
             moved["device" if tier == "device" else "host"] += fragment.size
@@ -320,9 +338,9 @@ class _Search:
         lanes = (compute, disk, here) if plan.staged else (compute, disk)
         return max(lanes), sum(lanes)
 
-    def _timed(self, plan: Plan) -> Plan:
+    def _simulate(self, plan: Plan) -> Plan:
         steps = StepSimulation(plan, self.hardware)
-        busy, seconds, written = steps.busy_seconds(), steps.step_seconds, self._written(plan)
+        busy, seconds, written = steps.busy_seconds(), steps.step_seconds, self._bytes_written(plan)
         groups = {
             "compute": busy[LaneName.COMPUTE],
             "disk": busy[LaneName.READ] + busy[LaneName.WRITE],
@@ -344,20 +362,20 @@ class _Search:
             written_per_day=int(written * DAY / seconds) if written else 0,
         )
 
-    # ---- refusing --------------------------------------------------------------------------------------------
+    # ---- refuse
 
     def refusal(self, advise: bool) -> str:
         assert self.shortest is not None
         host, device, disk = self.shortest
         short = []
         if host > self.memory:
-            short.append(f"{_size(host)} of memory, and may use {_size(self.memory)}")
+            short.append(f"{format_bytes(host)} of memory, and may use {format_bytes(self.memory)}")
         if self.device_memory is not None and device > self.device_memory:
             short.append(
-                f"{_size(device)} of {self.hardware.name}'s memory, and may use {_size(self.device_memory)}"
+                f"{format_bytes(device)} of {self.hardware.name}'s memory, and may use {format_bytes(self.device_memory)}"
             )
         if disk > self.disk:
-            short.append(f"{_size(disk)} of disk, and may use {_size(self.disk)}")
+            short.append(f"{format_bytes(disk)} of disk, and may use {format_bytes(self.disk)}")
         text = f"this model does not fit: at the least it needs {'; '.join(short) or 'other limits than these'}"
         if not advise:
             return text
@@ -389,7 +407,7 @@ class _Search:
                 (now * f for f in (1.25, 1.5, 2, 3, 4, 8, 16) if fits(**{name: int(now * f)})), None
             )
             if more is not None:
-                found.append(f"{_size(int(more))} of {name.replace('_', ' ')}")
+                found.append(f"{format_bytes(int(more))} of {name.replace('_', ' ')}")
         sizes = {name: preset(name).parameters for name in PRESETS}
         mine = self.model.parameters
         others = sorted(
@@ -405,7 +423,7 @@ def _shape(plan: Plan) -> tuple:
     return plan.sequences, plan.forward_groups
 
 
-def _computing(plan: Plan) -> Iterator[Operation]:
+def _compute_operations(plan: Plan) -> Iterator[Operation]:
     """The computing of a step."""
     for kind, groups in (
         (OperationKind.FORWARD, plan.forward_groups),
@@ -417,14 +435,10 @@ def _computing(plan: Plan) -> Iterator[Operation]:
     yield Operation(OperationKind.HEAD, LaneName.COMPUTE, (plan.last_fragment,))
 
 
-def _spread(plan: Plan, kind: str, count: int) -> tuple[str, ...]:
+def _spread_evenly(plan: Plan, kind: str, count: int) -> tuple[str, ...]:
     """Tiers with `count` blocks in memory, evenly among those on disk, so that reading never piles up; the ends stay as
     they are."""
     layers, tiers = plan.model.layers, list(getattr(plan, kind))
     for i in plan.blocks:
         tiers[i] = "host" if i * count // layers > (i - 1) * count // layers else "disk"
     return tuple(tiers)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from barnraise.cli.verdict import judged
+from barnraise.cli.verdict import build_verdict
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.gossip.verdict_sync import (
     RESEND_INTERVAL,
@@ -380,7 +380,7 @@ def test_verdict_sync_two_mismatches_in_a_row_send_heads():
 
 
 def test_verdict_command_names_stored_updates_with_their_tokens(full_ledger):
-    made = judged(full_ledger, RUN, {KEYS[0]: 5}, {KEYS[0]: [2]}, 20, "it was noise")
+    made = build_verdict(full_ledger, RUN, {KEYS[0]: 5}, {KEYS[0]: [2]}, 20, "it was noise")
     assert (
         made.after == {KEYS[0]: 5}
         and made.updates == {KEYS[0]: {2: 10}}
@@ -404,7 +404,7 @@ def test_verdict_command_names_stored_updates_with_their_tokens(full_ledger):
 )
 def test_verdict_command_refuses_unenforceable_verdict(full_ledger, cuts, singles, horizon, why):
     with pytest.raises(StateError, match=why):
-        judged(full_ledger, RUN, cuts, singles, horizon)
+        build_verdict(full_ledger, RUN, cuts, singles, horizon)
 
 
 def test_verdict_set_union_of_three_is_order_independent():
