@@ -55,7 +55,7 @@ def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
     assert alone.wait(200) == 1 and "try again later" in site.log("fetch-guest")
 
     served = site.barnraise("keeper", "serve", run)
-    wait_until(lambda: "Serving" in site.log("serve-keeper"), "serving", 90)
+    wait_until(lambda: "Sharing" in site.log("serve-keeper"), "serving", 90)
     fetched = site.barnraise("guest", "fetch", run, str(model), "--digest", anchor)
     assert fetched.wait(200) == 0, site.log("fetch-guest")
     assert anchor in site.log("fetch-guest") and (model / "config.json").exists()
