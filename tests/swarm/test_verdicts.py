@@ -103,7 +103,9 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     spoilt = ada.status["validation_last"][1]
     cleo.leave()
     run.until(lambda: ada.worker.exchange.stats.updates_behind == 0)
-    store_verdict(ada, build_verdict(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise"))
+    store_verdict(
+        ada, build_verdict(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise")
+    )
     run.until(lambda: all(v.worker.anchor.vector.get(author) == good for v in (ada, ben)))
     run.until(lambda: ada.status["validation_last"][1] < spoilt - 0.1)
     dora = run.start(

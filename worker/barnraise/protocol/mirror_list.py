@@ -154,7 +154,8 @@ def add_signature(root: Identity, signed: SignedMirrorList) -> SignedMirrorList:
     """Return the list with this root key's signature added.
 
     Raises:
-        MirrorListError: The list has fields that this version does not know: signing would drop them.
+        MirrorListError: The list has fields that this version does not know: signing would drop
+        them.
     """
     signature = root.sign("mirror_list", parse_list(signed))
     if signature.body != signed.body:

@@ -1,7 +1,7 @@
 """Training metrics: the figures behind a worker's reports, its status file and its terminal line.
 
-`TrainingMetrics.compose_figures` composes what a report contains; the reporter stores and sends it as it
-is. The status file shows the same figures, with a few that concern only this machine.
+`TrainingMetrics.compose_figures` composes what a report contains; the reporter stores and sends it
+as it is. The status file shows the same figures, with a few that concern only this machine.
 """
 
 import json
