@@ -51,7 +51,7 @@ async def lifespan(
             sys.setswitchinterval(SWITCH_SECONDS)
         if message["type"] == "lifespan.shutdown":
             await sync_to_async(embedded_servers.release)(settings.STATE_DIR)
-        await send({"type": f"{message['type']}.complete"})
+        await send({"type": f"{message['type']}.complete"})  # pyright: ignore[reportArgumentType] - the stubs know fewer ASGI messages and routes than Channels accepts
         if message["type"] == "lifespan.shutdown":
             return
 
@@ -59,7 +59,7 @@ async def lifespan(
 application = ProtocolTypeRouter(
     {
         "http": ThreadedHandler(),
-        "websocket": URLRouter(websocket_urlpatterns),
+        "websocket": URLRouter(websocket_urlpatterns),  # pyright: ignore[reportArgumentType] - the stubs know fewer ASGI messages and routes than Channels accepts
         "lifespan": lifespan,
     }
 )

@@ -75,7 +75,7 @@ class Task(celery.Task):
             )
 
 
-class BrokerConnection(kombu.Connection):
+class BrokerConnection(kombu.Connection):  # pyright: ignore[reportPrivateImportUsage] - kombu loads its names lazily
     """Retry a lost connection to Valkey every second.
 
     The base class waits longer after each failure, up to half a minute, and other mirrors' changes

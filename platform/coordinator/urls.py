@@ -14,7 +14,7 @@ handler404 = "coordinator.ops.error_pages.not_found"
 handler500 = "coordinator.ops.error_pages.server_error"
 
 # The admin uses the site's own login, including the second factor.
-admin.site.login = secure_admin_login(admin.site.login)
+admin.site.login = secure_admin_login(admin.site.login)  # pyright: ignore[reportAttributeAccessIssue] - allauth's documented way
 
 urlpatterns = [
     path("healthz", health.healthz, name="healthz"),

@@ -60,7 +60,7 @@ def on_admin_change(sender: type, instance: LogEntry, created: bool, **kwargs: A
     Our own models record their changes themselves.
     """
     content_type = instance.content_type
-    app_label = content_type.app_label if content_type else ""
+    app_label = content_type.app_label if content_type else ""  # pyright: ignore[reportAttributeAccessIssue] - the stub does not know content types
     if not created or apps.is_installed(f"coordinator.{app_label}"):
         return
     record(

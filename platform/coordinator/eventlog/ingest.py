@@ -257,7 +257,7 @@ def _copy_into_log(rows: Sequence[LogRow]) -> None:
     columns = ", ".join(f'"{name}"' for name in LogRow._fields)
     with (
         connection.cursor() as cursor,
-        cursor.copy(f"COPY {LogEvent._meta.db_table} ({columns}) FROM STDIN") as copy,
+        cursor.copy(f"COPY {LogEvent._meta.db_table} ({columns}) FROM STDIN") as copy,  # pyright: ignore[reportAttributeAccessIssue] - psycopg's own COPY
     ):
         for row in rows:
             copy.write_row(row)

@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable
 from django.core import signals
 from django.core.exceptions import RequestAborted
-from django.core.handlers.asgi import ASGIHandler, get_script_prefix
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix  # pyright: ignore[reportAttributeAccessIssue] - Django's handler, which the stubs know in part
 from django.db import close_old_connections
 from django.http import FileResponse
 from django.http.response import HttpResponseBase
@@ -66,7 +66,7 @@ class ThreadedHandler(ASGIHandler):
 
     def load_middleware(self, is_async: bool = False) -> None:
         """Load all middleware in its synchronous form."""
-        super().load_middleware(is_async=False)
+        super().load_middleware(is_async=False)  # pyright: ignore[reportCallIssue] - Django's handler, which the stubs know in part
 
     async def __call__(
         self, scope: dict[str, Any], receive: ASGIReceiveCallable, send: ASGISendCallable
@@ -112,10 +112,10 @@ class ThreadedHandler(ASGIHandler):
         signals.request_started.send(sender=type(self), scope=scope)
         request, error_response = self.create_request(scope, body)
         response = self.get_response(request) if error_response is None else error_response
-        response._handler_class = type(self)  # the sender of Django's `request_finished`
+        response._handler_class = type(self)  # pyright: ignore[reportAttributeAccessIssue] - Django's handler, which the stubs know in part
         if isinstance(response, FileResponse):
             response.block_size = self.chunk_size
-        if response.streaming:
+        if response.streaming:  # pyright: ignore[reportAttributeAccessIssue] - Django's handler, which the stubs know in part
             close_old_connections()
         else:
             response.close()

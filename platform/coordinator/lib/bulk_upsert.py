@@ -30,6 +30,6 @@ def bulk_upsert(rows: Sequence[models.Model], update: Sequence[str] = ()) -> Non
         cursor.execute(
             f'INSERT INTO "{meta.db_table}" ({columns}) '
             f"SELECT {columns} FROM json_to_recordset(%s::json) AS records({typed_columns}) "
-            f'ON CONFLICT ("{meta.pk.column}") {on_conflict}',
+            f'ON CONFLICT ("{meta.pk.column}") {on_conflict}',  # pyright: ignore[reportOptionalMemberAccess] - every model has a key
             [json.dumps(records, ensure_ascii=False, default=str)],
         )

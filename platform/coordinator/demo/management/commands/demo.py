@@ -180,7 +180,7 @@ def print_dead_mirrors(several: MirrorCluster | None, console: Console) -> None:
     """Print which mirrors died since the last call."""
     for each in several.newly_dead() if several else ():
         left = (
-            ", ".join(other.url for other in several.running)
+            ", ".join(other.url for other in several.running)  # pyright: ignore[reportOptionalMemberAccess] - set whenever several mirrors run
             or "none: training goes on all the same"
         )
         console.print(f"{each.name} at {each.url} is gone. What is left: {left}", soft_wrap=True)
