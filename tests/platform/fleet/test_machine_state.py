@@ -274,7 +274,7 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
     noted = replace(
         known, store=lambda which, state: alone.append(which) or known.store(which, state)
     )
-    monkeypatch.setitem(registry._kinds, "machine", noted)
+    monkeypatch.setitem(registry._aggregate_types, "machine", noted)
     ingest.ingest_events(events, defer=True)
     ingest.project_pending(defer=True)
     private_data.ingest([each for each in kept if each not in late], defer=True)

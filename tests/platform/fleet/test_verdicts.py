@@ -65,7 +65,7 @@ def test_a_verdict_is_believed_by_the_exchange_noted_and_sent_until_it_is_heeded
     rules = UpdateRules.from_spec(run.spec, str(run.pk), frozenset(run.spec.roots))
     found = verify_proof(made.signed_verdict, rules)
     author = f"{bob.identity.key}.{LIFE}"
-    assert found.limits == {author: 2} and list(found.signed_verdicts) == [made.digest]
+    assert found.limits == {author: 2} and list(found.rulings) == [made.digest]
     entry = AuditEntry.objects.get(action="run.verdict")
     assert (
         entry.detail["after"] == {author: 2}

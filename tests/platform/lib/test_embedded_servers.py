@@ -24,8 +24,8 @@ USE = """
 import sys, time
 from pathlib import Path
 from urllib.parse import urlsplit
-from coordinator import embedded
-print(*embedded.start(Path(sys.argv[1])), flush=True)
+from coordinator.lib import embedded_servers
+print(*embedded_servers.start(Path(sys.argv[1])), flush=True)
 time.sleep(60)
 """
 
@@ -207,7 +207,7 @@ def test_a_folder_that_was_moved_serves_from_where_it_is(folder):
 
 def test_processes_that_start_at_once_make_one_key(folder):
     folder.mkdir()
-    make = "from coordinator import mirror; print(mirror.identity().key)"
+    make = "from coordinator.lib import site_identity; print(site_identity.identity().key)"
     environment = {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")]),
         "DJANGO_SETTINGS_MODULE": "coordinator.settings",

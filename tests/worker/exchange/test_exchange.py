@@ -355,7 +355,7 @@ def test_fetch_blobs_finds_the_peer_that_has_the_blob(world):
 
 
 def test_fetch_of_many_files_uses_all_peers_at_once(world, monkeypatch):
-    monkeypatch.setattr(prefetch, "AT_ONCE", 5)  # of eight
+    monkeypatch.setattr(prefetch, "BATCH_BLOBS", 5)  # of eight
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     files = [bytes([n]) * 300_000 for n in range(8)]
     for each in (a, b):
