@@ -14,13 +14,12 @@ from helpers.paths import ROOT, TESTS
 WORKER, PLATFORM = ROOT / "worker" / "barnraise", ROOT / "platform" / "coordinator"
 
 # What anything in the worker may import: messages, errors and small files without a subject.
-GROUND = {"errors", "formats", "durable_io", "sqlite", "spec", "protocol"}
+GROUND = {"errors", "formats", "durable_io", "spec", "protocol"}
 # What each folder or file of the worker may import of the worker.
 WORKER_LAYERS = {
     "errors": set(),
-    "formats": set(),
+    "formats": {"errors"},
     "durable_io": set(),
-    "sqlite": {"errors"},
     "protocol": {"errors", "formats", "durable_io", "spec"},
     "spec": {"errors"},
     "planning": GROUND,
@@ -37,7 +36,7 @@ WORKER_LAYERS = {
     "__main__": {"cli"},
     "__init__": set(),
 }
-WITHOUT_TORCH = {"errors", "formats", "durable_io", "sqlite", "protocol", "spec", "planning"}
+WITHOUT_TORCH = {"errors", "formats", "durable_io", "protocol", "spec", "planning"}
 # What the site may import of the worker: none of it imports torch.
 SITE_MAY_IMPORT = {"protocol", "spec", "errors", "planning", "formats"}
 # A new run's estimate uses the worker's own closed forms for the length of a round.
@@ -62,7 +61,30 @@ SITE_ORDER = [
 SITE_TOP = {"live", "api", "web", "staff", "demo", "ops"}
 # One word for ten different acts: the field says publish, send, receive, request, store, load.
 BANNED_VERBS = set(
-    ["tell", "told", "take", "taken", "say", "said", "hear", "heard", "keep", "kept", "settle", "note", "put", "give", "ask", "own", "know", "known", "hold", "held", "named", "begin"]
+    [
+        "tell",
+        "told",
+        "take",
+        "taken",
+        "say",
+        "said",
+        "hear",
+        "heard",
+        "keep",
+        "kept",
+        "settle",
+        "note",
+        "put",
+        "give",
+        "ask",
+        "own",
+        "know",
+        "known",
+        "hold",
+        "held",
+        "named",
+        "begin",
+    ]
 )
 DIALECT = re.compile(
     r"\b(beside|anew|whoever|any more|let go|of which|what is no news|amid|lest|whence)\b", re.I

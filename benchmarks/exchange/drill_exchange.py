@@ -62,7 +62,11 @@ class Drill:
         self.folder, self.span, self.dice = folder, span, random.Random(seed)
         blobs = BlobStore(folder / "text")
         manifest = shards.prepare_text(
-            TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.store, list(read_stdlib())
+            TextSpec(tokenizer="bytes", shard_tokens=1 << 20),
+            256,
+            RUN,
+            blobs.store,
+            list(read_stdlib()),
         )
         signed = MIRROR.sign("manifest", manifest)
         self.spec = RunSpec(
@@ -320,7 +324,9 @@ class Drill:
         with poisoner.ledger() as ledger:
             author = next(a for a in ledger.vector() if a.startswith(poisoner.key))
         with four[0].ledger() as ledger:
-            verdict = build_verdict(ledger, RUN, {author: good}, {}, self.spec.verdict_horizon, "noise")
+            verdict = build_verdict(
+                ledger, RUN, {author: good}, {}, self.spec.verdict_horizon, "noise"
+            )
         signed = MIRROR.sign("verdict", verdict)
         ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
         write_atomically(

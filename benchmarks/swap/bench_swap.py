@@ -32,12 +32,12 @@ from engine_child import BUILD, Child, turns
 
 from barnraise.errors import PlanError
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.hardware_probe import again, probe
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ModelSpec, preset
+from barnraise.swap.hardware_probe import again, probe
 
 GB = 10**9
 STRIDE, QUICK_STRIDE = (

@@ -23,10 +23,10 @@ from engine_child import BUILD, PATHS, Child, ChildError
 
 from barnraise.errors import PlanError
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.hardware_probe import probe
 from barnraise.planning.limits import Limits
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
+from barnraise.swap.hardware_probe import probe
 
 GB = 10**9
 MODELS = ("gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b")

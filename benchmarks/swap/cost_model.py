@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 from barnraise.models import gpt2 as gpt
 from barnraise.planning import cost_model
 from barnraise.planning.hardware import keep_freed_memory
-from barnraise.planning.hardware_probe import probe
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.fused_loss import head_step
+from barnraise.swap.hardware_probe import probe
 from barnraise.swap.leaves import Leaves
 
 SHAPES = (  # model, sequences of its context

@@ -18,12 +18,12 @@ from matplotlib.patches import Patch
 
 from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.formats import parse_bytes
-from barnraise.planning.hardware_probe import probe
 from barnraise.planning.limits import Limits
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.search import make_plan
 from barnraise.spec import Recipe, preset
 from barnraise.swap.engine import Engine
+from barnraise.swap.hardware_probe import probe
 from barnraise.swap.state_store import FragmentSequence, StateStore
 
 COLOURS = {

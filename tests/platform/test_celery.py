@@ -144,7 +144,9 @@ def test_a_clock_that_was_ahead_and_is_put_right_holds_nothing_up(beat, monkeypa
     )
     schedule = beat()
     schedule.tick()
-    schedule._clock_offset += hour.total_seconds()  # as it is after some time with a clock an hour ahead
+    schedule._clock_offset += (
+        hour.total_seconds()
+    )  # as it is after some time with a clock an hour ahead
     schedule._heap = [at._replace(time=at.time + hour.total_seconds()) for at in schedule._heap]
     for entry in schedule.schedule.values():
         entry.last_run_at += hour

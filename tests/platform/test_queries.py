@@ -167,9 +167,7 @@ def test_a_report_asks_few_questions_and_reads_no_whole_table(crowd, numbers):
     assert not (slow := without_an_index(asked.captured_queries)), slow
 
 
-def test_storing_reports_takes_equally_many_statements_for_any_crowd(
-    crowd, volunteer, numbers
-):
+def test_storing_reports_takes_equally_many_statements_for_any_crowd(crowd, volunteer, numbers):
     run, ada, owner = crowd
     others = [volunteer(owner, seed) for seed in range(2, 31)]
     for each in others:

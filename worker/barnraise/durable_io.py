@@ -1,10 +1,13 @@
-"""Write files so that a crash leaves the old or the new content, never a torn one.
+"""Write files and SQLite rows so that a crash leaves the old or the new content, never a torn one.
 
-The order is always the same: the bytes reach the disk first, then the file gets its name, then the folder's entry
-reaches the disk. Standard library only.
+For files the order is always the same: the bytes reach the disk first, then the file gets its name,
+then the folder's entry reaches the disk. Standard library only.
 """
 
 import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -57,3 +60,19 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit the statements in the block together, or none of them, for instance on a full disk.
+
+    The connection is in autocommit mode. The caller ensures that no other thread uses it meanwhile.
+    """
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise

@@ -39,9 +39,7 @@ def test_a_clock_is_corrected_when_it_is_far_from_most_others(offsets, seconds):
     assert hlc.clock_correction(offsets) == seconds
 
 
-def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(
-    db, shelf, caplog
-):
+def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(db, shelf, caplog):
     right = time.time() - FAR
     writer.record_peer_clock("1" * 64, right)
     writer.record_peer_clock("2" * 64, right + 1)
@@ -55,9 +53,7 @@ def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(
     assert writer.clock_offset() == pytest.approx(FAR, abs=5)
 
 
-def test_clock_set_wrong_between_measurements_spoils_no_event(
-    db, shelf, monkeypatch
-):
+def test_clock_set_wrong_between_measurements_spoils_no_event(db, shelf, monkeypatch):
     right = time.time()
     for key in ("1", "2"):
         writer.record_peer_clock(key * 64, right)

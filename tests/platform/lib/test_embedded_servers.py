@@ -112,9 +112,7 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(folder):
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_start_waits_for_silent_server_instead_of_starting_a_second(
-    folder, monkeypatch
-):
+def test_start_waits_for_silent_server_instead_of_starting_a_second(folder, monkeypatch):
     monkeypatch.setattr(embedded_servers, "START_SECONDS", 3.0)
     embedded_servers.start(folder, postgres=False)
     (pid, _) = json.loads((folder / "valkey" / "pid").read_text())

@@ -312,9 +312,7 @@ def test_receipts_of_machines_that_never_came_back_go(member):
     assert delete_old_rows() == 1 and ReportReceipt.objects.get().seq == 6
 
 
-def test_machine_silent_for_a_day_has_left_the_run(
-    member, volunteer, person, numbers
-):
+def test_machine_silent_for_a_day_has_left_the_run(member, volunteer, person, numbers):
     run = member.run
     machines = [volunteer(person(f"{n}@example.org"), n + 2) for n in range(3)]
     for machine in machines:

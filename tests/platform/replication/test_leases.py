@@ -92,9 +92,7 @@ def test_when_the_chosen_one_dies_one_other_takes_over(duty, there, had_taken, s
 
 
 @given(DUTIES, MIRRORS, st.floats(0, 1e6), st.sampled_from(KEYS), st.integers(1, 9))
-def test_done_lease_and_lease_of_a_live_holder_are_not_acquired(
-    duty, there, age, by, epoch
-):
+def test_done_lease_and_lease_of_a_live_holder_are_not_acquired(duty, there, age, by, epoch):
     for me in there:
         assert (
             asked(duty, me, there, age=age, epoch=epoch, holder=by, done=True) is LeaseDecision.DONE
@@ -190,9 +188,7 @@ def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
-def test_email_is_sent_by_another_mirror_after_the_holder_dies(
-    person, other
-):
+def test_email_is_sent_by_another_mirror_after_the_holder_dies(person, other):
     theirs = notice(person(), other, "theirs")
     other.log.append(
         "lease.acquire", theirs.lease_name, {"mirror": other.list_entry.key, "epoch": 1}

@@ -59,9 +59,7 @@ def test_its_clock_is_noted_by_what_it_signed(small):
     assert PeerClock.objects.get(pk=small.identity.key).offset_seconds == pytest.approx(3600, abs=5)
 
 
-def test_mirror_with_a_common_protocol_version_is_pulled_others_refused(
-    small, log
-):
+def test_mirror_with_a_common_protocol_version_is_pulled_others_refused(small, log):
     small.protocols = [2, 1]
     assert pull(small).stored == 10
     small.protocols = [3, 2]
@@ -223,9 +221,7 @@ def test_a_mirror_that_is_gone_is_named(small, log):
     assert "does not answer" in pull(small).refused[0]
 
 
-def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(
-    small, log
-):
+def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(small, log):
     key, right = small.identity.key, small.routes["GET /mirrors/heads"]
     small.routes["GET /mirrors/heads"] = lambda query, who: (502, b"<html>")
     assert pull_module.pull_from_all()[key].refused
@@ -247,9 +243,7 @@ def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(
     assert pull_module.pull_from_all() == {key: pull_module.PullResult()}
 
 
-def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
-    small, log, hurry, monkeypatch
-):
+def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(small, log, hurry, monkeypatch):
     monkeypatch.setattr(client, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
     right = dict(small.routes)
@@ -349,7 +343,9 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
     mirror_list.ingest_lists(
         [
             signed_list(
-                2, local_entry(), small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)})
+                2,
+                local_entry(),
+                small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)}),
             )
         ]
     )
@@ -372,9 +368,7 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
         ),
     ],
 )
-def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(
-    small, log, told, sentence
-):
+def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(small, log, told, sentence):
     wrong = told(small)
     small.lists = [wrong]
     small.routes["GET /mirrors/list"] = lambda query, who: MirrorLists(lists=[wrong])

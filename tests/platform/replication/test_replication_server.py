@@ -91,7 +91,9 @@ def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(small):
     mirror_list.ingest_lists(
         [
             signed_list(
-                2, local_entry(), small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)})
+                2,
+                local_entry(),
+                small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)}),
             )
         ]
     )

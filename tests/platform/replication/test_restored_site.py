@@ -74,9 +74,7 @@ def restored(other, person):
     return ada, kept
 
 
-def test_restored_site_is_read_only_until_its_log_is_pulled_back(
-    restored, other, person
-):
+def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other, person):
     ada, _ = restored
     client = Client()
     client.force_login(ada)
@@ -103,9 +101,7 @@ def test_restored_site_is_read_only_until_its_log_is_pulled_back(
     assert ours.events.count() >= 2
 
 
-def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(
-    restored, other
-):
+def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(restored, other):
     _, kept = restored
     keep(other, [*kept[:-1], kept[-1].model_copy(update={"signature": "0" * 128})])
     done = pull.pull_from(mirror_list.other_mirrors()[0])

@@ -31,9 +31,7 @@ def pulled(site: MirrorProcess) -> str:
     return lines[-1]
 
 
-def test_second_mirror_joins_and_each_works_while_the_other_is_dead(
-    sites, tmp_path
-):
+def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_path):
     a, b = sites
     digest = publish_list(a, b, tmp_path)
     a.manage(

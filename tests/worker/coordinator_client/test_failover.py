@@ -57,7 +57,10 @@ class Mirror(Small):
 
     def names(self, signed) -> None:
         self.lists = [signed]
-        self.directive |= {"mirror_list_version": parse_list(signed).version, "mirror_list_digest": digest(signed.body)}
+        self.directive |= {
+            "mirror_list_version": parse_list(signed).version,
+            "mirror_list_digest": digest(signed.body),
+        }
 
     @property
     def listed(self):

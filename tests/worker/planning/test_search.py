@@ -258,7 +258,7 @@ def test_planning_needs_no_torch():
     root = str(Path(barnraise.__file__).parents[1])
     program = (
         f"import sys; sys.path.insert(0, {json.dumps(root)})\n"
-        "from barnraise.planning import cost_model, hardware, hardware_probe, limits\n"
+        "from barnraise.planning import cost_model, hardware, limits\n"
         "from barnraise.planning import memory_model, plan, program, search, simulator\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'numpy'}))"
     )

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from barnraise.formats import parse_bytes
 from barnraise.planning.hardware import Hardware, UpdateRate
-from barnraise.planning.hardware_probe import probe
 from barnraise.planning.limits import Limits
 from barnraise.protocol.reports import HardwareView
 from barnraise.state_dir import StateDir
+from barnraise.swap.hardware_probe import probe
 
 GPU_UPDATES = (
     ("float32", 32, 2e10),

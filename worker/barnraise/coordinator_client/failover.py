@@ -117,7 +117,7 @@ class MirrorSelector:
 
 
 @dataclass(frozen=True)
-class Announcement:
+class MachineAnnouncement:
     """What this machine announces to all mirrors about itself in a run."""
 
     addresses: tuple[Address, ...] = ()
@@ -151,7 +151,7 @@ class FailoverClient:
         self._selector = MirrorSelector(identity.key)
         self._vouched = ""  # the digest of the list that our own mirror named
         self._refusals: dict[str, str] = {}  # by mirror, since the last success
-        self._announcements: dict[str, Announcement] = {}  # by run
+        self._announcements: dict[str, MachineAnnouncement] = {}  # by run
         self._joined: set[tuple[str, str]] = set()  # (mirror, run)
         self._new_peers: list[Peer] = []  # that mirrors named and no report has returned yet
         self._wake = threading.Event()
@@ -213,7 +213,7 @@ class FailoverClient:
         self, run: str, addresses: list[Address], hardware: HardwareView | None = None
     ) -> JoinReply:
         """Join a run at the first mirror that answers."""
-        self._announcements[run] = Announcement(tuple(addresses), hardware)
+        self._announcements[run] = MachineAnnouncement(tuple(addresses), hardware)
         reply = self._call_any(lambda client: client.join_run(run, addresses, hardware))
         self._joined.add((self._current, run))
         self._read_directive(reply.directive)
@@ -231,8 +231,8 @@ class FailoverClient:
         attestations: Sequence[Attestation] = (),
     ) -> ReportReply:
         """Send reports to the current mirror, joining the run there first if necessary."""
-        hardware = self._announcements.get(run, Announcement()).hardware
-        self._announcements[run] = Announcement(tuple(reports[-1].addresses), hardware)
+        hardware = self._announcements.get(run, MachineAnnouncement()).hardware
+        self._announcements[run] = MachineAnnouncement(tuple(reports[-1].addresses), hardware)
         self._start_visits()
         joined = self._join_current(run)
         reply = self._call_current(

@@ -17,6 +17,7 @@ from pathlib import Path
 from barnraise import __version__
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.durable_io import transaction
 from barnraise.errors import (
     CoordinatorError,
     CoordinatorUnreachableError,
@@ -29,7 +30,6 @@ from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import CheckpointView, ExchangeView, MeasuredLoss, PlanView, Report
 from barnraise.protocol.signing import open_signed
 from barnraise.protocol.verdicts import SignedVerdict
-from barnraise.sqlite import transaction
 
 log = logging.getLogger("barnraise.coordinator_client.reporter")
 

@@ -11,145 +11,314 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('auth', '0012_alter_user_first_name_max_length'),
+        ("auth", "0012_alter_user_first_name_max_length"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='SiteSettings',
+            name="SiteSettings",
             fields=[
-                ('id', models.UUIDField(default=uuid.UUID('00000000-0000-0000-0000-000000000000'), editable=False, primary_key=True, serialize=False)),
-                ('organisers', models.CharField(choices=[('everybody', 'Everybody with an account'), ('granted', 'Organisers only')], default='everybody', max_length=10, verbose_name='who may create runs')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid.UUID("00000000-0000-0000-0000-000000000000"),
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                (
+                    "organisers",
+                    models.CharField(
+                        choices=[
+                            ("everybody", "Everybody with an account"),
+                            ("granted", "Organisers only"),
+                        ],
+                        default="everybody",
+                        max_length=10,
+                        verbose_name="who may create runs",
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'site settings',
-                'verbose_name_plural': 'site settings',
+                "verbose_name": "site settings",
+                "verbose_name_plural": "site settings",
             },
         ),
         migrations.CreateModel(
-            name='Team',
+            name="Team",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('slug', models.SlugField(editable=False, max_length=80, unique=True)),
-                ('name', models.CharField(max_length=60)),
-                ('created', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("slug", models.SlugField(editable=False, max_length=80, unique=True)),
+                ("name", models.CharField(max_length=60)),
+                (
+                    "created",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False),
+                ),
             ],
             options={
-                'ordering': ['name'],
+                "ordering": ["name"],
             },
         ),
         migrations.CreateModel(
-            name='User',
+            name="User",
             fields=[
-                ('password', models.CharField(max_length=128, verbose_name='password')),
-                ('last_login', models.DateTimeField(blank=True, null=True, verbose_name='last login')),
-                ('is_superuser', models.BooleanField(default=False, help_text='Designates that this user has all permissions without explicitly assigning them.', verbose_name='superuser status')),
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('email', models.EmailField(max_length=254, unique=True, verbose_name='email address')),
-                ('name', models.CharField(blank=True, help_text='Visible to others.', max_length=60)),
-                ('is_active', models.BooleanField(default=True, verbose_name='active')),
-                ('is_staff', models.BooleanField(default=False, verbose_name='staff')),
-                ('organiser', models.BooleanField(default=False, help_text='May create runs where only organisers may.')),
-                ('ban_reason', models.CharField(blank=True, max_length=300)),
-                ('banned', models.DateTimeField(blank=True, null=True)),
-                ('left', models.DateTimeField(blank=True, null=True, verbose_name='account deleted')),
-                ('date_joined', models.DateTimeField(default=django.utils.timezone.now, verbose_name='joined')),
-                ('groups', models.ManyToManyField(blank=True, help_text='The groups this user belongs to. A user will get all permissions granted to each of their groups.', related_name='user_set', related_query_name='user', to='auth.group', verbose_name='groups')),
-                ('user_permissions', models.ManyToManyField(blank=True, help_text='Specific permissions for this user.', related_name='user_set', related_query_name='user', to='auth.permission', verbose_name='user permissions')),
+                ("password", models.CharField(max_length=128, verbose_name="password")),
+                (
+                    "last_login",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last login"),
+                ),
+                (
+                    "is_superuser",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates that this user has all permissions without explicitly assigning them.",
+                        verbose_name="superuser status",
+                    ),
+                ),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "email",
+                    models.EmailField(max_length=254, unique=True, verbose_name="email address"),
+                ),
+                (
+                    "name",
+                    models.CharField(blank=True, help_text="Visible to others.", max_length=60),
+                ),
+                ("is_active", models.BooleanField(default=True, verbose_name="active")),
+                ("is_staff", models.BooleanField(default=False, verbose_name="staff")),
+                (
+                    "organiser",
+                    models.BooleanField(
+                        default=False, help_text="May create runs where only organisers may."
+                    ),
+                ),
+                ("ban_reason", models.CharField(blank=True, max_length=300)),
+                ("banned", models.DateTimeField(blank=True, null=True)),
+                (
+                    "left",
+                    models.DateTimeField(blank=True, null=True, verbose_name="account deleted"),
+                ),
+                (
+                    "date_joined",
+                    models.DateTimeField(default=django.utils.timezone.now, verbose_name="joined"),
+                ),
+                (
+                    "groups",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="The groups this user belongs to. A user will get all permissions granted to each of their groups.",
+                        related_name="user_set",
+                        related_query_name="user",
+                        to="auth.group",
+                        verbose_name="groups",
+                    ),
+                ),
+                (
+                    "user_permissions",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="Specific permissions for this user.",
+                        related_name="user_set",
+                        related_query_name="user",
+                        to="auth.permission",
+                        verbose_name="user permissions",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Machine',
+            name="Machine",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('key', models.CharField(editable=False, max_length=64, unique=True)),
-                ('hostname', models.CharField(blank=True, max_length=100)),
-                ('system', models.CharField(blank=True, max_length=100)),
-                ('processor', models.CharField(blank=True, max_length=100)),
-                ('cores', models.PositiveIntegerField(default=0)),
-                ('memory_bytes', models.BigIntegerField(default=0)),
-                ('accelerator', models.CharField(blank=True, max_length=100)),
-                ('enrolled', models.DateTimeField(default=django.utils.timezone.now)),
-                ('last_seen', models.DateTimeField(blank=True, null=True)),
-                ('revoked', models.DateTimeField(blank=True, null=True)),
-                ('revoked_reason', models.CharField(blank=True, max_length=300)),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='machines', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("key", models.CharField(editable=False, max_length=64, unique=True)),
+                ("hostname", models.CharField(blank=True, max_length=100)),
+                ("system", models.CharField(blank=True, max_length=100)),
+                ("processor", models.CharField(blank=True, max_length=100)),
+                ("cores", models.PositiveIntegerField(default=0)),
+                ("memory_bytes", models.BigIntegerField(default=0)),
+                ("accelerator", models.CharField(blank=True, max_length=100)),
+                ("enrolled", models.DateTimeField(default=django.utils.timezone.now)),
+                ("last_seen", models.DateTimeField(blank=True, null=True)),
+                ("revoked", models.DateTimeField(blank=True, null=True)),
+                ("revoked_reason", models.CharField(blank=True, max_length=300)),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="machines",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-enrolled'],
+                "ordering": ["-enrolled"],
             },
         ),
         migrations.CreateModel(
-            name='Enrolment',
+            name="Enrolment",
             fields=[
-                ('code', models.CharField(max_length=20, primary_key=True, serialize=False)),
-                ('key', models.CharField(db_index=True, max_length=64)),
-                ('about', models.JSONField()),
-                ('decision', models.CharField(choices=[('pending', 'Pending'), ('approved', 'Approved'), ('refused', 'Refused')], default='pending', max_length=10)),
-                ('created', models.DateTimeField(default=django.utils.timezone.now)),
-                ('expires', models.DateTimeField()),
-                ('decided_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
-                ('machine', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, to='accounts.machine')),
+                ("code", models.CharField(max_length=20, primary_key=True, serialize=False)),
+                ("key", models.CharField(db_index=True, max_length=64)),
+                ("about", models.JSONField()),
+                (
+                    "decision",
+                    models.CharField(
+                        choices=[
+                            ("pending", "Pending"),
+                            ("approved", "Approved"),
+                            ("refused", "Refused"),
+                        ],
+                        default="pending",
+                        max_length=10,
+                    ),
+                ),
+                ("created", models.DateTimeField(default=django.utils.timezone.now)),
+                ("expires", models.DateTimeField()),
+                (
+                    "decided_by",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "machine",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        to="accounts.machine",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-created'],
+                "ordering": ["-created"],
             },
         ),
         migrations.CreateModel(
-            name='TeamInvitation',
+            name="TeamInvitation",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('email', models.EmailField(max_length=254)),
-                ('token_digest', models.CharField(editable=False, max_length=64, unique=True)),
-                ('created', models.DateTimeField(default=django.utils.timezone.now)),
-                ('expires', models.DateTimeField()),
-                ('by', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='invitations', to='accounts.team')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("email", models.EmailField(max_length=254)),
+                ("token_digest", models.CharField(editable=False, max_length=64, unique=True)),
+                ("created", models.DateTimeField(default=django.utils.timezone.now)),
+                ("expires", models.DateTimeField()),
+                (
+                    "by",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="invitations",
+                        to="accounts.team",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-created'],
+                "ordering": ["-created"],
             },
         ),
         migrations.CreateModel(
-            name='TeamMember',
+            name="TeamMember",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('leads', models.BooleanField(default=False)),
-                ('joined', models.DateTimeField(default=django.utils.timezone.now)),
-                ('person', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='team_places', to=settings.AUTH_USER_MODEL)),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='members', to='accounts.team')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("leads", models.BooleanField(default=False)),
+                ("joined", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "person",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="team_places",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="members",
+                        to="accounts.team",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['joined', 'pk'],
+                "ordering": ["joined", "pk"],
             },
         ),
         migrations.AddField(
-            model_name='team',
-            name='people',
-            field=models.ManyToManyField(related_name='teams', through='accounts.TeamMember', to=settings.AUTH_USER_MODEL),
+            model_name="team",
+            name="people",
+            field=models.ManyToManyField(
+                related_name="teams", through="accounts.TeamMember", to=settings.AUTH_USER_MODEL
+            ),
         ),
         migrations.AddConstraint(
-            model_name='user',
-            constraint=models.UniqueConstraint(django.db.models.functions.text.Lower('email'), name='one_person_an_address'),
+            model_name="user",
+            constraint=models.UniqueConstraint(
+                django.db.models.functions.text.Lower("email"), name="one_person_an_address"
+            ),
         ),
         migrations.AddIndex(
-            model_name='machine',
-            index=models.Index(condition=models.Q(('revoked__isnull', False)), fields=['revoked'], name='machine_revoked'),
+            model_name="machine",
+            index=models.Index(
+                condition=models.Q(("revoked__isnull", False)),
+                fields=["revoked"],
+                name="machine_revoked",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='teaminvitation',
-            constraint=models.UniqueConstraint(models.F('team'), django.db.models.functions.text.Lower('email'), name='one_invitation_an_address'),
+            model_name="teaminvitation",
+            constraint=models.UniqueConstraint(
+                models.F("team"),
+                django.db.models.functions.text.Lower("email"),
+                name="one_invitation_an_address",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='teammember',
-            constraint=models.UniqueConstraint(fields=('team', 'person'), name='one_place_a_team'),
+            model_name="teammember",
+            constraint=models.UniqueConstraint(fields=("team", "person"), name="one_place_a_team"),
         ),
         migrations.AddConstraint(
-            model_name='team',
-            constraint=models.UniqueConstraint(django.db.models.functions.text.Lower('name'), name='one_team_a_name'),
+            model_name="team",
+            constraint=models.UniqueConstraint(
+                django.db.models.functions.text.Lower("name"), name="one_team_a_name"
+            ),
         ),
     ]

@@ -6,35 +6,68 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('accounts', '0001_initial'),
-        ('runs', '0001_initial'),
+        ("accounts", "0001_initial"),
+        ("runs", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Credit',
+            name="Credit",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('incarnation', models.CharField(max_length=16)),
-                ('day', models.DateField()),
-                ('first', models.BigIntegerField()),
-                ('last', models.BigIntegerField()),
-                ('tokens', models.BigIntegerField()),
-                ('published_last', models.BigIntegerField(db_default=0, default=0)),
-                ('published_tokens', models.BigIntegerField(db_default=0, default=0)),
-                ('author_header', models.JSONField(null=True)),
-                ('witness_signature', models.JSONField(null=True)),
-                ('machine', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='credits', to='accounts.machine')),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='credits', to='runs.run')),
-                ('witness', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='accounts.machine')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("incarnation", models.CharField(max_length=16)),
+                ("day", models.DateField()),
+                ("first", models.BigIntegerField()),
+                ("last", models.BigIntegerField()),
+                ("tokens", models.BigIntegerField()),
+                ("published_last", models.BigIntegerField(db_default=0, default=0)),
+                ("published_tokens", models.BigIntegerField(db_default=0, default=0)),
+                ("author_header", models.JSONField(null=True)),
+                ("witness_signature", models.JSONField(null=True)),
+                (
+                    "machine",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="credits",
+                        to="accounts.machine",
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="credits",
+                        to="runs.run",
+                    ),
+                ),
+                (
+                    "witness",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="accounts.machine",
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['machine', 'day'], name='credit_of_a_machine'), models.Index(fields=['day'], name='credit_by_day')],
-                'constraints': [models.UniqueConstraint(fields=('run', 'machine', 'incarnation', 'day'), name='one_range_a_day')],
+                "indexes": [
+                    models.Index(fields=["machine", "day"], name="credit_of_a_machine"),
+                    models.Index(fields=["day"], name="credit_by_day"),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("run", "machine", "incarnation", "day"), name="one_range_a_day"
+                    )
+                ],
             },
         ),
     ]

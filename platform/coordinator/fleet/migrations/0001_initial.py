@@ -10,89 +10,193 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('accounts', '0001_initial'),
-        ('runs', '0001_initial'),
+        ("accounts", "0001_initial"),
+        ("runs", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='HardwareMeasurement',
+            name="HardwareMeasurement",
             fields=[
-                ('machine', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='measured', serialize=False, to='accounts.machine')),
-                ('hardware_view', models.JSONField()),
-                ('at', models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "machine",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="measured",
+                        serialize=False,
+                        to="accounts.machine",
+                    ),
+                ),
+                ("hardware_view", models.JSONField()),
+                ("at", models.DateTimeField(default=django.utils.timezone.now)),
             ],
         ),
         migrations.CreateModel(
-            name='MachinePause',
+            name="MachinePause",
             fields=[
-                ('machine', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='pause', serialize=False, to='accounts.machine')),
-                ('since', models.DateTimeField(default=django.utils.timezone.now)),
-                ('by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
+                (
+                    "machine",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="pause",
+                        serialize=False,
+                        to="accounts.machine",
+                    ),
+                ),
+                ("since", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Membership',
+            name="Membership",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('mirror', models.CharField(blank=True, db_default='', default='', max_length=64)),
-                ('joined', models.DateTimeField(default=django.utils.timezone.now)),
-                ('last_seen', models.DateTimeField(default=django.utils.timezone.now)),
-                ('heard', models.DateTimeField(db_default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC), default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC))),
-                ('addresses', models.JSONField(default=list)),
-                ('version', models.CharField(blank=True, max_length=40)),
-                ('activity', models.CharField(choices=[('preparing', 'preparing'), ('joining', 'joining'), ('training', 'training'), ('paused', 'paused'), ('finishing', 'finishing'), ('finished', 'finished'), ('left', 'left')], default='joining', max_length=10)),
-                ('incarnation', models.CharField(blank=True, max_length=16)),
-                ('lives', models.JSONField(default=dict)),
-                ('ticket_expires', models.DateTimeField(null=True)),
-                ('step', models.BigIntegerField(default=0)),
-                ('tokens', models.BigIntegerField(default=0)),
-                ('ledger_tokens', models.BigIntegerField(default=0)),
-                ('rate', models.FloatField(default=0)),
-                ('updates_sent', models.BigIntegerField(default=0)),
-                ('updates_received', models.BigIntegerField(default=0)),
-                ('peers', models.PositiveIntegerField(default=0)),
-                ('peer_bytes_sent', models.BigIntegerField(default=0)),
-                ('peer_bytes_received', models.BigIntegerField(default=0)),
-                ('vector', models.CharField(blank=True, max_length=64)),
-                ('anchor', models.CharField(blank=True, max_length=64)),
-                ('plan', models.JSONField(null=True)),
-                ('step_seconds', models.FloatField(null=True)),
-                ('exchange', models.JSONField(null=True)),
-                ('safe', models.DateTimeField(null=True)),
-                ('mark', models.BigIntegerField(default=0)),
-                ('latest', models.BigIntegerField(default=0)),
-                ('changed', models.BigIntegerField(db_default=0, default=0, null=True)),
-                ('planned', models.BigIntegerField(db_default=0, default=0)),
-                ('machine', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='accounts.machine')),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='runs.run')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("mirror", models.CharField(blank=True, db_default="", default="", max_length=64)),
+                ("joined", models.DateTimeField(default=django.utils.timezone.now)),
+                ("last_seen", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "heard",
+                    models.DateTimeField(
+                        db_default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC),
+                        default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC),
+                    ),
+                ),
+                ("addresses", models.JSONField(default=list)),
+                ("version", models.CharField(blank=True, max_length=40)),
+                (
+                    "activity",
+                    models.CharField(
+                        choices=[
+                            ("preparing", "preparing"),
+                            ("joining", "joining"),
+                            ("training", "training"),
+                            ("paused", "paused"),
+                            ("finishing", "finishing"),
+                            ("finished", "finished"),
+                            ("left", "left"),
+                        ],
+                        default="joining",
+                        max_length=10,
+                    ),
+                ),
+                ("incarnation", models.CharField(blank=True, max_length=16)),
+                ("lives", models.JSONField(default=dict)),
+                ("ticket_expires", models.DateTimeField(null=True)),
+                ("step", models.BigIntegerField(default=0)),
+                ("tokens", models.BigIntegerField(default=0)),
+                ("ledger_tokens", models.BigIntegerField(default=0)),
+                ("rate", models.FloatField(default=0)),
+                ("updates_sent", models.BigIntegerField(default=0)),
+                ("updates_received", models.BigIntegerField(default=0)),
+                ("peers", models.PositiveIntegerField(default=0)),
+                ("peer_bytes_sent", models.BigIntegerField(default=0)),
+                ("peer_bytes_received", models.BigIntegerField(default=0)),
+                ("vector", models.CharField(blank=True, max_length=64)),
+                ("anchor", models.CharField(blank=True, max_length=64)),
+                ("plan", models.JSONField(null=True)),
+                ("step_seconds", models.FloatField(null=True)),
+                ("exchange", models.JSONField(null=True)),
+                ("safe", models.DateTimeField(null=True)),
+                ("mark", models.BigIntegerField(default=0)),
+                ("latest", models.BigIntegerField(default=0)),
+                ("changed", models.BigIntegerField(db_default=0, default=0, null=True)),
+                ("planned", models.BigIntegerField(db_default=0, default=0)),
+                (
+                    "machine",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to="accounts.machine",
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to="runs.run",
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['run', 'last_seen'], name='fleet_membe_run_id_1aa077_idx'), models.Index(condition=models.Q(('changed__isnull', False)), fields=['changed', 'id'], name='memberships_to_publish')],
-                'constraints': [models.UniqueConstraint(fields=('run', 'machine', 'mirror'), name='one_membership_a_mirror')],
+                "indexes": [
+                    models.Index(fields=["run", "last_seen"], name="fleet_membe_run_id_1aa077_idx"),
+                    models.Index(
+                        condition=models.Q(("changed__isnull", False)),
+                        fields=["changed", "id"],
+                        name="memberships_to_publish",
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("run", "machine", "mirror"), name="one_membership_a_mirror"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='VerdictRecord',
+            name="VerdictRecord",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('body', models.TextField(editable=False)),
-                ('digest', models.CharField(editable=False, max_length=64)),
-                ('signatures', models.JSONField(editable=False)),
-                ('proven', models.BooleanField(default=False, editable=False)),
-                ('given', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='signed')),
-                ('by', models.ForeignKey(editable=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='verdicts', to='runs.run')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("body", models.TextField(editable=False)),
+                ("digest", models.CharField(editable=False, max_length=64)),
+                ("signatures", models.JSONField(editable=False)),
+                ("proven", models.BooleanField(default=False, editable=False)),
+                (
+                    "given",
+                    models.DateTimeField(
+                        default=django.utils.timezone.now, editable=False, verbose_name="signed"
+                    ),
+                ),
+                (
+                    "by",
+                    models.ForeignKey(
+                        editable=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="verdicts",
+                        to="runs.run",
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'verdict',
-                'ordering': ['-id'],
-                'constraints': [models.UniqueConstraint(fields=('run', 'digest'), name='one_verdict_a_text')],
+                "verbose_name": "verdict",
+                "ordering": ["-id"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("run", "digest"), name="one_verdict_a_text")
+                ],
             },
         ),
     ]

@@ -8,78 +8,208 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('accounts', '0001_initial'),
+        ("accounts", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Run',
+            name="Run",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('slug', models.SlugField(editable=False, max_length=100, unique=True)),
-                ('name', models.CharField(max_length=80)),
-                ('status', models.CharField(choices=[('draft', 'draft'), ('recruiting', 'recruiting'), ('training', 'training'), ('paused', 'paused'), ('finished', 'finished'), ('cancelled', 'cancelled')], default='draft', editable=False, max_length=12)),
-                ('launch_requested', models.BooleanField(default=False, editable=False)),
-                ('draft', models.JSONField(editable=False)),
-                ('spec_text', models.TextField(blank=True, editable=False)),
-                ('spec_digest', models.CharField(blank=True, editable=False, max_length=64)),
-                ('manifest', models.JSONField(blank=True, editable=False, null=True)),
-                ('quorum', models.PositiveIntegerField(default=1, help_text='Training starts when this many machines are alive.', verbose_name='machines to start with')),
-                ('report_every', models.FloatField(default=10.0, help_text="Seconds between a machine's reports.", verbose_name='report interval')),
-                ('ledger_tokens', models.BigIntegerField(default=0, editable=False, verbose_name='tokens trained')),
-                ('extra_tokens', models.BigIntegerField(default=0, editable=False, verbose_name='added tokens')),
-                ('created', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
-                ('launched', models.DateTimeField(editable=False, null=True)),
-                ('started', models.DateTimeField(editable=False, null=True)),
-                ('finished', models.DateTimeField(editable=False, null=True)),
-                ('archived', models.DateTimeField(editable=False, null=True)),
-                ('access', models.CharField(choices=[('anyone', 'Anyone'), ('invitation', 'Invitation'), ('team', 'Team')], default='anyone', max_length=12, verbose_name='who may join')),
-                ('least_memory', models.BigIntegerField(default=0, help_text='Bytes; 0 for any.', verbose_name='minimum RAM')),
-                ('least_device_memory', models.BigIntegerField(default=0, help_text='Bytes; 0 for any.', verbose_name='minimum GPU memory')),
-                ('notes', models.TextField(blank=True)),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='runs', to=settings.AUTH_USER_MODEL)),
-                ('parent', models.ForeignKey(editable=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='copies', to='runs.run', verbose_name='copied from')),
-                ('team', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='runs', to='accounts.team')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("slug", models.SlugField(editable=False, max_length=100, unique=True)),
+                ("name", models.CharField(max_length=80)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("draft", "draft"),
+                            ("recruiting", "recruiting"),
+                            ("training", "training"),
+                            ("paused", "paused"),
+                            ("finished", "finished"),
+                            ("cancelled", "cancelled"),
+                        ],
+                        default="draft",
+                        editable=False,
+                        max_length=12,
+                    ),
+                ),
+                ("launch_requested", models.BooleanField(default=False, editable=False)),
+                ("draft", models.JSONField(editable=False)),
+                ("spec_text", models.TextField(blank=True, editable=False)),
+                ("spec_digest", models.CharField(blank=True, editable=False, max_length=64)),
+                ("manifest", models.JSONField(blank=True, editable=False, null=True)),
+                (
+                    "quorum",
+                    models.PositiveIntegerField(
+                        default=1,
+                        help_text="Training starts when this many machines are alive.",
+                        verbose_name="machines to start with",
+                    ),
+                ),
+                (
+                    "report_every",
+                    models.FloatField(
+                        default=10.0,
+                        help_text="Seconds between a machine's reports.",
+                        verbose_name="report interval",
+                    ),
+                ),
+                (
+                    "ledger_tokens",
+                    models.BigIntegerField(
+                        default=0, editable=False, verbose_name="tokens trained"
+                    ),
+                ),
+                (
+                    "extra_tokens",
+                    models.BigIntegerField(default=0, editable=False, verbose_name="added tokens"),
+                ),
+                (
+                    "created",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False),
+                ),
+                ("launched", models.DateTimeField(editable=False, null=True)),
+                ("started", models.DateTimeField(editable=False, null=True)),
+                ("finished", models.DateTimeField(editable=False, null=True)),
+                ("archived", models.DateTimeField(editable=False, null=True)),
+                (
+                    "access",
+                    models.CharField(
+                        choices=[
+                            ("anyone", "Anyone"),
+                            ("invitation", "Invitation"),
+                            ("team", "Team"),
+                        ],
+                        default="anyone",
+                        max_length=12,
+                        verbose_name="who may join",
+                    ),
+                ),
+                (
+                    "least_memory",
+                    models.BigIntegerField(
+                        default=0, help_text="Bytes; 0 for any.", verbose_name="minimum RAM"
+                    ),
+                ),
+                (
+                    "least_device_memory",
+                    models.BigIntegerField(
+                        default=0, help_text="Bytes; 0 for any.", verbose_name="minimum GPU memory"
+                    ),
+                ),
+                ("notes", models.TextField(blank=True)),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="runs",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "parent",
+                    models.ForeignKey(
+                        editable=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="copies",
+                        to="runs.run",
+                        verbose_name="copied from",
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="runs",
+                        to="accounts.team",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-created'],
+                "ordering": ["-created"],
             },
         ),
         migrations.CreateModel(
-            name='RunInvitation',
+            name="RunInvitation",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('note', models.CharField(blank=True, max_length=80)),
-                ('created', models.DateTimeField(default=django.utils.timezone.now)),
-                ('expires', models.DateTimeField()),
-                ('withdrawn', models.DateTimeField(null=True)),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='invitations', to='runs.run')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("note", models.CharField(blank=True, max_length=80)),
+                ("created", models.DateTimeField(default=django.utils.timezone.now)),
+                ("expires", models.DateTimeField()),
+                ("withdrawn", models.DateTimeField(null=True)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="invitations",
+                        to="runs.run",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-created'],
+                "ordering": ["-created"],
             },
         ),
         migrations.CreateModel(
-            name='Guest',
+            name="Guest",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('since', models.DateTimeField(default=django.utils.timezone.now)),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='guests', to='runs.run')),
-                ('invitation', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='guests', to='runs.runinvitation')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("since", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="guests",
+                        to="runs.run",
+                    ),
+                ),
+                (
+                    "invitation",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="guests",
+                        to="runs.runinvitation",
+                    ),
+                ),
             ],
         ),
         migrations.AddIndex(
-            model_name='run',
-            index=models.Index(fields=['status'], name='runs_run_status_a3d5f7_idx'),
+            model_name="run",
+            index=models.Index(fields=["status"], name="runs_run_status_a3d5f7_idx"),
         ),
         migrations.AddConstraint(
-            model_name='guest',
-            constraint=models.UniqueConstraint(fields=('run', 'user'), name='one_guest_a_run'),
+            model_name="guest",
+            constraint=models.UniqueConstraint(fields=("run", "user"), name="one_guest_a_run"),
         ),
     ]

@@ -7,164 +7,285 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('accounts', '0001_initial'),
-        ('fleet', '0001_initial'),
-        ('runs', '0001_initial'),
+        ("accounts", "0001_initial"),
+        ("fleet", "0001_initial"),
+        ("runs", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='RemoteCursor',
+            name="RemoteCursor",
             fields=[
-                ('key', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('after', models.JSONField(default=dict)),
-                ('tried', models.DateTimeField(default=django.utils.timezone.now)),
-                ('heard', models.DateTimeField(null=True)),
-                ('failures', models.PositiveSmallIntegerField(default=0)),
-                ('waits', models.DateTimeField(null=True)),
-                ('why', models.CharField(blank=True, max_length=300)),
+                ("key", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("after", models.JSONField(default=dict)),
+                ("tried", models.DateTimeField(default=django.utils.timezone.now)),
+                ("heard", models.DateTimeField(null=True)),
+                ("failures", models.PositiveSmallIntegerField(default=0)),
+                ("waits", models.DateTimeField(null=True)),
+                ("why", models.CharField(blank=True, max_length=300)),
             ],
         ),
         migrations.CreateModel(
-            name='Checkpoint',
+            name="Checkpoint",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('tokens', models.BigIntegerField()),
-                ('vector', models.CharField(max_length=64)),
-                ('digest', models.CharField(max_length=64)),
-                ('checksum', models.CharField(max_length=16)),
-                ('size', models.BigIntegerField()),
-                ('announced', models.DateTimeField(default=django.utils.timezone.now)),
-                ('published', models.BooleanField(default=False)),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='checkpoints', to='runs.run')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("tokens", models.BigIntegerField()),
+                ("vector", models.CharField(max_length=64)),
+                ("digest", models.CharField(max_length=64)),
+                ("checksum", models.CharField(max_length=16)),
+                ("size", models.BigIntegerField()),
+                ("announced", models.DateTimeField(default=django.utils.timezone.now)),
+                ("published", models.BooleanField(default=False)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="checkpoints",
+                        to="runs.run",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-tokens', '-id'],
+                "ordering": ["-tokens", "-id"],
             },
         ),
         migrations.CreateModel(
-            name='CheckpointHolder',
+            name="CheckpointHolder",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('reported', models.DateTimeField(default=django.utils.timezone.now)),
-                ('published', models.BooleanField(default=False)),
-                ('checkpoint', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='holdings', to='telemetry.checkpoint')),
-                ('machine', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.machine')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("reported", models.DateTimeField(default=django.utils.timezone.now)),
+                ("published", models.BooleanField(default=False)),
+                (
+                    "checkpoint",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="holdings",
+                        to="telemetry.checkpoint",
+                    ),
+                ),
+                (
+                    "machine",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.machine",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='LossPoint',
+            name="LossPoint",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('seq', models.BigIntegerField()),
-                ('position', models.PositiveSmallIntegerField()),
-                ('kind', models.CharField(max_length=10)),
-                ('tokens', models.BigIntegerField()),
-                ('loss', models.FloatField()),
-                ('at', models.FloatField()),
-                ('changed', models.BigIntegerField(db_default=0, default=0, null=True)),
-                ('membership', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='points', to='fleet.membership')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("seq", models.BigIntegerField()),
+                ("position", models.PositiveSmallIntegerField()),
+                ("kind", models.CharField(max_length=10)),
+                ("tokens", models.BigIntegerField()),
+                ("loss", models.FloatField()),
+                ("at", models.FloatField()),
+                ("changed", models.BigIntegerField(db_default=0, default=0, null=True)),
+                (
+                    "membership",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="points",
+                        to="fleet.membership",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='ReportReceipt',
+            name="ReportReceipt",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('seq', models.BigIntegerField()),
-                ('received', models.DateTimeField(default=django.utils.timezone.now)),
-                ('membership', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='receipts', to='fleet.membership')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("seq", models.BigIntegerField()),
+                ("received", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "membership",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="receipts",
+                        to="fleet.membership",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Rollup',
+            name="Rollup",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('width', models.PositiveSmallIntegerField(default=10)),
-                ('bucket', models.BigIntegerField()),
-                ('reports', models.PositiveIntegerField(default=0)),
-                ('rate_sum', models.FloatField(default=0)),
-                ('tokens', models.BigIntegerField(default=0)),
-                ('updates_sent', models.BigIntegerField(default=0)),
-                ('updates_received', models.BigIntegerField(default=0)),
-                ('peer_bytes_sent', models.BigIntegerField(default=0)),
-                ('peer_bytes_received', models.BigIntegerField(default=0)),
-                ('changed', models.BigIntegerField(db_default=0, default=0, null=True)),
-                ('membership', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rollups', to='fleet.membership')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("width", models.PositiveSmallIntegerField(default=10)),
+                ("bucket", models.BigIntegerField()),
+                ("reports", models.PositiveIntegerField(default=0)),
+                ("rate_sum", models.FloatField(default=0)),
+                ("tokens", models.BigIntegerField(default=0)),
+                ("updates_sent", models.BigIntegerField(default=0)),
+                ("updates_received", models.BigIntegerField(default=0)),
+                ("peer_bytes_sent", models.BigIntegerField(default=0)),
+                ("peer_bytes_received", models.BigIntegerField(default=0)),
+                ("changed", models.BigIntegerField(db_default=0, default=0, null=True)),
+                (
+                    "membership",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="rollups",
+                        to="fleet.membership",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='RunEvent',
+            name="RunEvent",
             fields=[
-                ('id', models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('kind', models.CharField(choices=[('joined', 'Joined'), ('paused', 'Paused'), ('resumed', 'Resumed'), ('finished', 'Finished'), ('left', 'Left')], max_length=10)),
-                ('at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('mirror', models.CharField(blank=True, db_default='', default='', max_length=64)),
-                ('changed', models.BigIntegerField(db_default=0, default=0, null=True)),
-                ('machine', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.machine')),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='runs.run')),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[
+                            ("joined", "Joined"),
+                            ("paused", "Paused"),
+                            ("resumed", "Resumed"),
+                            ("finished", "Finished"),
+                            ("left", "Left"),
+                        ],
+                        max_length=10,
+                    ),
+                ),
+                ("at", models.DateTimeField(default=django.utils.timezone.now)),
+                ("mirror", models.CharField(blank=True, db_default="", default="", max_length=64)),
+                ("changed", models.BigIntegerField(db_default=0, default=0, null=True)),
+                (
+                    "machine",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.machine",
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="events",
+                        to="runs.run",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-at', '-id'],
+                "ordering": ["-at", "-id"],
             },
         ),
         migrations.AddIndex(
-            model_name='checkpoint',
-            index=models.Index(fields=['run', '-tokens'], name='checkpoints_of_a_run'),
+            model_name="checkpoint",
+            index=models.Index(fields=["run", "-tokens"], name="checkpoints_of_a_run"),
         ),
         migrations.AddConstraint(
-            model_name='checkpoint',
-            constraint=models.UniqueConstraint(fields=('run', 'vector', 'digest'), name='one_checkpoint_a_digest'),
+            model_name="checkpoint",
+            constraint=models.UniqueConstraint(
+                fields=("run", "vector", "digest"), name="one_checkpoint_a_digest"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='checkpointholder',
-            constraint=models.UniqueConstraint(fields=('checkpoint', 'machine'), name='one_holding_a_machine'),
+            model_name="checkpointholder",
+            constraint=models.UniqueConstraint(
+                fields=("checkpoint", "machine"), name="one_holding_a_machine"
+            ),
         ),
         migrations.AddIndex(
-            model_name='losspoint',
-            index=models.Index(fields=['membership', 'kind', 'tokens'], name='telemetry_l_members_f12c25_idx'),
+            model_name="losspoint",
+            index=models.Index(
+                fields=["membership", "kind", "tokens"], name="telemetry_l_members_f12c25_idx"
+            ),
         ),
         migrations.AddIndex(
-            model_name='losspoint',
-            index=models.Index(fields=['at'], name='points_by_age'),
+            model_name="losspoint",
+            index=models.Index(fields=["at"], name="points_by_age"),
         ),
         migrations.AddIndex(
-            model_name='losspoint',
-            index=models.Index(condition=models.Q(('changed__isnull', False)), fields=['changed', 'id'], name='points_to_publish'),
+            model_name="losspoint",
+            index=models.Index(
+                condition=models.Q(("changed__isnull", False)),
+                fields=["changed", "id"],
+                name="points_to_publish",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='losspoint',
-            constraint=models.UniqueConstraint(fields=('membership', 'seq', 'position'), name='one_point_a_place'),
+            model_name="losspoint",
+            constraint=models.UniqueConstraint(
+                fields=("membership", "seq", "position"), name="one_point_a_place"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='reportreceipt',
-            constraint=models.UniqueConstraint(fields=('membership', 'seq'), name='one_receipt_a_report'),
+            model_name="reportreceipt",
+            constraint=models.UniqueConstraint(
+                fields=("membership", "seq"), name="one_receipt_a_report"
+            ),
         ),
         migrations.AddIndex(
-            model_name='rollup',
-            index=models.Index(fields=['width', 'bucket'], name='rollups_by_age'),
+            model_name="rollup",
+            index=models.Index(fields=["width", "bucket"], name="rollups_by_age"),
         ),
         migrations.AddIndex(
-            model_name='rollup',
-            index=models.Index(condition=models.Q(('changed__isnull', False)), fields=['changed', 'id'], name='rollups_to_publish'),
+            model_name="rollup",
+            index=models.Index(
+                condition=models.Q(("changed__isnull", False)),
+                fields=["changed", "id"],
+                name="rollups_to_publish",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='rollup',
-            constraint=models.UniqueConstraint(fields=('membership', 'width', 'bucket'), name='one_rollup_a_bucket'),
+            model_name="rollup",
+            constraint=models.UniqueConstraint(
+                fields=("membership", "width", "bucket"), name="one_rollup_a_bucket"
+            ),
         ),
         migrations.AddIndex(
-            model_name='runevent',
-            index=models.Index(fields=['run', '-at'], name='events_of_a_run'),
+            model_name="runevent",
+            index=models.Index(fields=["run", "-at"], name="events_of_a_run"),
         ),
         migrations.AddIndex(
-            model_name='runevent',
-            index=models.Index(fields=['at'], name='events_by_age'),
+            model_name="runevent",
+            index=models.Index(fields=["at"], name="events_by_age"),
         ),
         migrations.AddIndex(
-            model_name='runevent',
-            index=models.Index(condition=models.Q(('changed__isnull', False)), fields=['changed', 'id'], name='events_to_publish'),
+            model_name="runevent",
+            index=models.Index(
+                condition=models.Q(("changed__isnull", False)),
+                fields=["changed", "id"],
+                name="events_to_publish",
+            ),
         ),
     ]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from barnraise.durable_io import transaction
 from barnraise.errors import StateError
 from barnraise.exchange.ledger.anchor import Retracted
 from barnraise.exchange.ledger.blob_store import BlobStore
@@ -30,7 +31,6 @@ from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
-from barnraise.sqlite import transaction
 
 FORMAT = 4  # of the database, in its user_version
 GENESIS_DIGEST = digest("")  # the `previous` of an author's first header

@@ -6,8 +6,8 @@ The tables are in the ledger's database. libp2p calls this a peerstore.
 import sqlite3
 import threading
 
+from barnraise.durable_io import transaction
 from barnraise.protocol.messages import Peer, Signed
-from barnraise.sqlite import transaction
 
 MAX_PEERS = 200  # peers whose addresses are stored
 SCHEMA = """

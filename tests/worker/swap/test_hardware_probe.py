@@ -17,7 +17,6 @@ import torch
 
 from barnraise.errors import StateError
 from barnraise.planning import cost_model
-from barnraise.planning import hardware_probe as probing
 from barnraise.planning.hardware import (
     Hardware,
     MatmulRates,
@@ -25,8 +24,9 @@ from barnraise.planning.hardware import (
     cgroup_limits,
     memory_bytes,
 )
-from barnraise.planning.hardware_probe import probe
 from barnraise.spec import ModelSpec
+from barnraise.swap import hardware_probe as probing
+from barnraise.swap.hardware_probe import probe
 
 
 @pytest.fixture
