@@ -3,8 +3,8 @@
 import "./css/main.css";
 import "htmx.org";
 import { confirmations, menus } from "./confirm";
-import { copyButtons } from "./copy";
-import { presetHints } from "./preset";
+import { copyButtons } from "./copyButtons";
+import { presetHints } from "./presetHints";
 import { themeSwitch } from "./theme";
 
 themeSwitch(document);
@@ -14,4 +14,4 @@ confirmations(document);
 menus(document);
 
 const page = document.querySelector<HTMLElement>("[data-live-run]");
-if (page) void import("./run").then(({ runPage }) => runPage(page));
+if (page) void import("./runPage").then(({ runPage }) => runPage(page));

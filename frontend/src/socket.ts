@@ -1,16 +1,16 @@
-// Keeps the store fed: the websocket for deltas, a snapshot whenever it starts or misses one, and patience in between.
-// While its own mirror does not answer it goes on at another (see mirrors.ts), and comes back.
+// The connection of a run's page: deltas over a websocket, and a snapshot at the start and after each gap. While the
+// page's own mirror does not answer, the feed uses another one (see failover.ts), and returns later.
 //
-// The socket opens first and the snapshot is fetched once it is open, so that no delta falls between the two. Everything
-// from outside (websocket, fetch, clock, chance) is handed in, which is how the tests run it without a network.
+// The snapshot is fetched once the socket is open, so that no delta falls between the two. The websocket, fetch, the clock
+// and random numbers are passed in as an `Environment`, so that tests run without a network.
 
-import { Choice, type Mirror } from "./mirrors";
+import { MirrorSelector, type Mirror } from "./failover";
 import type { Store } from "./store";
 import type { Delta, Snapshot } from "./types";
 
-export type Link = "connecting" | "live" | "reconnecting" | "refused";
+export type ConnectionStatus = "connecting" | "live" | "reconnecting" | "refused";
 
-export interface Wire {
+export interface Socket {
   onopen: (() => void) | null;
   onmessage: ((event: { data: string }) => void) | null;
   onclose: ((event: { code: number }) => void) | null;
@@ -18,157 +18,162 @@ export interface Wire {
 }
 
 /** Mirrors by number; 0 is the page's own. */
-export interface Outside {
-  open(mirror: number): Wire;
-  /** Rejects with a Refusal when asking again is of no use. */
+export interface Environment {
+  open(mirror: number): Socket;
+  /** Rejects with a RefusedError if a retry cannot succeed. */
   snapshot(mirror: number): Promise<Snapshot>;
   later(milliseconds: number, run: () => void): number;
   cancel(timer: number): void;
   /** In [0, 1). */
-  chance(): number;
+  random(): number;
 }
 
-export class Refusal extends Error {}
+export class RefusedError extends Error {}
 
-export const SILENCE = 20_000; // ms without a frame (the site speaks every 5 s at least) before the link counts as dead
-export const PATIENCE = 1_500; // ms a late delta gets before a snapshot is fetched instead
-const SNAPSHOT_WAIT = 15_000; // a site that takes longer counts as gone
-const REFUSED = new Set([4403, 4404]); // close codes that say: not for you, or not there
+export const SILENCE_MS = 20_000; // without a delta before the connection counts as lost; the site sends one every 5 s at least
+export const GAP_WAIT_MS = 1_500; // for a late delta to arrive before a snapshot is fetched
+const SNAPSHOT_TIMEOUT_MS = 15_000; // a site that takes longer counts as unavailable
+const CLOSE_CODES_REFUSED = new Set([4403, 4404]); // forbidden, not found
 
 type Timer = "retry" | "silence" | "gap" | "home";
 
-export class Feed {
-  link: Link = "connecting";
-  private wire: Wire | null = null;
-  private heard = 0; // the mirror whose frames the store has: each numbers its own
-  private told = 0;
+export class LiveFeed {
+  status: ConnectionStatus = "connecting";
+  private socket: Socket | null = null;
+  private mirror = 0; // whose deltas the store has; each mirror numbers its own
+  private shownMirror = 0; // the mirror that the listener was last called with
   private timers = new Map<Timer, number>();
 
   constructor(
     private readonly store: Store,
-    private readonly outside: Outside,
-    private readonly tell: (link: Link, mirror: number) => void = () => {},
-    private readonly choice: Choice = new Choice(1, () => outside.chance()),
+    private readonly environment: Environment,
+    private readonly onStatus: (status: ConnectionStatus, mirror: number) => void = () => {},
+    private readonly selector: MirrorSelector = new MirrorSelector(1, () => environment.random()),
   ) {}
 
   start(): void {
-    this.drop();
-    if (this.heard !== this.choice.at) this.store.elsewhere();
-    this.heard = this.choice.at;
-    const wire = this.outside.open(this.heard);
-    this.wire = wire;
-    wire.onopen = () => void (this.wire === wire && this.fetch(wire));
-    wire.onmessage = (event) => void (this.wire === wire && this.hear(wire, event.data));
-    wire.onclose = (event) => void (this.wire === wire && (REFUSED.has(event.code) ? this.refused() : this.retry()));
-    this.listen();
+    this.disconnect();
+    if (this.mirror !== this.selector.current) this.store.expectOtherMirror();
+    this.mirror = this.selector.current;
+    const socket = this.environment.open(this.mirror);
+    this.socket = socket;
+    socket.onopen = () => void (this.socket === socket && this.fetchSnapshot(socket));
+    socket.onmessage = (event) => void (this.socket === socket && this.receive(socket, event.data));
+    socket.onclose = (event) => {
+      if (this.socket !== socket) return;
+      if (CLOSE_CODES_REFUSED.has(event.code)) this.stopRefused();
+      else this.retry();
+    };
+    this.restartSilenceTimer();
   }
 
-  /** Now rather than after the wait: the network is back, or somebody looks at the page again. */
-  nudge(): void {
+  /** Retry at once if a retry is scheduled: the network is back, or the page is visible again. */
+  retryNow(): void {
     if (this.timers.has("retry")) this.start();
   }
 
   stop(): void {
-    this.drop();
+    this.disconnect();
   }
 
-  private hear(wire: Wire, text: string): void {
-    this.listen();
-    const frame = JSON.parse(text) as Delta;
-    if (frame.type === "delta") this.settle(wire, this.store.delta(frame) === "gap");
+  private receive(socket: Socket, text: string): void {
+    this.restartSilenceTimer();
+    const delta = JSON.parse(text) as Delta;
+    if (delta.type === "delta") this.handleGap(socket, this.store.applyDelta(delta) === "gap");
   }
 
-  /** A snapshot for this very connection: one that arrives after it broke is of no use. */
-  private async fetch(wire: Wire): Promise<void> {
+  /** Fetch a snapshot for this connection; ignore it if the connection was lost in the meantime. */
+  private async fetchSnapshot(socket: Socket): Promise<void> {
     try {
-      const frame = await this.outside.snapshot(this.heard);
-      if (this.wire !== wire) return;
-      const outcome = this.store.snapshot(frame);
-      this.choice.answered();
-      this.set("live");
-      if (!this.choice.home && !this.timers.has("home")) this.lookHome(wire);
-      this.settle(wire, outcome === "gap");
+      const snapshot = await this.environment.snapshot(this.mirror);
+      if (this.socket !== socket) return;
+      const outcome = this.store.applySnapshot(snapshot);
+      this.selector.markSuccess();
+      this.setStatus("live");
+      if (!this.selector.isHome && !this.timers.has("home")) this.scheduleHomeCheck(socket);
+      this.handleGap(socket, outcome === "gap");
     } catch (error) {
-      if (this.wire !== wire) return;
-      if (error instanceof Refusal) this.refused();
+      if (this.socket !== socket) return;
+      if (error instanceof RefusedError) this.stopRefused();
       else this.retry();
     }
   }
 
-  /** Whether the page's own mirror is back: what is shown meanwhile stays. */
-  private lookHome(wire: Wire): void {
-    this.after("home", this.choice.lookHome(), () => {
-      this.outside.snapshot(0).then(
+  /** Schedule a check of whether the page's own mirror is back, and return to it then. What is shown stays. */
+  private scheduleHomeCheck(socket: Socket): void {
+    this.startTimer("home", this.selector.homeCheckDelay(), () => {
+      this.environment.snapshot(0).then(
         () => {
-          if (this.wire !== wire) return;
-          this.choice.goHome();
+          if (this.socket !== socket) return;
+          this.selector.returnHome();
           this.start();
         },
-        () => void (this.wire === wire && this.lookHome(wire)),
+        () => void (this.socket === socket && this.scheduleHomeCheck(socket)),
       );
     });
   }
 
-  /** A gap is given a moment to close by itself (a delta that was overtaken), then a snapshot closes it. */
-  private settle(wire: Wire, gap: boolean): void {
-    if (!gap) this.forget("gap");
+  /** Wait a moment for a delta that was overtaken; if the gap stays, fetch a snapshot. */
+  private handleGap(socket: Socket, gap: boolean): void {
+    if (!gap) this.cancelTimer("gap");
     else if (!this.timers.has("gap") && this.store.run !== null)
-      this.after("gap", PATIENCE * (0.5 + this.outside.chance()), () => void this.fetch(wire));
+      this.startTimer("gap", GAP_WAIT_MS * (0.5 + this.environment.random()), () => void this.fetchSnapshot(socket));
   }
 
   private retry(): void {
-    this.drop();
-    this.set("reconnecting");
-    this.after("retry", this.choice.failed(), () => this.start());
+    this.disconnect();
+    this.setStatus("reconnecting");
+    this.startTimer("retry", this.selector.markFailed(), () => this.start());
   }
 
-  /** Of no use here. Another mirror may only not know of the run yet. */
-  private refused(): void {
-    if (!this.choice.home) return this.retry();
-    this.drop();
-    this.set("refused");
+  /** Stop if the page's own mirror refuses. Another mirror may not have the run yet, so try the next one. */
+  private stopRefused(): void {
+    if (!this.selector.isHome) return this.retry();
+    this.disconnect();
+    this.setStatus("refused");
   }
 
-  private listen(): void {
-    this.forget("silence");
-    this.after("silence", SILENCE, () => this.retry());
+  private restartSilenceTimer(): void {
+    this.cancelTimer("silence");
+    this.startTimer("silence", SILENCE_MS, () => this.retry());
   }
 
-  private drop(): void {
-    for (const timer of [...this.timers.keys()]) this.forget(timer);
-    const wire = this.wire;
-    this.wire = null;
-    wire?.close();
+  private disconnect(): void {
+    for (const timer of [...this.timers.keys()]) this.cancelTimer(timer);
+    const socket = this.socket;
+    this.socket = null;
+    socket?.close();
   }
 
-  private after(timer: Timer, milliseconds: number, run: () => void): void {
-    const id = this.outside.later(milliseconds, () => {
+  private startTimer(timer: Timer, milliseconds: number, run: () => void): void {
+    const id = this.environment.later(milliseconds, () => {
       this.timers.delete(timer);
       run();
     });
     this.timers.set(timer, id);
   }
 
-  private forget(timer: Timer): void {
+  private cancelTimer(timer: Timer): void {
     const id = this.timers.get(timer);
-    if (id !== undefined) this.outside.cancel(id);
+    if (id !== undefined) this.environment.cancel(id);
     this.timers.delete(timer);
   }
 
-  private set(link: Link): void {
-    if (link === this.link && this.heard === this.told) return;
-    [this.link, this.told] = [link, this.heard];
-    this.tell(link, this.heard);
+  private setStatus(status: ConnectionStatus): void {
+    if (status === this.status && this.mirror === this.shownMirror) return;
+    this.status = status;
+    this.shownMirror = this.mirror;
+    this.onStatus(status, this.mirror);
   }
 }
 
-/** The browser's own websocket, fetch, clock and chance. */
-export function browser(run: string, mirrors: Mirror[]): Outside {
+/** Create an environment from the browser's websocket, fetch, timers and random numbers. */
+export function browserEnvironment(run: string, mirrors: Mirror[]): Environment {
   return {
     open(mirror) {
       const address = new URL(`${mirrors[mirror]!.base}/ws/runs/${run}/`, location.href);
       address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
-      return new WebSocket(address) as unknown as Wire;
+      return new WebSocket(address) as unknown as Socket;
     },
     async snapshot(mirror) {
       const { base } = mirrors[mirror]!;
@@ -176,14 +181,14 @@ export function browser(run: string, mirrors: Mirror[]): Outside {
         headers: { Accept: "application/json" },
         cache: "no-store",
         credentials: base ? "omit" : "same-origin",
-        signal: AbortSignal.timeout(SNAPSHOT_WAIT),
+        signal: AbortSignal.timeout(SNAPSHOT_TIMEOUT_MS),
       });
-      if (answer.status === 403 || answer.status === 404) throw new Refusal(answer.statusText);
+      if (answer.status === 403 || answer.status === 404) throw new RefusedError(answer.statusText);
       if (!answer.ok) throw new Error(`the site answered ${answer.status}`);
       return (await answer.json()) as Snapshot;
     },
     later: (milliseconds, run) => window.setTimeout(run, milliseconds),
     cancel: (timer) => window.clearTimeout(timer),
-    chance: Math.random,
+    random: Math.random,
   };
 }

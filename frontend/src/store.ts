@@ -1,30 +1,32 @@
-// What the page knows of its run. Pure: frames in, state out; it asks for nothing and draws nothing.
+// The state of a run on its page. Pure: it receives snapshots and deltas, and neither fetches nor draws anything.
 //
-// A snapshot replaces everything; delta n+1 follows frame n. What comes twice is dropped, what comes early waits for the
-// one before it, and the caller is told of the gap so that it can fetch a snapshot. Applying is idempotent: points are
-// keyed by their first number, workers, their plans and events by id, and the run's values are absolute.
+// A snapshot replaces everything. Delta n+1 follows the snapshot or delta n. A delta that arrives twice is dropped; one
+// that arrives early waits for the deltas before it, and the caller learns of the gap so that it can fetch a snapshot.
+// Applying is idempotent: points are keyed by their first number, machines, plans and events by id, and values are absolute.
 
-import type { Delta, Event, Line, Pair, Plan, Plans, Run, Series, Snapshot, Worker } from "./types";
+import type { Delta, RunEvent, WorkerCurve, Point, PlanView, Run, Snapshot, Machine } from "./types";
 
 export type Outcome = "applied" | "stale" | "gap";
-export type SeriesName = keyof Series;
+export type SeriesName = "train" | "validation" | "rate" | "clock";
+/** The points of each curve. */
+export type Series = Record<SeriesName, Point[]>;
 
-const EARLY = 64; // deltas that may wait for one before them
-const POINTS = 1600; // of one series; beyond that neighbours are merged
-const EVENTS = 200; // the newest
+const MAX_WAITING = 64; // deltas that may wait for an earlier one
+const MAX_POINTS = 1600; // of one curve; beyond that neighbours are merged
+const MAX_EVENTS = 200; // the newest are stored
 
 export class Store {
   seq = -1;
   now = 0;
   run: Run | null = null;
-  readonly workers = new Map<string, Worker>();
-  readonly plans = new Map<string, Plan>();
+  readonly workers = new Map<string, Machine>();
+  readonly plans = new Map<string, PlanView>();
   readonly series: Series = { train: [], validation: [], rate: [], clock: [] };
   /** The newest first. */
-  events: Event[] = [];
-  /** Of the machines that trained most, where somebody asked for them. */
-  lines: Line[] = [];
-  private early = new Map<number, Delta>();
+  events: RunEvent[] = [];
+  /** The curves of the machines that trained most; empty until somebody wants to see them. */
+  curves: WorkerCurve[] = [];
+  private waiting = new Map<number, Delta>();
   private listeners = new Set<() => void>();
 
   subscribe(listener: () => void): () => void {
@@ -32,94 +34,94 @@ export class Store {
     return () => this.listeners.delete(listener);
   }
 
-  /** True while deltas wait for one that has not come. */
-  get gap(): boolean {
-    return this.early.size > 0;
+  /** Whether deltas wait for an earlier one that is missing. */
+  get hasGap(): boolean {
+    return this.waiting.size > 0;
   }
 
-  /** From here on frames are another mirror's, which numbers its own: its first snapshot takes the place of all. */
-  elsewhere(): void {
+  /** Accept any number next: another mirror numbers its own deltas, and its first snapshot replaces everything. */
+  expectOtherMirror(): void {
     this.seq = -1;
     this.now = 0;
-    this.early.clear();
+    this.waiting.clear();
   }
 
-  snapshot(frame: Snapshot): Outcome {
-    if (frame.seq < this.seq && frame.now < this.now) return "stale"; // an answer that was overtaken on its way
-    this.seq = frame.seq;
-    this.now = frame.now;
-    this.run = { ...frame.run };
+  applySnapshot(snapshot: Snapshot): Outcome {
+    if (snapshot.seq < this.seq && snapshot.now < this.now) return "stale"; // a newer message overtook this response
+    this.seq = snapshot.seq;
+    this.now = snapshot.now;
+    this.run = { ...snapshot.run };
     this.workers.clear();
-    for (const worker of frame.workers) this.workers.set(worker.id, worker);
+    for (const worker of snapshot.workers) this.workers.set(worker.id, worker);
     this.plans.clear();
-    this.plan(frame.plans);
-    this.events = mingle([], frame.events ?? []);
-    for (const name of NAMES) this.series[name] = thin(merge([], frame[name] ?? []));
-    this.drain();
-    this.tell();
-    return this.gap ? "gap" : "applied";
+    this.storePlans(snapshot.plans);
+    this.events = mergeEvents([], snapshot.events ?? []);
+    for (const name of NAMES) this.series[name] = thinPoints(mergePoints([], snapshot[name] ?? []));
+    this.applyWaiting();
+    this.notify();
+    return this.hasGap ? "gap" : "applied";
   }
 
-  delta(frame: Delta): Outcome {
-    if (this.run !== null && frame.seq <= this.seq) return "stale";
-    if (this.run === null || frame.seq > this.seq + 1) {
-      this.early.set(frame.seq, frame);
-      if (this.early.size > EARLY) this.early.delete(Math.min(...this.early.keys()));
+  applyDelta(delta: Delta): Outcome {
+    if (this.run !== null && delta.seq <= this.seq) return "stale";
+    if (this.run === null || delta.seq > this.seq + 1) {
+      this.waiting.set(delta.seq, delta);
+      if (this.waiting.size > MAX_WAITING) this.waiting.delete(Math.min(...this.waiting.keys()));
       return "gap";
     }
-    this.take(frame);
-    this.drain();
-    this.tell();
-    return this.gap ? "gap" : "applied";
+    this.apply(delta);
+    this.applyWaiting();
+    this.notify();
+    return this.hasGap ? "gap" : "applied";
   }
 
-  /** Machines' own lines come apart from the frames, whole each time. */
-  setLines(lines: Line[]): void {
-    this.lines = lines.map((line) => ({ ...line, points: merge([], line.points) }));
-    this.tell();
+  /** Replace the machines' curves, which are fetched apart from snapshots and deltas. */
+  setCurves(curves: WorkerCurve[]): void {
+    this.curves = curves.map((curve) => ({ ...curve, points: mergePoints([], curve.points) }));
+    this.notify();
   }
 
-  private drain(): void {
-    for (const seq of [...this.early.keys()].sort((a, b) => a - b)) {
-      const frame = this.early.get(seq)!;
-      if (seq === this.seq + 1) this.take(frame);
-      if (seq <= this.seq) this.early.delete(seq);
+  private applyWaiting(): void {
+    for (const seq of [...this.waiting.keys()].sort((a, b) => a - b)) {
+      const delta = this.waiting.get(seq)!;
+      if (seq === this.seq + 1) this.apply(delta);
+      if (seq <= this.seq) this.waiting.delete(seq);
     }
   }
 
-  private take(frame: Delta): void {
-    this.seq = frame.seq;
-    this.now = frame.now;
-    if (frame.run && this.run) Object.assign(this.run, frame.run);
-    for (const machine of frame.gone ?? []) this.workers.delete(machine);
-    for (const worker of frame.workers ?? []) this.workers.set(worker.id, worker);
-    this.plan(frame.plans);
-    if (frame.events) this.events = mingle(this.events, frame.events);
+  private apply(delta: Delta): void {
+    this.seq = delta.seq;
+    this.now = delta.now;
+    if (delta.run && this.run) Object.assign(this.run, delta.run);
+    for (const machine of delta.gone ?? []) this.workers.delete(machine);
+    for (const worker of delta.workers ?? []) this.workers.set(worker.id, worker);
+    this.storePlans(delta.plans);
+    if (delta.events) this.events = mergeEvents(this.events, delta.events);
     for (const name of NAMES) {
-      const fresh = frame[name];
-      if (fresh?.length) this.series[name] = thin(merge(this.series[name], fresh));
+      const fresh = delta[name];
+      if (fresh?.length) this.series[name] = thinPoints(mergePoints(this.series[name], fresh));
     }
   }
 
-  private plan(plans: Plans = {}): void {
+  private storePlans(plans: Record<string, PlanView> = {}): void {
     for (const [machine, plan] of Object.entries(plans)) this.plans.set(machine, plan);
   }
 
-  private tell(): void {
+  private notify(): void {
     for (const listener of this.listeners) listener();
   }
 }
 
 const NAMES: readonly SeriesName[] = ["train", "validation", "rate", "clock"];
 
-/** The newest first, each once, and no more than a list can bear. */
-export function mingle(known: Event[], fresh: Event[]): Event[] {
+/** Merge two lists of events: the newest first, each once, at most MAX_EVENTS. */
+export function mergeEvents(known: RunEvent[], fresh: RunEvent[]): RunEvent[] {
   const byId = new Map([...known, ...fresh].map((event) => [event.id, event] as const));
-  return [...byId.values()].sort((a, b) => b.at - a.at || (a.id < b.id ? 1 : -1)).slice(0, EVENTS);
+  return [...byId.values()].sort((a, b) => b.at - a.at || (a.id < b.id ? 1 : -1)).slice(0, MAX_EVENTS);
 }
 
-/** Both in order of their first number, each of which stays once: the later word wins. */
-export function merge(known: Pair[], fresh: Pair[]): Pair[] {
+/** Merge two curves in the order of x. Where both have a point, the fresh one wins. */
+export function mergePoints(known: Point[], fresh: Point[]): Point[] {
   const last = known.at(-1);
   const ordered = fresh.every((pair, i) => pair[0] > (fresh[i - 1]?.[0] ?? last?.[0] ?? -Infinity));
   if (ordered) return known.concat(fresh);
@@ -128,15 +130,15 @@ export function merge(known: Pair[], fresh: Pair[]): Pair[] {
   return [...byKey.values()].sort((a, b) => a[0] - b[0]);
 }
 
-/** At most POINTS: neighbours become their mean, at the later one's place; the newest quarter stays as it is. */
-export function thin(points: Pair[], limit = POINTS): Pair[] {
+/** Reduce a curve to `limit` points: neighbours become their mean at the later x; the newest quarter is unchanged. */
+export function thinPoints(points: Point[], limit = MAX_POINTS): Point[] {
   if (points.length <= limit) return points;
   const kept = Math.floor(limit / 4);
   const old = points.slice(0, -kept);
-  const merged: Pair[] = [];
+  const merged: Point[] = [];
   for (let i = 0; i < old.length; i += 2) {
     const [a, b] = [old[i]!, old[i + 1]];
     merged.push(b ? [b[0], (a[1] + b[1]) / 2] : a);
   }
-  return thin(merged.concat(points.slice(-kept)), limit);
+  return thinPoints(merged.concat(points.slice(-kept)), limit);
 }

@@ -1,107 +1,149 @@
-// What the site's live/ says of a run: a snapshot over HTTP, then numbered deltas over the websocket.
+// The messages to the page of a run. This file is generated from
+// platform/coordinator/live/live_messages.py: edit that file, then run
+// `PYTHONPATH=platform:worker .venv/bin/python -m coordinator.live.typescript`.
 
-/** [ledger tokens, loss in nats a token] or [seconds since 1970, tokens/s]. */
-export type Pair = [number, number];
+/** What a machine does in a run now. */
+export type Activity = "preparing" | "joining" | "training" | "paused" | "finishing" | "finished" | "left";
 
-export type Status = "draft" | "recruiting" | "training" | "paused" | "finished" | "cancelled";
-
-export interface Run {
-  id: string;
-  name: string;
-  status: Status;
-  /** In the ledger, by everybody. */
-  tokens: number;
-  budget: number;
-  /** Tokens/s over all machines that are alive. */
-  rate: number;
-  /** Seconds since 1970; null until training started. */
-  started: number | null;
-  updates: number;
-  workers_alive: number;
-  workers_known: number;
-  /** Whether machines with the same updates hold the same weights; null while there is nothing to compare. */
-  agree: boolean | null;
-  /** What the run waits for, as a sentence. */
-  waiting: string | null;
+/** What changed since the delta before it. A field without changes is absent. */
+export interface Delta {
+  type: "delta";
+  /** The delta's number: one more than the previous one's, unless watchers may miss something. */
+  seq: number;
+  /** The mirror's clock, in seconds since 1970. */
+  now: number;
+  run?: RunChanges;
+  /** Whole rows of the machines that changed. */
+  workers?: Machine[];
+  /** The ids of machines that are no longer shown. */
+  gone?: string[];
+  /** New and changed plans, by the machine's id. */
+  plans?: Record<string, PlanView>;
+  /** New events, the newest first. */
+  events?: RunEvent[];
+  train?: Point[];
+  validation?: Point[];
+  clock?: Point[];
+  rate?: Point[];
 }
 
-export interface Worker {
-  id: string;
-  name: string;
-  person: string;
-  activity: string;
-  alive: boolean;
-  last_seen: number;
-  version: string;
-  tokens: number;
-  rate: number;
-  step: number;
-  /** Of one step as measured, beside what the machine's plan predicts; null until there is one. */
-  step_seconds: number | null;
-  updates_sent: number;
-  updates_received: number;
-  peers: number;
-  behind: number;
-  /** How it trades its updates; null until it has published one. */
-  exchange: Exchange | null;
-  /** Whether it holds the weights that most machines with the same updates hold; null while there is nothing to compare. */
-  agrees: boolean | null;
-}
-
-export interface Exchange {
+/** How a machine exchanges its updates, for people to read. */
+export interface ExchangeView {
   round_steps: number;
-  /** Of its updates: "dense4", "top64x2". */
   scheme: string;
-  /** The part of all values that an update says. */
   density: number;
-  /** A parameter, all told. */
   bits_per_parameter: number;
-  /** Bytes a second. */
   sent_rate: number;
   received_rate: number;
-  /** What its line has been measured to carry; 0 while that is not known. */
   uplink_rate: number;
-  /** Updates that its peers have and it lacks. */
   lag: number;
 }
 
-/** How a machine has decided to train. */
-export interface Plan {
+/** One machine of a run: a row of the table on the run's page. */
+export interface Machine {
+  id: string;
+  name: string;
+  /** The name of its owner. */
+  person: string;
+  activity: Activity;
+  /** Whether it reports. */
+  alive: boolean;
+  /** Seconds since 1970. */
+  last_seen: number;
+  version: string;
+  /** Tokens that this machine has published. */
+  tokens: number;
+  /** Tokens per second; 0 if it does not report. */
+  rate: number;
+  step: number;
+  /** Measured duration of one step; null until one was measured. */
+  step_seconds: number | null;
+  updates_sent: number;
+  updates_received: number;
+  /** Peers that it is connected to. */
+  peers: number;
+  /** Tokens that the ledgers of most machines contain and its own lacks. */
+  behind: number;
+  /** How it exchanges updates; null until it has published one. */
+  exchange: ExchangeView | null;
+  /** Whether its weights are those of most machines with the same updates; null if unknown. */
+  agrees: boolean | null;
+}
+
+/** How a machine has decided to train, for people to read. */
+export interface PlanView {
   device: string;
   device_bytes: number;
   host_bytes: number;
   disk_bytes: number;
-  /** Of a step's forward pass. */
   groups: number;
   micro_batches: number;
   micro_tokens: number;
   layers: number;
-  /** Layers whose training state stays in memory. */
   resident: number;
   clipping: "none" | "exact" | "layer";
   crash_safety: "exact" | "restart" | "round";
-  /** The resource that limits. */
   binding: string;
-  /** Of one step. */
   predicted_seconds: number;
-  /** Bytes. */
   disk_written_per_day: number;
   sentence: string;
 }
 
-/** By machine. */
-export type Plans = Record<string, Plan>;
+/** One point of a curve: [x, y]. */
+export type Point = [number, number];
 
-export interface Series {
-  train: Pair[];
-  validation: Pair[];
-  rate: Pair[];
-  /** When training stood at so many tokens: [ledger tokens, seconds since 1970]. */
-  clock: Pair[];
+/** The values of a run as a whole. */
+export interface Run {
+  id: string;
+  name: string;
+  status: RunStatus;
+  /** Tokens in the ledger, published by all machines. */
+  tokens: number;
+  /** Tokens after which the training ends. */
+  budget: number;
+  /** Tokens per second over all machines that report. */
+  rate: number;
+  /** Seconds since 1970; null until the training starts. */
+  started: number | null;
+  /** Updates that all machines have published. */
+  updates: number;
+  /** Machines that ever joined. */
+  workers_known: number;
+  /** Machines that report. */
+  workers_alive: number;
+  /** Whether machines with the same updates have the same weights; null if unknown. */
+  agree: boolean | null;
+  /** A sentence about what the run waits for; null if it waits for nothing. */
+  waiting: string | null;
 }
 
-/** Something that happened in the run: "who what", both plain text that others wrote. */
-export interface Event {
+/** Those values of a run that changed; the others are absent. */
+export interface RunChanges {
+  id?: string;
+  name?: string;
+  status?: RunStatus;
+  /** Tokens in the ledger, published by all machines. */
+  tokens?: number;
+  /** Tokens after which the training ends. */
+  budget?: number;
+  /** Tokens per second over all machines that report. */
+  rate?: number;
+  /** Seconds since 1970; null until the training starts. */
+  started?: number | null;
+  /** Updates that all machines have published. */
+  updates?: number;
+  /** Machines that ever joined. */
+  workers_known?: number;
+  /** Machines that report. */
+  workers_alive?: number;
+  /** Whether machines with the same updates have the same weights; null if unknown. */
+  agree?: boolean | null;
+  /** A sentence about what the run waits for; null if it waits for nothing. */
+  waiting?: string | null;
+}
+
+/** Something that happened in a run: "who what". Both are plain text that others wrote. */
+export interface RunEvent {
   id: string;
   /** Seconds since 1970. */
   at: number;
@@ -110,36 +152,42 @@ export interface Event {
   what: string;
 }
 
-/** What one machine measured in training. */
-export interface Line {
-  id: string;
-  name: string;
-  points: Pair[];
-}
+/** A run's place in its life cycle. The coordinator decides it; workers obey. */
+export type RunStatus = "draft" | "recruiting" | "training" | "paused" | "finished" | "cancelled";
 
-export interface Snapshot extends Series {
+/** Everything that the page shows of a run. It includes all deltas up to its number. */
+export interface Snapshot {
   type: "snapshot";
+  /** The number of the last delta that it includes. */
   seq: number;
+  /** The name of the mirror that sent it. */
   mirror: string;
-  /** The mirror's clock, seconds since 1970. */
+  /** The mirror's clock, in seconds since 1970. */
   now: number;
   run: Run;
-  workers: Worker[];
-  plans: Plans;
+  workers: Machine[];
+  /** By the machine's id. */
+  plans: Record<string, PlanView>;
   /** The newest first. */
-  events: Event[];
+  events: RunEvent[];
+  /** [ledger tokens, nats per token], ascending. */
+  train: Point[];
+  /** [ledger tokens, nats per token], ascending. */
+  validation: Point[];
+  /** [ledger tokens, seconds since 1970], ascending: when the training reached so many tokens. */
+  clock: Point[];
+  /** [seconds since 1970, tokens per second], ascending. */
+  rate: Point[];
 }
 
-export interface Delta extends Partial<Series> {
-  type: "delta";
-  seq: number;
-  now: number;
-  run?: Partial<Run>;
-  workers?: Worker[];
-  /** Machines that are shown no more, where others took their place. */
-  gone?: string[];
-  /** Those that changed. */
-  plans?: Plans;
-  /** Those that are new. */
-  events?: Event[];
+/** The training losses that one machine measured. */
+export interface WorkerCurve {
+  id: string;
+  name: string;
+  points: Point[];
+}
+
+/** The curves of those machines that trained most, these first. */
+export interface WorkerCurves {
+  machines: WorkerCurve[];
 }

@@ -1,19 +1,19 @@
 import { beforeEach, describe, expect, test } from "vitest";
-import { Choice, LOOK_HOME } from "../src/mirrors";
-import { Feed, type Link, type Outside, PATIENCE, Refusal, SILENCE, type Wire } from "../src/socket";
+import { MirrorSelector, FIRST_HOME_CHECK_MS } from "../src/failover";
+import { LiveFeed, type ConnectionStatus, type Environment, GAP_WAIT_MS, RefusedError, SILENCE_MS, type Socket } from "../src/socket";
 import { Store } from "../src/store";
 import type { Delta, Snapshot } from "../src/types";
-import { delta, snapshot } from "./frames";
+import { delta, snapshot } from "./messages";
 
 /** A site in memory: its sockets, its snapshots, and a clock that moves when told. */
-class Site implements Outside {
-  sockets: (Wire & { closed: boolean; mirror: number })[] = [];
+class Site implements Environment {
+  sockets: (Socket & { closed: boolean; mirror: number })[] = [];
   asked: { mirror: number; give: (frame: Snapshot) => void; fail: (error: Error) => void }[] = [];
   now = 0;
   private timers = new Map<number, { at: number; run: () => void }>();
   private next = 1;
 
-  open(mirror: number): Wire {
+  open(mirror: number): Socket {
     const wire = { mirror, onopen: null, onmessage: null, onclose: null, closed: false, close() { this.closed = true; } };
     this.sockets.push(wire);
     return wire;
@@ -28,10 +28,10 @@ class Site implements Outside {
   cancel(timer: number): void {
     this.timers.delete(timer);
   }
-  chance(): number {
+  random(): number {
     return 0.5;
   }
-  get last(): Wire & { closed: boolean; mirror: number } {
+  get last(): Socket & { closed: boolean; mirror: number } {
     return this.sockets.at(-1)!;
   }
   say(frame: Delta): void {
@@ -50,11 +50,11 @@ class Site implements Outside {
 
 const settled = () => new Promise((done) => setTimeout(done, 0));
 
-let site: Site, store: Store, feed: Feed, links: Link[];
+let site: Site, store: Store, feed: LiveFeed, links: ConnectionStatus[];
 
 beforeEach(() => {
   [site, store, links] = [new Site(), new Store(), []];
-  feed = new Feed(store, site, (link) => links.push(link));
+  feed = new LiveFeed(store, site, (link) => links.push(link));
   feed.start();
 });
 
@@ -79,7 +79,7 @@ describe("the feed", () => {
     await live();
     site.say(delta(12));
     expect(site.asked).toHaveLength(1);
-    site.pass(PATIENCE);
+    site.pass(GAP_WAIT_MS);
     expect(site.asked).toHaveLength(2);
     await site.give(snapshot(12));
     site.say(delta(13, { run: { tokens: 13 } }));
@@ -91,7 +91,7 @@ describe("the feed", () => {
     await live();
     site.say(delta(12));
     site.say(delta(11));
-    site.pass(PATIENCE * 2);
+    site.pass(GAP_WAIT_MS * 2);
     expect(store.seq).toBe(12);
     expect(site.asked).toHaveLength(1);
   });
@@ -99,12 +99,12 @@ describe("the feed", () => {
   test("asks again when the snapshot it got ends before the deltas it holds", async () => {
     await live();
     site.say(delta(20));
-    site.pass(PATIENCE);
+    site.pass(GAP_WAIT_MS);
     await site.give(snapshot(15));
-    site.pass(PATIENCE);
+    site.pass(GAP_WAIT_MS);
     expect(site.asked).toHaveLength(3);
     await site.give(snapshot(20));
-    expect(store.gap).toBe(false);
+    expect(store.hasGap).toBe(false);
   });
 
   test("says that it reconnects, comes back by itself, and starts from a snapshot", async () => {
@@ -146,12 +146,12 @@ describe("the feed", () => {
 
   test("takes silence for a dead link", async () => {
     await live();
-    site.pass(SILENCE - 1);
+    site.pass(SILENCE_MS - 1);
     site.say(delta(11));
-    site.pass(SILENCE - 1);
-    expect(feed.link).toBe("live");
+    site.pass(SILENCE_MS - 1);
+    expect(feed.status).toBe("live");
     site.pass(1);
-    expect(feed.link).toBe("reconnecting");
+    expect(feed.status).toBe("reconnecting");
   });
 
   test("a snapshot from a connection that broke meanwhile is not shown", async () => {
@@ -162,7 +162,7 @@ describe("the feed", () => {
     late.give(snapshot(3));
     await settled();
     expect(store.run).toBeNull();
-    expect(feed.link).toBe("reconnecting");
+    expect(feed.status).toBe("reconnecting");
   });
 
   test("frames of an old socket are not heard any more", async () => {
@@ -185,7 +185,7 @@ describe("the feed", () => {
 
   test("gives up where the snapshot is refused", async () => {
     site.last.onopen?.();
-    site.asked[0]!.fail(new Refusal("not found"));
+    site.asked[0]!.fail(new RefusedError("not found"));
     await settled();
     site.pass(60_000);
     expect(links).toEqual(["refused"]);
@@ -194,10 +194,10 @@ describe("the feed", () => {
 
   test("a nudge ends the wait, and does nothing while all is well", async () => {
     await live();
-    feed.nudge();
+    feed.retryNow();
     expect(site.sockets).toHaveLength(1);
     site.last.onclose?.({ code: 1006 });
-    feed.nudge();
+    feed.retryNow();
     expect(site.sockets).toHaveLength(2);
   });
 
@@ -211,11 +211,11 @@ describe("the feed", () => {
 });
 
 describe("the feed where there are other mirrors", () => {
-  let told: [Link, number][];
+  let told: [ConnectionStatus, number][];
 
   beforeEach(() => {
     [site, store, told] = [new Site(), new Store(), []];
-    feed = new Feed(store, site, (link, at) => told.push([link, at]), new Choice(2, () => 0.5));
+    feed = new LiveFeed(store, site, (link, at) => told.push([link, at]), new MirrorSelector(2, () => 0.5));
     feed.start();
   });
 
@@ -257,12 +257,12 @@ describe("the feed where there are other mirrors", () => {
         site.say(delta(++seq));
       }
     };
-    hear(LOOK_HOME);
+    hear(FIRST_HOME_CHECK_MS);
     expect(site.asked.at(-1)!.mirror).toBe(0);
     site.asked.at(-1)!.fail(new Error("still gone"));
     await settled();
     expect(site.last.mirror).toBe(1);
-    hear(LOOK_HOME);
+    hear(FIRST_HOME_CHECK_MS);
     expect(told.at(-1)).toEqual(["live", 1]);
     await site.give(snapshot(2000));
     expect(site.last.mirror).toBe(0);

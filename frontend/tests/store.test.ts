@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
-import { merge, mingle, Store, thin } from "../src/store";
-import type { Delta, Pair, Snapshot } from "../src/types";
-import { delta, event, plan, snapshot, worker } from "./frames";
+import { mergePoints, mergeEvents, Store, thinPoints } from "../src/store";
+import type { Delta, Point, Snapshot } from "../src/types";
+import { delta, event, plan, snapshot, worker } from "./messages";
 
 function point(seq: number): Delta {
   return delta(seq, { train: [[seq * 100, 5 - seq / 10]], run: { tokens: seq * 100 } });
@@ -10,8 +10,8 @@ function point(seq: number): Delta {
 describe("the store", () => {
   test("applies the deltas that follow a snapshot", () => {
     const store = new Store();
-    expect(store.snapshot(snapshot(7))).toBe("applied");
-    expect(store.delta(delta(8, { run: { tokens: 2000 }, train: [[200, 4]], workers: [worker("b", 5)] }))).toBe("applied");
+    expect(store.applySnapshot(snapshot(7))).toBe("applied");
+    expect(store.applyDelta(delta(8, { run: { tokens: 2000 }, train: [[200, 4]], workers: [worker("b", 5)] }))).toBe("applied");
     expect(store.run?.tokens).toBe(2000);
     expect(store.run?.budget).toBe(10_000);
     expect(store.series.train).toEqual([[100, 5], [200, 4]]);
@@ -21,28 +21,28 @@ describe("the store", () => {
 
   test("forgets machines that are shown no more, and takes what is told of others in the same breath", () => {
     const store = new Store();
-    store.snapshot(snapshot(0));
-    store.delta(delta(1, { gone: ["a", "never there"], workers: [worker("b", 5)] }));
+    store.applySnapshot(snapshot(0));
+    store.applyDelta(delta(1, { gone: ["a", "never there"], workers: [worker("b", 5)] }));
     expect([...store.workers.keys()]).toEqual(["b"]);
-    store.delta(delta(2, { gone: ["b"], workers: [worker("a", 6)] }));
+    store.applyDelta(delta(2, { gone: ["b"], workers: [worker("a", 6)] }));
     expect([...store.workers.keys()]).toEqual(["a"]);
   });
 
   test("keeps a machine's plan until another one is told, and forgets those a snapshot does not hold", () => {
     const store = new Store();
-    store.snapshot(snapshot(0, { plans: { a: plan() } }));
-    store.delta(delta(1, { workers: [worker("a", 5)] }));
+    store.applySnapshot(snapshot(0, { plans: { a: plan() } }));
+    store.applyDelta(delta(1, { workers: [worker("a", 5)] }));
     expect(store.plans.get("a")).toEqual(plan());
-    store.delta(delta(2, { plans: { a: plan({ groups: 1 }), b: plan() } }));
+    store.applyDelta(delta(2, { plans: { a: plan({ groups: 1 }), b: plan() } }));
     expect([...store.plans].map(([id, { groups }]) => [id, groups])).toEqual([["a", 1], ["b", 12]]);
-    store.snapshot(snapshot(3, { plans: { b: plan() } }));
+    store.applySnapshot(snapshot(3, { plans: { b: plan() } }));
     expect([...store.plans.keys()]).toEqual(["b"]);
   });
 
   test("reads a site that speaks of no plans, no events and no clock", () => {
     const store = new Store();
     const { plans: _, events: __, clock: ___, ...older } = snapshot(0);
-    expect(store.snapshot(older as Snapshot)).toBe("applied");
+    expect(store.applySnapshot(older as Snapshot)).toBe("applied");
     expect(store.plans.size).toBe(0);
     expect(store.events).toEqual([]);
     expect(store.series.clock).toEqual([]);
@@ -50,10 +50,10 @@ describe("the store", () => {
 
   test("lists what happened newest first and once, and forgets what a snapshot does not hold", () => {
     const store = new Store();
-    store.snapshot(snapshot(0, { events: [event("b", 20), event("a", 10)] }));
-    store.delta(delta(1, { events: [event("d", 20), event("b", 20), event("c", 15)] }));
+    store.applySnapshot(snapshot(0, { events: [event("b", 20), event("a", 10)] }));
+    store.applyDelta(delta(1, { events: [event("d", 20), event("b", 20), event("c", 15)] }));
     expect(store.events.map(({ id }) => id)).toEqual(["d", "b", "c", "a"]);
-    store.snapshot(snapshot(2, { events: [event("b", 20)] }));
+    store.applySnapshot(snapshot(2, { events: [event("b", 20)] }));
     expect(store.events.map(({ id }) => id)).toEqual(["b"]);
   });
 
@@ -61,39 +61,39 @@ describe("the store", () => {
     const store = new Store();
     let told = 0;
     store.subscribe(() => (told += 1));
-    store.setLines([{ id: "a", name: "barn", points: [[2, 4], [1, 5]] }]);
-    store.setLines([{ id: "b", name: "loft", points: [] }]);
-    expect(store.lines).toEqual([{ id: "b", name: "loft", points: [] }]);
+    store.setCurves([{ id: "a", name: "barn", points: [[2, 4], [1, 5]] }]);
+    store.setCurves([{ id: "b", name: "loft", points: [] }]);
+    expect(store.curves).toEqual([{ id: "b", name: "loft", points: [] }]);
     expect(told).toBe(2);
   });
 
   test("drops what comes twice", () => {
     const store = new Store();
-    store.snapshot(snapshot(0));
-    store.delta(point(1));
-    expect(store.delta(point(1))).toBe("stale");
-    expect(store.delta(delta(0, { run: { tokens: 1 } }))).toBe("stale");
+    store.applySnapshot(snapshot(0));
+    store.applyDelta(point(1));
+    expect(store.applyDelta(point(1))).toBe("stale");
+    expect(store.applyDelta(delta(0, { run: { tokens: 1 } }))).toBe("stale");
     expect(store.run?.tokens).toBe(100);
     expect(store.series.train).toHaveLength(1);
   });
 
   test("asks for a snapshot at a gap and shows nothing from beyond it", () => {
     const store = new Store();
-    store.snapshot(snapshot(0));
-    expect(store.delta(point(2))).toBe("gap");
+    store.applySnapshot(snapshot(0));
+    expect(store.applyDelta(point(2))).toBe("gap");
     expect(store.run?.tokens).toBe(1000);
     expect(store.seq).toBe(0);
-    expect(store.snapshot(snapshot(2, { train: [[100, 4.9], [200, 4.8]] }))).toBe("applied");
-    expect(store.delta(point(3))).toBe("applied");
+    expect(store.applySnapshot(snapshot(2, { train: [[100, 4.9], [200, 4.8]] }))).toBe("applied");
+    expect(store.applyDelta(point(3))).toBe("applied");
     expect(store.series.train.map((p) => p[0])).toEqual([100, 200, 300]);
   });
 
   test("puts overtaken deltas back in order without a snapshot", () => {
     const store = new Store();
-    store.snapshot(snapshot(0, { train: [] }));
-    expect(store.delta(point(3))).toBe("gap");
-    expect(store.delta(point(2))).toBe("gap");
-    expect(store.delta(point(1))).toBe("applied");
+    store.applySnapshot(snapshot(0, { train: [] }));
+    expect(store.applyDelta(point(3))).toBe("gap");
+    expect(store.applyDelta(point(2))).toBe("gap");
+    expect(store.applyDelta(point(1))).toBe("applied");
     expect(store.seq).toBe(3);
     expect(store.run?.tokens).toBe(300);
     expect(store.series.train.map((p) => p[0])).toEqual([100, 200, 300]);
@@ -101,31 +101,31 @@ describe("the store", () => {
 
   test("keeps deltas that come before the first snapshot and applies those it does not hold", () => {
     const store = new Store();
-    for (const seq of [4, 5, 6]) expect(store.delta(point(seq))).toBe("gap");
-    expect(store.snapshot(snapshot(5))).toBe("applied");
+    for (const seq of [4, 5, 6]) expect(store.applyDelta(point(seq))).toBe("gap");
+    expect(store.applySnapshot(snapshot(5))).toBe("applied");
     expect(store.seq).toBe(6);
     expect(store.run?.tokens).toBe(600);
   });
 
   test("a snapshot that leaves a hole before a waiting delta is still a gap", () => {
     const store = new Store();
-    store.delta(point(9));
-    expect(store.snapshot(snapshot(5))).toBe("gap");
-    expect(store.snapshot(snapshot(9))).toBe("applied");
+    store.applyDelta(point(9));
+    expect(store.applySnapshot(snapshot(5))).toBe("gap");
+    expect(store.applySnapshot(snapshot(9))).toBe("applied");
   });
 
-  test("any order and any duplication of the same frames gives the same state", () => {
-    const frames = [1, 2, 3, 4, 5, 6].map(point);
+  test("any order and any duplication of the same deltas gives the same state", () => {
+    const deltas = [1, 2, 3, 4, 5, 6].map(point);
     const straight = new Store();
-    straight.snapshot(snapshot(0));
-    frames.forEach((frame) => straight.delta(frame));
+    straight.applySnapshot(snapshot(0));
+    deltas.forEach((delta) => straight.applyDelta(delta));
     for (let seed = 1; seed <= 50; seed++) {
-      const shuffled = [...frames, ...frames]
-        .map((frame, i) => ({ frame, at: Math.sin(seed * 1000 + i * 7) }))
+      const shuffled = [...deltas, ...deltas]
+        .map((delta, i) => ({ delta, at: Math.sin(seed * 1000 + i * 7) }))
         .sort((a, b) => a.at - b.at);
       const store = new Store();
-      store.snapshot(snapshot(0));
-      shuffled.forEach(({ frame }) => store.delta(frame));
+      store.applySnapshot(snapshot(0));
+      shuffled.forEach(({ delta }) => store.applyDelta(delta));
       expect(store.series).toEqual(straight.series);
       expect(store.run).toEqual(straight.run);
       expect(store.seq).toBe(6);
@@ -134,56 +134,56 @@ describe("the store", () => {
 
   test("an overtaken older snapshot does not turn time back", () => {
     const store = new Store();
-    store.snapshot(snapshot(9, { run: { ...snapshot(9).run, tokens: 900 } }));
-    expect(store.snapshot(snapshot(4))).toBe("stale");
+    store.applySnapshot(snapshot(9, { run: { ...snapshot(9).run, tokens: 900 } }));
+    expect(store.applySnapshot(snapshot(4))).toBe("stale");
     expect(store.run?.tokens).toBe(900);
   });
 
   test("a restarted site that counts anew is believed", () => {
     const store = new Store();
-    store.snapshot(snapshot(900));
-    expect(store.snapshot(snapshot(3, { now: 5000 }))).toBe("applied");
-    expect(store.delta(delta(4, { now: 5001, run: { tokens: 4 } }))).toBe("applied");
+    store.applySnapshot(snapshot(900));
+    expect(store.applySnapshot(snapshot(3, { now: 5000 }))).toBe("applied");
+    expect(store.applyDelta(delta(4, { now: 5001, run: { tokens: 4 } }))).toBe("applied");
     expect(store.run?.tokens).toBe(4);
   });
 
-  test("tells its listeners once a frame, and no more once they left", () => {
+  test("notifies listeners once per delta, until they unsubscribe", () => {
     const store = new Store();
     let told = 0;
     const leave = store.subscribe(() => (told += 1));
-    store.snapshot(snapshot(0));
-    store.delta(point(1));
-    store.delta(point(1));
+    store.applySnapshot(snapshot(0));
+    store.applyDelta(point(1));
+    store.applyDelta(point(1));
     leave();
-    store.delta(point(2));
+    store.applyDelta(point(2));
     expect(told).toBe(2);
   });
 
   test("does not keep more than a bounded number of early deltas", () => {
     const store = new Store();
-    store.snapshot(snapshot(0));
-    for (let seq = 2; seq < 500; seq++) store.delta(point(seq));
-    store.delta(point(1));
+    store.applySnapshot(snapshot(0));
+    for (let seq = 2; seq < 500; seq++) store.applyDelta(point(seq));
+    store.applyDelta(point(1));
     expect(store.seq).toBe(1);
   });
 });
 
 test("a list of events stays bounded, and keeps the newest", () => {
   const many = Array.from({ length: 900 }, (_, i) => event(`e${i}`, i));
-  const kept = mingle(many.slice(0, 500), many.slice(400));
+  const kept = mergeEvents(many.slice(0, 500), many.slice(400));
   expect(kept).toHaveLength(200);
   expect([kept[0]!.at, kept.at(-1)!.at]).toEqual([899, 700]);
 });
 
 describe("series", () => {
   test("a late point goes to its place and a point told twice stays once", () => {
-    const known: Pair[] = [[1, 1], [3, 3]];
-    expect(merge(known, [[2, 2], [3, 30]])).toEqual([[1, 1], [2, 2], [3, 30]]);
+    const known: Point[] = [[1, 1], [3, 3]];
+    expect(mergePoints(known, [[2, 2], [3, 30]])).toEqual([[1, 1], [2, 2], [3, 30]]);
   });
 
   test("stay bounded, keep their ends and their mean", () => {
-    const points: Pair[] = Array.from({ length: 5000 }, (_, i) => [i, 1]);
-    const thinned = thin(points);
+    const points: Point[] = Array.from({ length: 5000 }, (_, i) => [i, 1]);
+    const thinned = thinPoints(points);
     expect(thinned.length).toBeLessThanOrEqual(1600);
     expect(thinned.at(-1)).toEqual([4999, 1]);
     expect(thinned.every(([, y]) => y === 1)).toBe(true);

@@ -20,30 +20,12 @@ from django.core.cache import cache
 
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.activity_feed import collect_activity
+from coordinator.live.live_messages import LiveMachine
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue, run_table
 from coordinator.telemetry.history import load_history
 
-# Columns of a machine's row.
-COLUMNS = (
-    "id",
-    "name",
-    "person",
-    "activity",
-    "alive",
-    "last_seen",
-    "version",
-    "tokens",
-    "rate",
-    "step",
-    "step_seconds",
-    "updates_sent",
-    "updates_received",
-    "peers",
-    "behind",
-    "exchange",
-    "agrees",
-)
+COLUMNS = tuple(LiveMachine.model_fields)  # of a machine's row
 RATE_SECONDS = 5  # between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's history is read at most this often, however many pages open at once
 MAX_ROWS = 200  # machines in a snapshot, so that watchers of a large run do not receive thousands

@@ -10,9 +10,9 @@ import type { Delta, Snapshot } from "../src/types";
 test("the page reads the golden snapshot and the golden delta that follows it", () => {
   const store = new Store();
   const machine = "0192f0c1-2d3e-7f40-8a5b-000000000001";
-  expect(store.snapshot(snapshot as unknown as Snapshot)).toBe("applied");
+  expect(store.applySnapshot(snapshot as unknown as Snapshot)).toBe("applied");
   expect(store.plans.get(machine)).toMatchObject({ binding: "disk", predicted_seconds: 5.4, clipping: "exact" });
-  expect(store.delta(delta as unknown as Delta)).toBe("applied");
+  expect(store.applyDelta(delta as unknown as Delta)).toBe("applied");
   expect(store.run).toMatchObject({ name: "First barn", tokens: 71680, budget: 2000000, agree: true });
   expect(store.workers.get(machine)).toMatchObject({ updates_sent: 3, person: "Ada", step_seconds: 5.2 });
   expect(store.plans.get(machine)).toMatchObject({ binding: "compute", predicted_seconds: 4.2, clipping: "layer" });

@@ -1,14 +1,14 @@
 // How one machine trades its updates, in a few words.
 
 import { bits, percent, speed, whole } from "../format";
-import type { Exchange, Worker } from "../types";
+import type { ExchangeView, Machine } from "../types";
 
-function round(exchange: Exchange | null): string {
+function round(exchange: ExchangeView | null): string {
   return exchange ? `${whole(exchange.round_steps)} ${exchange.round_steps === 1 ? "step" : "steps"}` : "–";
 }
 
 /** "120 kB/s · 64 %", of what its line carries. */
-export function line(exchange: Exchange | null): string {
+export function line(exchange: ExchangeView | null): string {
   if (!exchange) return "–";
   const share = exchange.uplink_rate > 0 ? ` · ${percent(exchange.sent_rate / exchange.uplink_rate)}` : "";
   return speed(exchange.sent_rate) + share;
@@ -16,19 +16,19 @@ export function line(exchange: Exchange | null): string {
 
 /** How a machine reaches the others that are there: "Direct" to all of them, to some with the rest relayed by those, or
  *  not at all. Updates travel through third machines, so that one link is enough. */
-export function reach(worker: Worker, alive: number): string {
+export function reach(worker: Machine, alive: number): string {
   const others = alive - 1;
   if (!worker.alive || others < 1) return "–";
   if (worker.peers === 0) return "Alone";
   return worker.peers >= others ? "Direct" : `${whole(worker.peers)} direct, ${whole(others - worker.peers)} relayed`;
 }
 
-export function weights(worker: Worker): string {
+export function weights(worker: Machine): string {
   return worker.agrees === null ? "–" : worker.agrees ? "Identical" : "Differ";
 }
 
 /** By the name of the place that shows each. */
-export function tradeFacts(worker: Worker): Record<string, string> {
+export function exchangeFacts(worker: Machine): Record<string, string> {
   const { exchange } = worker;
   return {
     round: round(exchange),

@@ -1,9 +1,9 @@
 // What a reader of the run page chose last, kept in this browser alone.
 
-import type { Across } from "./axes";
+import type { XAxis } from "./chartAxes";
 
-export interface Choices {
-  across: Across;
+export interface Preferences {
+  across: XAxis;
   scale: "linear" | "log";
   smoothing: "none" | "some" | "much";
   /** Which lines are drawn. */
@@ -14,7 +14,7 @@ export interface Choices {
   comings: boolean;
 }
 
-export const DEFAULTS: Choices = {
+export const DEFAULTS: Preferences = {
   across: "tokens",
   scale: "linear",
   smoothing: "some",
@@ -24,7 +24,7 @@ export const DEFAULTS: Choices = {
   comings: true,
 };
 
-const WORDS: Partial<Record<keyof Choices, readonly string[]>> = {
+const WORDS: Partial<Record<keyof Preferences, readonly string[]>> = {
   across: ["tokens", "steps", "time"],
   scale: ["linear", "log"],
   smoothing: ["none", "some", "much"],
@@ -32,13 +32,13 @@ const WORDS: Partial<Record<keyof Choices, readonly string[]>> = {
 const KEY = "barnraise.run-page";
 
 /** Whatever is kept: what makes no sense, or is not said, is as by default. */
-export function read(kept: string | null): Choices {
+export function read(kept: string | null): Preferences {
   const found: Record<string, unknown> = { ...DEFAULTS };
   for (const [name, value] of Object.entries(parsed(kept))) {
-    const words = WORDS[name as keyof Choices];
+    const words = WORDS[name as keyof Preferences];
     if (words ? words.includes(value as string) : name in DEFAULTS && typeof value === "boolean") found[name] = value;
   }
-  return found as unknown as Choices;
+  return found as unknown as Preferences;
 }
 
 function parsed(kept: string | null): object {
@@ -52,8 +52,8 @@ function parsed(kept: string | null): object {
 }
 
 /** The controls that are named after choices, within one part of the page: they show what is chosen, and change it. */
-export class Chosen {
-  value: Choices;
+export class PreferenceControls {
+  value: Preferences;
   private listeners: (() => void)[] = [];
 
   constructor(private readonly page: HTMLElement, private readonly kept: Storage | null = storage()) {
@@ -82,8 +82,8 @@ export class Chosen {
 
 type Control = HTMLInputElement | HTMLSelectElement;
 
-function show(control: Control, choices: Choices): void {
-  const value = choices[control.dataset.choice as keyof Choices];
+function show(control: Control, choices: Preferences): void {
+  const value = choices[control.dataset.choice as keyof Preferences];
   if (control instanceof HTMLInputElement) control.checked = value === true;
   else control.value = String(value);
 }

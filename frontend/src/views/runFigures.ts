@@ -2,9 +2,9 @@
 
 import { count, duration, loss, percent, whole } from "../format";
 import type { Store } from "../store";
-import type { Run, Status } from "../types";
+import type { Run, RunStatus } from "../types";
 
-export const STATUS_WORDS: Record<Status, string> = {
+export const STATUS_WORDS: Record<RunStatus, string> = {
   draft: "Draft",
   recruiting: "Recruiting",
   training: "Training",
@@ -14,7 +14,7 @@ export const STATUS_WORDS: Record<Status, string> = {
 };
 
 /** Which of the owner's controls make sense in which status; the server decides again when one is used. */
-const CONTROLS: Record<string, readonly Status[]> = {
+const CONTROLS: Record<string, readonly RunStatus[]> = {
   launch: ["draft"],
   edit: ["draft"],
   pause: ["training"],
@@ -22,7 +22,7 @@ const CONTROLS: Record<string, readonly Status[]> = {
   cancel: ["draft", "recruiting", "training", "paused"],
 };
 
-export class Figures {
+export class RunFigures {
   private readonly places = new Map<string, HTMLElement[]>();
   private readonly chip: HTMLElement;
   private agree: boolean | null = null;

@@ -1,17 +1,17 @@
 // Whether what one sees is live, and by which mirror: a dot and a word, said aloud when it changes. Links on the page
 // lead to its own site all the same; while that is gone, the way to this page at another one stands beside it.
 
-import type { Mirror } from "../mirrors";
-import type { Link } from "../socket";
+import type { Mirror } from "../failover";
+import type { ConnectionStatus } from "../socket";
 
-const WORDS: Record<Link, string> = {
+const WORDS: Record<ConnectionStatus, string> = {
   connecting: "Connecting",
   live: "Live",
   reconnecting: "Reconnecting",
   refused: "Not available",
 };
 
-export class LinkSign {
+export class ConnectionStatusView {
   private readonly sign: HTMLElement;
   private readonly word: HTMLElement;
   private readonly by: HTMLElement;
@@ -28,7 +28,7 @@ export class LinkSign {
   }
 
   /** `at`: the mirror that is asked. */
-  show(link: Link, at: number): void {
+  show(link: ConnectionStatus, at: number): void {
     this.sign.dataset.link = link;
     this.word.textContent = WORDS[link];
     this.by.textContent = link === "live" && this.mirrors.length > 1 ? `by ${this.mirrors[at]!.name}` : "";

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { ago, bytes, count, deviation, duration, mark, moment, percent, seconds } from "../src/format";
-import { align, smooth } from "../src/smooth";
-import type { Pair } from "../src/types";
+import { align, smooth } from "../src/movingAverage";
+import type { Point } from "../src/types";
 
 test("counts keep three digits whatever their size", () => {
   expect([0, 7, 999, 999.6, 1000, 12_345, 999_499, 999_600, 1_234_567, 10 ** 15].map(count)).toEqual(
@@ -43,9 +43,9 @@ test("a deviation has its sign and an end", () => {
 });
 
 test("a smoothed constant is that constant, and a step is followed", () => {
-  const flat: Pair[] = [[0, 2], [5, 2], [100, 2]];
+  const flat: Point[] = [[0, 2], [5, 2], [100, 2]];
   expect(smooth(flat, 10).map((p) => p[1])).toEqual([2, 2, 2]);
-  const step: Pair[] = [...Array(50).keys()].map((i) => [i, i < 25 ? 4 : 2]);
+  const step: Point[] = [...Array(50).keys()].map((i) => [i, i < 25 ? 4 : 2]);
   const line = smooth(step, 3);
   expect(line[25]![1]).toBeGreaterThan(3);
   expect(line[49]![1]).toBeCloseTo(2, 2);

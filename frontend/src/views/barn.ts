@@ -3,7 +3,7 @@
 import { percent } from "../format";
 import type { Store } from "../store";
 
-export class Frame {
+export class Barn {
   private readonly members: SVGElement[];
 
   constructor(private readonly place: Element) {

@@ -1,15 +1,15 @@
 // How one machine trains: what its plan predicts beside what is measured, and the whole plan in a row that opens.
 
 import { bytes, deviation, seconds, whole } from "../format";
-import type { Plan, Worker } from "../types";
-import { tradeFacts } from "./trade";
+import type { PlanView, Machine } from "../types";
+import { exchangeFacts } from "./exchangeSummary";
 
 export const NEAR = 0.15; // of the prediction: a step measured within it goes as planned
 
 const TIERS = ["device", "host", "disk"] as const;
 type Tier = (typeof TIERS)[number];
 
-const CLIPPING: Record<Plan["clipping"], string> = {
+const CLIPPING: Record<PlanView["clipping"], string> = {
   none: "None",
   exact: "Exact, over all layers",
   layer: "Layer by layer",
@@ -20,14 +20,14 @@ const LIMITS: Record<string, string> = {
   link: "The link to the GPU",
   optimizer: "The optimizer",
 };
-const A_CRASH_LOSES: Record<Plan["crash_safety"], string> = {
+const A_CRASH_LOSES: Record<PlanView["crash_safety"], string> = {
   exact: "Its unfinished step",
   round: "Its round's steps",
   restart: "Its round's steps and moments",
 };
 
 /** "5.4 s / 5.1 s", how far the second is off the first, and whether that is far. */
-export function predictedAndMeasured(plan: Plan | undefined, measured: number | null): [string, string, boolean] {
+export function predictedAndMeasured(plan: PlanView | undefined, measured: number | null): [string, string, boolean] {
   if (!plan) return ["–", "", false];
   const text = `${seconds(plan.predicted_seconds)} / ${measured === null ? "–" : seconds(measured)}`;
   if (measured === null || plan.predicted_seconds <= 0) return [text, "", false];
@@ -36,7 +36,7 @@ export function predictedAndMeasured(plan: Plan | undefined, measured: number | 
 }
 
 /** The plan in words, by the name of the place that shows each. */
-export function facts(plan: Plan, measured: number | null): Record<string, string> {
+export function facts(plan: PlanView, measured: number | null): Record<string, string> {
   return {
     sentence: plan.sentence,
     device_bytes: bytes(plan.device_bytes),
@@ -56,7 +56,7 @@ export function facts(plan: Plan, measured: number | null): Record<string, strin
 }
 
 /** Each tier's part of all the bytes the plan needs. */
-export function shares(plan: Plan): Record<Tier, number> {
+export function shares(plan: PlanView): Record<Tier, number> {
   const all = Math.max(1, plan.device_bytes + plan.host_bytes + plan.disk_bytes);
   return { device: plan.device_bytes / all, host: plan.host_bytes / all, disk: plan.disk_bytes / all };
 }
@@ -74,8 +74,8 @@ export class PlanRow {
     this.tiers = [...this.element.querySelectorAll<HTMLElement>("[data-tier]")];
   }
 
-  fill(plan: Plan, worker: Worker): void {
-    const said = { ...facts(plan, worker.step_seconds), ...tradeFacts(worker) };
+  fill(plan: PlanView, worker: Machine): void {
+    const said = { ...facts(plan, worker.step_seconds), ...exchangeFacts(worker) };
     this.element.querySelector("[role=region]")!.setAttribute("aria-label", `How ${worker.name} trains`);
     for (const place of this.places) {
       const text = said[place.dataset.fact!] ?? "";

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { DEFAULTS, read } from "../src/choices";
+import { DEFAULTS, read } from "../src/preferences";
 
 test("a choice comes back as it was kept", () => {
   const chosen = { ...DEFAULTS, across: "time", scale: "log", smoothing: "none", machines: true, comings: false };

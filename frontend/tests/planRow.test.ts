@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { facts, predictedAndMeasured, shares } from "../src/views/plan";
-import { plan } from "./frames";
+import { facts, predictedAndMeasured, shares } from "../src/views/planRow";
+import { plan } from "./messages";
 
 test("a machine without a plan shows a dash, and one that has not stepped yet only what it expects", () => {
   expect(predictedAndMeasured(undefined, 5)).toEqual(["–", "", false]);

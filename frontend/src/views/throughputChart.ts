@@ -3,14 +3,14 @@
 import type uPlot from "uplot";
 import { count, mark } from "../format";
 import type { Store } from "../store";
-import type { Pair } from "../types";
+import type { Point } from "../types";
 import { axis, clock, colour, Plot, timeAxis } from "./plot";
 
-export class Pace {
+export class ThroughputChart {
   private readonly plot: Plot;
   private readonly at: HTMLElement;
   private readonly rate: HTMLElement;
-  private points: Pair[] = [];
+  private points: Point[] = [];
 
   constructor(place: HTMLElement) {
     this.at = place.querySelector("[data-read=at]")!;

@@ -3,12 +3,12 @@
 
 import { ago, count, whole } from "../format";
 import type { Store } from "../store";
-import type { Plan, Worker } from "../types";
-import { PlanRow, predictedAndMeasured } from "./plan";
-import { line, reach, weights } from "./trade";
+import type { PlanView, Machine } from "../types";
+import { PlanRow, predictedAndMeasured } from "./planRow";
+import { line, reach, weights } from "./exchangeSummary";
 
 
-const COLUMNS: readonly [name: string, text: (worker: Worker, now: number, alive: number) => string][] = [
+const COLUMNS: readonly [name: string, text: (worker: Machine, now: number, alive: number) => string][] = [
   ["name", (w) => w.name],
   ["person", (w) => w.person],
   ["activity", (w) => (w.alive || w.activity === "left" || w.activity === "finished" ? w.activity : "gone")],
@@ -35,7 +35,7 @@ interface Row {
   plan: PlanRow | null; // while it is open
 }
 
-export class Table {
+export class MachineTable {
   private readonly body: HTMLElement;
   private readonly patterns: Record<"worker" | "plan", HTMLTemplateElement>;
   private readonly empty: HTMLElement;
@@ -94,7 +94,7 @@ export class Table {
     return row;
   }
 
-  private fill(row: Row, worker: Worker, plan: Plan | undefined, { now, most, alive }: Around): void {
+  private fill(row: Row, worker: Machine, plan: PlanView | undefined, { now, most, alive }: Around): void {
     const { element, cells } = row;
     element.dataset.alive = String(worker.alive);
     element.dataset.activity = worker.activity;
@@ -124,6 +124,6 @@ function put(cell: HTMLElement | undefined, text: string): void {
   if (cell && cell.textContent !== text) cell.textContent = text;
 }
 
-function byName(a: Worker, b: Worker): number {
+function byName(a: Machine, b: Machine): number {
   return a.person.localeCompare(b.person) || a.name.localeCompare(b.name) || a.id.localeCompare(b.id);
 }

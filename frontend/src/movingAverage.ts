@@ -1,9 +1,9 @@
 // The line one reads off a noisy loss.
 
-import type { Pair } from "./types";
+import type { Point } from "./types";
 
 /** An exponential mean over tokens rather than over points: `scale` tokens back weigh 1/e, however dense they lie. */
-export function smooth(points: Pair[], scale: number): Pair[] {
+export function smooth(points: Point[], scale: number): Point[] {
   let mean = 0;
   let weight = 0;
   let before = points[0]?.[0] ?? 0;
@@ -17,7 +17,7 @@ export function smooth(points: Pair[], scale: number): Pair[] {
 }
 
 /** One x axis for several series, with gaps where a series has no point: what uPlot draws. */
-export function align(...series: Pair[][]): [number[], ...(number | null)[][]] {
+export function align(...series: Point[][]): [number[], ...(number | null)[][]] {
   const xs = [...new Set(series.flatMap((points) => points.map((pair) => pair[0])))].sort((a, b) => a - b);
   const columns = series.map((points) => {
     const at = new Map(points);

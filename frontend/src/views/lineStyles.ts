@@ -1,19 +1,19 @@
 // By what machines' lines are told apart: an ink and a dash each, so that it does not take colours to tell.
 
 import { loss } from "../format";
-import type { Line } from "../types";
+import type { WorkerCurve } from "../types";
 
 const INKS = ["--machine-0", "--machine-1", "--machine-2"] as const;
 const DASHES: readonly (readonly number[])[] = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 
-export interface Pen {
+export interface LineStyle {
   /** A custom property of the page's colours. */
   ink: (typeof INKS)[number];
   dash: number[];
 }
 
 /** Of the first twelve lines no two have the same; the first few differ in both. */
-export function pen(index: number): Pen {
+export function lineStyle(index: number): LineStyle {
   const round = Math.floor(index / DASHES.length);
   return { ink: INKS[(index + round) % INKS.length]!, dash: [...DASHES[index % DASHES.length]!] };
 }
@@ -25,12 +25,12 @@ export class MachineLegend {
 
   constructor(private readonly place: HTMLElement) {}
 
-  show(lines: Line[]): void {
+  show(lines: WorkerCurve[]): void {
     const names = JSON.stringify(lines.map((line) => [line.id, line.name]));
     if (names === this.names) return;
     this.names = names;
     this.values = [];
-    this.place.replaceChildren(...lines.map((line, i) => this.item(line, pen(i))));
+    this.place.replaceChildren(...lines.map((line, i) => this.item(line, lineStyle(i))));
     this.place.hidden = lines.length === 0;
   }
 
@@ -41,7 +41,7 @@ export class MachineLegend {
     });
   }
 
-  private item(line: Line, drawn: Pen): HTMLElement {
+  private item(line: WorkerCurve, drawn: LineStyle): HTMLElement {
     const item = document.createElement("span");
     const name = document.createElement("span");
     const value = document.createElement("b");
@@ -54,7 +54,7 @@ export class MachineLegend {
   }
 }
 
-function stroke({ ink, dash }: Pen): SVGElement {
+function stroke({ ink, dash }: LineStyle): SVGElement {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 26 4");
   svg.setAttribute("width", "26");

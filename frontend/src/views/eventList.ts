@@ -1,17 +1,17 @@
 // What happened in the run, the newest first. What others wrote is text and nothing else.
 
-import type { Chosen } from "../choices";
+import type { PreferenceControls } from "../preferences";
 import { moment } from "../format";
 import type { Store } from "../store";
-import type { Event } from "../types";
+import type { RunEvent } from "../types";
 
-export class Events {
+export class EventList {
   private readonly list: HTMLElement;
   private readonly pattern: HTMLTemplateElement;
   private readonly empty: HTMLElement;
   private readonly rows = new Map<string, HTMLElement>();
 
-  constructor(private readonly place: HTMLElement, private readonly chosen: Chosen) {
+  constructor(private readonly place: HTMLElement, private readonly chosen: PreferenceControls) {
     this.list = place.querySelector("ol")!;
     this.pattern = place.querySelector("template")!;
     this.empty = place.querySelector("[data-empty]")!;
@@ -31,7 +31,7 @@ export class Events {
     this.empty.hidden = rows.length > 0;
   }
 
-  private row(event: Event, now: number): HTMLElement {
+  private row(event: RunEvent, now: number): HTMLElement {
     const row = this.rows.get(event.id) ?? this.make(event);
     const time = row.querySelector("time")!;
     const text = moment(event.at, now);
@@ -39,7 +39,7 @@ export class Events {
     return row;
   }
 
-  private make(event: Event): HTMLElement {
+  private make(event: RunEvent): HTMLElement {
     const row = (this.pattern.content.cloneNode(true) as DocumentFragment).firstElementChild as HTMLElement;
     row.dataset.kind = event.kind;
     row.querySelector("time")!.dateTime = new Date(event.at * 1000).toISOString();

@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
-import { across, firstAfter, laid } from "../src/axes";
-import type { Pair } from "../src/types";
+import { across, firstAfter, laid } from "../src/chartAxes";
+import type { Point } from "../src/types";
 
-const CLOCK: Pair[] = [[100, 1000], [200, 1010], [400, 1020]];
+const CLOCK: Point[] = [[100, 1000], [200, 1010], [400, 1020]];
 
 test("tokens lie where they are, and steps are tokens of one step each", () => {
   expect(across("tokens", 64, CLOCK)(128)).toBe(128);

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
-import { line, reach, tradeFacts, weights } from "../src/views/trade";
-import { worker } from "./frames";
+import { line, reach, exchangeFacts, weights } from "../src/views/exchangeSummary";
+import { worker } from "./messages";
 
 const EXCHANGE = {
   round_steps: 20, scheme: "top64x2", density: 0.015625, bits_per_parameter: 0.234375, sent_rate: 105_000, received_rate: 2_100_000,
@@ -10,19 +10,19 @@ const EXCHANGE = {
 
 test("a machine that has published nothing yet has nothing to say of it", () => {
   expect(line(null)).toBe("–");
-  expect([tradeFacts(worker("a")).round, tradeFacts(worker("a")).update]).toEqual(["–", "–"]);
+  expect([exchangeFacts(worker("a")).round, exchangeFacts(worker("a")).update]).toEqual(["–", "–"]);
 });
 
 test("rounds, bits and the share of the line are said in a few words", () => {
   const once = { ...worker("a"), exchange: { ...EXCHANGE, round_steps: 1, bits_per_parameter: 8.0078, density: 1 } };
-  expect([tradeFacts(once).round, tradeFacts(once).update]).toEqual(["1 step", "All of the values, 8.0 bits a parameter"]);
+  expect([exchangeFacts(once).round, exchangeFacts(once).update]).toEqual(["1 step", "All of the values, 8.0 bits a parameter"]);
   expect(line(EXCHANGE)).toBe("105 kB/s · 8.4 %");
   expect(line({ ...EXCHANGE, uplink_rate: 0 })).toBe("105 kB/s");
-  const facts = tradeFacts({ ...worker("a"), exchange: EXCHANGE });
+  const facts = exchangeFacts({ ...worker("a"), exchange: EXCHANGE });
   expect(facts.round).toBe("20 steps");
   expect(facts.update).toBe("1.6 % of the values, 0.23 bits a parameter");
   expect(facts.traffic).toBe("105 kB/s sent, 2.1 MB/s received");
-  expect(tradeFacts({ ...worker("a"), exchange: { ...EXCHANGE, density: 1, bits_per_parameter: 4 } }).update).toBe("All of the values, 4.0 bits a parameter");
+  expect(exchangeFacts({ ...worker("a"), exchange: { ...EXCHANGE, density: 1, bits_per_parameter: 4 } }).update).toBe("All of the values, 4.0 bits a parameter");
 });
 
 test("weights are identical, or differ, or have nothing to be compared with", () => {

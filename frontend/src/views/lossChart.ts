@@ -3,13 +3,13 @@
 // lines of their own, where somebody wants to see them.
 
 import uPlot from "uplot";
-import { across, firstAfter, laid } from "../axes";
-import type { Chosen } from "../choices";
+import { across, firstAfter, laid } from "../chartAxes";
+import type { PreferenceControls } from "../preferences";
 import { count, loss, mark, moment, percent, whole } from "../format";
-import { align, smooth } from "../smooth";
+import { align, smooth } from "../movingAverage";
 import type { Store } from "../store";
-import type { Line, Pair } from "../types";
-import { MachineLegend, pen } from "./pens";
+import type { WorkerCurve, Point } from "../types";
+import { MachineLegend, lineStyle } from "./lineStyles";
 import { axis, colour, Plot, timeAxis } from "./plot";
 
 const WIDER = { none: 0, some: 1, much: 5 }; // times what is read off anyway
@@ -25,12 +25,12 @@ export class LossChart {
   private readonly legend: MachineLegend;
   private readonly stepTokens: number;
   private store: Store | null = null;
-  private train: Pair[] = [];
-  private validation: Pair[] = [];
-  private lines: Line[] = [];
+  private train: Point[] = [];
+  private validation: Point[] = [];
+  private curves: WorkerCurve[] = [];
   private told = 0;
 
-  constructor(place: HTMLElement, private readonly chosen: Chosen) {
+  constructor(place: HTMLElement, private readonly chosen: PreferenceControls) {
     this.readout = new Map(
       [...place.querySelectorAll<HTMLElement>("[data-read]")].map((element) => [element.dataset.read!, element]),
     );
@@ -53,13 +53,13 @@ export class LossChart {
     const range = (raw.at(-1)?.[0] ?? 0) - (raw[0]?.[0] ?? 0);
     const place = across(choice.across, this.stepTokens, clock);
     const back = range * readOff(raw.length) * WIDER[choice.smoothing];
-    const line = (points: Pair[]) => laid(back ? smooth(points, back) : points, place);
+    const line = (points: Point[]) => laid(back ? smooth(points, back) : points, place);
     this.train = choice.train ? line(raw) : [];
     this.validation = choice.validation ? laid(store.series.validation, place) : [];
-    this.lines = choice.machines ? store.lines.map((each) => ({ ...each, points: line(each.points) })) : [];
-    this.legend.show(this.lines);
+    this.curves = choice.machines ? store.curves.map((each) => ({ ...each, points: line(each.points) })) : [];
+    this.legend.show(this.curves);
     const faint = choice.train && back ? laid(raw, place) : [];
-    this.plot.show(align(faint, this.train, this.validation, ...this.lines.map((each) => each.points)));
+    this.plot.show(align(faint, this.train, this.validation, ...this.curves.map((each) => each.points)));
     this.describe(store);
   }
 
@@ -85,7 +85,7 @@ export class LossChart {
     this.put("x", x);
     this.put("train", loss(train?.[1]));
     this.put("validation", loss(validation?.[1]));
-    const machines = this.lines.map((line) => [line.name, loss(before(line.points, at)?.[1])] as const);
+    const machines = this.curves.map((line) => [line.name, loss(before(line.points, at)?.[1])] as const);
     this.legend.read(machines.map(([, value]) => value));
     const said = [["training", loss(train?.[1])], ["validation", loss(validation?.[1])], ...machines];
     return `${ACROSS[this.chosen.value.across]} ${x}: ${said.map((pair) => pair.join(" ")).join(", ")}`;
@@ -131,8 +131,8 @@ export class LossChart {
           spanGaps: true,
           points: { show: true, size: 6, fill: colour("--surface"), stroke: validation, width: 2, filter: sparse },
         },
-        ...this.lines.map((line, i) => {
-          const { ink, dash } = pen(i);
+        ...this.curves.map((line, i) => {
+          const { ink, dash } = lineStyle(i);
           return { label: line.name, stroke: colour(ink), dash, width: 1.25, spanGaps: true, points: { show: false } };
         }),
       ],
@@ -141,7 +141,7 @@ export class LossChart {
 }
 
 /** The newest point at or before this place. */
-function before(points: Pair[], x: number): Pair | undefined {
+function before(points: Point[], x: number): Point | undefined {
   return points[firstAfter(points, x) - 1];
 }
 

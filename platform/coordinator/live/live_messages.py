@@ -1,0 +1,183 @@
+"""The messages that the site sends to the page of a run: snapshots, deltas and machines' curves.
+
+These models are the schema of the messages. `typescript.py` generates `frontend/src/types.ts` from
+them, and a test validates what the site sends. At run time the messages are plain dicts that nobody
+validates: a busy run sends one every second. A model's title is its name in TypeScript.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypeAliasType
+
+from barnraise.protocol.enums import Activity, RunStatus
+from barnraise.protocol.reports import ExchangeView, PlanView
+
+Point = TypeAliasType(
+    "Point", Annotated[tuple[float, float], Field(description="One point of a curve: [x, y].")]
+)
+
+
+class LiveMessage(BaseModel):
+    """Base of the messages to pages. A docstring below a field is its comment in TypeScript."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class LiveRun(LiveMessage):
+    """The values of a run as a whole."""
+
+    model_config = ConfigDict(title="Run")
+
+    id: str
+    name: str
+    status: RunStatus
+    tokens: int
+    """Tokens in the ledger, published by all machines."""
+    budget: int
+    """Tokens after which the training ends."""
+    rate: float
+    """Tokens per second over all machines that report."""
+    started: float | None
+    """Seconds since 1970; null until the training starts."""
+    updates: int
+    """Updates that all machines have published."""
+    workers_known: int
+    """Machines that ever joined."""
+    workers_alive: int
+    """Machines that report."""
+    agree: bool | None
+    """Whether machines with the same updates have the same weights; null if unknown."""
+    waiting: str | None
+    """A sentence about what the run waits for; null if it waits for nothing."""
+
+
+class LiveRunChanges(LiveRun):
+    """Those values of a run that changed; the others are absent."""
+
+    model_config = ConfigDict(title="RunChanges")
+
+
+# A field with a default is not required.
+for _field in LiveRunChanges.model_fields.values():
+    _field.default = None
+LiveRunChanges.model_rebuild(force=True)
+
+
+class LiveMachine(LiveMessage):
+    """One machine of a run: a row of the table on the run's page."""
+
+    model_config = ConfigDict(title="Machine")
+
+    id: str
+    name: str
+    person: str
+    """The name of its owner."""
+    activity: Activity
+    alive: bool
+    """Whether it reports."""
+    last_seen: float
+    """Seconds since 1970."""
+    version: str
+    tokens: int
+    """Tokens that this machine has published."""
+    rate: float
+    """Tokens per second; 0 if it does not report."""
+    step: int
+    step_seconds: float | None
+    """Measured duration of one step; null until one was measured."""
+    updates_sent: int
+    updates_received: int
+    peers: int
+    """Peers that it is connected to."""
+    behind: int
+    """Tokens that the ledgers of most machines contain and its own lacks."""
+    exchange: ExchangeView | None
+    """How it exchanges updates; null until it has published one."""
+    agrees: bool | None
+    """Whether its weights are those of most machines with the same updates; null if unknown."""
+
+
+class LiveEvent(LiveMessage):
+    """Something that happened in a run: "who what". Both are plain text that others wrote."""
+
+    model_config = ConfigDict(title="RunEvent")
+
+    id: str
+    at: float
+    """Seconds since 1970."""
+    kind: Literal["run", "machine", "weights"]
+    who: str
+    what: str
+
+
+class WorkerCurve(LiveMessage):
+    """The training losses that one machine measured."""
+
+    id: str
+    name: str
+    points: list[Point]
+
+
+class WorkerCurvesMessage(LiveMessage):
+    """The curves of those machines that trained most, these first."""
+
+    model_config = ConfigDict(title="WorkerCurves")
+
+    machines: list[WorkerCurve]
+
+
+class SnapshotMessage(LiveMessage):
+    """Everything that the page shows of a run. It includes all deltas up to its number."""
+
+    model_config = ConfigDict(title="Snapshot")
+
+    type: Literal["snapshot"]
+    seq: int
+    """The number of the last delta that it includes."""
+    mirror: str
+    """The name of the mirror that sent it."""
+    now: float
+    """The mirror's clock, in seconds since 1970."""
+    run: LiveRun
+    workers: list[LiveMachine]
+    plans: dict[str, PlanView]
+    """By the machine's id."""
+    events: list[LiveEvent]
+    """The newest first."""
+    train: list[Point]
+    """[ledger tokens, nats per token], ascending."""
+    validation: list[Point]
+    """[ledger tokens, nats per token], ascending."""
+    clock: list[Point]
+    """[ledger tokens, seconds since 1970], ascending: when the training reached so many tokens."""
+    rate: list[Point]
+    """[seconds since 1970, tokens per second], ascending."""
+
+
+class DeltaMessage(LiveMessage):
+    """What changed since the delta before it. A field without changes is absent."""
+
+    model_config = ConfigDict(title="Delta")
+
+    type: Literal["delta"]
+    seq: int
+    """The delta's number: one more than the previous one's, unless watchers may miss something."""
+    now: float
+    """The mirror's clock, in seconds since 1970."""
+    run: LiveRunChanges = LiveRunChanges.model_construct()
+    workers: list[LiveMachine] = []
+    """Whole rows of the machines that changed."""
+    gone: list[str] = []
+    """The ids of machines that are no longer shown."""
+    plans: dict[str, PlanView] = {}
+    """New and changed plans, by the machine's id."""
+    events: list[LiveEvent] = []
+    """New events, the newest first."""
+    train: list[Point] = []
+    validation: list[Point] = []
+    clock: list[Point] = []
+    rate: list[Point] = []
+
+
+MESSAGES: tuple[type[LiveMessage], ...] = (SnapshotMessage, DeltaMessage, WorkerCurvesMessage)
