@@ -129,7 +129,7 @@ def test_the_pages_show_hardware_the_last_report_and_what_it_does(
         and run.name in one
     )
     MachinePause.start(ada.machine)
-    assert "Paused by you" in page.get("/machines/").content.decode()
+    assert 'data-status="paused">Paused<' in page.get("/machines/").content.decode()
 
 
 def test_listing_machines_takes_as_many_queries_for_ten_as_for_one(

@@ -113,7 +113,7 @@ def test_two_digests_at_the_same_updates_are_both_shown_and_neither_is_confirmed
         (WRONG, 1, 1),
     }
     assert not any(line.confirmed for line in list_checkpoint_rows(run))
-    assert "Others differ" in Client().get(f"/runs/{run.slug}/checkpoints/").content.decode()
+    assert "Disputed" in Client().get(f"/runs/{run.slug}/checkpoints/").content.decode()
 
 
 def test_a_machine_that_lies_about_its_tokens_announces_nothing(person, launched, numbers):

@@ -132,7 +132,7 @@ def test_a_run_begins_at_anothers_checkpoint_once_a_machine_of_its_owner_has_the
     assert answer["Location"] == f"/runs/{made.slug}/edit/"
     tokenizer = json.loads(run.manifest["body"])["tokenizer"]
     assert made.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer)
-    assert "begins with the weights of" in client.get(answer["Location"]).content.decode()
+    assert "starts from the weights of" in client.get(answer["Location"]).content.decode()
     made.launch()
     count = made.spec.model.layers + 2
 

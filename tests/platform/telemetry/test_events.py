@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 KINDS = RunEvent.Kind
 
 
-def told(run) -> list[str]:
+def list_sentences(run) -> list[str]:
     return [
         f"{event['who']} {event['what']}"
         for event in collect_activity(run, run_table.machine_rows(run))
@@ -72,8 +72,8 @@ def test_a_pause_of_the_whole_run_is_one_event_and_not_one_a_machine(person, lau
     volunteer.report(run, numbers(3))
     drain_queue(wait=True)
     assert [event.kind for event in run.events.all()] == ["joined"]
-    said = " / ".join(told(run))
-    assert "paused the run" in said and "let it go on" in said and "pc-1 joined" in said
+    said = " / ".join(list_sentences(run))
+    assert "paused the run" in said and "resumed the run" in said and "pc-1 joined" in said
 
 
 def test_the_list_tells_of_the_runs_life_its_weights_and_who_is_gone_the_newest_first(
@@ -91,15 +91,17 @@ def test_the_list_tells_of_the_runs_life_its_weights_and_who_is_gone_the_newest_
     assert [event["at"] for event in found] == sorted(
         (event["at"] for event in found), reverse=True
     )
-    said = told(run)
+    said = list_sentences(run)
     assert f"Checkpoint at 900 tokens, {'b' * 12}" in said
-    assert "The site gave it 5,000 tokens more" in said, "who of the staff it was is not told"
+    assert "The site added 5,000 tokens to the budget" in said, (
+        "who of the staff it was is not told"
+    )
     assert (
         "pc-1 was revoked" in said
         and "pc-1 prepared the text" in said
         and "The site started the training" in said
     )
-    assert said[-1] == f"{run.owner.shown_name} made the run"
+    assert said[-1] == f"{run.owner.shown_name} created the run"
 
 
 def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(person, launched, numbers, valkey):
@@ -107,9 +109,13 @@ def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(person, launched
     volunteer.report(run, numbers(1))
     drain_queue(wait=True)
     rows = run_table.machine_rows(run)
-    assert not [event for event in collect_activity(run, rows) if "last time" in event["what"]]
+    assert not [
+        event for event in collect_activity(run, rows) if "stopped reporting" in event["what"]
+    ]
     later = run_table.machine_rows(run, now=rows[0]["last_seen"] + 60)
-    (silent,) = [event for event in collect_activity(run, later) if "last time" in event["what"]]
+    (silent,) = [
+        event for event in collect_activity(run, later) if "stopped reporting" in event["what"]
+    ]
     assert silent["who"] == "pc-1" and silent["at"] == pytest.approx(rows[0]["last_seen"], abs=0.1)
 
 
