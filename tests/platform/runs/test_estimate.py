@@ -174,7 +174,7 @@ def test_who_thinks_of_joining_is_told_whether_their_machines_fit(
     assert seen["24 GB GPU"][0] == "yes" and seen["24 GB GPU"][1].endswith("tokens/s")
     bob, client = volunteer(person("bob@example.org"), 2), Client()
     client.force_login(bob.machine.owner)
-    assert fits(client, run)["pc-2"] == ("unknown", "measures itself when it joins")
+    assert fits(client, run)["pc-2"] == ("unknown", "measured when it joins")
     HardwareMeasurement.record(
         bob.machine, golden_hardware.model_copy(update={"device_memory": 8 * 2**30})
     )
