@@ -1,11 +1,14 @@
-"""What the exchange survives, with real workers over iroh: `make drill-exchange`, docs/benchmarks/exchange_drill.md.
+"""Test what the exchange survives, with real workers over iroh: `make drill-exchange`.
 
-Four workers train one small GPT on this machine, and no coordinator answers them. They are killed at random moments,
-frozen, cut off from each other and joined late; bits flip on the wire, on disk and in memory; a disk fills, a clock is
-wrong, a folder is restored from an old backup, hostile peers send what they like, and one volunteer's poison is taken
-out again. In the end every announced update is with every machine, and all anchors are the same bits. Prints a line a
-trial, and one JSON object as its last line. `--quick`: fewer kills and shorter waits. `--width`: of another model; the
-share of the exchange falls with its size (`--only nothing`).
+Four workers train one small GPT on this machine, and no coordinator answers them. They are killed
+at random moments, frozen, cut off from each other and joined late; bits flip on disk and in memory;
+a disk fills, a clock is wrong, a folder is restored from an old backup, a hostile peer attacks, and
+one volunteer's noise is retracted. At the end every announced update is on every machine, and all
+anchors have the same bits. See docs/benchmarks/exchange_drill.md.
+
+The script prints a line for each trial, and one JSON object as its last line. `--quick`: fewer
+kills and shorter waits. `--width` trains another model; the exchange's share of the CPU falls with
+its size (`--only nothing`).
 """
 
 import argparse
@@ -17,14 +20,23 @@ import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, last
+from drill_machine import (
+    FORK,
+    UPLINK,
+    DrillMachine,
+    DrillWorld,
+    flip_bit,
+    forked_authors,
+    last_update,
+    recompute_anchor_digest,
+)
 from drill_worker import MIRROR, RUN
 from hostile_peer import Attacker
 
@@ -41,391 +53,490 @@ from barnraise.text.sources import read_stdlib
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
 RECIPE = Recipe(
-    token_budget=1 << 40, learning_rate=2e-3, schedule="constant", warmup_tokens=20_000, step_sequences=16,
-    round_steps=30, codec="dense4", evaluate_every=150_000,
-)  # fmt: skip
+    token_budget=1 << 40,
+    learning_rate=2e-3,
+    schedule="constant",
+    warmup_tokens=20_000,
+    step_sequences=16,
+    round_steps=30,
+    codec="dense4",
+    evaluate_every=150_000,
+)
+# The last line has these keys even if their trial was not run.
+REQUIRED_RESULTS = (
+    "agree",
+    "kills",
+    "lost_updates",
+    "partitions_healed",
+    "corruptions_found",
+    "hostile_refused",
+    "poison_subtracted_exactly",
+    "exchange_cpu_share",
+    "uplink_share",
+)
 
 
 @dataclass(frozen=True)
-class Span:
-    """Seconds, and how many kills."""
+class Durations:
+    """How long the trials last, in seconds, and how many kills there are."""
 
     kills: int = 50
-    between: float = 1.5  # two kills, on average
+    between_kills: float = 1.5  # on average
     steady: float = 45.0
     frozen: float = 60.0
-    cut: float = 20.0
+    partition: float = 20.0
+
+
+QUICK = Durations(kills=6, steady=15.0, frozen=10.0, partition=15.0)
+FULL = Durations()
 
 
 class Drill:
-    def __init__(self, folder: Path, span: Span, model: ModelSpec, seed: int):
-        self.folder, self.span, self.dice = folder, span, random.Random(seed)
+    """The machines, what is done to them, and what was measured."""
+
+    def __init__(self, folder: Path, durations: Durations, model: ModelSpec, seed: int) -> None:
+        """Prepare the text and the run's specification.
+
+        Args:
+            folder: holds everything; empty.
+            durations: how long the trials last.
+            model: what is trained.
+            seed: decides which machines are killed when.
+        """
+        self.folder = folder
+        self.durations = durations
+        self.random = random.Random(seed)
         blobs = BlobStore(folder / "text")
-        manifest = shards.prepare_text(
-            TextSpec(tokenizer="bytes", shard_tokens=1 << 20),
-            256,
-            RUN,
-            blobs.store,
-            list(read_stdlib()),
-        )
+        text = TextSpec(tokenizer="bytes", shard_tokens=1 << 20)
+        manifest = shards.prepare_text(text, 256, RUN, blobs.store, list(read_stdlib()))
         signed = MIRROR.sign("manifest", manifest)
         self.spec = RunSpec(
-            model, TextSpec(tokenizer="bytes"), RECIPE, seed=7, owner=MIRROR.key, roots=(MIRROR.key,),
+            model,
+            TextSpec(tokenizer="bytes"),
+            RECIPE,
+            seed=7,
+            owner=MIRROR.key,
+            roots=(MIRROR.key,),
             manifest=digest(signed.body),
-        )  # fmt: skip
-        self.machines: list[Machine] = []
-        self.world = World(folder, blobs.folder, self.spec, signed.model_dump_json(), self.machines)
-        self.found: dict[str, Any] = {"kills": 0, "partitions_healed": 0, "corruptions_found": 0}
+        )
+        self.machines: list[DrillMachine] = []
+        self.world = DrillWorld(
+            folder, blobs.folder, self.spec, signed.model_dump_json(), self.machines
+        )
+        self.results: dict[str, Any] = {
+            "kills": 0,
+            "partitions_healed": 0,
+            "corruptions_found": 0,
+        }
 
-    def machine(self, name: str) -> Machine:
-        self.machines.append(Machine(self.world, name))
-        return self.machines[-1]
+    def add_machine(self, name: str) -> DrillMachine:
+        """Create a machine, which the machines started later know."""
+        machine = DrillMachine(self.world, name)
+        self.machines.append(machine)
+        return machine
 
-    def until(self, happened: Callable[[], object], what: str, seconds: float = 90.0) -> None:
+    # ---- waiting ------------------------------------------------------------------------------
+
+    def wait_until(self, happened: Callable[[], object], event: str, seconds: float = 90.0) -> None:
+        """Wait until `happened` returns true; `event` names it where it does not in time."""
         end = time.monotonic() + seconds
         while not happened():
-            assert time.monotonic() < end, f"not in {seconds:.0f} s: {what}\n{self.standing()}"
+            assert time.monotonic() < end, (
+                f"not in {seconds:.0f} s: {event}\n{self.describe_machines()}"
+            )
             time.sleep(0.1)
 
-    def standing(self) -> str:
-        return "\n".join(f"{m.name}: {m.status}\n{m.said()[-1500:]}" for m in self.machines)
+    def describe_machines(self) -> str:
+        """Return the status and the end of the log of every machine."""
+        return "\n".join(f"{m.name}: {m.status}\n{m.log_text()[-1500:]}" for m in self.machines)
 
-    def grow(self, machines: list[Machine], by: int = 1, seconds: float = 120.0) -> None:
-        """Each of these publishes so many more."""
-        before = {each.name: each.sent for each in machines}
-        self.until(
-            lambda: all(m.sent >= before[m.name] + by for m in machines),
+    def wait_for_updates(
+        self, machines: list[DrillMachine], count: int = 1, seconds: float = 120.0
+    ) -> None:
+        """Wait until each of these machines has published `count` more updates."""
+        goals = {m.name: m.updates_sent + count for m in machines}
+        self.wait_until(
+            lambda: all(m.updates_sent >= goals[m.name] for m in machines),
             "new updates of each",
             seconds,
         )
 
-    def rounds(self, machines: list[Machine], count: int, seconds: float = 300.0) -> None:
-        """Each trains so many rounds more; one that is said in turns has several updates."""
+    def wait_for_rounds(
+        self, machines: list[DrillMachine], count: int, seconds: float = 300.0
+    ) -> None:
+        """Wait until each machine has trained `count` more rounds, of several updates each."""
         goals = {
             m.name: m.status["step"] + count * m.status["exchange"]["round_steps"] for m in machines
         }
-        self.until(
+        self.wait_until(
             lambda: all(m.status["step"] >= goals[m.name] for m in machines),
             "new rounds of each",
             seconds,
         )
 
-    def together(self, machines: list[Machine], seconds: float = 120.0) -> None:
-        """Each has got what each has published so far."""
-        authors = {}
-        for machine in machines:
-            with machine.ledger() as ledger:
-                authors |= {a: n for a, n in ledger.vector().items() if a.startswith(machine.key)}
+    def wait_until_synced(self, machines: list[DrillMachine], seconds: float = 120.0) -> None:
+        """Wait until each machine has what each has published so far."""
+        published = published_updates(machines)
 
-        def reached() -> bool:
+        def is_synced() -> bool:
             for machine in machines:
-                with machine.ledger() as ledger:
-                    if not ledger.has_received(authors):
+                with machine.open_ledger() as ledger:
+                    if not ledger.has_received(published):
                         return False
             return True
 
-        self.until(reached, "everybody's updates with everybody", seconds)
+        self.wait_until(is_synced, "everybody's updates with everybody", seconds)
 
-    # ---- the trials ------------------------------------------------------------------------------------------
+    # ---- the trials ---------------------------------------------------------------------------
 
-    def steady(self, four: list[Machine]) -> None:
-        """What trading costs while nothing happens."""
-        self.grow(four, 2)
-        first = [each.cpu() for each in four]
-        bytes_first = [each.status["peer_bytes"] for each in four]
-        published = [each.published() for each in four]
-        began = time.monotonic()
-        time.sleep(self.span.steady)
-        took = time.monotonic() - began
-        shares, lines, parts = [], [], Counter[str]()
-        for each, then, sent in zip(four, first, bytes_first, strict=True):
-            now = each.cpu()
-            exchange, whole = now["exchange"] - then["exchange"], now["all"] - then["all"]
-            shares.append(exchange / (whole - exchange))
-            for part, seconds in now["parts"].items():
-                parts[part] += (
-                    (seconds - then["parts"].get(part, 0.0)) / (whole - exchange) / len(four)
-                )
-            lines.append((each.status["peer_bytes"] - sent) / took / UPLINK)
-        self.found |= {
-            "exchange_cpu_share": round(median(shares), 4),
-            "uplink_share": round(max(lines), 3),
+    def run_undisturbed(self, four: list[DrillMachine]) -> None:
+        """Measure what the exchange costs while nothing happens."""
+        self.wait_for_updates(four, 2)
+        cpu_before = [machine.read_cpu() for machine in four]
+        bytes_before = [machine.status["peer_bytes"] for machine in four]
+        published_before = [machine.count_published() for machine in four]
+        started = time.monotonic()
+        time.sleep(self.durations.steady)
+        seconds = time.monotonic() - started
+
+        cpu_shares, uplink_shares = [], []
+        parts: dict[str, float] = defaultdict(float)
+        for machine, before, sent_before in zip(four, cpu_before, bytes_before, strict=True):
+            now = machine.read_cpu()
+            exchange = now["exchange"] - before["exchange"]
+            training = now["all"] - before["all"] - exchange
+            cpu_shares.append(exchange / training)
+            for part, part_seconds in now["parts"].items():
+                spent = part_seconds - before["parts"].get(part, 0.0)
+                parts[part] += spent / training / len(four)
+            sent = machine.status["peer_bytes"] - sent_before
+            uplink_shares.append(sent / seconds / UPLINK)
+        published = [machine.count_published() for machine in four]
+        steps = sum(s for s, _ in published) - sum(s for s, _ in published_before)
+        rounds = sum(r for _, r in published) - sum(r for _, r in published_before)
+        self.results |= {
+            "exchange_cpu_share": round(median(cpu_shares), 4),
+            "uplink_share": round(max(uplink_shares), 3),
+            "exchange_cpu_parts": {
+                part: round(share, 4)
+                for part, share in sorted(parts.items(), key=lambda item: -item[1])
+            },
+            "parameters": self.spec.model.parameters,
+            "round_steps": round(steps / rounds, 1),
         }
-        self.found["exchange_cpu_parts"] = {
-            part: round(share, 4) for part, share in parts.most_common()
-        }
-        self.found["parameters"] = self.spec.model.parameters
-        steps, rounds = (sum(each) for each in zip(*(m.published() for m in four), strict=True))
-        before, earlier = (sum(each) for each in zip(*published, strict=True))
-        self.found["round_steps"] = round((steps - before) / (rounds - earlier), 1)
 
-    def kills(self, four: list[Machine]) -> None:
-        for number in range(self.span.kills):
-            time.sleep(self.dice.expovariate(1 / self.span.between))
-            victim = self.dice.choice(four)
-            victim.kill()
-            victim.dead()
-            time.sleep(self.dice.random())
+    def kill_machines(self, four: list[DrillMachine]) -> None:
+        """Kill random machines at random moments; each starts again within a second."""
+        for number in range(self.durations.kills):
+            time.sleep(self.random.expovariate(1 / self.durations.between_kills))
+            victim = self.random.choice(four)
+            victim.send_signal(signal.SIGKILL)
+            victim.wait_for_exit()
+            time.sleep(self.random.random())
             victim.start()
-            self.found["kills"] = number + 1
-        self.grow(four)
-        self.together(four)
+            self.results["kills"] = number + 1
+        self.wait_for_updates(four)
+        self.wait_until_synced(four)
 
-    def frozen(self, four: list[Machine]) -> None:
-        still, others = four[1], [each for each in four if each is not four[1]]
-        still.kill(signal.SIGSTOP)
-        self.grow(others, 1)
-        time.sleep(self.span.frozen)
-        still.kill(signal.SIGCONT)
-        self.grow(four)
-        self.together(four)
+    def freeze_machine(self, four: list[DrillMachine]) -> None:
+        """Stop one machine's process for a while; it must catch up."""
+        frozen = four[1]
+        others = [machine for machine in four if machine is not frozen]
+        frozen.send_signal(signal.SIGSTOP)
+        self.wait_for_updates(others, 1)
+        time.sleep(self.durations.frozen)
+        frozen.send_signal(signal.SIGCONT)
+        self.wait_for_updates(four)
+        self.wait_until_synced(four)
 
-    def partition(self, four: list[Machine]) -> None:
-        sides = four[:2], four[2:]
-        for side, other in (sides, sides[::-1]):
-            for each in side:
-                each.order("severed", json.dumps([machine.key for machine in other]))
-        time.sleep(self.span.cut)
-        with four[0].ledger() as one, four[3].ledger() as two:
-            apart = not one.has_received(two.vector()) and not two.has_received(one.vector())
-        for each in four:
-            (each.home.path / "severed").unlink()
-        self.grow(four)
-        self.together(four)
-        self.found["partitions_healed"] = int(apart)
+    def partition_network(self, four: list[DrillMachine]) -> None:
+        """Cut the network between two halves; both must go on, and then agree."""
+        halves = four[:2], four[2:]
+        for half, other in (halves, halves[::-1]):
+            other_keys = json.dumps([machine.key for machine in other])
+            for machine in half:
+                machine.write_order("severed", other_keys)
+        time.sleep(self.durations.partition)
+        with four[0].open_ledger() as one, four[3].open_ledger() as two:
+            both_went_on = not one.has_received(two.vector()) and not two.has_received(one.vector())
+        for machine in four:
+            machine.remove_order("severed")
+        self.wait_for_updates(four)
+        self.wait_until_synced(four)
+        self.results["partitions_healed"] = int(both_went_on)
 
-    def late(self, four: list[Machine]) -> Machine:
-        """Comes when the others have trained for a while, without any of the text."""
-        joiner = self.machine("late")
+    def join_late(self) -> None:
+        """Let a machine join that has neither text nor weights."""
+        joiner = self.add_machine("late")
         shutil.rmtree(joiner.folder / "blobs")
         joiner.start()
-        self.grow([joiner], 1, 180)
-        assert "took the anchor at" in joiner.said(), joiner.said()
-        return joiner
+        self.wait_for_updates([joiner], 1, 180)
+        assert "took the anchor at" in joiner.log_text(), joiner.log_text()
+        joiner.leave()
 
-    def clock(self, victim: Machine) -> None:
-        """An hour ahead."""
+    def set_clock_ahead(self, victim: DrillMachine) -> None:
+        """Start a machine again with its clock an hour ahead."""
         victim.leave()
-        victim.start(clock=3600.0)
-        self.grow([victim])
+        victim.start(clock_offset=3600.0)
+        self.wait_for_updates([victim])
 
-    def corrupted(self, four: list[Machine]) -> None:
-        """A bit in the anchor in memory, one in a payload, one in the state on disk."""
+    def corrupt_data(self, four: list[DrillMachine]) -> None:
+        """Flip a bit in an anchor in memory, in a payload's file and in a saved state."""
         first, second, third = four[:3]
-        for each in (first, second):
-            each.order("hurry")
-        self.grow(four, 1)
-        first.order("flip")
-        self.until(lambda: "is whole again" in first.said(), "the anchor's repair", 180)
-        self.found["corruptions_found"] += 1
-        with second.ledger() as ledger:
-            parts = (update.fragments[0] for _, update in ledger.updates_since({}))
-            path = next(
-                ledger.blobs.path(part.digest)
-                for part in parts
-                if part.size and ledger.blobs.has(part.digest)
-            )
-        flip(path)
-        self.until(lambda: "came again, whole" in second.said(), "the payload's repair", 240)
-        self.found["corruptions_found"] += 1
-        for each in (first, second):
-            each.withdraw("hurry")
+        for machine in (first, second):
+            machine.write_order("hurry")
+        self.wait_for_updates(four, 1)
+        first.write_order("flip")
+        self.wait_until(lambda: "is whole again" in first.log_text(), "the anchor's repair", 180)
+        self.results["corruptions_found"] += 1
+
+        flip_bit(stored_payload(second))
+        self.wait_until(
+            lambda: "came again, whole" in second.log_text(), "the payload's repair", 240
+        )
+        self.results["corruptions_found"] += 1
+        for machine in (first, second):
+            machine.remove_order("hurry")
+
         third.leave()
-        flip(
-            max(
-                (third.folder / "checkpoint").glob("?/*.safetensors"),
-                key=lambda each: each.stat().st_mtime,
-            )
-        )
+        checkpoints = (third.folder / "checkpoint").glob("?/*.safetensors")
+        flip_bit(max(checkpoints, key=lambda path: path.stat().st_mtime))
         third.start()
-        self.until(lambda: "is damaged and not used" in third.said(), "the older state's use")
-        self.found["corruptions_found"] += 1
-        self.grow([third])
-        self.together(four)
-
-    def full(self, victim: Machine) -> None:
-        """Its disk takes no file of more than some kilobytes for a while: it stops with a sentence, and comes back."""
-        resource.prlimit(
-            victim.process.pid, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY)
+        self.wait_until(
+            lambda: "is damaged and not used" in third.log_text(), "the older state's use"
         )
-        victim.dead(120.0)
-        assert "join again" in victim.said(), victim.said()[-500:]
-        victim.start()
-        self.grow([victim])
+        self.results["corruptions_found"] += 1
+        self.wait_for_updates([third])
+        self.wait_until_synced(four)
 
-    def twice(self, victim: Machine) -> None:
-        """A second worker on the same folder."""
+    def fill_disk(self, victim: DrillMachine) -> None:
+        """Let no file grow past 20 kB: the worker must stop with a sentence, and start again."""
+        assert victim.process is not None and victim.process.pid is not None
+        limits = (20_000, resource.RLIM_INFINITY)
+        resource.prlimit(victim.process.pid, resource.RLIMIT_FSIZE, limits)
+        victim.wait_for_exit(120.0)
+        assert "join again" in victim.log_text(), victim.log_text()[-500:]
+        victim.start()
+        self.wait_for_updates([victim])
+
+    def start_twice(self, victim: DrillMachine) -> None:
+        """Start a second worker on the same folder, which must be refused."""
         first = victim.process
         victim.start()
-        victim.dead()
-        assert victim.process.exitcode == 1 and "another" in victim.said()[-400:], victim.said()[
-            -400:
-        ]
+        status = victim.wait_for_exit()
+        log_end = victim.log_text()[-400:]
+        assert status == 1 and "another" in log_end, log_end
         victim.process = first
 
-    def backup(self, four: list[Machine]) -> None:
-        """A folder restored from an old backup, that publishes before it hears of anybody: it forks itself."""
+    def restore_backup(self, four: list[DrillMachine]) -> None:
+        """Replace a folder by an old copy that publishes before it reaches a peer.
+
+        So it contradicts its own updates: a fork, which every machine must prove and cut.
+        """
         victim, others = four[3], four[:3]
         victim.leave()
-        copy = self.folder / "backup"
-        shutil.copytree(victim.folder, copy)
+        backup = self.folder / "backup"
+        shutil.copytree(victim.folder, backup)
         victim.start()
-        self.grow([victim], 2)
-        self.together(four)
+        self.wait_for_updates([victim], 2)
+        self.wait_until_synced(four)
         victim.leave()
         shutil.rmtree(victim.folder)
-        copy.rename(victim.folder)
-        victim.order(
-            "severed", json.dumps([each.key for each in self.machines if each is not victim])
-        )
+        backup.rename(victim.folder)
+        other_keys = [machine.key for machine in self.machines if machine is not victim]
+        victim.write_order("severed", json.dumps(other_keys))
         victim.start()
-        self.grow([victim], 2)
-        (victim.home.path / "severed").unlink()
+        self.wait_for_updates([victim], 2)
+        victim.remove_order("severed")
 
-        def proven() -> set[str]:
-            return {author for machine in others for author in forked(machine)}
+        def proven_forks() -> set[str]:
+            return {author for machine in others for author in forked_authors(machine)}
 
-        self.until(proven, "the proof of the fork", 120)
-        self.until(lambda: all(forked(m) for m in four), "the proof with everybody", 120)
-        self.grow(four)
-        self.found["forks_cut"] = len(proven())
+        self.wait_until(proven_forks, "the proof of the fork", 120)
+        self.wait_until(
+            lambda: all(forked_authors(machine) for machine in four), "the proof everywhere", 120
+        )
+        self.wait_for_updates(four)
+        self.results["forks_cut"] = len(proven_forks())
 
-    def hostile(self, victim: Machine) -> None:
-        with victim.ledger() as ledger:
+    def attack(self, victim: DrillMachine) -> None:
+        """Let a hostile peer with a valid ticket attack; nothing may enter the ledger."""
+        with victim.open_ledger() as ledger:
             sample = next(
                 signed for signed, update in ledger.updates_since({}) if update.peer != victim.key
             )
-            before = set(ledger.vector())
-        attacker = Attacker(
-            self.spec, messages.Peer(key=victim.key, addresses=[f"127.0.0.1:{victim.port}"]), sample
-        )
+            authors_before = set(ledger.vector())
+        address = messages.Peer(key=victim.key, addresses=[f"127.0.0.1:{victim.port}"])
+        attacker = Attacker(self.spec, address, sample)
         answers = asyncio.run(attacker.run())
         for name, reason in answers.items():
             print(f"    an update {name}: {reason or 'NOT REFUSED'}")
-        with victim.ledger() as ledger:
-            entered = {
-                a for a in set(ledger.vector()) - before if a.startswith(attacker.identity.key)
-            }
+        with victim.open_ledger() as ledger:
+            new_authors = set(ledger.vector()) - authors_before
+        entered = {a for a in new_authors if a.startswith(attacker.identity.key)}
         assert not entered, "a hostile update went in"
-        self.grow([victim])
-        self.found["hostile_refused"] = sum(map(bool, answers.values()))
-        self.found["hostile_sent"] = len(answers)
+        self.wait_for_updates([victim])
+        self.results["hostile_refused"] = sum(map(bool, answers.values()))
+        self.results["hostile_sent"] = len(answers)
 
-    def poison(self, four: list[Machine]) -> None:
-        """One more volunteer publishes noise, and a verdict takes it out."""
-        poisoner = self.machine("poisoner")
+    def retract_poison(self, four: list[DrillMachine]) -> None:
+        """Let one more volunteer publish noise, and retract it by a verdict."""
+        poisoner = self.add_machine("poisoner")
         poisoner.start()
-        self.grow([poisoner], 1, 180)
-        before, good = median(each.loss for each in four), poisoner.sent
-        poisoner.order("poison")
-        self.until(lambda: poisoner.sent >= good + 3, "its poison", 180)
-        self.until(lambda: four[0].loss > before * 1.05, "the others' suffering", 120)
+        self.wait_for_updates([poisoner], 1, 180)
+        loss_before = median(machine.loss for machine in four)
+        last_good = poisoner.updates_sent
+        poisoner.write_order("poison")
+        self.wait_until(lambda: poisoner.updates_sent >= last_good + 3, "its poison", 180)
+        self.wait_until(
+            lambda: four[0].loss > loss_before * 1.05, "a higher loss of the others", 120
+        )
         poisoner.leave()
-        with poisoner.ledger() as ledger:
+        with poisoner.open_ledger() as ledger:
             author = next(a for a in ledger.vector() if a.startswith(poisoner.key))
-        with four[0].ledger() as ledger:
-            verdict = build_verdict(
-                ledger, RUN, {author: good}, {}, self.spec.verdict_horizon, "noise"
+        self._publish_verdict(four[0], author, last_good)
+
+        def is_retracted() -> bool:
+            return all(
+                "nothing after update" in machine.log_text()
+                and last_update(machine, author) <= last_good
+                for machine in four
             )
+
+        self.wait_until(is_retracted, "the verdict with everybody", 120)
+        self.wait_for_rounds(four, 5)
+        loss_after = median(machine.loss for machine in four)
+        healed = loss_after <= loss_before * 1.01
+        self.results |= {
+            "loss_before_poison": loss_before,
+            "loss_five_rounds_later": loss_after,
+            "healed": healed,
+        }
+        assert healed, f"the loss was {loss_before:.4f} before the poison and is {loss_after:.4f}"
+
+    def _publish_verdict(self, machine: DrillMachine, author: str, last_good: int) -> None:
+        """Sign a verdict that retracts an author's updates after `last_good`."""
+        with machine.open_ledger() as ledger:
+            horizon = self.spec.verdict_horizon
+            verdict = build_verdict(ledger, RUN, {author: last_good}, {}, horizon, "noise")
         signed = MIRROR.sign("verdict", verdict)
         ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
-        write_atomically(
-            four[0].folder / VERDICT_FOLDER / "ruling.json", ruling.model_dump_json().encode()
-        )
+        path = machine.folder / VERDICT_FOLDER / "ruling.json"
+        write_atomically(path, ruling.model_dump_json().encode())
 
-        def out() -> bool:
-            return all(
-                "nothing after update" in each.said() and last(each, author) <= good
-                for each in four
-            )
-
-        self.until(out, "the verdict with everybody", 120)
-        self.rounds(four, 5)
-        after = median(each.loss for each in four)
-        self.found["loss_before_poison"], self.found["loss_five_rounds_later"] = before, after
-        self.found["healed"] = after <= before * 1.01
-        assert self.found["healed"], (
-            f"the loss was {before:.4f} before the poison and is {after:.4f}"
-        )
-
-    def end(self, four: list[Machine]) -> None:
-        """All leave at once, and come back to a run that is over: what each has then is compared, and added up anew."""
-        for each in four:
-            each.kill(signal.SIGINT)
-        for each in four:
-            each.dead(90.0)
-        announced: dict[str, int] = {}
-        for each in four:
-            with each.ledger() as ledger:
-                announced |= {a: n for a, n in ledger.vector().items() if a.startswith(each.key)}
-        for each in four:
-            each.start(finished=True)
-        for each in four:
-            each.dead(180.0)
-            assert each.process.exitcode == 0, each.said()[-500:]
+    def finish(self, four: list[DrillMachine]) -> None:
+        """Let all leave at once and return to a finished run; compare and recompute the anchors."""
+        for machine in four:
+            machine.send_signal(signal.SIGINT)
+        for machine in four:
+            machine.wait_for_exit(90.0)
+        announced = published_updates(four)
+        for machine in four:
+            machine.start(finished=True)
+        for machine in four:
+            assert machine.wait_for_exit(180.0) == 0, machine.log_text()[-500:]
         lost = 0
-        for each in four:
-            with each.ledger() as ledger:
+        for machine in four:
+            with machine.open_ledger() as ledger:
                 lost += sum(max(0, n - ledger.head(a).seq) for a, n in announced.items())
-        ends = {(each.status["vector"], each.status["anchor"]) for each in four}
-        self.found |= {"lost_updates": lost, "agree": len(ends) == 1}
-        self.found["poison_subtracted_exactly"] = all(
-            added_up(each) == each.status["anchor"] for each in four
-        )
+        ends = {(machine.status["vector"], machine.status["anchor"]) for machine in four}
+        self.results |= {
+            "lost_updates": lost,
+            "agree": len(ends) == 1,
+            "poison_subtracted_exactly": all(
+                recompute_anchor_digest(machine) == machine.status["anchor"] for machine in four
+            ),
+        }
+
+    def trials(self, four: list[DrillMachine]) -> list[tuple[str, Callable[[], None]]]:
+        """Return all trials in order, with their names."""
+        north, _, south, west = four
+        return [
+            ("nothing happens", lambda: self.run_undisturbed(four)),
+            (f"{self.durations.kills} kills", lambda: self.kill_machines(four)),
+            ("one is frozen", lambda: self.freeze_machine(four)),
+            ("the network falls apart, and heals", lambda: self.partition_network(four)),
+            ("a late joiner", self.join_late),
+            ("a clock an hour off", lambda: self.set_clock_ahead(south)),
+            ("bits flip in memory and on disk", lambda: self.corrupt_data(four)),
+            ("a disk is full", lambda: self.fill_disk(west)),
+            ("two workers on one folder", lambda: self.start_twice(north)),
+            ("a hostile peer", lambda: self.attack(north)),
+            ("an old backup", lambda: self.restore_backup(four)),
+            ("poison, and a verdict", lambda: self.retract_poison(four)),
+            ("the end", lambda: self.finish(four)),
+        ]
+
+    def run_trial(self, name: str, trial: Callable[[], None]) -> None:
+        """Run a trial, and print how long it took and what it measured."""
+        started = time.monotonic()
+        results_before = dict(self.results)
+        print(f"  {name} …", flush=True)
+        trial()
+        print(f"  {name}: survived, {time.monotonic() - started:.0f} s", flush=True)
+        for key, result in self.results.items():
+            if results_before.get(key) != result:
+                print(f"    {key}: {result}", flush=True)
+
+
+def published_updates(machines: list[DrillMachine]) -> dict[str, int]:
+    """Return the last number of each author that is one of these machines."""
+    published: dict[str, int] = {}
+    for machine in machines:
+        with machine.open_ledger() as ledger:
+            vector = ledger.vector()
+        published |= {a: n for a, n in vector.items() if a.startswith(machine.key)}
+    return published
+
+
+def stored_payload(machine: DrillMachine) -> Path:
+    """Return the path of a payload that the machine stores."""
+    with machine.open_ledger() as ledger:
+        for _, update in ledger.updates_since({}):
+            part = update.fragments[0]
+            if part.size and ledger.blobs.has(part.digest):
+                return ledger.blobs.path(part.digest)
+    raise AssertionError(f"{machine.name} stores no payload")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Test what the exchange survives.")
+    parser.add_argument("--quick", action="store_true", help="fewer kills, shorter waits")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--width", type=int, default=MODEL.width, help="of the model")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="only trials whose names contain one of these words, as in: bits,full",
+    )
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the exchange survives.")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--width", type=int, default=MODEL.width)
-    parser.add_argument(
-        "--only", default="", help="the trials whose names hold one of these words: bits,full"
-    )
-    asked = parser.parse_args()
-    span = Span(kills=6, steady=15.0, frozen=10.0, cut=15.0) if asked.quick else Span()
+    """Run the chosen trials."""
+    arguments = parse_arguments()
     FORK.set_forkserver_preload(["drill_worker"])
+    words = [word for word in arguments.only.split(",") if word]
     with tempfile.TemporaryDirectory(prefix="barnraise-drill-") as folder:
-        drill = Drill(Path(folder), span, replace(MODEL, width=asked.width), asked.seed)
-        four = [drill.machine(name) for name in ("north", "east", "south", "west")]
-        for each in four:
-            each.start()
-        north, _, south, west = four
-        trials: list[tuple[str, Callable[[], object]]] = [
-            ("nothing happens", lambda: drill.steady(four)),
-            (f"{span.kills} kills", lambda: drill.kills(four)),
-            ("one is frozen", lambda: drill.frozen(four)),
-            ("the network falls apart, and heals", lambda: drill.partition(four)),
-            ("a late joiner", lambda: drill.late(four).leave()),
-            ("a clock an hour off", lambda: drill.clock(south)),
-            ("bits flip in memory and on disk", lambda: drill.corrupted(four)),
-            ("a disk is full", lambda: drill.full(west)),
-            ("two workers on one folder", lambda: drill.twice(north)),
-            ("a hostile peer", lambda: drill.hostile(north)),
-            ("an old backup", lambda: drill.backup(four)),
-            ("poison, and a verdict", lambda: drill.poison(four)),
-            ("the end", lambda: drill.end(four)),
-        ]
-        words = [word for word in asked.only.split(",") if word]
+        drill = Drill(
+            Path(folder),
+            QUICK if arguments.quick else FULL,
+            replace(MODEL, width=arguments.width),
+            arguments.seed,
+        )
+        four = [drill.add_machine(name) for name in ("north", "east", "south", "west")]
+        for machine in four:
+            machine.start()
         try:
-            for name, trial in trials:
-                if words and not any(word in name for word in words):
-                    continue
-                began, known = time.monotonic(), dict(drill.found)
-                print(f"  {name} …", flush=True)
-                trial()
-                print(f"  {name}: survived, {time.monotonic() - began:.0f} s", flush=True)
-                for what in [
-                    what for what, figure in drill.found.items() if known.get(what) != figure
-                ]:
-                    print(f"    {what}: {drill.found[what]}", flush=True)
+            for name, trial in drill.trials(four):
+                if not words or any(word in name for word in words):
+                    drill.run_trial(name, trial)
         finally:
-            for each in drill.machines:
-                if each.process is not None and each.process.is_alive():
-                    each.process.kill()
-    wanted = ("agree", "kills", "lost_updates", "partitions_healed", "corruptions_found", "hostile_refused",
-              "poison_subtracted_exactly", "exchange_cpu_share", "uplink_share")  # fmt: skip
-    print(json.dumps({name: drill.found.get(name) for name in wanted} | drill.found))
+            for machine in drill.machines:
+                if machine.process is not None and machine.process.is_alive():
+                    machine.process.kill()
+    print(json.dumps({key: drill.results.get(key) for key in REQUIRED_RESULTS} | drill.results))
 
 
 if __name__ == "__main__":

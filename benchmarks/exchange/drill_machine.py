@@ -1,4 +1,4 @@
-"""A machine of the drill as the drill sees it: a folder, a port and, while it runs, a process."""
+"""Control one machine of the drill: a folder, a port and, while it runs, a process."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import drill_worker
 from drill_worker import RUN, Setup
@@ -23,113 +24,131 @@ from barnraise.spec import RunSpec
 from barnraise.state_dir import RunDir, StateDir
 
 FORK = multiprocessing.get_context("forkserver")
-UPLINK = 600_000  # bytes a second that each volunteer gives
+UPLINK = 600_000  # bytes per second that each volunteer gives
 
 
 @dataclass
-class World:
-    """What all machines of a drill share. `text`: a folder of blobs; `manifest`: signed."""
+class DrillWorld:
+    """What all machines of a drill share."""
 
     folder: Path
-    text: Path
+    text: Path  # a folder of blobs
     spec: RunSpec
-    manifest: str
-    machines: list["Machine"]
+    manifest: str  # signed
+    machines: list["DrillMachine"]
 
 
-class Machine:
-    def __init__(self, world: World, name: str):
-        self.world, self.name = world, name
-        self.home = StateDir(world.folder / name)
-        self.key, self.port = self.home.identity.key, free_port()
-        self.folder = self.home.path / "runs" / RUN
+class DrillMachine:
+    """One machine of the drill."""
+
+    def __init__(self, world: DrillWorld, name: str) -> None:
+        """Create the machine's folder, with a key, the run's folder and the whole text."""
+        self.world = world
+        self.name = name
+        self.state_dir = StateDir(world.folder / name)
+        self.key = self.state_dir.identity.key
+        self.port = free_port()
+        self.folder = self.state_dir.path / "runs" / RUN
         RunDir(self.folder, RUN, self.key).close()
         shutil.copytree(
             world.text, self.folder / "blobs", copy_function=os.link, dirs_exist_ok=True
         )
         self.process: BaseProcess | None = None
 
-    def start(self, **changed: object) -> "Machine":
-        others = tuple((each.key, each.port) for each in self.world.machines if each is not self)
+    def start(self, **changes: Any) -> None:
+        """Start a worker on the folder; `changes` are fields of its `Setup`."""
+        others = tuple((m.key, m.port) for m in self.world.machines if m is not self)
         setup = Setup(
-            self.home.path,
-            self.world.spec.to_json(),
-            self.world.manifest,
-            self.port,
-            others,
-            UPLINK,
+            state_folder=self.state_dir.path,
+            spec=self.world.spec.to_json(),
+            manifest=self.world.manifest,
+            port=self.port,
+            first_peers=others,
+            uplink=UPLINK,
         )
         self.process = FORK.Process(
-            target=drill_worker.work, args=(replace(setup, **changed),), daemon=True
+            target=drill_worker.run_worker, args=(replace(setup, **changes),), daemon=True
         )
         self.process.start()
-        return self
 
-    def kill(self, how: int = signal.SIGKILL) -> None:
+    def send_signal(self, number: int = signal.SIGKILL) -> None:
+        """Send the process a signal; by default kill it."""
         assert self.process is not None and self.process.pid is not None
-        os.kill(self.process.pid, how)
+        os.kill(self.process.pid, number)
 
-    def dead(self, seconds: float = 20.0) -> "Machine":
+    def wait_for_exit(self, seconds: float = 20.0) -> int:
+        """Wait until the process has ended, and return its exit code."""
+        assert self.process is not None
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"{self.name} did not end"
-        return self
+        return self.process.exitcode
 
     def leave(self) -> None:
-        self.kill(signal.SIGINT)
-        self.dead(60.0)
-        assert self.process.exitcode == 0, f"{self.name}: {self.said()[-500:]}"
+        """Interrupt the worker and wait until it has left the run properly."""
+        self.send_signal(signal.SIGINT)
+        assert self.wait_for_exit(60.0) == 0, f"{self.name}: {self.log_text()[-500:]}"
 
     @property
-    def status(self) -> dict:
-        return read(self.folder / "status.json")
+    def status(self) -> dict[str, Any]:
+        """The status that the worker wrote last."""
+        return read_json(self.folder / "status.json")
 
     @property
-    def sent(self) -> int:
+    def updates_sent(self) -> int:
+        """Updates that the worker has published."""
         return self.status.get("updates_sent", 0)
 
     @property
     def loss(self) -> float:
+        """The last validation loss, in nats per token."""
         return (self.status.get("validation_last") or [0, float("nan")])[1]
 
-    def published(self) -> tuple[float, float]:
-        """Steps that its updates hold, and rounds, each of which says every fragment once, at once or in turns."""
-        with self.ledger() as ledger:
-            mine = [update for _, update in ledger.updates_since({}) if update.peer == self.key]
-        tokens, said = (
-            sum(update.tokens for update in mine),
-            sum(len(update.payload_parts) for update in mine),
-        )
+    def count_published(self) -> tuple[float, float]:
+        """Count the steps in its own updates, and its rounds.
+
+        Each round publishes every fragment once, at once or in turns.
+        """
+        with self.open_ledger() as ledger:
+            own = [update for _, update in ledger.updates_since({}) if update.peer == self.key]
+        tokens = sum(update.tokens for update in own)
+        parts = sum(len(update.payload_parts) for update in own)
         spec = self.world.spec
-        return tokens / (spec.recipe.step_sequences * spec.model.context), said / len(
-            spec.model.fragments()
-        )
+        tokens_per_step = spec.recipe.step_sequences * spec.model.context
+        return tokens / tokens_per_step, parts / len(spec.model.fragments())
 
-    def cpu(self) -> dict:
-        return read(self.home.path / "cpu.json")
+    def read_cpu(self) -> dict[str, Any]:
+        """Read the CPU seconds that the worker measured last."""
+        return read_json(self.state_dir.path / "cpu.json")
 
-    def said(self) -> str:
-        path = self.home.path / "log"
+    def log_text(self) -> str:
+        """Return the worker's log."""
+        path = self.state_dir.path / "log"
         return path.read_text() if path.exists() else ""
 
-    def order(self, what: str, text: str = "") -> None:
-        write_atomically(self.home.path / what, text.encode())
+    def write_order(self, name: str, text: str = "") -> None:
+        """Write an order, which the worker reads between two steps; see `drill_worker.Orders`."""
+        write_atomically(self.state_dir.path / name, text.encode())
 
-    def withdraw(self, what: str) -> None:
-        (self.home.path / what).unlink()
+    def remove_order(self, name: str) -> None:
+        """Remove an order."""
+        (self.state_dir.path / name).unlink()
 
     @contextlib.contextmanager
-    def ledger(self) -> Iterator[Ledger]:
+    def open_ledger(self) -> Iterator[Ledger]:
+        """Open the machine's ledger while the worker may be using it."""
         with contextlib.closing(Ledger(self.folder, sweep=False)) as ledger:
             yield ledger
 
 
-def read(path: Path) -> dict:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one where the file is missing or being written."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return json.loads(path.read_text())
     return {}
 
 
-def flip(path: Path) -> None:
+def flip_bit(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)[0]
@@ -137,31 +156,33 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def forked(machine: Machine) -> frozenset[str]:
-    with machine.ledger() as ledger:
+def forked_authors(machine: DrillMachine) -> frozenset[str]:
+    """Return the authors whose fork the machine has a proof of."""
+    with machine.open_ledger() as ledger:
         return ledger.forked_authors
 
 
-def last(machine: Machine, author: str) -> int:
-    with machine.ledger() as ledger:
+def last_update(machine: DrillMachine, author: str) -> int:
+    """Return the number of an author's last update in the machine's ledger."""
+    with machine.open_ledger() as ledger:
         return ledger.head(author).seq
 
 
-def added_up(machine: Machine) -> str:
-    """The digest of the initial weights and all updates that are in, added up anew from a folder's files."""
-    with machine.ledger() as ledger:
+def recompute_anchor_digest(machine: DrillMachine) -> str:
+    """Return the digest of the initial weights plus all accepted updates of a folder's files."""
+    with machine.open_ledger() as ledger:
         anchor = Anchor.from_seed(machine.world.spec.model, machine.world.spec.seed)
         for _, update in ledger.updates_since({}):
             for index, part in enumerate(update.fragments):
-                if not part.size:  # another turn says it
-                    continue
-                anchor.add_units(
-                    index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel())
-                )
+                if not part.size:
+                    continue  # Another update of the same round has this fragment.
+                payload = ledger.blobs.read(part.digest)
+                anchor.add_units(index, decode(payload, anchor.fragments[index].numel()))
         return anchor.digest()
 
 
 def free_port() -> int:
+    """Return a UDP port that is free now."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

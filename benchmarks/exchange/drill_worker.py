@@ -1,7 +1,7 @@
-"""One machine of the drill: a real worker over iroh, with what a drill does to it from outside by small files.
+"""One machine of the drill: a real worker over iroh, in which the drill injects faults.
 
-`severed`: keys that its network does not reach just now. `flip`: one bit of its anchor changes in memory. `poison`:
-from now on it publishes loud noise. It measures what its exchange costs in CPU seconds, thread by thread.
+The drill writes small files, its orders (`Orders`); the worker looks for them between two steps.
+It also measures what its exchange costs in CPU seconds, thread by thread (`CpuMeter`).
 """
 
 import asyncio
@@ -11,8 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,227 +35,343 @@ from barnraise.protocol.messages import Peer, Signed, Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
-from barnraise.training import train as worker_module
+from barnraise.swap.engine import Encode, EncodedFragment
+from barnraise.training import train as training
 from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
-NOBODY = "http://127.0.0.1:9"  # the coordinator is down throughout
+UNREACHABLE_COORDINATOR = "http://127.0.0.1:9"  # nothing answers there, throughout the drill
 MIRROR = Identity(b"m" * 32)
-MACHINE = Hardware(  # nothing is measured: a drill's models fit anywhere
-    device="cpu", name="a drill's machine", cores=1, memory=8 << 30, device_memory=0, disk=8 << 30, dtype="float32",
-    matmul=((128, 2e10),), attention=1e10, elementwise=5e9, to_device=5e9, from_device=5e9, stream=1e10, adam=2e8,
-    disk_read=5e8, disk_write=5e8,
-)  # fmt: skip
+# Nothing is measured, as a drill's models fit anywhere.
+MACHINE = Hardware(
+    device="cpu",
+    name="a drill's machine",
+    cores=1,
+    memory=8 << 30,
+    device_memory=0,
+    disk=8 << 30,
+    dtype="float32",
+    matmul=((128, 2e10),),
+    attention=1e10,
+    elementwise=5e9,
+    to_device=5e9,
+    from_device=5e9,
+    stream=1e10,
+    adam=2e8,
+    disk_read=5e8,
+    disk_write=5e8,
+)
 
 
 @dataclass(frozen=True)
 class Setup:
     """What a machine is started with."""
 
-    home: Path
+    state_folder: Path
     spec: str
     manifest: str  # signed
     port: int
-    knows: tuple[tuple[str, int], ...]  # keys and ports of whom it dials first
-    uplink: int | None = None
-    clock: float = 0.0  # seconds that its clock is off
-    finished: bool = False  # the run is over: what is left is to agree
+    first_peers: tuple[tuple[str, int], ...]  # keys and ports of the peers that it dials first
+    uplink: int | None = None  # bytes per second
+    clock_offset: float = 0.0  # seconds by which its clock is ahead
+    finished: bool = False  # The run is over; peers only exchange what is left.
 
 
-def ticket(key: str, volunteer: str, run: str = RUN) -> Signed:
-    """For an honest day."""
+def issue_ticket(key: str, volunteer: str, run: str = RUN) -> Signed:
+    """Sign a ticket that is valid for one day."""
     now = time.time()
-    machine = f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}"
-    body = Ticket(
-        run=run, peer=key, machine=machine, volunteer=digest(volunteer), roles=[Role.WORKER], issued=now,
-        expires=now + 86400, mirror=MIRROR.key,
-    )  # fmt: skip
-    return MIRROR.sign("ticket", body)
+    ticket = Ticket(
+        run=run,
+        peer=key,
+        machine=machine_id(key),
+        volunteer=digest(volunteer),
+        roles=[Role.WORKER],
+        issued=now,
+        expires=now + 86400,
+        mirror=MIRROR.key,
+    )
+    return MIRROR.sign("ticket", ticket)
 
 
-def work(setup: Setup) -> None:
-    """Until SIGINT, or the run's end. What a person would read goes to the folder's log."""
-    home = StateDir(setup.home)
+def machine_id(key: str) -> str:
+    """Return the identifier of the machine with this key."""
+    return f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}"
+
+
+def run_worker(setup: Setup) -> None:
+    """Run a worker until SIGINT or the run's end; its messages go to the folder's log."""
+    state_dir = StateDir(setup.state_folder)
     logging.basicConfig(
-        filename=home.path / "log", level=logging.INFO, format="%(asctime)s %(message)s", force=True
+        filename=state_dir.path / "log",
+        level=logging.INFO,
+        format="%(asctime)s %(message)s",
+        force=True,
     )
     leaving = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: leaving.set())
     torch.set_num_threads(1)
     try:
-        _work(setup, home, leaving)
+        _train(setup, state_dir, leaving)
     except BarnraiseError as error:
         logging.getLogger("barnraise").error("%s", error)
         sys.exit(1)
 
 
-def _work(setup: Setup, home: StateDir, leaving: threading.Event) -> None:
-    spec, signed = RunSpec.from_json(setup.spec), Signed.model_validate_json(setup.manifest)
-    coordinator = CoordinatorClient(NOBODY, home.identity, MIRROR.key)
-    real = coordinator.now
-    coordinator.now = lambda: real() + setup.clock
-    key, status = home.identity.key, RunStatus.FINISHED if setup.finished else RunStatus.TRAINING
-    place = JoinedRun(
-        run=RUN,
-        name="a drill",
-        machine=f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}",
-        folder=home.open_run(RUN),
-        coordinator=coordinator,
-        spec=spec,
-        spec_digest=digest(spec.to_json()),
-        manifest=TextManifest.model_validate_json(signed.body),
-        ticket=ticket(key, home.path.name),
-        directive=Directive(
-            run=RUN, machine=RUN, status=status, report_every=1.0, issued=time.time()
-        ),
-        acknowledged=0,
-        peers=tuple(Peer(key=k, addresses=[f"127.0.0.1:{port}"]) for k, port in setup.knows),
+def _train(setup: Setup, state_dir: StateDir, leaving: threading.Event) -> None:
+    orders = Orders(state_dir.path)
+    meter = CpuMeter()
+
+    def on_status(_: dict[str, Any]) -> None:
+        orders.obey(worker)
+        meter.write(state_dir.path / "cpu.json")
+
+    transport = SeverableTransport(state_dir.identity.secret, setup.port, orders.severed_peers)
+    worker = Worker(
+        _joined_run(setup, state_dir),
+        leaving,
+        MACHINE,
+        Limits(uplink=setup.uplink),
+        on_status,
+        transport,
     )
-    orders = Orders(home.path)
-    spent = Spent()
-
-    def watch(_: dict[str, Any]) -> None:
-        orders.heed(worker)
-        spent.tell(home.path / "cpu.json")
-
-    transport = Severed(home.identity.secret, setup.port, orders.severed)
-    worker = Worker(place, leaving, MACHINE, Limits(uplink=setup.uplink), watch, transport)
     worker.run()
 
 
-# ---- what is done to it --------------------------------------------------------------------------------------------
+def _joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
+    """Return what a worker that has joined gets from the coordinator, without one."""
+    spec = RunSpec.from_json(setup.spec)
+    manifest = Signed.model_validate_json(setup.manifest)
+    key = state_dir.identity.key
+    directive = Directive(
+        run=RUN,
+        machine=RUN,
+        status=RunStatus.FINISHED if setup.finished else RunStatus.TRAINING,
+        report_every=1.0,
+        issued=time.time(),
+    )
+    return JoinedRun(
+        run=RUN,
+        name="a drill",
+        machine=machine_id(key),
+        folder=state_dir.open_run(RUN),
+        coordinator=ClockedClient(setup.clock_offset, state_dir.identity),
+        spec=spec,
+        spec_digest=digest(spec.to_json()),
+        manifest=TextManifest.model_validate_json(manifest.body),
+        ticket=issue_ticket(key, state_dir.path.name),
+        directive=directive,
+        acknowledged=0,
+        peers=tuple(
+            Peer(key=peer, addresses=[f"127.0.0.1:{port}"]) for peer, port in setup.first_peers
+        ),
+    )
 
 
-USUAL = (
-    anchor_scrub.MIN_INTERVAL,
-    blob_scrub.MIN_INTERVAL,
-    blob_scrub.TIME_SHARE,
-)  # seconds between two looks at fragments, at files, and the latter's time
-HURRIED = 0.1, 0.01, 0.5
+class ClockedClient(CoordinatorClient):
+    """A client of the unreachable coordinator, whose clock may be wrong."""
+
+    def __init__(self, offset: float, identity: Identity) -> None:
+        """Create the client.
+
+        Args:
+            offset: seconds by which its clock is ahead.
+            identity: the machine's.
+        """
+        super().__init__(UNREACHABLE_COORDINATOR, identity, MIRROR.key)
+        self._drill_offset = offset
+
+    def now(self) -> float:
+        """Return the wrong time, in seconds since 1970."""
+        return super().now() + self._drill_offset
+
+
+# ---- faults -----------------------------------------------------------------------------------
+
+
+# Seconds between two scrubs of the anchor and of files, and the share of the time for the latter.
+NORMAL_SCRUB = (anchor_scrub.MIN_INTERVAL, blob_scrub.MIN_INTERVAL, blob_scrub.TIME_SHARE)
+FAST_SCRUB = (0.1, 0.01, 0.5)
 
 
 class Orders:
-    def __init__(self, folder: Path):
-        self._folder, self._poisoned = folder, False
+    """The drill's orders to a worker, each a file in its folder.
 
-    def severed(self) -> set[str]:
+    * `severed`: keys of peers that its network does not reach now.
+    * `hurry`: scrub fast, as a drill cannot wait hours for a whole pass.
+    * `flip`: flip one bit of the anchor in memory, once.
+    * `poison`: publish loud noise from now on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read orders from a folder."""
+        self._folder = folder
+        self._poisoned = False
+
+    def severed_peers(self) -> set[str]:
+        """Return the keys of the peers that cannot be reached now."""
         path = self._folder / "severed"
         return set(json.loads(path.read_text())) if path.exists() else set()
 
-    def heed(self, worker: Worker) -> None:
-        """Between two steps. `hurry`: a drill has no hours to wait until everything was looked at again."""
-        anchor_scrub.MIN_INTERVAL, blob_scrub.MIN_INTERVAL, blob_scrub.TIME_SHARE = (
-            HURRIED if (self._folder / "hurry").exists() else USUAL
-        )
-        if (path := self._folder / "flip").exists() and len(worker.anchor.fragments):
+    def obey(self, worker: Worker) -> None:
+        """Inject the faults that are ordered. Call it between two steps."""
+        is_fast = (self._folder / "hurry").exists()
+        intervals = FAST_SCRUB if is_fast else NORMAL_SCRUB
+        anchor_scrub.MIN_INTERVAL, blob_scrub.MIN_INTERVAL, blob_scrub.TIME_SHARE = intervals
+        flip_order = self._folder / "flip"
+        if flip_order.exists() and len(worker.anchor.fragments):
             units = worker.anchor.fragments[0]
             units[7] ^= 1 << 12
             worker.anchor.fragments[0] = units
-            path.unlink()
-        if (self._folder / "poison").exists() and not self._poisoned and hasattr(worker, "engine"):
-            self._poisoned, honest = True, worker.engine.end_round
+            flip_order.unlink()
+        is_poison = (self._folder / "poison").exists()
+        if is_poison and not self._poisoned and hasattr(worker, "engine"):
+            self._poisoned = True
+            _poison_engine(worker)
 
-            def end_round(encode: Callable, *rest: Any) -> Any:
-                return honest(lambda values: encode(noise_like(values)), *rest)
 
-            worker.engine.end_round = end_round
+def _poison_engine(worker: Worker) -> None:
+    """Make every later update of a worker noise."""
+    honest_end_round = worker.engine.end_round
+
+    def end_round(
+        encode: Encode, weight: float, fragments: Collection[int] | None = None
+    ) -> Iterator[EncodedFragment]:
+        return honest_end_round(lambda values: encode(noise_like(values)), weight, fragments)
+
+    worker.engine.end_round = end_round
 
 
 def noise_like(values: torch.Tensor) -> torch.Tensor:
-    """As loud as an update may be."""
+    """Return noise that is as loud as an update may be, int32 of the same shape."""
     return torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32)
 
 
-class Severed(IrohTransport):
-    """A network that does not reach some just now, as when a router is gone."""
+class SeverableTransport(IrohTransport):
+    """A network that cannot reach some peers now, as when a router is gone."""
 
-    def __init__(self, secret: bytes, port: int, severed: Callable[[], set[str]]):
+    def __init__(self, secret: bytes, port: int, severed_peers: Callable[[], set[str]]) -> None:
+        """Create the transport.
+
+        Args:
+            secret: the machine's secret key.
+            port: its UDP port.
+            severed_peers: returns the keys of the peers that cannot be reached now.
+        """
         super().__init__(secret, host="127.0.0.1", port=port)
-        self._severed, self._open = severed, set[Channel]()
+        self._severed_peers = severed_peers
+        self._open_channels: set[Channel] = set()
 
     async def start(self) -> None:
+        """Start, and watch for peers to cut off."""
         await super().start()
-        self._spawn(self._cut())
+        self._spawn(self._cut_channels())
 
     async def connect(self, peer: Peer) -> Channel:
-        if peer.key in self._severed():
+        """Connect to a peer unless it is cut off.
+
+        Raises:
+            ChannelClosedError: if it is.
+        """
+        if peer.key in self._severed_peers():
             raise ChannelClosedError("the network is cut")
-        return self._noted(await super().connect(peer))
+        return self._track(await super().connect(peer))
 
     async def accept(self) -> Channel:
-        while (channel := await super().accept()).peer in self._severed():
+        """Return the next connection of a peer that is not cut off."""
+        while True:
+            channel = await super().accept()
+            if channel.peer not in self._severed_peers():
+                return self._track(channel)
             channel.close("the network is cut")
-        return self._noted(channel)
 
-    def _noted(self, channel: Channel) -> Channel:
-        self._open.add(channel)
+    def _track(self, channel: Channel) -> Channel:
+        self._open_channels.add(channel)
         return channel
 
-    async def _cut(self) -> None:
+    async def _cut_channels(self) -> None:
         while True:
-            for channel in [each for each in self._open if each.peer in self._severed()]:
+            severed = self._severed_peers()
+            for channel in [c for c in self._open_channels if c.peer in severed]:
                 channel.close("the network is cut")
-                self._open.discard(channel)
-            await asyncio.sleep(1.0)  # looking is charged to the exchange
+                self._open_channels.discard(channel)
+            # Not more often: the meter counts this task's time as the exchange's.
+            await asyncio.sleep(1.0)
 
 
-# ---- what its exchange costs ---------------------------------------------------------------------------------------
+# ---- the exchange's cost ----------------------------------------------------------------------
 
 
-RUNTIMES = ("tokio", "iroh", "async-compat")  # what iroh's threads call themselves
+IROH_THREADS = ("tokio", "iroh", "async-compat")  # prefixes of the names of iroh's threads
+# The engine has a thread called "barnraise-disk read": the "_" excludes it.
+EXCHANGE_THREADS = ("barnraise-exchange", "barnraise-disk_", "barnraise-cuts_")
+# What the training loop's own thread does for the exchange.
+EXCHANGE_CALLS: tuple[tuple[Any, str], ...] = (
+    (training.codec, "encode"),
+    (update_queue.ReceivedUpdate, "decode"),
+    (blob_store.BlobStore, "store"),
+    (ledger.Ledger, "append"),
+    (exchange.Exchange, "find_damaged_fragment"),
+    (exchange.Exchange, "serve_snapshots"),
+    (exchange.Exchange, "poll_updates"),
+    (update_writer, "compute_sketch"),
+)
 
 
-class Spent:
-    """CPU seconds: of the exchange (its threads and iroh's, and what the loop's own thread does for it), and of all."""
+class CpuMeter:
+    """Measures CPU seconds of the exchange and of the whole process.
 
-    OURS = (
-        "barnraise-exchange",
-        "barnraise-disk_",
-        "barnraise-cuts_",
-    )  # "barnraise-disk read" is the engine's
-    CALLS = (
-        (worker_module.codec, "encode"), (update_queue.ReceivedUpdate, "decode"), (blob_store.BlobStore, "store"), (ledger.Ledger, "append"),
-        (exchange.Exchange, "find_damaged_fragment"), (exchange.Exchange, "serve_snapshots"), (exchange.Exchange, "poll_updates"), (update_writer, "compute_sketch"),
-    )  # fmt: skip
+    The exchange's are those of its threads, of iroh's, and of EXCHANGE_CALLS in the training loop's
+    thread.
+    """
 
     def __init__(self) -> None:
-        self.process, self._loop, self._depth = psutil.Process(), 0.0, 0
+        """Wrap EXCHANGE_CALLS, so that they are timed in the thread that creates the meter."""
+        self._process = psutil.Process()
+        self._loop_seconds = 0.0
+        self._is_timing = False
         self._thread = threading.get_ident()
-        for owner, name in self.CALLS:
-            setattr(owner, name, self._counted(getattr(owner, name)))
+        for owner, name in EXCHANGE_CALLS:
+            setattr(owner, name, self._timed(getattr(owner, name)))
 
-    def _counted(self, call: Callable) -> Callable:
-        def counted(*given: Any, **named: Any) -> Any:
-            if threading.get_ident() != self._thread or self._depth:
-                return call(*given, **named)
-            self._depth, began = 1, time.thread_time()
+    def _timed(self, call: Callable) -> Callable:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            # A call inside a timed call is already counted.
+            if threading.get_ident() != self._thread or self._is_timing:
+                return call(*arguments, **options)
+            self._is_timing = True
+            started = time.thread_time()
             try:
-                return call(*given, **named)
+                return call(*arguments, **options)
             finally:
-                self._depth, self._loop = 0, self._loop + time.thread_time() - began
+                self._is_timing = False
+                self._loop_seconds += time.thread_time() - started
 
-        return counted
+        return timed
 
-    def tell(self, path: Path) -> None:
-        known = {t.native_id: t.name for t in threading.enumerate()}
-        parts = Counter({"in the loop's own thread": self._loop})
-        for thread in self.process.threads():
-            name = "iroh" if _comm(thread.id).startswith(RUNTIMES) else known.get(thread.id, "")
-            if name == "iroh" or name.startswith(self.OURS):
+    def write(self, path: Path) -> None:
+        """Write the CPU seconds so far, as JSON."""
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        parts: dict[str, float] = defaultdict(float)
+        parts["in the loop's own thread"] = self._loop_seconds
+        for thread in self._process.threads():
+            is_iroh = _system_name(thread.id).startswith(IROH_THREADS)
+            name = "iroh" if is_iroh else names.get(thread.id, "")
+            if is_iroh or name.startswith(EXCHANGE_THREADS):
                 parts[name] += thread.user_time + thread.system_time
-        times = self.process.cpu_times()
-        whole = {
-            "exchange": parts.total(),
+        times = self._process.cpu_times()
+        measured = {
+            "exchange": sum(parts.values()),
             "all": times.user + times.system,
             "at": time.time(),
             "parts": parts,
         }
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(whole))
-        part.replace(path)
+        partial_file = path.with_suffix(".part")
+        partial_file.write_text(json.dumps(measured))
+        partial_file.replace(path)
 
 
-def _comm(thread: int) -> str:
+def _system_name(thread: int) -> str:
+    """Return the operating system's name of a thread of this process; "" if it has ended."""
     path = Path(f"/proc/self/task/{thread}/comm")
     return path.read_text() if path.exists() else ""

@@ -1,16 +1,15 @@
-"""A peer with a valid ticket that sends what nobody should, over iroh, and how each is answered.
+"""A peer with a valid ticket that attacks over iroh, and records how each attack is answered.
 
-Each attack is one connection: a proper hello, then the attack. It is refused when the other side ends the connection
-with a reason; what it did to the others' ledgers is for the drill to look at.
+Each attack is one connection: a proper hello, then the attack. An attack is refused when the other
+side closes the connection with a reason. The drill itself checks that no ledger has changed.
 """
 
 import asyncio
 import json
 import struct
 import time
-from collections.abc import Callable
 
-from drill_worker import RUN, ticket
+from drill_worker import RUN, issue_ticket
 
 from barnraise.exchange.ledger.ledger import GENESIS_DIGEST
 from barnraise.exchange.network.framing import pack
@@ -20,91 +19,110 @@ from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
 
-WAIT = 20.0  # seconds for the answer
-OTHER = "0192f0c1-2d3e-7f40-8a5b-ffffffffffff"
-Frames = Callable[["Attacker", messages.Signed], list[bytes]]
+REPLY_SECONDS = 20.0
+REPLAY_SECONDS = 3.0  # how long a replay must leave the connection open
+OTHER_RUN = "0192f0c1-2d3e-7f40-8a5b-ffffffffffff"
+INCARNATION = "b" * 16
 
 
 class Attacker:
-    def __init__(self, spec: RunSpec, victim: messages.Peer, sample: messages.Signed):
-        """`sample`: an honest update's signed header, to replay and alter."""
-        self.spec, self.victim, self.sample = spec, victim, sample
+    """Attacks one machine."""
+
+    def __init__(self, spec: RunSpec, victim: messages.Peer, sample: messages.Signed) -> None:
+        """Prepare the attacks.
+
+        Args:
+            spec: the run's.
+            victim: the machine to attack.
+            sample: the signed header of an honest update, to replay and alter.
+        """
+        self.spec = spec
+        self.victim = victim
+        self.sample = sample
         self.identity = Identity(b"h" * 32)
-        self.sizes = [fragment.size for fragment in spec.model.fragments()]
+        self._fragments = len(spec.model.fragments())
 
-    def update(self, **changed: object) -> messages.Update:
-        parts = [
-            messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in self.sizes
-        ]
-        fields = dict(
-            run=RUN, peer=self.identity.key, incarnation="b" * 16, seq=1, previous=GENESIS_DIGEST, tokens=10, total=10,
-            fragments=parts,
-        )  # fmt: skip
-        return messages.Update(**(fields | changed))
+    def make_update(self, **changes: object) -> messages.Update:
+        """Return the header of an update that could be valid but for `changes`."""
+        part = messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16)
+        fields: dict[str, object] = {
+            "run": RUN,
+            "peer": self.identity.key,
+            "incarnation": INCARNATION,
+            "seq": 1,
+            "previous": GENESIS_DIGEST,
+            "tokens": 10,
+            "total": 10,
+            "fragments": [part] * self._fragments,
+        }
+        return messages.Update.model_validate(fields | changes)
 
-    def signed(self, **changed: object) -> bytes:
-        return pack(
-            messages.UpdatePush(header=self.identity.sign("update", self.update(**changed)))
-        )
+    def pack_update(self, **changes: object) -> bytes:
+        """Return a frame that pushes such a header, properly signed."""
+        header = self.identity.sign("update", self.make_update(**changes))
+        return pack(messages.UpdatePush(header=header))
 
-    def attacks(self) -> dict[str, list[bytes]]:
+    def make_attacks(self) -> dict[str, list[bytes]]:
+        """Return the frames of each attack, by a name that completes "an update"."""
         honest = json.loads(self.sample.body)
-        altered = self.sample.model_copy(
-            update={"body": json.dumps({**honest, "tokens": honest["tokens"] + 1})}
-        )
+        altered_body = json.dumps({**honest, "tokens": honest["tokens"] + 1})
+        altered = self.sample.model_copy(update={"body": altered_body})
         unsigned = self.sample.model_copy(update={"signature": "0" * 128})
-        nan = b'{"type":"state","vector":{},"rate":NaN}'
-        bad = json.loads(self.identity.sign("update", self.update()).model_dump_json())
+        nan_state = b'{"type":"state","vector":{},"rate":NaN}'
+        header = json.loads(self.identity.sign("update", self.make_update()).model_dump_json())
+        header["body"] = json.dumps({"fragments": [{}] * 10_000})
         part = pack(messages.BlobPart(digest="a" * 64, offset=0, total=20), b"x" * 20)
+        too_many_tokens = self.spec.max_tokens_per_update + 1
         return {
             "altered": [pack(messages.UpdatePush(header=altered))],
             "unsigned": [pack(messages.UpdatePush(header=unsigned))],
-            "of another run": [self.signed(run=OTHER)],
-            "of too many tokens": [
-                self.signed(tokens=self.spec.max_tokens_per_update + 1, total=1 << 40)
-            ],
-            "with other bytes than its header says": [self.signed(), part],
+            "of another run": [self.pack_update(run=OTHER_RUN)],
+            "of too many tokens": [self.pack_update(tokens=too_many_tokens, total=1 << 40)],
+            "with other bytes than its header says": [self.pack_update(), part],
             "enormous": [struct.pack(">I", 1 << 30) + b"{}"],
-            "not a number": [len(nan).to_bytes(4, "big") + nan],
+            "not a number": [len(nan_state).to_bytes(4, "big") + nan_state],
             "not a message": [b"\x00\x00\x00\x02no"],
-            "of too many fragments": [
-                _raw(
-                    {
-                        "type": "push",
-                        "header": {**bad, "body": json.dumps({"fragments": [{}] * 10_000})},
-                    }
-                )
-            ],
+            "of too many fragments": [_pack_raw({"type": "push", "header": header})],
             "endless": [part] * 20_000,
         }
 
     async def run(self) -> dict[str, str]:
-        """What each attack was answered with: the reason, or what it came to instead."""
+        """Run all attacks.
+
+        Returns:
+            {attack: the reason with which it was refused}; "" if it was not refused.
+        """
         transport = IrohTransport(self.identity.secret, host="127.0.0.1")
         await transport.start()
-        found = {}
+        answers = {}
         try:
-            for name, frames in self.attacks().items():
-                found[name] = await self._attack(transport, frames)
-            found["replayed"] = await self._replay(transport)
+            for name, frames in self.make_attacks().items():
+                answers[name] = await self._attack(transport, frames)
+            answers["replayed"] = await self._replay(transport)
         finally:
             await transport.close()
-        return found
+        return answers
 
-    async def _greeted(self, transport: IrohTransport) -> Channel:
+    async def _connect(self, transport: IrohTransport) -> Channel:
+        """Connect and introduce oneself properly."""
         channel = await transport.connect(self.victim)
         hello = messages.Hello(
-            protocols=[messages.PROTOCOL_VERSION], version="0.1.0", run=RUN, spec=digest(self.spec.to_json()),
-            incarnation="b" * 16, ticket=ticket(self.identity.key, "hostile"), addresses=[],
-        )  # fmt: skip
+            protocols=[messages.PROTOCOL_VERSION],
+            version="0.1.0",
+            run=RUN,
+            spec=digest(self.spec.to_json()),
+            incarnation=INCARNATION,
+            ticket=issue_ticket(self.identity.key, "hostile"),
+            addresses=[],
+        )
         await channel.send(pack(hello))
         return channel
 
     async def _attack(self, transport: IrohTransport, frames: list[bytes]) -> str:
-        channel = await self._greeted(transport)
+        channel = await self._connect(transport)
+        sending = asyncio.create_task(_send_frames(channel, frames))
         try:
-            async with asyncio.timeout(WAIT):
-                sending = asyncio.create_task(_send(channel, frames))
+            async with asyncio.timeout(REPLY_SECONDS):
                 while True:
                     await channel.receive()
         except ChannelClosedError as error:
@@ -116,13 +134,13 @@ class Attacker:
             channel.close("done")
 
     async def _replay(self, transport: IrohTransport) -> str:
-        """An honest update again and again: nobody's fault, and of no effect. The connection stays."""
-        channel = await self._greeted(transport)
+        """Send an honest update many times, which has no effect and leaves the connection open."""
+        channel = await self._connect(transport)
         try:
-            await _send(channel, [pack(messages.UpdatePush(header=self.sample))] * 200)
-            end = time.monotonic() + 3
+            await _send_frames(channel, [pack(messages.UpdatePush(header=self.sample))] * 200)
+            end = time.monotonic() + REPLAY_SECONDS
             while time.monotonic() < end:
-                async with asyncio.timeout(WAIT):
+                async with asyncio.timeout(REPLY_SECONDS):
                     await channel.receive()
             return "it changes nothing"
         except (ChannelClosedError, TimeoutError) as error:
@@ -131,7 +149,7 @@ class Attacker:
             channel.close("done")
 
 
-async def _send(channel: Channel, frames: list[bytes]) -> None:
+async def _send_frames(channel: Channel, frames: list[bytes]) -> None:
     try:
         for frame in frames:
             await channel.send(frame)
@@ -139,6 +157,7 @@ async def _send(channel: Channel, frames: list[bytes]) -> None:
         return
 
 
-def _raw(message: dict) -> bytes:
+def _pack_raw(message: dict[str, object]) -> bytes:
+    """Return a frame of a message that no model validates."""
     text = json.dumps(message).encode()
     return len(text).to_bytes(4, "big") + text

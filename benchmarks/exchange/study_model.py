@@ -1,5 +1,8 @@
-"""What the study trains: a byte-level GPT on the standard library's source, in one flat buffer. 0.63 M parameters, or
-32 M on a GPU where there is one, if the environment has BARNRAISE_STUDY=large."""
+"""The model and text of the study: a byte-level GPT on the standard library's source.
+
+All parameters lie in one flat buffer. There are 0.63 M of them, or 32 M, on a GPU where there is
+one, if the environment has BARNRAISE_STUDY=large.
+"""
 
 import os
 from dataclasses import dataclass
@@ -14,9 +17,9 @@ from torch import Tensor
 
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.ledger.anchor import initial_weights
-from barnraise.models import gpt2 as gpt
+from barnraise.models import gpt2
 from barnraise.protocol.coordinator_messages import TextManifest
-from barnraise.spec import ModelSpec, Recipe, TextSpec
+from barnraise.spec import Fragment, ModelSpec, Recipe, TextSpec
 from barnraise.swap.adamw import AdamWKernel, AdamWStep
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.text import shards
@@ -33,107 +36,121 @@ class Scale:
     device: str = "cpu"
 
 
-LARGE = (
-    "cuda" if torch.cuda.is_available() else "cpu"
-)  # where there is no GPU it takes days, and runs
+# Without a GPU the large study takes days, but it runs.
+LARGE_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SCALES = {
     "small": Scale(ModelSpec(layers=3, width=128, heads=4, context=64, vocabulary=256), 8),
     "large": Scale(
-        ModelSpec(layers=10, width=512, heads=8, context=256, vocabulary=256), 16, LARGE
+        ModelSpec(layers=10, width=512, heads=8, context=256, vocabulary=256), 16, LARGE_DEVICE
     ),
 }
 NAME = os.environ.get("BARNRAISE_STUDY", "small")
-MODEL, SEQUENCES, DEVICE = (
-    getattr(SCALES[NAME], part) for part in ("model", "sequences", "device")
-)
-STEP_TOKENS = SEQUENCES * MODEL.context
+MODEL = SCALES[NAME].model
+SEQUENCES = SCALES[NAME].sequences
+DEVICE = SCALES[NAME].device
+STEP_TOKENS = SEQUENCES * MODEL.context  # of one replica
 FRAGMENTS = MODEL.fragments()
 ENDS = [0, *accumulate(fragment.size for fragment in FRAGMENTS)]
-PIECES = [slice(begin, end) for begin, end in pairwise(ENDS)]
-SIZE = ENDS[-1]
-CLIP, DECAY, WARM_UP = 1.0, 0.1, 20
+SLICES = [slice(begin, end) for begin, end in pairwise(ENDS)]  # of each fragment in the flat buffer
+SIZE = ENDS[-1]  # parameters
+CLIP_NORM = 1.0
+WEIGHT_DECAY = 0.1
+WARMUP_STEPS = 20  # of a replica that joined late
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "study"
 RUN = "01890000-0000-7000-8000-000000000001"
 
 
 def initial_units(seed: int) -> Tensor:
-    """int32 [SIZE]: the anchor at the start."""
+    """Return the initial anchor, int32 [SIZE]."""
     return torch.cat([initial_weights(fragment, seed) for fragment in FRAGMENTS]).to(DEVICE)
 
 
-def nothing(dtype: torch.dtype = torch.float32) -> Tensor:
-    """[SIZE] of zeros."""
+def zeros(dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return zeros, [SIZE]."""
     return torch.zeros(SIZE, dtype=dtype, device=DEVICE)
 
 
 def prepare_text() -> None:
-    """Once: shards and their manifest under build/study."""
+    """Write the text's shards and their manifest under build/study."""
     FOLDER.mkdir(parents=True, exist_ok=True)
 
-    def put(blob: bytes) -> str:
+    def store(blob: bytes) -> str:
         name = blake3(blob).hexdigest()
-        if not (
-            FOLDER / name
-        ).exists():  # a training beside this one reads it as memory: cut short it would be its end
+        # A training in another process maps the file into memory: never write it again.
+        if not (FOLDER / name).exists():
             write_atomically(FOLDER / name, blob)
         return name
 
     manifest = shards.prepare_text(
-        TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, put, list(read_stdlib())
+        TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, store, list(read_stdlib())
     )
     write_atomically(FOLDER / "manifest.json", manifest.model_dump_json().encode())
 
 
 @cache
-def text() -> TokenDataset:
+def open_text() -> TokenDataset:
+    """Open the prepared text."""
     manifest = TextManifest.model_validate_json((FOLDER / "manifest.json").read_text())
     return TokenDataset(manifest, lambda digest: FOLDER / digest)
 
 
-def batch(seed: int, replica: int, step: int) -> Tensor:
-    """int64 [SEQUENCES, context + 1]: the same whatever the kind of training."""
-    return text().sample_batch(seed, str(replica), step, SEQUENCES, MODEL.context)
+def sample_batch(seed: int, replica: int, step: int) -> Tensor:
+    """Return a batch, int64 [SEQUENCES, context + 1], the same for every kind of training."""
+    return open_text().sample_batch(seed, str(replica), step, SEQUENCES, MODEL.context)
 
 
 def rate_scale(tokens: float, budget: int) -> float:
-    """A cosine after a twentieth of warm-up."""
+    """Return the learning rate's factor: a cosine after a warm-up of a twentieth of the budget."""
     return learning_rate_scale(Recipe(token_budget=budget, warmup_tokens=budget // 20), int(tokens))
 
 
 class Replica:
-    """Weights, their gradient, and the inner optimizer's moments: fp32 [SIZE] each."""
+    """Weights, their gradient and the inner optimizer's moments, fp32 [SIZE] each."""
 
-    def __init__(self, optimizer: str = "adamw"):
-        self.flat, self.gradient, self.m, self.v = (nothing() for _ in range(4))
-        self.optimizer, self.steps, self.warming = optimizer, 0, 0
+    def __init__(self, optimizer: str = "adamw") -> None:
+        """Create a replica of zeros with this inner optimizer, "adamw" or "muon"."""
+        self.flat, self.gradient, self.m, self.v = (zeros() for _ in range(4))
+        self.optimizer = optimizer
+        self.steps = 0
+        self.warmup_steps_left = 0
         self._weights = [_leaves(i, self.flat, self.gradient) for i in range(len(FRAGMENTS))]
 
-    def learn(self, tokens: Tensor) -> float:
-        """The gradient of a batch, clipped; its loss."""
+    def compute_gradient(self, tokens: Tensor) -> float:
+        """Compute the clipped gradient of a batch, and return its loss."""
         self.gradient.zero_()
-        found = _loss(self._weights, tokens)
-        found.backward()
-        self.gradient.div_(max(1.0, float(self.gradient.norm()) / CLIP))
-        return found.item()
+        loss = _loss(self._weights, tokens)
+        loss.backward()
+        self.gradient.div_(max(1.0, float(self.gradient.norm()) / CLIP_NORM))
+        return loss.item()
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """With the gradient there is. A replica that is `warming` comes to its rate over WARM_UP steps."""
+        """Step with the last gradient, at a lower rate while warm-up steps are left."""
         self.steps += 1
-        rate *= 1 - self.warming / (WARM_UP + 1)
-        self.warming = max(0, self.warming - 1)
-        for fragment, piece in zip(FRAGMENTS, PIECES, strict=True):
-            parts = [buffer[piece] for buffer in (self.flat, self.gradient, self.m, self.v)]
+        rate *= 1 - self.warmup_steps_left / (WARMUP_STEPS + 1)
+        self.warmup_steps_left = max(0, self.warmup_steps_left - 1)
+        for fragment, piece in zip(FRAGMENTS, SLICES, strict=True):
+            weights, gradient, m, v = (
+                buffer[piece] for buffer in (self.flat, self.gradient, self.m, self.v)
+            )
             if self.optimizer == "muon" and fragment.name.startswith("block"):
-                _muon(fragment, *parts[:3], rate)
+                _muon_step(fragment, weights, gradient, m, rate)
             else:
-                step = AdamWStep(fragment, self.steps, rate, DECAY)
-                AdamWKernel.prepare(step, 0, parts[0]).apply(0, *parts)
+                step = AdamWStep(fragment, self.steps, rate, WEIGHT_DECAY)
+                AdamWKernel.prepare(step, 0, weights).apply(0, weights, gradient, m, v)
 
     @torch.no_grad()
     def validate(self, flat: Tensor, sequences: int) -> float:
-        """The loss of other weights, the same windows each time. Leaves the replica's own as they are."""
-        own, self.flat[:] = self.flat.clone(), flat
+        """Return the loss of other weights, always over the same windows.
+
+        The replica's own weights stay as they are.
+
+        Args:
+            flat: the weights, fp32 [SIZE].
+            sequences: how many held-out windows.
+        """
+        own = self.flat.clone()
+        self.flat[:] = flat
         losses = [_loss(self._weights, tokens).item() for tokens in _held_out(sequences)]
         self.flat[:] = own
         return sum(losses) / len(losses)
@@ -141,46 +158,48 @@ class Replica:
 
 @cache
 def _held_out(sequences: int) -> list[Tensor]:
-    return text().validation_batches(sequences, MODEL.context, batch_sequences=64)
+    return open_text().validation_batches(sequences, MODEL.context, batch_sequences=64)
 
 
-def _leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt.Weights:
-    """A fragment's tensors, in `flat`, whose gradients come to lie in `gradient`."""
-    found = {}
-    gradients = gpt.views(FRAGMENTS[i], gradient[PIECES[i]])
-    for name, view in gpt.views(FRAGMENTS[i], flat[PIECES[i]]).items():
-        found[name] = view.detach().requires_grad_()
-        found[name].grad = gradients[name]
-    return found
+def _leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt2.Weights:
+    """Return a fragment's tensors as views of `flat` whose gradients are views of `gradient`."""
+    leaves = {}
+    gradients = gpt2.views(FRAGMENTS[i], gradient[SLICES[i]])
+    for name, view in gpt2.views(FRAGMENTS[i], flat[SLICES[i]]).items():
+        leaves[name] = view.detach().requires_grad_()
+        leaves[name].grad = gradients[name]
+    return leaves
 
 
-def _loss(weights: list[gpt.Weights], tokens: Tensor) -> Tensor:
+def _loss(weights: list[gpt2.Weights], tokens: Tensor) -> Tensor:
     tokens = tokens.to(DEVICE)
-    x = gpt.embed(weights[0], tokens[:, :-1])
+    x = gpt2.embed(weights[0], tokens[:, :-1])
     for block in weights[1:-1]:
-        x = gpt.block(block, x, MODEL.heads)
-    return F.cross_entropy(
-        gpt.head(weights[-1], weights[0], x).flatten(0, 1), tokens[:, 1:].flatten()
-    )
+        x = gpt2.block(block, x, MODEL.heads)
+    logits = gpt2.head(weights[-1], weights[0], x)
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def _muon(fragment, flat: Tensor, gradient: Tensor, m: Tensor, rate: float) -> None:
-    """Muon (Jordan et al. 2024) of a block's matrices, with the scale of Liu et al. 2025 (so that AdamW's rates fit);
-    norms and biases go by the sign of their momentum."""
+def _muon_step(fragment: Fragment, flat: Tensor, gradient: Tensor, m: Tensor, rate: float) -> None:
+    """Update a block's matrices by Muon (Jordan et al. 2024).
+
+    The scale is that of Liu et al. 2025, so that AdamW's rates fit. Norms and biases follow the
+    sign of their momentum.
+    """
     m.mul_(0.95).add_(gradient)
     nesterov = gradient.add(m, alpha=0.95)
     for slot in fragment.slots:
-        at = slice(slot.offset, slot.offset + slot.size)
+        piece = slice(slot.offset, slot.offset + slot.size)
         if len(slot.shape) < 2:
-            flat[at].sub_(nesterov[at].sign(), alpha=0.2 * rate)
+            flat[piece].sub_(nesterov[piece].sign(), alpha=0.2 * rate)
             continue
-        matrix = nesterov[at].view(slot.shape)
-        wide = matrix if slot.shape[0] <= slot.shape[1] else matrix.T
+        matrix = nesterov[piece].view(slot.shape)
+        is_wide = slot.shape[0] <= slot.shape[1]
+        wide = matrix if is_wide else matrix.T
         x = wide / (wide.norm() + 1e-7)
         for _ in range(5):
             square = x @ x.T
             x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-        x = x if slot.shape[0] <= slot.shape[1] else x.T
-        flat[at].mul_(1 - rate * DECAY).sub_(
-            x.reshape(-1), alpha=0.2 * rate * max(slot.shape) ** 0.5
-        )
+        direction = (x if is_wide else x.T).reshape(-1)
+        scale = 0.2 * rate * max(slot.shape) ** 0.5
+        flat[piece].mul_(1 - rate * WEIGHT_DECAY).sub_(direction, alpha=scale)

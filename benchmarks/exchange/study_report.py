@@ -1,8 +1,9 @@
-"""What the study found: its figures, tables and plots, with what is missing said."""
+"""Write the study's figures, tables and plots; they name what is not measured."""
 
 import json
 import math
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,229 +11,275 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from study_case import Case
 from study_model import NAME, SIZE, STEP_TOKENS
-from study_plan import KINDS, SPEEDS, Plan, Results
+from study_plan import KINDS, ROUND_LENGTH, SCHEMES, SPEEDS, Results, StudyPlan
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = (
-    ROOT
-    / "docs"
-    / "benchmarks"
-    / ("exchange_study.md" if NAME == "small" else f"exchange_study_{NAME}.md")
-)
+DOCUMENTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+DOCUMENT = DOCUMENTS / ("exchange_study.md" if NAME == "small" else f"exchange_study_{NAME}.md")
 RESULTS = DOCUMENT.with_suffix(".jsonl")
-BEGIN, END = "<!-- measured: `make study-exchange` writes from here -->", "<!-- to here -->"
+BEGIN = "<!-- measured: `make study-exchange` writes from here -->"
+END = "<!-- to here -->"
+MAX_SEEDS = 4
 
 
-def figures(plan: Plan, found: Results) -> dict[str, Any]:
-    """Fractions of loss (0.01: 1 %), of the long trainings; mean over the seeds that both have. None: not measured.
-    Ours is what a new run has, on what a gaming GPU's line affords; `full_line`: on one that it fills."""
-    ours, parallel, diloco, alone = (plan.far(found, kind) for kind in KINDS)
-    at_once, full = plan.at_once(found), plan.full(found)
+def compute_figures(plan: StudyPlan, results: Results) -> dict[str, Any]:
+    """Compute the study's figures from the long trainings.
+
+    Ours is a new run on the line that a gaming GPU can count on; `full_line` is ours on a line that
+    it fills.
+
+    Returns:
+        Differences as fractions of the loss (0.01: 1 %), means over the seeds that both have; None
+        where something is not measured.
+    """
+    ours, parallel, diloco, alone = (plan.long_case(results, kind) for kind in KINDS)
+    undelayed, full_line = plan.undelayed_case(results), plan.full_line_case(results)
     return {
-        "gap_to_dp_r4": gap(found, ours, parallel),
-        "gap_to_diloco": gap(found, ours, diloco),
-        "bytes_ratio": ratio(found, diloco, ours),
-        "async_cost": gap(found, ours, at_once),
-        "unequal_cost": gap(found, replace(ours, speeds=SPEEDS), ours),
-        "alone_gap": gap(found, alone, ours),
+        "gap_to_dp_r4": loss_gap(results, ours, parallel),
+        "gap_to_diloco": loss_gap(results, ours, diloco),
+        "bytes_ratio": bytes_ratio(results, diloco, ours),
+        "async_cost": loss_gap(results, ours, undelayed),
+        "unequal_cost": loss_gap(results, replace(ours, speeds=SPEEDS), ours),
+        "alone_gap": loss_gap(results, alone, ours),
         "full_line": {
-            "gap_to_dp_r4": gap(found, full, parallel),
-            "gap_to_diloco": gap(found, full, diloco),
-            "async_cost": gap(found, full, at_once),
+            "gap_to_dp_r4": loss_gap(results, full_line, parallel),
+            "gap_to_diloco": loss_gap(results, full_line, diloco),
+            "async_cost": loss_gap(results, full_line, undelayed),
         },
     }
 
 
-def gap(found: Results, case: Case, other: Case) -> float | None:
-    """How much more loss `case` has than `other`."""
-    pairs = [(replace(case, seed=seed), replace(other, seed=seed)) for seed in range(4)]
-    gaps = [found.loss(a) / found.loss(b) - 1 for a, b in pairs if found.has(a) and found.has(b)]
-    gaps = [each for each in gaps if math.isfinite(each)]
+def loss_gap(results: Results, case: Case, other: Case) -> float | None:
+    """Return by which fraction the loss of `case` exceeds that of `other`, over all seeds."""
+    gaps = []
+    for seed in range(MAX_SEEDS):
+        one, two = replace(case, seed=seed), replace(other, seed=seed)
+        if results.has(one) and results.has(two):
+            gap = results.loss(one) / results.loss(two) - 1
+            if math.isfinite(gap):
+                gaps.append(gap)
     return round(sum(gaps) / len(gaps), 4) if gaps else None
 
 
-def ratio(found: Results, more: Case, less: Case) -> float | None:
-    """How many times the bytes a token."""
-    most, least = bytes_a_token(found, more), bytes_a_token(found, less)
-    return round(most / least, 2) if most and least else None
+def bytes_ratio(results: Results, case: Case, other: Case) -> float | None:
+    """Return how many times the bytes per token of `other` those of `case` are."""
+    numerator, denominator = bytes_per_token(results, case), bytes_per_token(results, other)
+    return round(numerator / denominator, 2) if numerator and denominator else None
 
 
-def bytes_a_token(found: Results, case: Case) -> float | None:
-    """Of updates, sent once each, over the tokens they were trained on."""
-    line = found.line(case)
-    return line["bytes"] / line["tokens"] if line else None
+def bytes_per_token(results: Results, case: Case) -> float | None:
+    """Return the bytes of updates, each sent once, over the tokens trained."""
+    result = results.get(case)
+    return result["bytes"] / result["tokens"] if result else None
 
 
-def write(plan: Plan, found: Results) -> None:
-    """The tables into the document, between its marks; the plots and all results beside it."""
-    RESULTS.write_text(
-        "".join(json.dumps(found.by_key[key]) + "\n" for key in sorted(found.by_key))
-    )
-    tuning, factors = plan.rates(found) + plan.around(found), plan.factors(found)
-    frontier = [*plan.frontier(found), *plan.again(found)]
-    planned = set(tuning + plan.flat(factors) + frontier)
-    besides = [case for case in found.cases() if case not in planned]
-    long, short = (
-        [case for case in besides if (case.tokens > plan.short) is much] for much in (True, False)
-    )
-    tables = [
-        ("The frontier", frontier),
-        ("Tried besides", [frontier[0], *long]),
-        ("Tuning", tuning),
-        *factors.items(),
-        ("tried besides, short", [plan.tuned(found, "ours"), *short]),
-    ]
-    parts = [table(found, *each) for each in tables]
-    missing = [
-        case
-        for case in dict.fromkeys(frontier + tuning + plan.flat(factors))
-        if not found.has(case)
-    ]
-    if missing:
-        parts.append("### Not measured yet\n\n" + "\n".join(f"* {case}" for case in missing))
-    text = (
-        DOCUMENT.read_text()
-        if DOCUMENT.exists()
-        else f"# The exchange's study, {NAME}\n\n{BEGIN}{END}\n"
-    )
+# ---- the document -----------------------------------------------------------------------------
+
+
+def write_document(plan: StudyPlan, results: Results) -> None:
+    """Write the tables between the document's markers, and plots and all results next to it."""
+    lines = [json.dumps(results.by_key[key]) + "\n" for key in sorted(results.by_key)]
+    RESULTS.write_text("".join(lines))
+    figures = json.dumps(compute_figures(plan, results))
+    sections = [f"`{figures}`", *make_tables(plan, results)]
+    text = f"# The exchange study, {NAME}\n\n{BEGIN}{END}\n"
+    if DOCUMENT.exists():
+        text = DOCUMENT.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    said = json.dumps(figures(plan, found))
-    tables_and_rest = "\n\n".join(part for part in parts if part)
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n`{said}`\n\n{tables_and_rest}\n\n{END}{after}")
-    if factors and found.has(plan.tuned(found, "diloco")):
-        draw_bytes(plan, found)
-    if found.has(plan.far(found, "ours")):
-        draw_curves(plan, found)
+    measured = "\n\n".join(section for section in sections if section)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}")
+    if plan.factors(results) and results.has(plan.tuned(results, "diloco")):
+        draw_bytes(plan, results)
+    if results.has(plan.long_case(results, "ours")):
+        draw_curves(plan, results)
 
 
-def table(found: Results, name: str, cases: list[Case]) -> str:
-    """Of what is measured, against the first case; nothing while there is nothing to compare."""
-    measured = [case for case in dict.fromkeys(cases) if found.has(case)]
+def make_tables(plan: StudyPlan, results: Results) -> list[str]:
+    """Return all tables in Markdown, and the list of what is not measured."""
+    tuning = plan.rate_cases(results) + plan.outer_cases(results)
+    factors = plan.factors(results)
+    long_cases = [*plan.frontier(results), *plan.second_seed(results)]
+    planned = list(dict.fromkeys(long_cases + tuning + plan.flatten(factors)))
+    unplanned = [case for case in results.cases() if case not in set(planned)]
+    unplanned_long = [case for case in unplanned if case.tokens > plan.short]
+    unplanned_short = [case for case in unplanned if case.tokens <= plan.short]
+    tables = [
+        ("Long trainings", long_cases),
+        ("Long trainings outside the plan", [long_cases[0], *unplanned_long]),
+        ("Tuning", tuning),
+        *((f"One factor: {name}", cases) for name, cases in factors.items()),
+        ("Short trainings outside the plan", [plan.tuned(results, "ours"), *unplanned_short]),
+    ]
+    sections = [make_table(results, title, cases) for title, cases in tables]
+    missing = [case for case in planned if not results.has(case)]
+    if missing:
+        names = "\n".join(f"* {case}" for case in missing)
+        sections.append(f"### Not measured yet\n\n{names}")
+    return sections
+
+
+def make_table(results: Results, title: str, cases: list[Case]) -> str:
+    """Return a table that compares measured cases with the first; "" if there is only one."""
+    measured = [case for case in dict.fromkeys(cases) if results.has(case)]
     if len(measured) < 2:
         return ""
-    base = measured[0]
-    head = f"### {name}: {base.tokens / 1e6:.1f} M tokens, against {base}"
-    return f"{head}\n\n| | bytes a token | loss | |\n|---|---|---|---|\n" + "\n".join(
-        row(found, case, base) for case in measured
-    )
+    reference = measured[0]
+    heading = f"### {title}: {reference.tokens / 1e6:.1f} M tokens; reference: {reference}"
+    head = "| training | bytes per token | loss | difference |\n|---|---|---|---|\n"
+    rows = "\n".join(make_row(results, case, reference) for case in measured)
+    return f"{heading}\n\n{head}{rows}"
 
 
-def row(found: Results, case: Case, base: Case) -> str:
-    loss, sent = found.loss(case), bytes_a_token(found, case)
+def make_row(results: Results, case: Case, reference: Case) -> str:
+    """Return a measured case's row."""
+    loss, sent = results.loss(case), bytes_per_token(results, case)
+    name = describe_case(case, reference)
     if math.isinf(loss):
-        return f"| {describe(case, base)} | {sent:,.1f} | diverged | |"
-    return f"| {describe(case, base)} | {sent:,.1f} | {loss:.4f} | {100 * (loss / found.loss(base) - 1):+.2f} % |"
+        return f"| {name} | {sent:,.1f} | diverged | |"
+    difference = 100 * (loss / results.loss(reference) - 1)
+    return f"| {name} | {sent:,.1f} | {loss:.4f} | {difference:+.2f} % |"
 
 
-def describe(case: Case, base: Case) -> str:
-    """What is not as in `base`; all of it for the base itself."""
-    if case == base:
-        return "**as it is**"
-    names = [
-        field.name for field in fields(Case) if field.name != "tokens" or case.kind == "diloco"
-    ]
-    if case.kind != base.kind:
+def describe_case(case: Case, reference: Case) -> str:
+    """Return the settings in which a case differs from the reference."""
+    if case == reference:
+        return "**reference**"
+    if case.kind != reference.kind:
         names = ["kind", "seed", "rate"]
         if case.kind == "diloco":
-            names += [
-                "steps",
-                "outer_rate",
-                "momentum",
-                *(["tokens"] if case.tokens != base.tokens else []),
-            ]
+            names += ["steps", "outer_rate", "momentum"]
+            if case.tokens != reference.tokens:
+                names.append("tokens")
         return ", ".join(f"{name} {getattr(case, name)}" for name in names)
-    names = [name for name in names if name != "trust" or case.guess != "none"]
-    return ", ".join(
-        f"{n} {getattr(case, n)}" for n in names if getattr(case, n) != getattr(base, n)
-    )
+    ignored = set() if case.kind == "diloco" else {"tokens"}
+    if case.guess == "none":
+        ignored.add("trust")
+    changed = [
+        field.name
+        for field in fields(Case)
+        if field.name not in ignored and getattr(case, field.name) != getattr(reference, field.name)
+    ]
+    return ", ".join(f"{name} {getattr(case, name)}" for name in changed)
 
 
-def draw_bytes(plan: Plan, found: Results) -> None:
-    """Loss over tuned DiLoCo's against bytes a token: round lengths and forms, short; what the frontier has, long."""
+# ---- the plots --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cases that one line of the plot of bytes joins."""
+
+    label: str
+    style: str
+    cases: list[Case]
+    reference: Case
+    name: Callable[[Case], str]
+    label_side: str = "left"
+    label_offset: tuple[int, int] = (5, 4)  # points
+
+
+def draw_bytes(plan: StudyPlan, results: Results) -> None:
+    """Draw the loss over tuned DiLoCo's against bytes per token."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    factors, short = plan.factors(found), plan.tuned(found, "diloco")
-    full = plan.full(found)
-    long = [plan.far(found, "ours"), full, replace(full, form="dense4")]
-    rounds = sorted(factors["H"], key=lambda case: case.steps)
-    groups = [
-        ("round lengths, dense2", "o-", "left", 4, rounds, short, lambda case: f"H {case.steps}"),
-        (
-            "forms, H 10",
-            "s",
-            "left",
-            6,
-            factors["bits and density"][1:],
-            short,
-            lambda case: case.form,
+    factors, short_diloco = plan.factors(results), plan.tuned(results, "diloco")
+    full_line = plan.full_line_case(results)
+    series = [
+        Series(
+            "round lengths, dense2",
+            "o-",
+            sorted(factors[ROUND_LENGTH], key=lambda case: case.steps),
+            short_diloco,
+            lambda case: f"H {case.steps}",
         ),
-        (
-            "H 10, a guess, and how full the line is",
+        Series(
+            "schemes, H 10",
+            "s",
+            factors[SCHEMES][1:],
+            short_diloco,
+            lambda case: case.form,
+            label_offset=(5, 6),
+        ),
+        Series(
+            "H 10, with predictions, by line",
             "^",
-            "right",
-            -3,
-            long,
-            plan.far(found, "diloco"),
-            late,
+            [plan.long_case(results, "ours"), full_line, replace(full_line, form="dense4")],
+            plan.long_case(results, "diloco"),
+            describe_line,
+            label_side="right",
+            label_offset=(-6, -3),
         ),
     ]
-    for label, style, side, above, cases, base, name in groups:
-        cases = [
-            case
-            for case in cases
-            if found.has(case) and found.has(base) and math.isfinite(found.loss(case))
-        ]
-        points = [(bytes_a_token(found, c), 100 * gap(found, c, base)) for c in cases]
-        axes.plot(
-            *zip(*points, strict=True), style, label=f"{label}, {base.tokens / 1e6:.0f} M tokens"
-        )
-        offset = (5 if side == "left" else -6, above)
-        for case, point in zip(cases, points, strict=True):
-            axes.annotate(
-                name(case), point, textcoords="offset points", xytext=offset, ha=side, fontsize=7
-            )
+    for one_series in series:
+        draw_series(axes, results, one_series)
     axes.axhline(0, color="grey", linewidth=0.8)
-    axes.axvline(4 * SIZE / (short.steps * STEP_TOKENS), color="grey", linewidth=0.8, linestyle=":")
+    diloco_bytes = 4 * SIZE / (short_diloco.steps * STEP_TOKENS)
+    axes.axvline(diloco_bytes, color="grey", linewidth=0.8, linestyle=":")
     axes.set(
         xscale="log",
-        xlabel="bytes of updates a token",
+        xlabel="bytes of updates per token",
         ylabel="% more loss than synchronous fp32 DiLoCo",
     )
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(DOCUMENT.with_name(f"{DOCUMENT.stem}_bytes.png"), dpi=110)
-    plt.close(figure)
+    save_figure(figure, axes, "bytes")
 
 
-def late(case: Case) -> str:
-    return ("" if case.form == Case.form else f"{case.form}, ") + (
-        "full" if case.delay == Case.delay else "with room"
-    )
+def draw_series(axes: Axes, results: Results, series: Series) -> None:
+    """Draw the measured cases of a series, with their names."""
+    points: list[tuple[float, float]] = []
+    names: list[str] = []
+    for case in series.cases:
+        sent, gap = bytes_per_token(results, case), loss_gap(results, case, series.reference)
+        if sent is not None and gap is not None:
+            points.append((sent, 100 * gap))
+            names.append(series.name(case))
+    label = f"{series.label}, {series.reference.tokens / 1e6:.0f} M tokens"
+    axes.plot([x for x, _ in points], [y for _, y in points], series.style, label=label)
+    for name, point in zip(names, points, strict=True):
+        axes.annotate(
+            name,
+            point,
+            textcoords="offset points",
+            xytext=series.label_offset,
+            ha=series.label_side,
+            fontsize=7,
+        )
 
 
-def draw_curves(plan: Plan, found: Results) -> None:
-    """Loss over tokens of the long trainings."""
+def describe_line(case: Case) -> str:
+    """Return how full the line is, and the scheme if it is not the default."""
+    line = "full line" if case.delay == Case.delay else "line with room"
+    return line if case.form == Case.form else f"{case.form}, {line}"
+
+
+def draw_curves(plan: StudyPlan, results: Results) -> None:
+    """Draw the loss over tokens of the long trainings."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    ours, parallel, diloco, alone = (plan.far(found, kind) for kind in KINDS)
-    drawn = {
-        "one alone": alone, "ours, a full line": plan.full(found), "ours, a line with room": ours,
-        "ours, nothing is late": plan.at_once(found), "DiLoCo, fp32, in step": diloco, "data parallel": parallel,
-    }  # fmt: skip
-    for label, case in drawn.items():
-        if (line := found.line(case)) and line["loss"]:
-            # One alone trains as many steps as each replica: drawn at the tokens of all.
-            points = [*line["curve"], [case.tokens, line["loss"]]]
-            axes.plot(
-                [x / 1e6 for x, _ in points],
-                [y for _, y in points],
-                "o-",
-                markersize=3,
-                label=label,
-            )
-    axes.set(xlabel="million tokens of all replicas", ylabel="validation loss, nats a byte")
+    ours, parallel, diloco, alone = (plan.long_case(results, kind) for kind in KINDS)
+    cases = {
+        "one alone": alone,
+        "ours, full line": plan.full_line_case(results),
+        "ours, line with room": ours,
+        "ours, without delay": plan.undelayed_case(results),
+        "DiLoCo, fp32, synchronous": diloco,
+        "data parallel": parallel,
+    }
+    for label, case in cases.items():
+        result = results.get(case)
+        if result and result["loss"]:
+            # One alone takes as many steps as each replica: it is drawn at the tokens of all.
+            points = [*result["curve"], [case.tokens, result["loss"]]]
+            tokens, losses = [x / 1e6 for x, _ in points], [y for _, y in points]
+            axes.plot(tokens, losses, "o-", markersize=3, label=label)
+    axes.set(xlabel="million tokens of all replicas", ylabel="validation loss, nats per byte")
+    save_figure(figure, axes, "curves")
+
+
+def save_figure(figure: Figure, axes: Axes, name: str) -> None:
+    """Save a figure next to the document."""
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(DOCUMENT.with_name(f"{DOCUMENT.stem}_curves.png"), dpi=110)
+    figure.savefig(DOCUMENT.with_name(f"{DOCUMENT.stem}_{name}.png"), dpi=110)
     plt.close(figure)

@@ -1,4 +1,8 @@
-"""One peer in this process, for baselines.py: `baseline_train.py '[peer, model, micro-tokens, micro-batches, steps, loss]'`."""
+"""Train one baseline in this process, for baselines.py.
+
+`baseline_train.py '["fsdp2", "gpt2-124m", 1024, 2, 6, "sliced"]'`: the baseline, the model, the
+micro-batch's tokens, micro-batches a step, steps, and the loss. The script prints one line of JSON.
+"""
 
 import itertools
 import json
@@ -10,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,32 +22,38 @@ from baselines import SEED, batches
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from barnraise.models import gpt2 as gpt
+from barnraise.models import gpt2
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, preset
 
-SLICE = 256  # rows of logits at a time
-RATE, BETAS, EPSILON, DECAY, CLIP = 3e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
+LOSS_SLICE_ROWS = 256  # rows of logits that exist at a time
+LEARNING_RATE = 3e-4
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+WEIGHT_DECAY = 0.1
+CLIP_NORM = 1.0
 
-Batch = tuple[Tensor, Tensor]  # tokens and what follows each: int64 [B, T] both
-Step = Callable[
-    [list[Batch]], float
-]  # one optimizer step on the mean of the micro-batches → mean loss before it
+# Tokens and the token that follows each: int64 [B, T] both.
+Batch = tuple[Tensor, Tensor]
+# Runs one optimizer step on the mean of the micro-batches and returns the mean loss before it.
+Step = Callable[[list[Batch]], float]
 
 
 class Layer(nn.Module):
-    """Fragments' tensors as parameters of one module, named alike, "." as "_"; initial values by seed."""
+    """Fragments' tensors as parameters of one module, with "_" for each "." of their names."""
 
-    def __init__(self, *fragments: Fragment):
+    def __init__(self, *fragments: Fragment) -> None:
+        """Create the parameters with initial values that only the seed decides."""
         super().__init__()
         self.fragments = fragments
-        dice = torch.Generator().manual_seed(SEED + fragments[0].index)
+        generator = torch.Generator().manual_seed(SEED + fragments[0].index)
         for slot in (slot for fragment in fragments for slot in fragment.slots):
             value = torch.full(slot.shape, float(slot.initial == "ones"))
             if slot.initial == "normal":
-                value.normal_(0.0, slot.deviation / 2**UNIT_BITS, generator=dice)
+                value.normal_(0.0, slot.deviation / 2**UNIT_BITS, generator=generator)
             self.register_parameter(slot.name.replace(".", "_"), nn.Parameter(value))
 
-    def weights(self, index: int = 0) -> gpt.Weights:
+    def weights(self, index: int = 0) -> gpt2.Weights:
+        """Return the tensors of one of the fragments, by their names in the model."""
         return {
             slot.name: getattr(self, slot.name.replace(".", "_"))
             for slot in self.fragments[index].slots
@@ -50,126 +61,163 @@ class Layer(nn.Module):
 
 
 class Block(Layer):
-    """Recomputes itself in backward; inside the module, so that its weights come once for recompute and backward."""
+    """A block that recomputes itself in backward.
 
-    def __init__(self, fragment: Fragment, heads: int):
+    Recomputing inside the module fetches its weights once for recompute and backward.
+    """
+
+    def __init__(self, fragment: Fragment, heads: int) -> None:
+        """Create the block of a fragment, with so many attention heads."""
         super().__init__(fragment)
         self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.compute, x, use_reentrant=False, preserve_rng_state=False)
+        """Return the block's output, [B, T, d], and save only its input."""
+        output = checkpoint(self.compute, x, use_reentrant=False, preserve_rng_state=False)
+        assert isinstance(output, Tensor)
+        return output
 
     def compute(self, x: Tensor) -> Tensor:
-        return gpt.block(self.weights(), x, self.heads)
+        """Return the block's output, [B, T, d]."""
+        return gpt2.block(self.weights(), x, self.heads)
 
 
 class GPT(Layer):
-    """tokens, targets → mean loss. The embedding and the final norm are the root's own: the head is tied to them."""
+    """The whole model, from tokens and targets to their mean loss.
 
-    def __init__(self, model: ModelSpec, loss: str):
+    The embedding and the final norm are the root's own parameters, as the head is tied to them.
+    """
+
+    def __init__(self, model: ModelSpec, loss: str) -> None:
+        """Create the model.
+
+        Args:
+            model: its shape.
+            loss: "sliced" or "whole", a key of LOSSES.
+        """
         first, *middle, last = model.fragments()
         super().__init__(first, last)
         self.blocks = nn.ModuleList(Block(fragment, model.heads) for fragment in middle)
         self.loss = LOSSES[loss]
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of int64 [B, T] tokens and targets."""
         embedding, final = self.weights(0), self.weights(1)
-        x = gpt.embed(embedding, tokens)
+        x = gpt2.embed(embedding, tokens)
         for block in self.blocks:
             x = block(x)
         return self.loss(final, embedding, x, targets)
 
 
-def whole_loss(final: gpt.Weights, embedding: gpt.Weights, x: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(gpt.head(final, embedding, x).flatten(0, 1), targets.flatten())
+def whole_loss(final: gpt2.Weights, embedding: gpt2.Weights, x: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss by way of all logits at once."""
+    return F.cross_entropy(gpt2.head(final, embedding, x).flatten(0, 1), targets.flatten())
 
 
-def sliced_loss(final: gpt.Weights, embedding: gpt.Weights, x: Tensor, targets: Tensor) -> Tensor:
-    return SlicedCrossEntropy.apply(
-        gpt.norm(final, "norm", x).flatten(0, 1), embedding["token"], targets.flatten()
-    )
+def sliced_loss(final: gpt2.Weights, embedding: gpt2.Weights, x: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss without ever holding all logits."""
+    rows = gpt2.norm(final, "norm", x).flatten(0, 1)
+    return SlicedCrossEntropy.apply(rows, embedding["token"], targets.flatten())  # type: ignore
 
 
 class SlicedCrossEntropy(torch.autograd.Function):
-    """Mean loss of rows x [n, d] under the tied head [V, d]; both gradients are made on the way, logits never whole."""
+    """The mean loss of rows x [n, d] under the tied head [V, d].
+
+    The forward computes both gradients slice by slice, so that the logits never exist as a whole.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, token: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, token: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss and save both gradients."""
         dx, dtoken, total = torch.empty_like(x), torch.zeros_like(token), x.new_zeros(())
-        for begin in range(0, len(x), SLICE):
-            part, right = x[begin : begin + SLICE], targets[begin : begin + SLICE, None]
-            slab = torch.log_softmax(part @ token.t(), dim=-1)
-            total -= slab.gather(1, right).sum()
-            slab.exp_().scatter_add_(1, right, slab.new_full((1, 1), -1.0).expand_as(right)).div_(
-                len(x)
-            )
-            torch.mm(slab, token, out=dx[begin : begin + SLICE])
-            dtoken.addmm_(slab.t(), part)
+        for begin in range(0, len(x), LOSS_SLICE_ROWS):
+            end = begin + LOSS_SLICE_ROWS
+            rows, target = x[begin:end], targets[begin:end, None]
+            slab = torch.log_softmax(rows @ token.t(), dim=-1)
+            total -= slab.gather(1, target).sum()
+            # The slab becomes the gradient of its logits: (softmax − one-hot) / n.
+            slab.exp_()
+            slab.scatter_add_(1, target, slab.new_full((1, 1), -1.0).expand_as(target))
+            slab.div_(len(x))
+            torch.mm(slab, token, out=dx[begin:end])
+            dtoken.addmm_(slab.t(), rows)
         ctx.gradients = dx, dtoken
         return total / len(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, outer: Tensor) -> tuple[Tensor, Tensor, None]:
-        (dx, dtoken), ctx.gradients = ctx.gradients, None
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the saved gradients, scaled by the loss's own."""
+        dx, dtoken = ctx.gradients
+        ctx.gradients = None
         return dx.mul_(outer), dtoken.mul_(outer), None
 
 
 LOSSES = {"sliced": sliced_loss, "whole": whole_loss}
 
 
-def groups(module: nn.Module) -> list[dict]:
-    """Parameters that decay (matrices, embeddings) and those that do not."""
+def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters that decay (matrices, embeddings) and those that do not."""
     parameters = list(module.parameters())
     return [
-        {"params": [p for p in parameters if dimensions(p) >= 2], "weight_decay": DECAY},
+        {"params": [p for p in parameters if dimensions(p) >= 2], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in parameters if dimensions(p) < 2], "weight_decay": 0.0},
     ]
 
 
 def dimensions(parameter: Tensor) -> int:
-    return len(
-        getattr(parameter, "ds_shape", parameter.shape)
-    )  # ZeRO-3 leaves an empty tensor in its place
+    """Return the number of a parameter's dimensions; ZeRO-3 leaves an empty tensor in its place."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
-# ---- the peers -----------------------------------------------------------------------------------------------------
+# ---- the baselines ----------------------------------------------------------------------------
 
 
-def in_memory(model: ModelSpec, loss: str, micro_batches: int, sequences: int) -> Step:
+def build_in_memory(model: ModelSpec, loss: str, _micro_batches: int, _sequences: int) -> Step:
+    """Return the step of plain torch with everything resident."""
     return torch_step(GPT(model, loss))
 
 
-def fsdp2(
-    model: ModelSpec, loss: str, micro_batches: int, sequences: int, lean: bool = False
+def build_fsdp2(
+    model: ModelSpec, loss: str, _micro_batches: int, _sequences: int, lean: bool = False
 ) -> Step:
+    """Return the step of FSDP2 with CPU offload; `lean` reduces gradients every micro-batch."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-    join_alone()
-    how = {
+    init_single_process_group()
+    options: dict[str, Any] = {
         "mesh": init_device_mesh("cpu", (1,)),
         "offload_policy": CPUOffloadPolicy(pin_memory=False),
     }
     module = GPT(model, loss)
     for block in module.blocks:
-        fully_shard(block, **how)
-    fully_shard(module, **how)
-    return torch_step(module, None if lean else module.set_requires_gradient_sync)
+        fully_shard(block, **options)
+    fully_shard(module, **options)
+    sharded: Any = module  # `fully_shard` has changed its class
+    return torch_step(module, None if lean else sharded.set_requires_gradient_sync)
 
 
-def torch_step(module: nn.Module, sync: Callable[[bool], None] | None = None) -> Step:
-    optimizer = torch.optim.AdamW(groups(module), lr=RATE, betas=BETAS, eps=EPSILON, fused=True)
+def torch_step(module: nn.Module, set_gradient_sync: Callable[[bool], None] | None = None) -> Step:
+    """Return a step with torch's fused AdamW.
 
-    def step(micro: list[Batch]) -> float:
+    Args:
+        module: returns the mean loss of tokens and targets.
+        set_gradient_sync: switches the reduction of gradients; it is on for the last micro-batch.
+    """
+    optimizer = torch.optim.AdamW(
+        parameter_groups(module), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True
+    )
+
+    def step(micro_batches: list[Batch]) -> float:
         total = 0.0
-        for index, (tokens, targets) in enumerate(micro):
-            if sync:
-                sync(index == len(micro) - 1)
-            loss = module(tokens, targets) / len(micro)
+        for index, (tokens, targets) in enumerate(micro_batches):
+            if set_gradient_sync:
+                set_gradient_sync(index == len(micro_batches) - 1)
+            loss = module(tokens, targets) / len(micro_batches)
             loss.backward()
             total += loss.item()
-        nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        nn.utils.clip_grad_norm_(module.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
         return total
@@ -177,17 +225,18 @@ def torch_step(module: nn.Module, sync: Callable[[bool], None] | None = None) ->
     return step
 
 
-def deepspeed(model: ModelSpec, loss: str, micro_batches: int, sequences: int) -> Step:
-    import deepspeed as ds
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
+def build_deepspeed(model: ModelSpec, loss: str, micro_batches: int, sequences: int) -> Step:
+    """Return the step of DeepSpeed ZeRO-3 with optimizer and parameters offloaded to the CPU."""
+    import deepspeed  # type: ignore  # installed only in the baselines' own environment
+    from deepspeed.ops.adam import DeepSpeedCPUAdam  # type: ignore  # as above
 
-    join_alone()
-    ds.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    init_single_process_group()
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     square = model.width**2
     config = {
         "train_micro_batch_size_per_gpu": sequences,
         "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": CLIP,
+        "gradient_clipping": CLIP_NORM,
         "steps_per_print": 1 << 30,
         "zero_optimization": {
             "stage": 3,
@@ -198,68 +247,76 @@ def deepspeed(model: ModelSpec, loss: str, micro_batches: int, sequences: int) -
             "stage3_param_persistence_threshold": 10 * model.width,
         },
     }
-    with ds.zero.Init(config_dict_or_path=config):
+    with deepspeed.zero.Init(config_dict_or_path=config):
         module = GPT(model, loss)
-    optimizer = DeepSpeedCPUAdam(groups(module), lr=RATE, betas=BETAS, eps=EPSILON, adamw_mode=True)
-    engine, *_ = ds.initialize(model=module, optimizer=optimizer, config=config)
+    optimizer = DeepSpeedCPUAdam(
+        parameter_groups(module), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, adamw_mode=True
+    )
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+    return deepspeed_step(engine)
 
-    def step(micro: list[Batch]) -> float:
+
+def deepspeed_step(engine: Any) -> Step:
+    """Return a step of a DeepSpeed engine, which accumulates, clips and updates by itself."""
+
+    def step(micro_batches: list[Batch]) -> float:
         total = 0.0
-        for tokens, targets in micro:
+        for tokens, targets in micro_batches:
             loss = engine(tokens, targets)
             engine.backward(loss)
             engine.step()
-            total += loss.item() / len(micro)
+            total += loss.item() / len(micro_batches)
         return total
 
     return step
 
 
-def join_alone() -> None:
-    """A process group of one, without an address."""
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
+def init_single_process_group(backend: str = "gloo") -> None:
+    """Initialise a process group of one, without an address."""
+    store = torch.distributed.HashStore()  # type: ignore  # exported without a type
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
-BUILD = {
-    "torch": in_memory,
-    "fsdp2": fsdp2,
-    "fsdp2-lean": partial(fsdp2, lean=True),
-    "deepspeed": deepspeed,
+BUILDERS: dict[str, Callable[[ModelSpec, str, int, int], Step]] = {
+    "torch": build_in_memory,
+    "fsdp2": build_fsdp2,
+    "fsdp2-lean": partial(build_fsdp2, lean=True),
+    "deepspeed": build_deepspeed,
 }
 
 
 def run(
-    peer: str, model: str, micro_tokens: int, micro_batches: int, steps: int, loss: str
-) -> dict:
-    """What `measure` promises, in this process."""
+    baseline: str, model: str, micro_tokens: int, micro_batches: int, steps: int, loss: str
+) -> dict[str, Any]:
+    """Train in this process and return the dictionary that `baselines.measure` documents."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     spec = preset(model)
     stream = batches(spec, micro_tokens, micro_batches)
-    step = BUILD[peer](spec, loss, micro_batches, max(1, micro_tokens // spec.context))
+    step = BUILDERS[baseline](spec, loss, micro_batches, max(1, micro_tokens // spec.context))
     seconds, losses = [], []
-    for micro in itertools.islice(stream, steps):
-        pairs = [(batch[:, :-1], batch[:, 1:]) for batch in micro]
+    for step_batches in itertools.islice(stream, steps):
+        pairs = [(batch[:, :-1], batch[:, 1:]) for batch in step_batches]
         started = time.perf_counter()
         losses.append(step(pairs))
         seconds.append(round(time.perf_counter() - started, 4))
+    tokens_per_step = micro_tokens * micro_batches
     return {
-        "peer": peer,
-        "tokens_per_second": round(
-            micro_tokens * micro_batches / statistics.median(seconds[1:]), 2
-        ),
+        "peer": baseline,
+        "tokens_per_second": round(tokens_per_step / statistics.median(seconds[1:]), 2),
         "step_seconds": seconds,
         "peak_rss_mb": peak_rss_mb(),
         "loss_first": round(losses[0], 4),
         "loss_last": round(losses[-1], 4),
         "threads": torch.get_num_threads(),
-        "version": version("deepspeed" if peer == "deepspeed" else "torch"),
+        "version": version("deepspeed" if baseline == "deepspeed" else "torch"),
     }
 
 
 def peak_rss_mb() -> float:
-    """MiB, of this process since it began; not its parent's, as getrusage has it."""
+    """Return this process's largest resident set so far, in MiB.
+
+    `getrusage` would include that of the process which started this one.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return round(int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024, 1)
 

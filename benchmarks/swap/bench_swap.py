@@ -1,14 +1,17 @@
-"""The swap engine against its targets, on this machine: `make bench-swap`, `python benchmarks/swap/bench_swap.py --only xl`.
+"""Measure the swap engine against its targets, on this machine: `make bench-swap`.
 
-    exact       swapped runs have the bits of unswapped ones
-    memory      peaks of each tier against the plan's
+`python benchmarks/swap/bench_swap.py --only xl` measures one part:
+
+    exact       swapped runs have the same bits as unswapped ones
+    memory      measured peaks of each tier against the plan's
     xl          GPT-2 XL in 4 GB
-    efficiency  tokens/s from disk and from RAM over those of the same model with everything where it is computed
+    efficiency  tokens/s from disk and from RAM over those with everything resident
     plan_error  predicted against measured seconds of a step, side by side
-    adam        AdamW's rate over what memory streams
+    adam        AdamW's rate over the memory bandwidth
     peers       FSDP2 and DeepSpeed ZeRO-3, both with CPU offload
 
-Prints tables as it goes and one JSON object as its last line. Leave the machine alone meanwhile.
+The script prints tables on the way and one JSON object as its last line. Leave the machine alone
+meanwhile.
 """
 
 import argparse
@@ -22,13 +25,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from statistics import median
+from types import FrameType
+from typing import Any
 
+import adamw
 import baselines
 import bitwise
 import gpt2_xl
 import memory_peaks
 import torch
-from engine_child import BUILD, Child, turns
+from engine_child import BUILD, Child, measure_in_turns
 
 from barnraise.errors import PlanError
 from barnraise.planning.hardware import Hardware
@@ -37,228 +43,285 @@ from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap.hardware_probe import again, probe
+from barnraise.swap.hardware_probe import again as probe_again
+from barnraise.swap.hardware_probe import probe
 
-GB = 10**9
-STRIDE, QUICK_STRIDE = (
-    83,
-    473,
-)  # through the product of 6,144 cases, which takes two hours: prime to its factors, so
-# that by the first each tier, way of clipping and number of micro-batches meets each other; bitwise.py runs them all
+# Every n-th of the product's 6,144 cases. All of them take two hours; bitwise.py runs them.
+# Both strides are prime to the product's factors, so that with the first each tier, way of clipping
+# and number of micro-batches meets each other.
+STRIDE = 83
+QUICK_STRIDE = 473
 
 
 @cache
-def machine() -> Hardware:
-    """Measured in this run: yesterday's rates would be no fair prediction."""
+def measure_machine() -> Hardware:
+    """Measure this machine's rates in this run: yesterday's would be no fair prediction."""
     return probe(BUILD, "cpu")
 
 
-# ---- exact ---------------------------------------------------------------------------------------------------------
+# ---- exact ------------------------------------------------------------------------------------
 
 
-def exact(quick: bool) -> bool:
-    """Whether all cases have the bits of their reference."""
+def measure_exactness(quick: bool) -> bool:
+    """Return whether all chosen cases have the same bits as their references."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    return bitwise.tell(list(bitwise.cases())[:: QUICK_STRIDE if quick else STRIDE], folder=BUILD)
+    stride = QUICK_STRIDE if quick else STRIDE
+    return bitwise.report_cases(list(bitwise.all_cases())[::stride], folder=BUILD)
 
 
-# ---- speed ---------------------------------------------------------------------------------------------------------
+# ---- speed ------------------------------------------------------------------------------------
 
 
-def resident(plan: Plan) -> Plan:
-    """The same micro-batches, clipping and recompute with everything where it is computed."""
-    bare = bitwise.resident(plan.model, clipping=plan.clipping, sequences=plan.sequences)
+def resident_plan(plan: Plan) -> Plan:
+    """Return a plan with the same micro-batches and clipping, and everything resident."""
+    bare = bitwise.resident_plan(plan.model, clipping=plan.clipping, sequences=plan.sequences)
     return replace(bare, micro_batches=plan.micro_batches)
 
 
-def efficiency(quick: bool) -> dict[str, float]:
-    """Tokens/s over those of the resident plan."""
-    model, sequences = (preset("gpt-mini"), 2) if quick else (preset("gpt2-124m"), 4)
-    model, hardware = replace(model, context=512), machine()
-    disk = least(hardware, model, sequences)
-    again = replace(disk, sequences=1, micro_batches=sequences) if disk.sequences == 1 else disk
-    ram = staged(again)
-    with Child(again) as one, Child(resident(again)) as two, Child(ram) as three:
-        seconds = turns([one, two, three], 2 if quick else 5)
-    tokens = sequences * model.context
-    for name, mine in zip(("from disk", "resident", "staged from RAM"), seconds, strict=True):
-        print(
-            f"  {name:16} {tokens / mine:8,.1f} tokens/s  ({mine:.2f} s a step of {tokens:,} tokens)",
-            flush=True,
-        )
-    return {"ram": round(seconds[1] / seconds[2], 4), "disk": round(seconds[1] / seconds[0], 4)}
+def staged_plan(plan: Plan) -> Plan:
+    """Return the resident plan with its layers computed in a few buffers of their own."""
+    slots = 3 if plan.clipping != "exact" else plan.model.layers
+    return replace(
+        resident_plan(plan), staged=True, slots=3, gradient_slots=2, host_gradient_slots=slots
+    )
 
 
-def least(hardware: Hardware, model: ModelSpec, sequences: int, **limits: object) -> Plan:
-    """With as little memory as there is a plan for: all that can be is on disk."""
-    memory = 12 * model.vocabulary * model.width  # the table, its gradient, and the head's
+def least_memory_plan(hardware: Hardware, model: ModelSpec, sequences: int) -> Plan:
+    """Return the plan with the least memory there is one for: whatever can be is on disk."""
+    memory = 12 * model.vocabulary * model.width  # the embedding, its gradient, and the head's
     while memory < hardware.memory:
         try:
-            return make_plan(
-                hardware, model, Limits(memory=memory, **limits), sequences, advise=False
-            )
+            return make_plan(hardware, model, Limits(memory=memory), sequences, advise=False)
         except PlanError:
             memory = int(memory * 1.05)
-    return make_plan(hardware, model, Limits(**limits), sequences)
+    return make_plan(hardware, model, Limits(), sequences)
 
 
-def staged(plan: Plan) -> Plan:
-    """The same in RAM, with the layers computed in a few buffers of their own."""
-    waits, layers = plan.clipping == "exact", plan.model.layers
-    slots = {"slots": 3, "gradient_slots": 2, "host_gradient_slots": layers if waits else 3}
-    return replace(resident(plan), staged=True, **slots)
+def measure_efficiency(quick: bool) -> dict[str, float]:
+    """Measure tokens/s from disk and staged from RAM, over those of the resident plan."""
+    name, sequences = ("gpt-mini", 2) if quick else ("gpt2-124m", 4)
+    model = replace(preset(name), context=512)
+    disk = least_memory_plan(measure_machine(), model, sequences)
+    if disk.sequences == 1:
+        disk = replace(disk, sequences=1, micro_batches=sequences)
+    with (
+        Child(disk) as disk_child,
+        Child(resident_plan(disk)) as resident_child,
+        Child(staged_plan(disk)) as staged_child,
+    ):
+        children = [disk_child, resident_child, staged_child]
+        disk_seconds, resident_seconds, staged_seconds = measure_in_turns(
+            children, 2 if quick else 5
+        )
+    tokens = sequences * model.context
+    for label, seconds in (
+        ("from disk", disk_seconds),
+        ("resident", resident_seconds),
+        ("staged from RAM", staged_seconds),
+    ):
+        print(
+            f"  {label:16} {tokens / seconds:8,.1f} tokens/s"
+            f"  ({seconds:.2f} s a step of {tokens:,} tokens)",
+            flush=True,
+        )
+    return {
+        "ram": round(resident_seconds / staged_seconds, 4),
+        "disk": round(resident_seconds / disk_seconds, 4),
+    }
 
 
-def plan_error(quick: bool) -> dict[str, object]:
-    """A step's predicted over its measured seconds, − 1, and the worst of all plans. `errors`: side by side (`beside`);
-    `beforehand`: by the rates that the plan was chosen from, minutes earlier."""
+# ---- the planner's predictions ----------------------------------------------------------------
+
+
+def measure_plan_error(quick: bool) -> dict[str, object]:
+    """Measure a step's predicted over its measured seconds, − 1.
+
+    Returns:
+        "errors": the prediction by rates measured next to each step, see `predict_side_by_side`.
+        "beforehand": the prediction by the rates that the plan was chosen from, minutes earlier.
+        "worst", "worst_beforehand": the largest magnitudes.
+    """
     models = (("gpt-mini", 256),) if quick else (("gpt2-124m", 384), ("gpt2-355m", 256))
     errors, beforehand = [], []
     for name, context in models:
         model = replace(preset(name), context=context)
-        now = again(BUILD, model)
-        machine.cache_clear()  # the other model's was ten minutes ago
-        for where, plan in budgets(machine(), model):
-            predicted, seen = beside(plan, now, 2 if quick else 5)
-            errors.append(median(p / s for p, s in zip(predicted, seen, strict=True)) - 1)
-            beforehand.append(plan.step_seconds / median(seen) - 1)
+        measure_rates = probe_again(BUILD, model)
+        measure_machine.cache_clear()  # The rates for the last model are ten minutes old.
+        for label, plan in plans_by_budget(measure_machine(), model):
+            predicted, measured = predict_side_by_side(plan, measure_rates, 2 if quick else 5)
+            ratios = [p / m for p, m in zip(predicted, measured, strict=True)]
+            errors.append(median(ratios) - 1)
+            beforehand.append(plan.step_seconds / median(measured) - 1)
             print(
-                f"  {name:10} {where:20} measured {median(seen):6.2f} s  predicted beside it {median(predicted):6.2f} s"
-                f"  {errors[-1]:+.1%}  beforehand {plan.step_seconds:6.2f} s  {beforehand[-1]:+.1%}",
+                f"  {name:10} {label:20} measured {median(measured):6.2f} s"
+                f"  predicted side by side {median(predicted):6.2f} s  {errors[-1]:+.1%}"
+                f"  beforehand {plan.step_seconds:6.2f} s  {beforehand[-1]:+.1%}",
                 flush=True,
             )
     return {
-        "worst": round(max(map(abs, errors)), 4), "errors": [round(error, 4) for error in errors],
-        "worst_beforehand": round(max(map(abs, beforehand)), 4), "beforehand": [round(e, 4) for e in beforehand],
-    }  # fmt: skip
+        "worst": round(max(map(abs, errors)), 4),
+        "errors": [round(error, 4) for error in errors],
+        "worst_beforehand": round(max(map(abs, beforehand)), 4),
+        "beforehand": [round(error, 4) for error in beforehand],
+    }
 
 
-def beside(plan: Plan, now: Callable[[], Hardware], steps: int) -> tuple[list[float], list[float]]:
-    """Predicted and measured seconds of each step. The machine is measured before and after every one, and the plan,
-    which stays as it is, priced at both: the prediction is their mean. So each ratio is of neighbours in time, and the
-    median of the ratios says how good the price is, not how steady the machine (medians apart would be of different
-    minutes)."""
-    predicted, seen = [], []
+def predict_side_by_side(
+    plan: Plan, measure_rates: Callable[[], Hardware], steps: int
+) -> tuple[list[float], list[float]]:
+    """Predict and measure the seconds of each step with rates measured next to it.
+
+    The machine's rates are measured before and after every step. The plan stays as it is and is
+    priced at both; the prediction is their mean. So each ratio is of neighbours in time, and the
+    median of the ratios tells how good the price is, not how steady the machine is. A ratio of two
+    medians would be of different minutes.
+
+    Returns:
+        The predicted and the measured seconds.
+    """
+    predicted, measured = [], []
     with Child(plan) as child:
-        child.ask("steps", count=1, drained=True)
-        before = StepSimulation(plan, now()).step_seconds
+        child.request("steps", count=1, drained=True)
+        before = StepSimulation(plan, measure_rates()).step_seconds
         for _ in range(steps):
-            seen += child.ask("steps", count=1, drained=True)["seconds"]
-            after = StepSimulation(plan, now()).step_seconds
+            measured += child.request("steps", count=1, drained=True)["seconds"]
+            after = StepSimulation(plan, measure_rates()).step_seconds
             predicted.append((before + after) / 2)
             before = after
-    return predicted, seen
+    return predicted, measured
 
 
-def budgets(hardware: Hardware, model: ModelSpec, sequences: int = 2) -> list[tuple[str, Plan]]:
-    """Everything in RAM; half of the moments on disk; all of it."""
+def plans_by_budget(
+    hardware: Hardware, model: ModelSpec, sequences: int = 2
+) -> list[tuple[str, Plan]]:
+    """Return plans with everything in RAM, with half of the moments on disk, and from disk."""
     roomy = make_plan(hardware, model, Limits(), sequences)
-    tight = least(hardware, model, sequences)
-    between = make_plan(
-        hardware, model, Limits(memory=(tight.host_bytes + 24 * model.parameters)), sequences
-    )
+    tight = least_memory_plan(hardware, model, sequences)
+    middle_limits = Limits(memory=tight.host_bytes + 24 * model.parameters)
+    middle = make_plan(hardware, model, middle_limits, sequences)
     return [
         ("in RAM", roomy),
-        (f"{between.host_bytes / 1e9:.1f} GB and disk", between),
+        (f"{middle.host_bytes / 1e9:.1f} GB and disk", middle),
         ("from disk", tight),
     ]
 
 
-# ---- others --------------------------------------------------------------------------------------------------------
+# ---- AdamW and other systems ------------------------------------------------------------------
 
 
-def adam(quick: bool) -> dict[str, float]:
-    import adamw as rates
+def measure_adamw(quick: bool) -> dict[str, float]:
+    """Measure AdamW's rate over the memory bandwidth, in fp32 and with split weights."""
+    rates = adamw.measure(5) if quick else adamw.measure()
+    return {name: round(rates[name], 4) for name in ("of_stream", "of_stream_split")}
 
-    found = rates.measure(5) if quick else rates.measure()
-    return {name: round(found[name], 4) for name in ("of_stream", "of_stream_split")}
 
+def compare_with_baselines(quick: bool) -> dict[str, dict[str, Any]]:
+    """Compare speed and memory with FSDP2 and DeepSpeed.
 
-def against_peers(quick: bool) -> dict[str, dict]:
-    """{peer: {"ratio": our tokens/s over theirs, "memory_ratio": their peak over ours}}; ours takes its turns before,
-    between and after theirs. Memory is of whole processes."""
+    Our steps run before, between and after theirs. Memory is that of whole processes.
+
+    Returns:
+        {baseline: {"ratio": our tokens/s over theirs, "memory_ratio": their peak over ours}}, or
+        {"why"} where one could not be run.
+    """
     name, micro_tokens, micro_batches, steps = (
         ("gpt-mini", 512, 2, 4) if quick else ("gpt2-124m", 1024, 2, 6)
     )
     model = preset(name)
     sequences = micro_tokens // model.context
-    # As the peers: state in RAM and nothing written to disk for a crash; what is only traded is on disk.
-    memory = 16 * model.parameters + (3 * 10**8 if quick else 7 * 10**8)
-    limits = Limits(memory=memory, clipping="exact", crash_safety="restart")
-    plan = make_plan(machine(), model, limits, sequences * micro_batches)
-    recast = replace(plan, sequences=sequences, micro_batches=micro_batches)
-    found: dict[str, dict] = {}
-    with Child(recast) as child:
-        child.ask("steps", count=1)
-        ours = child.ask("steps", count=2)["seconds"]
-        for peer in ("fsdp2", "deepspeed"):
+    # As with the baselines, the state is in RAM and nothing is written for a crash; only what the
+    # exchange needs is on disk.
+    memory_limit = 16 * model.parameters + (3 * 10**8 if quick else 7 * 10**8)
+    limits = Limits(memory=memory_limit, clipping="exact", crash_safety="restart")
+    plan = make_plan(measure_machine(), model, limits, sequences * micro_batches)
+    plan = replace(plan, sequences=sequences, micro_batches=micro_batches)
+    results: dict[str, dict[str, Any]] = {}
+    measured: dict[str, dict[str, Any]] = {}
+    with Child(plan) as child:
+        child.request("steps", count=1)
+        our_seconds = child.request("steps", count=2)["seconds"]
+        for baseline in ("fsdp2", "deepspeed"):
             try:
-                theirs = baselines.measure(peer, name, micro_tokens, micro_batches, steps)
-                found[peer] = {
-                    "theirs": theirs["tokens_per_second"],
-                    "memory": theirs["peak_rss_mb"] * 1.048576,
-                }
-            except baselines.PeerError as error:
-                print(f"  {peer}: {error}")
-                found[peer] = {"ratio": None, "memory_ratio": None, "why": str(error)}
-            ours += child.ask("steps", count=2)["seconds"]
-        memory = child.ask("peak")["resident"] / 1e6
-    speed = micro_tokens * micro_batches / median(ours)
-    print(f"  {'ours':12} {speed:8,.1f} tokens/s {memory:8,.0f} MB")
-    for peer, its in found.items():
-        if "theirs" in its:
-            print(
-                f"  {peer:12} {its['theirs']:8,.1f} tokens/s {its['memory']:8,.0f} MB", flush=True
-            )
-            found[peer] = {
-                "ratio": round(speed / its["theirs"], 4),
-                "memory_ratio": round(its["memory"] / memory, 4),
-            }
-    return found
+                measured[baseline] = baselines.measure(
+                    baseline, name, micro_tokens, micro_batches, steps
+                )
+                results[baseline] = {}
+            except baselines.BaselineError as error:
+                print(f"  {baseline}: {error}")
+                results[baseline] = {"ratio": None, "memory_ratio": None, "why": str(error)}
+            our_seconds += child.request("steps", count=2)["seconds"]
+        our_megabytes = child.request("peak")["resident"] / 1e6
+    our_speed = micro_tokens * micro_batches / median(our_seconds)
+    print(f"  {'ours':12} {our_speed:8,.1f} tokens/s {our_megabytes:8,.0f} MB")
+    for baseline, theirs in measured.items():
+        speed, megabytes = theirs["tokens_per_second"], theirs["peak_rss_mb"] * 1.048576
+        print(f"  {baseline:12} {speed:8,.1f} tokens/s {megabytes:8,.0f} MB", flush=True)
+        results[baseline] = {
+            "ratio": round(our_speed / speed, 4),
+            "memory_ratio": round(megabytes / our_megabytes, 4),
+        }
+    return results
 
 
 PARTS: dict[str, Callable[[bool], object]] = {
-    "exact": exact,
-    "memory": lambda quick: memory_peaks.measure(machine(), quick),
-    "xl": lambda quick: gpt2_xl.measure(machine(), quick),
-    "efficiency": efficiency,
-    "plan_error": plan_error,
-    "adam": adam,
-    "peers": against_peers,
+    "exact": measure_exactness,
+    "memory": lambda quick: memory_peaks.measure(measure_machine(), quick),
+    "xl": lambda quick: gpt2_xl.measure(measure_machine(), quick),
+    "efficiency": measure_efficiency,
+    "plan_error": measure_plan_error,
+    "adam": measure_adamw,
+    "peers": compare_with_baselines,
 }
 
 
-def main() -> None:
-    asked = argparse.ArgumentParser(
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument(
-        "--only", choices=PARTS, action="append", help="one part; may be given again"
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="measure this part; repeatable"
     )
-    asked.add_argument(
+    parser.add_argument(
         "--quick", action="store_true", help="smaller models, fewer steps: 5 minutes"
     )
-    given = asked.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is on disk goes
-    begun, found, took, failed = time.perf_counter(), {}, {}, False
-    for part in given.only or PARTS:
+    return parser.parse_args()
+
+
+def exit_on_sigterm(_signal: int, _frame: FrameType | None) -> None:
+    """Exit by an exception, so that the children's folders are removed from the disk."""
+    sys.exit(143)
+
+
+def main() -> None:
+    """Measure the chosen parts; a part that fails does not stop the others."""
+    arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, exit_on_sigterm)
+    started = time.perf_counter()
+    results: dict[str, Any] = {}
+    seconds_by_part: dict[str, int] = {}
+    failed = False
+    for part in arguments.only or PARTS:
         print(part, flush=True)
-        started = time.perf_counter()
+        part_started = time.perf_counter()
         try:
-            found[part] = PARTS[part](given.quick)
-        except Exception as error:  # the others may still be measured
+            results[part] = PARTS[part](arguments.quick)
+        except Exception as error:
             traceback.print_exc()
-            found[part], failed = {"error": f"{type(error).__name__}: {error}"}, True
-        took[part] = round(time.perf_counter() - started)
-        print(f"  {json.dumps(found[part])} in {took[part]} s", flush=True)
-    found |= {
-        "machine": f"{machine().name}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+            results[part] = {"error": f"{type(error).__name__}: {error}"}
+            failed = True
+        seconds_by_part[part] = round(time.perf_counter() - part_started)
+        print(f"  {json.dumps(results[part])} in {seconds_by_part[part]} s", flush=True)
+    machine = measure_machine().name
+    threads = torch.get_num_threads()
+    results |= {
+        "machine": f"{machine}, {threads} threads, torch {torch.__version__}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "quick": given.quick,
-        "seconds": round(time.perf_counter() - begun),
-        "seconds_by_part": took,
+        "quick": arguments.quick,
+        "seconds": round(time.perf_counter() - started),
+        "seconds_by_part": seconds_by_part,
     }
-    print(json.dumps(found))
+    print(json.dumps(results))
     sys.exit(failed)
 
 

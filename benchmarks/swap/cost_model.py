@@ -1,6 +1,7 @@
-"""Predicted against measured seconds of the model's parts on this machine: `python benchmarks/swap/cost_model.py`.
+"""Compare the cost model's seconds with measured ones: `python benchmarks/swap/cost_model.py`.
 
-Prints a table, then one JSON object as its last line. About a minute on two cores; leave the machine alone meanwhile.
+The script prints a table, then one JSON object as its last line. It takes about a minute on two
+cores; leave the machine alone meanwhile.
 """
 
 import json
@@ -15,92 +16,119 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 
-from barnraise.models import gpt2 as gpt
+from barnraise.models import gpt2
 from barnraise.planning import cost_model
-from barnraise.planning.hardware import keep_freed_memory
+from barnraise.planning.hardware import Hardware, keep_freed_memory
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.fused_loss import head_step
 from barnraise.swap.hardware_probe import probe
 from barnraise.swap.leaves import Leaves
 
-SHAPES = (  # model, sequences of its context
-    ("gpt2-124m", 1), ("gpt2-124m", 2), ("gpt2-355m", 1), ("gpt-mini", 4), ("gpt-micro", 8), ("gpt2-1.5b", 1),
-)  # fmt: skip
-LEAST, MOST, ENOUGH = 5, 21, 1.0  # calls, calls, seconds
+# Models, and sequences of their whole context.
+SHAPES = (
+    ("gpt2-124m", 1),
+    ("gpt2-124m", 2),
+    ("gpt2-355m", 1),
+    ("gpt-mini", 4),
+    ("gpt-micro", 8),
+    ("gpt2-1.5b", 1),
+)
+# A call is repeated until it has taken ENOUGH_SECONDS, but at least and at most so many times.
+MIN_CALLS = 5
+MAX_CALLS = 21
+ENOUGH_SECONDS = 1.0
 
 
-def seconds(call: Callable[[], Any]) -> float:
+def measure_seconds(call: Callable[[], Any]) -> float:
+    """Return the lower quartile of a call's seconds."""
     call()
-    found = []
-    while len(found) < LEAST or (sum(found) < ENOUGH and len(found) < MOST):
-        begun = time.perf_counter()
+    durations: list[float] = []
+    while len(durations) < MIN_CALLS or (
+        sum(durations) < ENOUGH_SECONDS and len(durations) < MAX_CALLS
+    ):
+        started = time.perf_counter()
         call()
-        found.append(time.perf_counter() - begun)
-    return sorted(found)[len(found) // 4]  # as the probe does
+        durations.append(time.perf_counter() - started)
+    return sorted(durations)[len(durations) // 4]
 
 
-def leaves(model: ModelSpec, index: int) -> Leaves:
+def random_leaves(model: ModelSpec, index: int) -> Leaves:
+    """Return a fragment's tensors with random weights, whose gradients accumulate."""
     fragment = model.fragments()[index]
-    found = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
-    found.accumulate_into(torch.zeros(fragment.size))
-    return found
+    leaves = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
+    leaves.accumulate_into(torch.zeros(fragment.size))
+    return leaves
 
 
-def measured(model: ModelSpec, sequences: int) -> dict[str, float]:
-    """Seconds of a block's forward, of its recompute and backward, of the head's step."""
-    mine, x = leaves(model, 1), torch.randn(sequences, model.context, model.width)
+def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
+    """Measure seconds of a block's forward, of its recompute and backward, and of the head."""
+    block = random_leaves(model, 1)
+    x = torch.randn(sequences, model.context, model.width)
     dy = torch.randn_like(x)
 
     def forward() -> None:
         with torch.no_grad():
-            gpt.block(mine.weights, x, model.heads)
+            gpt2.block(block.weights, x, model.heads)
 
     def backward() -> None:
         leaf = x.detach().requires_grad_()
-        BlockEnd.apply(*gpt.block_start(mine.weights, leaf, model.heads), mine, False).backward(dy)
+        start, expanded = gpt2.block_start(block.weights, leaf, model.heads)
+        output = BlockEnd.apply(start, expanded, block, False)
+        assert isinstance(output, torch.Tensor)
+        output.backward(dy)
 
-    found = {"forward": seconds(forward), "backward": seconds(backward)}
-    final, token = leaves(model, -1).weights, leaves(model, 0).weights["token"].detach()
-    targets, gradient = torch.randint(model.vocabulary, x.shape[:2]), torch.zeros_like(token)
-    found["head"] = seconds(lambda: head_step(final, token, x, targets, 1.0, gradient))
-    return found
+    seconds = {"forward": measure_seconds(forward), "backward": measure_seconds(backward)}
+    final = random_leaves(model, -1).weights
+    token = random_leaves(model, 0).weights["token"].detach()
+    targets = torch.randint(model.vocabulary, x.shape[:2])
+    gradient = torch.zeros_like(token)
+    seconds["head"] = measure_seconds(lambda: head_step(final, token, x, targets, 1.0, gradient))
+    return seconds
+
+
+def predict_parts(hardware: Hardware, model: ModelSpec, sequences: int) -> dict[str, float]:
+    """Predict the seconds that `measure_parts` measures."""
+    recompute = cost_model.block_again_seconds(hardware, model, sequences)
+    return {
+        "forward": cost_model.block_forward_seconds(hardware, model, sequences),
+        "backward": recompute + cost_model.block_backward_seconds(hardware, model, sequences),
+        "head": cost_model.head_seconds(hardware, model, sequences),
+    }
 
 
 def main() -> None:
+    """Measure this machine, then print predicted and measured seconds of each shape."""
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        begun = time.perf_counter()
-        hw = probe(Path(folder), "cpu")
-        took = time.perf_counter() - begun
-    print(hw.to_json(), f"\nprobed in {took:.1f} s; milliseconds predicted / measured (error)")
-    rows = []
+        started = time.perf_counter()
+        hardware = probe(Path(folder), "cpu")
+        probe_seconds = time.perf_counter() - started
+    print(hardware.to_json())
+    print(f"probed in {probe_seconds:.1f} s; milliseconds predicted / measured (error)")
+    rows: list[dict[str, Any]] = []
+    worst: dict[str, float] = {}
     for name, sequences in SHAPES:
         model = preset(name)
-        forward = cost_model.block_forward_seconds(hw, model, sequences)
-        predicted = {
-            "forward": forward,
-            "backward": cost_model.block_again_seconds(hw, model, sequences)
-            + cost_model.block_backward_seconds(hw, model, sequences),
-            "head": cost_model.head_seconds(hw, model, sequences),
-        }
-        for part, seen in measured(model, sequences).items():
-            error = predicted[part] / seen - 1
+        predicted = predict_parts(hardware, model, sequences)
+        for part, measured in measure_parts(model, sequences).items():
+            error = predicted[part] / measured - 1
             rows.append(
                 {"model": name, "sequences": sequences, "part": part, "error": round(error, 4)}
             )
+            worst[part] = max(worst.get(part, 0.0), abs(round(error, 4)))
             shape = f"{name} {sequences}×{model.context}"
             print(
-                f"{shape:18} {part:9} {predicted[part] * 1e3:8.1f} / {seen * 1e3:8.1f}  ({error:+.1%})"
+                f"{shape:18} {part:9} {predicted[part] * 1e3:8.1f} / {measured * 1e3:8.1f}"
+                f"  ({error:+.1%})"
             )
-    worst = {
-        part: max(abs(row["error"]) for row in rows if row["part"] == part) for part in predicted
+    result = {
+        "probe_seconds": round(probe_seconds, 1),
+        "threads": hardware.cores,
+        "worst": worst,
+        "rows": rows,
     }
-    print(
-        json.dumps(
-            {"probe_seconds": round(took, 1), "threads": hw.cores, "worst": worst, "rows": rows}
-        )
-    )
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""FSDP2 or DeepSpeed with CPU offload on a GPU, in this process, as swap_cuda.py calls it:
-`cuda_baseline.py '[peer, model, micro-tokens, micro-batches, steps, bytes of GPU memory]'`.
+"""Train FSDP2 or DeepSpeed with CPU offload on a GPU in this process, for bench_swap_cuda.py.
 
-The layers, tokens, clipping and recompute of baseline_train.py, with bf16 products and fp32 masters: FSDP2 by its
-MixedPrecisionPolicy, DeepSpeed by its bf16 mode with its own CPUAdam.
+`cuda_baseline.py '["fsdp2", "gpt3-1.3b", 1024, 16, 4, 8000000000]'`: the baseline, the model, the
+micro-batch's tokens, micro-batches a step, steps, and bytes of GPU memory.
+
+Layers, tokens, clipping and recomputation are those of baseline_train.py, with bf16 products and
+fp32 master weights: FSDP2 by its MixedPrecisionPolicy, DeepSpeed by its bf16 mode with its own
+CPUAdam.
 """
 
 import itertools
@@ -11,48 +14,58 @@ import sys
 import time
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
-from baseline_train import BETAS, CLIP, DECAY, EPSILON, GPT, RATE, groups, torch_step
+from baseline_train import (
+    BETAS,
+    CLIP_NORM,
+    EPSILON,
+    GPT,
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    Step,
+    deepspeed_step,
+    init_single_process_group,
+    parameter_groups,
+    torch_step,
+)
 from baselines import batches
 from torch import nn
 
 from barnraise.spec import ModelSpec, preset
 
 
-def join() -> None:
-    torch.distributed.init_process_group(
-        "nccl", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
-
-
-def fsdp2(model: ModelSpec, micro_batches: int, sequences: int):
+def build_fsdp2(model: ModelSpec, _micro_batches: int, _sequences: int) -> Step:
+    """Return the step of FSDP2 with CPU offload."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    join()
-    how = {
+    init_single_process_group("nccl")
+    options: dict[str, Any] = {
         "mesh": init_device_mesh("cuda", (1,)),
         "offload_policy": CPUOffloadPolicy(),
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
     }
     module = GPT(model, "sliced")
     for block in module.blocks:
-        fully_shard(block, **how)
-    fully_shard(module, **how)
-    return torch_step(module, module.set_requires_gradient_sync)
+        fully_shard(block, **options)
+    fully_shard(module, **options)
+    sharded: Any = module  # `fully_shard` has changed its class
+    return torch_step(module, sharded.set_requires_gradient_sync)
 
 
-def deepspeed(model: ModelSpec, micro_batches: int, sequences: int):
-    import deepspeed as ds
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
+def build_deepspeed(model: ModelSpec, micro_batches: int, sequences: int) -> Step:
+    """Return the step of DeepSpeed ZeRO-3 with optimizer and parameters offloaded to the CPU."""
+    import deepspeed  # type: ignore  # installed by hand on the GPU's machine
+    from deepspeed.ops.adam import DeepSpeedCPUAdam  # type: ignore  # as above
 
-    join()
-    ds.init_distributed("nccl", auto_mpi_discovery=False, verbose=False)
+    init_single_process_group("nccl")
+    deepspeed.init_distributed("nccl", auto_mpi_discovery=False, verbose=False)
     config = {
         "train_micro_batch_size_per_gpu": sequences,
         "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": CLIP,
+        "gradient_clipping": CLIP_NORM,
         "steps_per_print": 1 << 30,
         "bf16": {"enabled": True},
         "zero_optimization": {
@@ -65,47 +78,43 @@ def deepspeed(model: ModelSpec, micro_batches: int, sequences: int):
             "stage3_param_persistence_threshold": 10 * model.width,
         },
     }
-    with ds.zero.Init(config_dict_or_path=config):
+    with deepspeed.zero.Init(config_dict_or_path=config):
         module: nn.Module = GPT(model, "sliced")
     optimizer = DeepSpeedCPUAdam(
-        groups(module), lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY, adamw_mode=True
-    )  # fmt: skip
-    engine, *_ = ds.initialize(model=module, optimizer=optimizer, config=config)
+        parameter_groups(module),
+        lr=LEARNING_RATE,
+        betas=BETAS,
+        eps=EPSILON,
+        weight_decay=WEIGHT_DECAY,
+        adamw_mode=True,
+    )
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+    return deepspeed_step(engine)
 
-    def step(micro: list) -> float:
-        total = 0.0
-        for tokens, targets in micro:
-            loss = engine(tokens, targets)
-            engine.backward(loss)
-            engine.step()
-            total += loss.item() / len(micro)
-        return total
 
-    return step
+BUILDERS = {"fsdp2": build_fsdp2, "deepspeed": build_deepspeed}
 
 
 def main() -> None:
-    peer, name, micro_tokens, micro_batches, steps, cap = json.loads(sys.argv[1])
+    """Train and print tokens/s and the peak of torch's GPU memory."""
+    baseline, name, micro_tokens, micro_batches, steps, cap = json.loads(sys.argv[1])
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     model = replace(preset(name), context=min(micro_tokens, preset(name).context))
-    step = {"fsdp2": fsdp2, "deepspeed": deepspeed}[peer](
-        model, micro_batches, micro_tokens // model.context
-    )
+    step = BUILDERS[baseline](model, micro_batches, micro_tokens // model.context)
     seconds = []
-    for micro in itertools.islice(batches(model, micro_tokens, micro_batches), steps):
-        pairs = [(batch[:, :-1].cuda(), batch[:, 1:].cuda()) for batch in micro]
+    for step_batches in itertools.islice(batches(model, micro_tokens, micro_batches), steps):
+        pairs = [(batch[:, :-1].cuda(), batch[:, 1:].cuda()) for batch in step_batches]
         torch.cuda.synchronize()
         started = time.perf_counter()
         step(pairs)
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    speed = micro_tokens * micro_batches / median(seconds[1:])
-    print(
-        json.dumps(
-            {"tokens_per_second": speed, "device_gb": torch.cuda.max_memory_allocated() / 1e9}
-        )
-    )
+    result = {
+        "tokens_per_second": micro_tokens * micro_batches / median(seconds[1:]),
+        "device_gb": torch.cuda.max_memory_allocated() / 1e9,
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

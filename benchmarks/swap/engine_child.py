@@ -1,7 +1,8 @@
-"""An engine in a process of its own, which does what it is asked: so its memory is its own, and two can take turns.
+"""Run an engine in a process of its own, by requests.
 
-`Child` is the asking side; run as a program this file is the other one. Requests are pickled, answers lines of JSON.
-Needs torch and the standard library; `trade` needs what the codec needs.
+So its memory is its own, and several engines can take turns. `Child` is the requesting side; run as
+a program, this file is the other one. Requests are pickled, replies are lines of JSON. The child
+needs torch and the standard library; `trade` needs what the codec needs.
 """
 
 import json
@@ -23,39 +24,65 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "bench"
-PATIENCE = 3600.0  # seconds without an answer: it is stuck
-SEED, RATE = 11, 3e-4
+REPLY_SECONDS = 3600.0  # A child that takes longer to reply is stuck.
+SEED = 11
+LEARNING_RATE = 3e-4
 
 PATHS = [str(ROOT / "worker"), str(Path(__file__).parent)]
-sys.path[:0] = PATHS[:2]
+sys.path[:0] = PATHS
 
 
 class ChildError(Exception):
-    """The child could not do it; one sentence."""
+    """The child could not do what was requested; the message is one sentence."""
 
 
 class Child:
-    """A plan's engine in a child process, in a folder under build/ that goes when it ends. A context.
+    """A plan's engine in a child process, with a folder under build/ that goes with it.
 
-    `through`: a command put before the child's own, such as one that enters a cgroup. `traced`: every lane works in
-    the caller's thread, so that torch's profiler sees all that is allocated."""
+    It is a context manager.
+    """
 
     def __init__(
-        self, plan: Any, threads: int | None = None, traced: bool = False, through: Sequence[str] = (),
-        data_limit: int | None = None, device_limit: int | None = None, rate: float = RATE,
-    ):  # fmt: skip
+        self,
+        plan: Any,
+        *,
+        traced: bool = False,
+        command_prefix: Sequence[str] = (),
+        data_limit: int | None = None,
+        device_limit: int | None = None,
+        learning_rate: float = LEARNING_RATE,
+    ) -> None:
+        """Start the child and open the engine.
+
+        Args:
+            plan: the plan.
+            traced: run every lane in the caller's thread, so that torch's profiler sees all
+                allocations.
+            command_prefix: comes before the child's own command, for example to enter a cgroup.
+            data_limit: bytes of private memory, where there is no cgroup to limit them.
+            device_limit: bytes of a GPU's memory.
+            learning_rate: the recipe's.
+
+        Raises:
+            ChildError: if the engine cannot be opened.
+        """
         BUILD.mkdir(parents=True, exist_ok=True)
-        self.plan, self.folder = plan, Path(tempfile.mkdtemp(prefix="state-", dir=BUILD))
+        self.plan = plan
+        self.folder = Path(tempfile.mkdtemp(prefix="state-", dir=BUILD))
         self._process = subprocess.Popen(
-            [*through, sys.executable, __file__],
+            [*command_prefix, sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
         )
-        limits = {"data_limit": data_limit, "device_limit": device_limit}
         try:
-            self.begun = self.ask(
-                "begin", plan=plan, folder=self.folder, traced=traced, rate=rate, **limits
+            self.opened = self.request(
+                "open",
+                plan=plan,
+                folder=self.folder,
+                traced=traced,
+                learning_rate=learning_rate,
+                data_limit=data_limit,
+                device_limit=device_limit,
             )
         except BaseException:
             self.__exit__()
@@ -69,12 +96,17 @@ class Child:
         self._process.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def ask(self, what: str, **given: Any) -> Any:
-        """Raises ChildError when the child fails or dies."""
-        alarm = threading.Timer(PATIENCE, self._process.kill)
+    def request(self, method: str, **arguments: Any) -> Any:
+        """Call a method of the child's `EngineHost` and return its result.
+
+        Raises:
+            ChildError: if the child fails or dies.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        alarm = threading.Timer(REPLY_SECONDS, self._process.kill)
         alarm.start()
         try:
-            pickle.dump((what, given), self._process.stdin)
+            pickle.dump((method, arguments), self._process.stdin)
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
@@ -82,41 +114,42 @@ class Child:
         finally:
             alarm.cancel()
         if not line:
-            code = self._process.wait()
-            why = (
-                "was killed, most likely for want of memory"
-                if code == -9
-                else f"ended with status {code}"
-            )
-            raise ChildError(f"the process that was to {what} {why}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise ChildError(answer["error"])
-        return answer["value"]
+            status = self._process.wait()
+            end = f"ended with status {status}"
+            if status == -9:
+                end = "was killed, most likely for want of memory"
+            raise ChildError(f"the process that was to {method} {end}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise ChildError(reply["error"])
+        return reply["value"]
 
 
-def turns(children: Sequence[Child], steps: int) -> list[float]:
-    """Median seconds of a step of each, the machine handed from one to the next after every step; the first of each
-    is the warm-up. All that a step set going is waited for."""
+def measure_in_turns(children: Sequence[Child], steps: int) -> list[float]:
+    """Let children step in turns, and return the median seconds of each one's steps.
+
+    Each step is over when nothing that it started is running. The first of each is the warm-up.
+    """
     seconds: list[list[float]] = [[] for _ in children]
     for _ in range(steps + 1):
-        for child, mine in zip(children, seconds, strict=True):
-            mine += child.ask("steps", count=1, drained=True)["seconds"]
-    return [median(mine[1:]) for mine in seconds]
+        for child, child_seconds in zip(children, seconds, strict=True):
+            child_seconds += child.request("steps", count=1, drained=True)["seconds"]
+    return [median(child_seconds[1:]) for child_seconds in seconds]
 
 
-# ---- in the child ------------------------------------------------------------------------------------------------
+# ---- in the child -----------------------------------------------------------------------------
 
 
 @dataclass
-class Payloads:
-    """Another machine's update, on disk as the inbox keeps it, or in memory while it is made."""
+class ReceivedPayloads:
+    """Another machine's update as a worker stores it: one file for each fragment."""
 
     folder: Path
     sizes: list[int]
     header: str = "another machine's"
 
     def write(self) -> None:
+        """Write an update of random values."""
         import torch
 
         from barnraise.exchange.compression.codec import encode
@@ -126,30 +159,35 @@ class Payloads:
             (self.folder / f"update.{i}").write_bytes(payload)
 
     def decode(self, index: int) -> Any:
+        """Return fragment `index`'s int32 units."""
         from barnraise.exchange.compression.codec import decode
 
         return decode((self.folder / f"update.{index}").read_bytes(), self.sizes[index])
 
 
-class Trainee:
-    """What a child does when asked; every method's result goes into JSON."""
+class EngineHost:
+    """The child's engine; the result of every public method is sent as JSON."""
 
-    def begin(
+    def open(
         self,
         plan: Any,
         folder: Path,
         traced: bool,
-        rate: float,
+        learning_rate: float,
         data_limit: int | None,
         device_limit: int | None,
-    ) -> dict:
-        """`data_limit`: bytes of private memory, where there is no cgroup to keep it in; `device_limit`: of a GPU's."""
+    ) -> dict[str, Any]:
+        """Open the engine; see `Child` for the arguments.
+
+        Returns:
+            {"held": {tier: bytes of the static buffers}, "seconds"}.
+        """
         if data_limit is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (data_limit, data_limit))
         started = time.perf_counter()
         import torch
         from baselines import batches
-        from bitwise import Known
+        from bitwise import HeaderRecorder
 
         from barnraise.spec import Recipe
         from barnraise.swap.engine import Engine
@@ -159,21 +197,29 @@ class Trainee:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, device_limit / total))
         if traced:
-            _trace()
+            _make_allocations_visible()
         self.plan = plan
         store = StateStore(plan, folder / "state" if plan.on_disk else None)
-        shelf = FragmentSequence(store, "anchor")
+        anchor = FragmentSequence(store, "anchor")
         for fragment in plan.fragments:
-            shelf[fragment.index] = initial(fragment)
-        recipe = Recipe(learning_rate=rate)
-        self.engine = Engine(plan, recipe, store, Known(), lambda progress: str(progress.position))
+            anchor[fragment.index] = initial_units(fragment)
+        recipe = Recipe(learning_rate=learning_rate)
+        self.engine = Engine(
+            plan, recipe, store, HeaderRecorder(), lambda progress: str(progress.position)
+        )
         self._text = batches(plan.model, plan.sequences * plan.model.context, plan.micro_batches)
         self._position = 0
+        self._phase = ""
+        self._untorched_peaks: dict[str, int] = {}
         held = {"host": store.host.allocated, "device": store.device.allocated}
         return {"held": held, "seconds": time.perf_counter() - started}
 
-    def steps(self, count: int, drained: bool = False) -> dict:
-        """`drained`: seconds until nothing is under way."""
+    def steps(self, count: int, drained: bool = False) -> dict[str, list[float]]:
+        """Train `count` steps; `drained` ones end when nothing that they started is running.
+
+        Returns:
+            "seconds" and "losses" of each step.
+        """
         seconds, losses = [], []
         for _ in range(count):
             batch = next(self._text)
@@ -185,38 +231,40 @@ class Trainee:
             seconds.append(time.perf_counter() - started)
         return {"seconds": seconds, "losses": losses}
 
-    def trade(self, update: Path) -> dict:
-        """Another machine's update comes in from that folder, the round is harvested, the anchor is judged."""
-        self._add(update)
-        self._harvest()
-        self._judge()
+    def trade(self, update: Path) -> dict[str, Any]:
+        """Apply another machine's update from a folder, end the round and evaluate the anchor."""
+        self._apply_update(update)
+        self._end_round()
+        self._evaluate()
         return {}
 
-    def _add(self, update: Path) -> None:
-        self.engine.queue_updates(
-            Payloads(update, [fragment.size for fragment in self.plan.fragments])
-        )
+    def _apply_update(self, update: Path) -> None:
+        sizes = [fragment.size for fragment in self.plan.fragments]
+        self.engine.queue_updates(ReceivedPayloads(update, sizes))
         self.engine.flush()
         self.engine.apply_queued()
 
-    def _harvest(self) -> None:
+    def _end_round(self) -> None:
         from barnraise.exchange.compression.codec import encode
 
-        def coded(values: Any) -> Any:
-            if traced:
-                self._enter("encode")
-            found = encode(values)
-            if traced:
-                self._enter("said")  # the next fragments, too: the first is the largest
-            return found
-
         traced = tracemalloc.is_tracing()
-        for part in self.engine.end_round(coded, 1.0):
+
+        def encode_traced(values: Any) -> Any:
+            if traced:
+                self._enter_phase("encode")
+            encoded = encode(values)
+            if traced:
+                # This phase includes the computation of the next fragments. That is harmless, as
+                # the first fragment is the largest.
+                self._enter_phase("encoded")
+            return encoded
+
+        for part in self.engine.end_round(encode_traced, 1.0):
             del part
         if self.plan.on_disk:
             self.engine.commit()
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
         import torch
 
         from barnraise.planning.memory_model import HELD_OUT
@@ -224,116 +272,134 @@ class Trainee:
         model = self.plan.model
         self.engine.evaluate([torch.randint(model.vocabulary, (HELD_OUT, model.context + 1))])
 
-    def allocated(self, steps: int, update: Path) -> dict:
-        """The most bytes at once, besides the static buffers: of "steps", and of each thing done between them. What is
-        made once and stays is "kept", and in all of them."""
+    def allocated(self, steps: int, update: Path) -> dict[str, int]:
+        """Measure the most bytes allocated at once in each phase, besides the static buffers.
+
+        Returns:
+            {phase: bytes}: of the first steps, of later "steps", and of what is done between
+            steps. "kept" is what the first steps allocate for good; all phases include it.
+        """
         from torch.profiler import ProfilerActivity, profile
 
-        self._beside: dict[str, int] = {}
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-            for name, part in {
-                "first": lambda: self.steps(2), "steps": lambda: self.steps(steps),
-                "add": lambda: self._add(update), "harvest": self._harvest, "judge": self._judge,
-            }.items():  # fmt: skip
-                self._enter(name)
-                part()
-            self._enter("end")
+            self._enter_phase("first")
+            self.steps(2)
+            self._enter_phase("steps")
+            self.steps(steps)
+            self._enter_phase("add")
+            self._apply_update(update)
+            self._enter_phase("harvest")
+            self._end_round()
+            self._enter_phase("judge")
+            self._evaluate()
+            self._enter_phase("end")
         tracemalloc.stop()
-        self._beside["end"] = 0
-        events = sorted(record.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-        found, part, now, kept = {}, "", 0, 0
-        for event in events:
-            if event.name().startswith("part "):
-                part = event.name().removeprefix("part ")
-                found[part] = max(found.get(part, 0), now)
-                kept = now if part == "steps" else kept
-            elif event.name() == "[memory]":
-                now += event.nbytes()
-                found[part] = max(found[part], now)
-        beside = self._beside | {"first": 0, "steps": 0}
-        return {name: most + beside[name] for name, most in found.items()} | {"kept": kept}
+        kineto: Any = record.profiler
+        peaks, kept = _peaks_by_phase(kineto.kineto_results.events())
+        # During steps nothing is allocated outside torch that the plan must count.
+        others = self._untorched_peaks | {"first": 0, "steps": 0, "end": 0}
+        return {phase: peak + others[phase] for phase, peak in peaks.items()} | {"kept": kept}
 
-    def _enter(self, name: str) -> None:
-        """What is allocated from here on is this part's; payloads and what numpy decodes are counted beside torch."""
+    def _enter_phase(self, phase: str) -> None:
+        """Begin a phase; payloads and numpy's arrays are counted apart from torch's tensors."""
         from torch.profiler import record_function
 
         if tracemalloc.is_tracing():
-            self._beside[self._part] = max(
-                self._beside.get(self._part, 0), tracemalloc.get_traced_memory()[1]
+            peak = tracemalloc.get_traced_memory()[1]
+            self._untorched_peaks[self._phase] = max(
+                self._untorched_peaks.get(self._phase, 0), peak
             )
             tracemalloc.reset_peak()
         else:
             tracemalloc.start()
-        with record_function(f"part {name}"):
+        with record_function(f"phase {phase}"):
             pass
-        self._part = name
+        self._phase = phase
 
-    def peak(self) -> dict:
-        """Bytes: the most this process had in memory since it began, and torch on a GPU."""
+    def peak(self) -> dict[str, int]:
+        """Return the most bytes that this process had in memory, and torch on a GPU."""
         import torch
 
         lines = Path("/proc/self/status").read_text().splitlines()
         resident = int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
-        return {
-            "resident": resident,
-            "device": torch.cuda.max_memory_allocated() if self.plan.device == "cuda" else 0,
-        }
+        device = torch.cuda.max_memory_allocated() if self.plan.device == "cuda" else 0
+        return {"resident": resident, "device": device}
 
 
-def initial(fragment: Any) -> Any:
-    """int32 [size] units of initial weights, a few megabytes at a time."""
+def _peaks_by_phase(events: Sequence[Any]) -> tuple[dict[str, int], int]:
+    """Return the most bytes allocated at once in each phase, and those left before "steps"."""
+    peaks: dict[str, int] = {}
+    phase = ""
+    allocated = kept = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name().startswith("phase "):
+            phase = event.name().removeprefix("phase ")
+            peaks[phase] = max(peaks.get(phase, 0), allocated)
+            if phase == "steps":
+                kept = allocated
+        elif event.name() == "[memory]":
+            allocated += event.nbytes()
+            peaks[phase] = max(peaks[phase], allocated)
+    return peaks, kept
+
+
+def initial_units(fragment: Any) -> Any:
+    """Return initial weights in units, int32 [size], drawn a few megabytes at a time."""
     import torch
 
     from barnraise.spec import UNIT_BITS
 
-    dice, units = (
-        torch.Generator().manual_seed(SEED + fragment.index),
-        torch.zeros(fragment.size, dtype=torch.int32),
-    )
+    generator = torch.Generator().manual_seed(SEED + fragment.index)
+    units = torch.zeros(fragment.size, dtype=torch.int32)
     for slot in fragment.slots:
-        part = units[slot.offset : slot.offset + slot.size]
+        target = units[slot.offset : slot.offset + slot.size]
         if slot.initial == "ones":
-            part.fill_(1 << UNIT_BITS)
+            target.fill_(1 << UNIT_BITS)
         elif slot.initial == "normal":
-            for some in part.split(1 << 20):
-                some.copy_(torch.randn(some.numel(), generator=dice).mul_(slot.deviation))
+            for chunk in target.split(1 << 20):
+                values = torch.randn(chunk.numel(), generator=generator)
+                chunk.copy_(values.mul_(slot.deviation))
     return units
 
 
-def _trace() -> None:
-    """Lanes without threads (a program is a correct sequence by itself), and the store's passing copies from torch's
-    allocator, so that its profiler counts them."""
+def _make_allocations_visible() -> None:
+    """Let torch's profiler count all allocations.
+
+    Lanes get no threads, which is correct because a program is a correct sequence by itself. The
+    store's temporary copies come from torch's allocator.
+    """
     import torch
 
     from barnraise.swap import arena, executor, state_store
 
-    class Inline(executor.WorkerLane):
-        def __init__(self, *given: Any, **more: Any):
-            super().__init__(*given, **more | {"inline": True, "eager": False})
+    class InlineLane(executor.WorkerLane):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options | {"inline": True, "eager": False})
 
-    def aligned(size: int) -> torch.Tensor:
+    def page_aligned(size: int) -> torch.Tensor:
         raw = torch.zeros(arena.round_up_to_page(size) + arena.PAGE, dtype=torch.uint8)
         return raw[-raw.data_ptr() % arena.PAGE :][:size]
 
-    executor.WorkerLane = Inline
-    state_store.page_aligned = aligned
+    executor.WorkerLane = InlineLane
+    state_store.page_aligned = page_aligned
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is no answer
-    trainee = Trainee()
+    """Answer requests until the requesting side closes the pipe."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Whatever else is printed is not a reply.
+    host = EngineHost()
     while True:
         try:
-            what, given = pickle.load(sys.stdin.buffer)
+            method, arguments = pickle.load(sys.stdin.buffer)
         except (EOFError, KeyboardInterrupt):
             return
-        call: Callable[..., Any] = getattr(trainee, what)
+        call: Callable[..., Any] = getattr(host, method)
         try:
-            answer = {"value": call(**given)}
-        except Exception as error:  # it is the other side's to judge
-            answer = {"error": f"{what}: {type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
+            reply = {"value": call(**arguments)}
+        except Exception as error:  # The requesting side decides what an error means.
+            reply = {"error": f"{method}: {type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 if __name__ == "__main__":

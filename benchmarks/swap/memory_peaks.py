@@ -1,15 +1,16 @@
-"""Measured peaks of each tier against what the plan said before anything was allocated.
+"""Compare the measured peaks of each tier with the plan's, computed before any allocation.
 
-For each plan one child counts to the byte: what the arenas hold, and the most that torch (and, while trading, numpy and
-Python) had allocated besides. Another, with nothing watching it, says how large its process became.
+For each plan one child counts to the byte: what the arenas hold, and the most that torch (and,
+during the exchange, numpy and Python) had allocated besides. Another child runs unobserved and
+reports how large its process became.
 """
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine_child import BUILD, Child, Payloads
+from engine_child import BUILD, Child, ReceivedPayloads
 
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
@@ -17,79 +18,112 @@ from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
 
-GB = 10**9
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """A model and the memory, in bytes, that its plan may use on each tier."""
+
+    name: str
+    model: str
+    context: int
+    memory: int | None = None
+    device_memory: int | None = None
 
 
-def plans(hardware: Hardware, quick: bool) -> list[tuple[str, Plan]]:
-    wanted = [
-        ("gpt2-124m in RAM, graphs kept", "gpt2-124m", 256, {}),
-        ("gpt2-124m staged from RAM", "gpt2-124m", 128, {"device_memory": 1.2}),
-        ("gpt2-124m, moments partly on disk", "gpt2-124m", 128, {"memory": 1.75}),
-        ("gpt2-124m from disk", "gpt2-124m", 128, {"memory": 1.15}),
-        ("gpt2-124m staged, from disk", "gpt2-124m", 128, {"memory": 1.15, "device_memory": 1.2}),
-    ]
-    wanted = [("gpt-mini from disk", "gpt-mini", 128, {"memory": 0.13})] if quick else wanted
-    found = []
-    for name, model, context, limits in wanted:
+CASES = (
+    PlannedCase("gpt2-124m in RAM, graphs kept", "gpt2-124m", 256),
+    PlannedCase("gpt2-124m staged from RAM", "gpt2-124m", 128, device_memory=1_200_000_000),
+    PlannedCase("gpt2-124m, moments partly on disk", "gpt2-124m", 128, memory=1_750_000_000),
+    PlannedCase("gpt2-124m from disk", "gpt2-124m", 128, memory=1_150_000_000),
+    PlannedCase(
+        "gpt2-124m staged, from disk",
+        "gpt2-124m",
+        128,
+        memory=1_150_000_000,
+        device_memory=1_200_000_000,
+    ),
+)
+QUICK_CASES = (PlannedCase("gpt-mini from disk", "gpt-mini", 128, memory=130_000_000),)
+
+
+def make_plans(hardware: Hardware, quick: bool) -> list[tuple[str, Plan]]:
+    """Return the plans to measure, with their names."""
+    plans = []
+    for case in QUICK_CASES if quick else CASES:
         limits = Limits(
-            **{kind: int(size * GB) for kind, size in limits.items()}, crash_safety="restart"
+            memory=case.memory, device_memory=case.device_memory, crash_safety="restart"
         )
-        found.append(
-            (name, make_plan(hardware, replace(preset(model), context=context), limits, 2))
-        )
-    return found
+        model = replace(preset(case.model), context=case.context)
+        plans.append((case.name, make_plan(hardware, model, limits, 2)))
+    return plans
 
 
-def received(model: ModelSpec, parent: Path) -> Path:
-    """Another machine's update, as the inbox keeps it on disk: in a folder of its own, one for all plans of a model."""
+def write_update(model: ModelSpec, parent: Path) -> Path:
+    """Write another machine's update for a model, once, and return its folder."""
     folder = parent / f"{model.width}-{model.context}"
     if not folder.exists():
         folder.mkdir()
-        Payloads(folder, [fragment.size for fragment in model.fragments()]).write()
+        ReceivedPayloads(folder, [fragment.size for fragment in model.fragments()]).write()
     return folder
 
 
-def counted(plan: Plan, update: Path) -> dict[str, int]:
-    """{tier: bytes}: the most that was held at once."""
+def count_bytes(plan: Plan, update: Path) -> dict[str, int]:
+    """Count the most bytes held at once on each tier, {tier: bytes}."""
     with Child(plan, traced=True) as child:
-        moving = child.ask("allocated", steps=1, update=update)
-        held, kept = child.begun["held"], moving.pop("kept")
+        peaks = child.request("allocated", steps=1, update=update)
+        held = child.opened["held"]
+    kept = peaks.pop("kept")
     if not plan.staged:
-        return {"host": held["host"] + max(moving.values())}
-    passes = max(moving.pop("first"), moving.pop("steps"))
-    return {"device": held["device"] + passes - kept, "host": held["host"] + max(moving.values())}
+        return {"host": held["host"] + max(peaks.values())}
+    steps_peak = max(peaks.pop("first"), peaks.pop("steps"))
+    return {
+        "device": held["device"] + steps_peak - kept,
+        "host": held["host"] + max(peaks.values()),
+    }
 
 
-def unwatched(plan: Plan, update: Path) -> int:
-    """Bytes: the process at its largest."""
+def measure_process(plan: Plan, update: Path) -> int:
+    """Return the largest resident set of an unobserved process, in bytes."""
     with Child(plan) as child:
-        child.ask("steps", count=2)
-        child.ask("trade", update=update)
-        return child.ask("peak")["resident"]
+        child.request("steps", count=2)
+        child.request("trade", update=update)
+        return child.request("peak")["resident"]
 
 
-def measure(hardware: Hardware, quick: bool = False) -> dict:
-    """{"worst_over_plan", "worst_under_plan": shares of the plan, "rss_over_plan_mb"}. A plan's two children run side
-    by side: it is bytes that are measured, not seconds."""
-    over, under, rss = [], [], []
+def measure(hardware: Hardware, quick: bool = False) -> dict[str, float]:
+    """Measure all plans.
+
+    A plan's two children run side by side, as bytes are measured and not seconds.
+
+    Args:
+        hardware: this machine.
+        quick: measure one small model only.
+
+    Returns:
+        "worst_over_plan" and "worst_under_plan" as fractions of the plan, and "rss_over_plan_mb".
+    """
+    errors: list[float] = []
+    process_excess: list[float] = []
     BUILD.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="updates-", dir=BUILD) as updates,
-        ThreadPoolExecutor(2) as both,
+        ThreadPoolExecutor(2) as pool,
     ):
-        for name, plan in plans(hardware, quick):
-            update = received(plan.model, Path(updates))
-            one, other = both.submit(counted, plan, update), both.submit(unwatched, plan, update)
-            said = {"device": plan.device_bytes, "host": plan.host_bytes}
-            for tier, seen in one.result().items():
-                over.append((seen - said[tier]) / said[tier])
-                under.append(-over[-1])
-                shown = f"plan {said[tier] / 1e6:8,.1f} MB  measured {seen / 1e6:8,.1f} MB  {over[-1]:+.2%}"
-                print(f"  {name:32} {tier:6} {shown}")
-            rss.append((other.result() - sum(said.values())) / 1e6)
-            print(f"  {name:32} process {rss[-1]:+,.0f} MB beside the plan", flush=True)
+        for name, plan in make_plans(hardware, quick):
+            update = write_update(plan.model, Path(updates))
+            counted = pool.submit(count_bytes, plan, update)
+            resident = pool.submit(measure_process, plan, update)
+            planned = {"device": plan.device_bytes, "host": plan.host_bytes}
+            for tier, measured in counted.result().items():
+                errors.append((measured - planned[tier]) / planned[tier])
+                print(
+                    f"  {name:32} {tier:6} plan {planned[tier] / 1e6:8,.1f} MB"
+                    f"  measured {measured / 1e6:8,.1f} MB  {errors[-1]:+.2%}"
+                )
+            process_excess.append((resident.result() - sum(planned.values())) / 1e6)
+            print(f"  {name:32} process {process_excess[-1]:+,.0f} MB over the plan", flush=True)
     return {
-        "worst_over_plan": round(max(over), 5),
-        "worst_under_plan": round(max(under), 5),
-        "rss_over_plan_mb": round(max(rss), 1),
+        "worst_over_plan": round(max(errors), 5),
+        "worst_under_plan": round(-min(errors), 5),
+        "rss_over_plan_mb": round(max(process_excess), 1),
     }

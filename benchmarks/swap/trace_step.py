@@ -1,12 +1,12 @@
-"""Draws docs/swap-trace.png: the lanes of one real step from disk, as they ran.
+"""Draw docs/swap-trace.png: the lanes of one real step from disk, as they ran.
 
-python benchmarks/swap/trace_step.py [--model gpt2-124m] [--memory 1400MB] [--out docs/swap-trace.png]
+python benchmarks/swap/trace_step.py [--model gpt2-124m] [--memory 1400MB]
 """
 
 import argparse
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
@@ -27,11 +27,22 @@ from barnraise.swap.hardware_probe import probe
 from barnraise.swap.state_store import FragmentSequence, StateStore
 
 COLOURS = {
-    OperationKind.FORWARD: "#4c78a8", OperationKind.BACKWARD: "#1f4e79", OperationKind.HEAD: "#72b7b2", OperationKind.EMBED: "#9ecae9",
-    OperationKind.EMBED_BACKWARD: "#9ecae9", OperationKind.UPDATE: "#f58518", OperationKind.NORM: "#bab0ac", OperationKind.READ: "#54a24b",
-    OperationKind.FETCH: "#88d27a", OperationKind.WRITE: "#b279a2", OperationKind.STORE: "#d6a5c9", OperationKind.SPILL: "#e45756", OperationKind.LOAD: "#54a24b",
-    OperationKind.OFFLOAD: "#e45756", OperationKind.COMMIT: "#000000",
-}  # fmt: skip
+    OperationKind.FORWARD: "#4c78a8",
+    OperationKind.BACKWARD: "#1f4e79",
+    OperationKind.HEAD: "#72b7b2",
+    OperationKind.EMBED: "#9ecae9",
+    OperationKind.EMBED_BACKWARD: "#9ecae9",
+    OperationKind.UPDATE: "#f58518",
+    OperationKind.NORM: "#bab0ac",
+    OperationKind.READ: "#54a24b",
+    OperationKind.FETCH: "#88d27a",
+    OperationKind.WRITE: "#b279a2",
+    OperationKind.STORE: "#d6a5c9",
+    OperationKind.SPILL: "#e45756",
+    OperationKind.LOAD: "#54a24b",
+    OperationKind.OFFLOAD: "#e45756",
+    OperationKind.COMMIT: "#000000",
+}
 LANES = [
     LaneName.READ,
     LaneName.IN,
@@ -40,49 +51,68 @@ LANES = [
     LaneName.OPTIMIZER,
     LaneName.WRITE,
 ]
+SEQUENCES = 4
+CONTEXT = 512
+MIN_BAR_SECONDS = 0.002  # so that a short operation is visible
 
 
-def recorded(
-    model_name: str, memory: int, folder: Path
-) -> list[tuple[str, Operation, float, float]]:
-    """(lane, operation, began, ended) of the third step, in seconds."""
-    model = replace(preset(model_name), context=512)
+@dataclass(frozen=True)
+class Span:
+    """One operation as it ran, in seconds of one clock."""
+
+    lane: str
+    operation: Operation
+    started: float
+    ended: float
+
+
+def record_step(model_name: str, memory: int, folder: Path) -> list[Span]:
+    """Train three steps within `memory` bytes and return the operations of the third."""
+    model = replace(preset(model_name), context=CONTEXT)
     hardware = probe(folder, cache=Path("build/hardware.json"))
-    plan = make_plan(hardware, model, Limits(memory=memory, clipping="exact"), 4)
+    plan = make_plan(hardware, model, Limits(memory=memory, clipping="exact"), SEQUENCES)
     store = StateStore(plan, folder if plan.on_disk else None)
-    shelf = FragmentSequence(store, "anchor")
+    anchor = FragmentSequence(store, "anchor")
     for i, fragment in enumerate(model.fragments()):
-        shelf[i] = initial_weights(fragment, 1)
-    engine = Engine(plan, Recipe(), store, Anchor(shelf))
-    spans: list[tuple[str, Operation, float, float]] = []
+        anchor[i] = initial_weights(fragment, 1)
+    engine = Engine(plan, Recipe(), store, Anchor(anchor))
+    spans: list[Span] = []
+
+    def observe(lane: str, label: object, started: float, ended: float) -> None:
+        if isinstance(label, Operation):
+            spans.append(Span(lane, label, started, ended))
+
     for lane in engine.executor.lanes.values():
-        lane.observe(lambda name, op, began, ended: spans.append((name, op, began, ended)))
-    stir = torch.Generator().manual_seed(0)
+        lane.observe(observe)
+    generator = torch.Generator().manual_seed(0)
     for step in range(3):
         spans.clear()
-        batch = torch.randint(model.vocabulary, (4, model.context + 1), generator=stir)
+        shape = (SEQUENCES, model.context + 1)
+        batch = torch.randint(model.vocabulary, shape, generator=generator)
         engine.step(list(batch.split(plan.sequences)), position=step + 1)
     engine.close()
-    return [span for span in spans if isinstance(span[1], Operation)]
+    return spans
 
 
-def draw(spans: list[tuple[str, Operation, float, float]], out: Path) -> None:
-    start = min(began for _, _, began, _ in spans)
-    used = [lane for lane in LANES if any(name == lane for name, *_ in spans)]
-    figure, axes = plt.subplots(figsize=(12, 0.8 + 0.62 * len(used)), dpi=130)
-    for row, lane in enumerate(reversed(used)):
-        for name, op, began, ended in spans:
-            if name == lane:
+def draw(spans: list[Span], out: Path) -> None:
+    """Draw a row for each lane that ran an operation."""
+    start = min(span.started for span in spans)
+    used_lanes = [lane for lane in LANES if any(span.lane == lane for span in spans)]
+    figure, axes = plt.subplots(figsize=(12, 0.8 + 0.62 * len(used_lanes)), dpi=130)
+    for row, lane in enumerate(reversed(used_lanes)):
+        for span in spans:
+            if span.lane == lane:
+                duration = max(span.ended - span.started, MIN_BAR_SECONDS)
                 axes.broken_barh(
-                    [(began - start, max(ended - began, 0.002))],
+                    [(span.started - start, duration)],
                     (row - 0.38, 0.76),
-                    color=COLOURS[op.kind],
+                    color=COLOURS[span.operation.kind],
                     linewidth=0,
                 )
-    axes.set_yticks(range(len(used)), [str(lane) for lane in reversed(used)])
+    axes.set_yticks(range(len(used_lanes)), [str(lane) for lane in reversed(used_lanes)])
     axes.set_xlabel("seconds")
-    axes.set_xlim(0, max(ended for *_, ended in spans) - start)
-    kinds = [kind for kind in COLOURS if any(op.kind is kind for _, op, *_ in spans)]
+    axes.set_xlim(0, max(span.ended for span in spans) - start)
+    kinds = [kind for kind in COLOURS if any(span.operation.kind is kind for span in spans)]
     patches = [Patch(color=COLOURS[kind], label=str(kind)) for kind in kinds]
     axes.legend(
         handles=patches,
@@ -99,18 +129,20 @@ def draw(spans: list[tuple[str, Operation, float, float]], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Record and draw a step with the model and memory of the command line."""
+    parser = argparse.ArgumentParser(description="Draw the lanes of one real step from disk.")
     parser.add_argument("--model", default="gpt2-124m")
     parser.add_argument("--memory", default="1400MB")
     parser.add_argument("--out", type=Path, default=Path("docs/swap-trace.png"))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     Path("build").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="trace-", dir="build"))
     try:
-        draw(recorded(given.model, parse_bytes(given.memory), folder), given.out)
+        memory = parse_bytes(arguments.memory)
+        draw(record_step(arguments.model, memory, folder), arguments.out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"drew {given.out}")
+    print(f"drew {arguments.out}")
 
 
 if __name__ == "__main__":

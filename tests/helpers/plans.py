@@ -26,7 +26,9 @@ if (bitwise := sys.modules.get("bitwise")) is None:
     bitwise = sys.modules["bitwise"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(bitwise)
 
-groups, resident, from_disk = bitwise.groups, bitwise.resident, bitwise.from_disk
+groups = bitwise.group_blocks
+resident = bitwise.resident_plan
+from_disk = bitwise.plan_on_disk
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 RECIPE = Recipe(learning_rate=3e-3, clip=1.0)
@@ -67,12 +69,12 @@ def engine_of(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -
 
 def sample_text(sequences: int = 4, seed: int = 0, model: ModelSpec = TINY) -> torch.Tensor:
     """Return learnable text: each token is the last one plus one."""
-    return bitwise.text(model, sequences, seed)
+    return bitwise.sample_text(model, sequences, seed)
 
 
 def weights_of(engine: Engine) -> list[torch.Tensor]:
     """Return fp32 copies of the replica's fragments, with the pending update applied."""
-    return bitwise.state(engine)[::3]
+    return bitwise.read_state(engine)[::3]
 
 
 def exchange_state(engine: Engine, kind: str) -> list[torch.Tensor]:
@@ -90,7 +92,7 @@ def state_digest(engine: Engine) -> str:
         for kind in ("anchor", "momentum", "feedback")
         for tensor in exchange_state(engine, kind)
     ]
-    for tensor in bitwise.state(engine) + exchanged:
+    for tensor in bitwise.read_state(engine) + exchanged:
         hasher.update(tensor.numpy().tobytes())
     return hasher.hexdigest()
 

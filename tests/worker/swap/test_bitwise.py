@@ -55,12 +55,12 @@ def test_sample_covers_every_grouping_and_every_combination():
 @pytest.mark.parametrize("quarter", range(4))
 def test_swapped_run_has_the_bits_of_the_resident_run(quarter):
     for case in SAMPLE[quarter::4]:
-        assert bitwise.compare(case, steps=3), case
+        assert bitwise.matches_reference(case, steps=3), case
 
 
 @pytest.mark.parametrize("case", LONG, ids=str)
 def test_swapped_run_has_the_same_bits_after_twenty_steps(case):
-    assert bitwise.compare(case, steps=20)
+    assert bitwise.matches_reference(case, steps=20)
 
 
 KEPT = [
@@ -78,7 +78,9 @@ def test_recomputation_and_activation_offload_change_no_bit(more):
         staged=more.get("boundaries") == "host",
         **more,
     )
-    assert bitwise.same(bitwise.run(plan, 4), bitwise.reference(bitwise.MODEL, 2, "exact", 4))
+    assert bitwise.equal_bits(
+        bitwise.run_plan(plan, 4), bitwise.reference_run(bitwise.MODEL, 2, "exact", 4)
+    )
 
 
 MIXED = [
@@ -103,7 +105,9 @@ MIXED = [
 @pytest.mark.parametrize("more", MIXED, ids=range(len(MIXED)))
 def test_mixed_tiers_have_the_same_bits(more):
     plan = replace(bitwise.Case(2, "disk exact", "exact", 3, 85).plan(), **more)
-    assert bitwise.same(bitwise.run(plan, 4), bitwise.reference(bitwise.MODEL, 2, "exact", 4))
+    assert bitwise.equal_bits(
+        bitwise.run_plan(plan, 4), bitwise.reference_run(bitwise.MODEL, 2, "exact", 4)
+    )
 
 
 # ---- fewer bits ----------------------------------------------------------------------------------
@@ -116,20 +120,20 @@ NARROW = [dict(dtype="bfloat16"), dict(moments_bits=8), dict(dtype="bfloat16", m
 @pytest.mark.parametrize("bits", NARROW, ids=str)
 def test_split_weights_and_8bit_moments_swap_with_the_same_bits(bits, clipping):
     """Compare staged, from disk, and staged from disk with the resident run."""
-    expected = bitwise.run(resident(clipping=clipping, micro_batches=2, **bits), 6)
+    expected = bitwise.run_plan(resident(clipping=clipping, micro_batches=2, **bits), 6)
     for tier in ("memory", "disk exact", "staged disk"):
         plan = replace(bitwise.Case(2, tier, clipping, 9, 20).plan(), **bits)
-        assert bitwise.same(bitwise.run(plan, 6), expected), tier
+        assert bitwise.equal_bits(bitwise.run_plan(plan, 6), expected), tier
 
 
 @pytest.mark.parametrize("bits", NARROW, ids=str)
 def test_loss_falls_nearly_as_fast_with_fewer_bits(bits):
-    narrow, wide = (bitwise.run(resident(SMALL, **kind), 20)[0] for kind in (bits, {}))
+    narrow, wide = (bitwise.run_plan(resident(SMALL, **kind), 20)[0] for kind in (bits, {}))
     assert wide[-1] < wide[0] - 0.5 and narrow[-1] == pytest.approx(wide[-1], abs=0.1)
 
 
 def test_split_weights_differ_only_by_the_rounding_of_products():
-    wide, split = (bitwise.run(resident(dtype=dtype), 6) for dtype in ("float32", "bfloat16"))
+    wide, split = (bitwise.run_plan(resident(dtype=dtype), 6) for dtype in ("float32", "bfloat16"))
     assert wide[0] == pytest.approx(split[0], rel=5e-3) and wide[0] != split[0]
 
 
@@ -139,7 +143,7 @@ def test_split_weights_differ_only_by_the_rounding_of_products():
 def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tensor]]:
     """Train by one graph a step, `F.cross_entropy` on whole logits, and torch.optim.AdamW."""
     recipe = bitwise.RECIPE
-    layers = [views(f, units_to_float(bitwise.begun(f))) for f in SMALL.fragments()]
+    layers = [views(f, units_to_float(bitwise.initial_units(f))) for f in SMALL.fragments()]
     layers = [{name: t.clone().requires_grad_() for name, t in layer.items()} for layer in layers]
     embedding, *blocks, final = layers
     every = [t for layer in layers for t in layer.values()]
@@ -150,7 +154,7 @@ def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tens
     optimizer = torch.optim.AdamW(kinds, lr=recipe.learning_rate, betas=(BETA1, BETA2), eps=EPSILON)
     losses = []
     for step in range(steps):
-        batch = bitwise.text(SMALL, bitwise.SEQUENCES, seed=step)
+        batch = bitwise.sample_text(SMALL, bitwise.SEQUENCES, seed=step)
         x = gpt.embed(embedding, batch[:, :-1])
         for block in blocks:
             x = gpt.block(block, x, SMALL.heads)
@@ -175,18 +179,21 @@ def test_twenty_steps_match_torch_autograd_and_adamw(clipping, staged):
     """
     losses, layers = by_autograd(clipping, 20)
     plan = replace(from_disk(resident(SMALL, 4, clipping)), gradient_slots=2, staged=staged)
-    ours, state = bitwise.run(plan, 20)
+    ours, state = bitwise.run_plan(plan, 20)
     assert ours == pytest.approx(losses, rel=1e-5)
     assert losses[-1] < losses[0] - 0.5
     for fragment, master, expected in zip(SMALL.fragments(), state[::3], layers, strict=True):
         actual = torch.cat([t.flatten() for t in views(fragment, master).values()])
         initial = torch.cat(
-            [t.flatten() for t in views(fragment, units_to_float(bitwise.begun(fragment))).values()]
+            [
+                t.flatten()
+                for t in views(fragment, units_to_float(bitwise.initial_units(fragment))).values()
+            ]
         )
         assert (actual - expected).norm() <= 0.02 * (expected - initial).norm()
 
 
 def test_benchmark_cases_are_the_whole_product():
-    cases = list(bitwise.cases())
+    cases = list(bitwise.all_cases())
     assert len(cases) == len(set(cases)) == GROUPINGS * len(COMBINATIONS)
     assert Path(bitwise.__file__).name == "bitwise.py"

@@ -232,7 +232,9 @@ def test_bytes_changed_under_a_running_engine_are_found_before_use(kind, tmp_pat
     again = engine_of(plan_of(), tmp_path)
     assert again.store.invalid_kinds == set() and again.progress.warmup_steps_left > 0
     anchor = engine_of(tiny_plan("resident", MODEL))
-    for recovered, initial in zip(bitwise.state(again), bitwise.state(anchor), strict=True):
+    for recovered, initial in zip(
+        bitwise.read_state(again), bitwise.read_state(anchor), strict=True
+    ):
         assert torch.equal(recovered, initial), "the replica is the anchor, the moments are zero"
     train(again, again.progress.position + 3)
     again.close()
@@ -262,10 +264,10 @@ def test_non_finite_loss_drops_the_round_and_training_continues(kind, clipping, 
         and engine.progress_with_pending.position == 3
     )
     replica, moments = (
-        bitwise.state(engine)[::3],
-        bitwise.state(engine)[1::3] + bitwise.state(engine)[2::3],
+        bitwise.read_state(engine)[::3],
+        bitwise.read_state(engine)[1::3] + bitwise.read_state(engine)[2::3],
     )
-    anchor = bitwise.state(engine_of(tiny_plan("resident", MODEL)))[::3]
+    anchor = bitwise.read_state(engine_of(tiny_plan("resident", MODEL)))[::3]
     assert all(torch.equal(a, b) for a, b in zip(replica, anchor, strict=True))
     assert all(torch.isfinite(m).all() for m in moments)
     for step in range(3):
@@ -275,7 +277,7 @@ def test_non_finite_loss_drops_the_round_and_training_continues(kind, clipping, 
             and 0 < again.loss < 7
             and engine.round_tokens == again.tokens * (step + 1)
         )
-    assert all(torch.isfinite(t).all() for t in bitwise.state(engine))
+    assert all(torch.isfinite(t).all() for t in bitwise.read_state(engine))
     engine.close()
 
 
@@ -316,7 +318,7 @@ def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, tmp_p
     stats = engine.step([sample_text(model=MODEL)], position=2)
     assert stats.abandoned and math.isfinite(stats.loss) and not math.isfinite(stats.norm)
     handlers[OperationKind.NORM] = original
-    assert all(torch.isfinite(t).all() for t in bitwise.state(engine))
+    assert all(torch.isfinite(t).all() for t in bitwise.read_state(engine))
     assert not engine.step([sample_text(model=MODEL)], position=3).abandoned
     engine.close()
 

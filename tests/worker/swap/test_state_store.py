@@ -291,7 +291,7 @@ def test_fragment_sequence_is_equal_in_memory_and_on_disk(tmp_path):
     )
     sequences = [FragmentSequence(store, "anchor") for store in (in_memory, on_disk)]
     for fragment in MODEL.fragments():
-        units = bitwise.begun(fragment)
+        units = bitwise.initial_units(fragment)
         for sequence in sequences:
             sequence[fragment.index] = units
             assert torch.equal(sequence[fragment.index], units)
@@ -378,7 +378,9 @@ def test_restart_killed_run_begins_at_the_anchor_and_warms_up(tmp_path):
         train_and_kill("restart", tmp_path, 2, {}, dice)
         engine = engine_of(small_plan("restart"), tmp_path)
         fresh = engine_of(tiny_plan("resident", MODEL))
-        for recovered, initial in zip(bitwise.state(engine), bitwise.state(fresh), strict=True):
+        for recovered, initial in zip(
+            bitwise.read_state(engine), bitwise.read_state(fresh), strict=True
+        ):
             assert torch.equal(recovered, initial)
         assert engine.progress.warmup_steps_left > 0 and engine.progress.optimizer_steps == 0
         engine.close()
