@@ -41,10 +41,11 @@ test-all: setup
 	@$(BIN)/python tests/helpers/chromium.py
 	@$(BIN)/python tests/helpers/run_suites.py all
 
-# The swap engine against its targets, 40 minutes; QUICK=1: 5 minutes. Leave the machine alone meanwhile.
+# Measure the swap engine against its targets: 40 minutes; QUICK=1: 5 minutes. Leave the machine alone meanwhile.
 bench-swap: .venv/.installed
 	@$(BIN)/python benchmarks/swap/bench_swap.py $(if $(QUICK),--quick)
 
+# Measure the swap engine on a GPU whose memory is capped, against FSDP2 and DeepSpeed.
 bench-swap-cuda: .venv/.installed
 	@$(BIN)/python benchmarks/swap/bench_swap_cuda.py $(if $(QUICK),--quick)
 
@@ -61,7 +62,7 @@ bench-mirrors: setup
 audit: setup
 	@$(BIN)/python tests/helpers/dependency_audit.py
 
-# What the exchange survives: kills, partitions, flipped bits, hostile peers, poison; some 15 minutes. QUICK=1: five.
+# Test what the exchange survives: kills, partitions, flipped bits, hostile peers, poison. 15 minutes; QUICK=1: five.
 drill-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/exchange/drill_exchange.py $(if $(QUICK),--quick)
 
@@ -69,12 +70,12 @@ drill-exchange: .venv/.installed
 drill-mirrors: setup
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/mirrors/drill_mirrors.py $(if $(QUICK),--quick)
 
-# What the exchange costs in loss and saves in bytes, 75 minutes on two cores; goes on where it stopped. KNOWN=1:
-# only what docs/benchmarks/exchange_study.jsonl lacks. QUICK=1: three minutes.
+# Measure what the exchange costs in loss and saves in bytes: 75 minutes on two cores. An interrupted study continues where
+# it stopped. KNOWN=1: train only what docs/benchmarks/exchange_study.jsonl lacks. QUICK=1: three minutes.
 study-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/exchange/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
 
-# The same with 32 M parameters, against what they are held against alone; for a GPU.
+# The same study with 32 M parameters and only the long trainings; for a GPU.
 study-exchange-cuda: .venv/.installed
 	@BARNRAISE_STUDY=large $(BIN)/python benchmarks/exchange/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
 

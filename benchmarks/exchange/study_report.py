@@ -204,7 +204,7 @@ def draw_bytes(plan: StudyPlan, results: Results) -> None:
             label_offset=(5, 6),
         ),
         Series(
-            "H 10, with predictions, by line",
+            "H 10, predictions, line full or with room",
             "^",
             [plan.long_case(results, "ours"), full_line, replace(full_line, form="dense4")],
             plan.long_case(results, "diloco"),
@@ -250,7 +250,7 @@ def draw_series(axes: Axes, results: Results, series: Series) -> None:
 
 def describe_line(case: Case) -> str:
     """Return how full the line is, and the scheme if it is not the default."""
-    line = "full line" if case.delay == Case.delay else "line with room"
+    line = "full" if case.delay == Case.delay else "with room"
     return line if case.form == Case.form else f"{case.form}, {line}"
 
 
