@@ -44,6 +44,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,66 +129,82 @@ def batches(model: ModelSpec, micro_tokens: int, micro_batches: int) -> Iterator
         ]
 
 
-def measure(  # noqa: PLR0913  (each is an option of the command line)
-    peer: str,
-    model: str,
-    micro_tokens: int,
-    micro_batches: int,
-    steps: int,
-    loss: str = "sliced",
-    threads: int | None = None,
-    timeout: float | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class BaselineTraining:
+    """What a baseline trains.
+
+    Attributes:
+        peer: One of BASELINES.
+        model: A preset's name.
+        micro_tokens: Tokens of a micro-batch.
+        micro_batches: Micro-batches of a step.
+        steps: 2 or more; the first is the warm-up.
+        loss: One of LOSSES.
+    """
+
+    peer: str
+    model: str
+    micro_tokens: int
+    micro_batches: int
+    steps: int
+    loss: str = "sliced"
+
+    def check(self) -> None:
+        """Check that it can be trained on this machine.
+
+        Raises:
+            BaselineError: if it cannot.
+        """
+        if self.peer not in BASELINES:
+            choices = ", ".join(BASELINES)
+            raise BaselineError(f"there is no baseline '{self.peer}'; choose from {choices}")
+        if self.steps < 2:
+            raise BaselineError("one step is the warm-up: measure 2 or more")
+        try:
+            model = preset(self.model)
+        except SpecError as error:
+            raise BaselineError(str(error)) from None
+        next(batches(model, self.micro_tokens, self.micro_batches))  # Fails if they do not divide.
+        needed = STATE_BYTES_PER_PARAMETER * model.parameters + OTHER_BYTES
+        available = memory_bytes()
+        if needed > available:
+            raise BaselineError(
+                f"{self.peer} holds {self.model} in RAM: "
+                f"at least {needed / 1e9:,.1f} GB, and there are {available / 1e9:,.1f}"
+            )
+
+
+def measure(training: BaselineTraining, threads: int | None = None) -> dict[str, Any]:
     """Train a baseline in a child process and measure it.
 
+    The child has 5 minutes, and 10 for each step.
+
     Args:
-        peer: one of BASELINES.
-        model: a preset's name.
-        micro_tokens: tokens of a micro-batch.
-        micro_batches: micro-batches of a step.
-        steps: 2 or more; the first is the warm-up.
-        loss: one of LOSSES.
+        training: what to train.
         threads: as many as torch has in this process by default.
-        timeout: seconds; by default 5 minutes, and 10 for each step.
 
     Returns:
         {"peer", "tokens_per_second" (median after the first step), "step_seconds", "peak_rss_mb"
-        (MiB), "loss_first", "loss_last" (nats a token), "threads", "version"}.
+        (MiB), "loss_first", "loss_last" (nats per token), "threads", "version"}.
 
     Raises:
-        BaselineError: if it cannot be installed or run, or takes longer than `timeout`.
+        BaselineError: if it cannot be installed or run, or takes too long.
     """
-    if peer not in BASELINES:
-        raise BaselineError(f"there is no baseline '{peer}'; choose from {', '.join(BASELINES)}")
-    if steps < 2:
-        raise BaselineError("one step is the warm-up: measure 2 or more")
-    try:
-        shape = preset(model)
-    except SpecError as error:
-        raise BaselineError(str(error)) from None
-    next(batches(shape, micro_tokens, micro_batches))  # Fails here if they do not divide.
-    needed = STATE_BYTES_PER_PARAMETER * shape.parameters + OTHER_BYTES
-    available = memory_bytes()
-    if needed > available:
-        raise BaselineError(
-            f"{peer} holds {model} in RAM: "
-            f"at least {needed / 1e9:,.1f} GB, and there are {available / 1e9:,.1f}"
-        )
+    training.check()
     paths = [PATHS[0], str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")]
     environment = {
         "OMP_NUM_THREADS": str(threads or torch.get_num_threads()),
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
     python = sys.executable
-    if peer == "deepspeed":
+    if training.peer == "deepspeed":
         python = install_deepspeed()
         environment |= DEEPSPEED_ENVIRONMENT
-    arguments = json.dumps([peer, model, micro_tokens, micro_batches, steps, loss])
     output = run_command(
-        [python, str(TRAIN), arguments],
+        [python, str(TRAIN), json.dumps(astuple(training))],
         environment,
-        timeout or START_SECONDS + STEP_SECONDS * steps,
-        f"{peer} on {model}",
+        START_SECONDS + STEP_SECONDS * training.steps,
+        f"{training.peer} on {training.model}",
     )
     return json.loads(output.splitlines()[-1])
 
@@ -275,8 +292,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--loss", choices=LOSSES, default="sliced")
     parser.add_argument("--threads", type=int)
+    arguments = vars(parser.parse_args())
+    threads = arguments.pop("threads")
     try:
-        print(json.dumps(measure(**vars(parser.parse_args()))))
+        print(json.dumps(measure(BaselineTraining(**arguments), threads)))
     except BaselineError as error:
         sys.exit(str(error))
 

@@ -242,9 +242,10 @@ def compare_with_baselines(quick: bool) -> dict[str, dict[str, Any]]:
         our_seconds = child.request("steps", count=2)["seconds"]
         for baseline in ("fsdp2", "deepspeed"):
             try:
-                measured[baseline] = baselines.measure(
+                training = baselines.BaselineTraining(
                     baseline, name, micro_tokens, micro_batches, steps
                 )
+                measured[baseline] = baselines.measure(training)
                 results[baseline] = {}
             except baselines.BaselineError as error:
                 print(f"  {baseline}: {error}")
