@@ -312,6 +312,8 @@ class Drill:
     def fill_disk(self, victim: DrillMachine) -> None:
         """Let no file grow past 20 kB: the worker must stop with a sentence, and start again."""
         assert victim.process is not None and victim.process.pid is not None
+        # The limit applies to the log too, which must hold the last sentence.
+        victim.clear_log()
         limits = (20_000, resource.RLIM_INFINITY)
         resource.prlimit(victim.process.pid, resource.RLIMIT_FSIZE, limits)
         victim.wait_for_exit(120.0)

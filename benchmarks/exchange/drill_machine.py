@@ -125,6 +125,10 @@ class DrillMachine:
         path = self.state_dir.path / "log"
         return path.read_text() if path.exists() else ""
 
+    def clear_log(self) -> None:
+        """Empty the worker's log, which it appends to."""
+        os.truncate(self.state_dir.path / "log", 0)
+
     def write_order(self, name: str, text: str = "") -> None:
         """Write an order, which the worker reads between two steps; see `drill_worker.Orders`."""
         write_atomically(self.state_dir.path / name, text.encode())

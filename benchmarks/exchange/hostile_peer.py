@@ -68,7 +68,10 @@ class Attacker:
         altered_body = json.dumps({**honest, "tokens": honest["tokens"] + 1})
         altered = self.sample.model_copy(update={"body": altered_body})
         unsigned = self.sample.model_copy(update={"signature": "0" * 128})
-        nan_state = b'{"type":"state","vector":{},"rate":NaN}'
+        # The types come from the models, so that no attack is refused for an unknown type instead.
+        push_type = messages.UpdatePush.model_fields["type"].default
+        state_type = messages.PeerState.model_fields["type"].default
+        nan_state = f'{{"type":"{state_type}","vector":{{}},"rate":NaN}}'.encode()
         header = json.loads(self.identity.sign("update", self.make_update()).model_dump_json())
         header["body"] = json.dumps({"fragments": [{}] * 10_000})
         part = pack(messages.BlobPart(digest="a" * 64, offset=0, total=20), b"x" * 20)
@@ -82,7 +85,7 @@ class Attacker:
             "enormous": [struct.pack(">I", 1 << 30) + b"{}"],
             "not a number": [len(nan_state).to_bytes(4, "big") + nan_state],
             "not a message": [b"\x00\x00\x00\x02no"],
-            "of too many fragments": [_pack_raw({"type": "push", "header": header})],
+            "of too many fragments": [_pack_raw({"type": push_type, "header": header})],
             "endless": [part] * 20_000,
         }
 
