@@ -64,7 +64,7 @@ def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, n
     before, spec = run.token_budget, run.spec_text
     page = staff.post(f"/admin/runs/run/{run.pk}/extend/", {"_form_submitted": "1", "tokens": "-5"})
     assert page.status_code == 200 and b"greater than or equal to 1" in page.content
-    assert "5,000 tokens more" in decide(staff, "runs/run", "extend", run.pk, tokens="5000")
+    assert "5,000 more tokens" in decide(staff, "runs/run", "extend", run.pk, tokens="5000")
     run.refresh_from_db()
     assert run.token_budget == before + 5000 and run.spec_text == spec, "its rules never change"
     answer = coordinator_messages.ReportReply.model_validate_json(
@@ -98,7 +98,7 @@ def test_staff_ban_a_machine_and_say_why(staff, person, volunteer):
         f"/admin/accounts/machine/{machine.pk}/revoke/", {"_form_submitted": "1", "reason": ""}
     )
     assert unsaid.status_code == 200 and not Machine.objects.get().revoked, "a ban needs a reason"
-    assert "is revoked" in decide(
+    assert "is banned" in decide(
         staff, "accounts/machine", "revoke", machine.pk, reason="mines coins"
     )
     assert Machine.objects.get().revoked and Machine.objects.get().revoked_reason == "mines coins"
@@ -114,7 +114,7 @@ def test_staff_decide_about_people(staff, person):
     assert "banned" in decide(staff, "accounts/user", "ban", ada.pk, reason="spam")
     ada.refresh_from_db()
     assert ada.organiser and not ada.is_active and ada.ban_reason == "spam"
-    assert "may come back" in decide(staff, "accounts/user", "unban", ada.pk)
+    assert "may sign in again" in decide(staff, "accounts/user", "unban", ada.pk)
     assert "Done" in decide(staff, "accounts/user", "make_staff", ada.pk)
     assert "deleted" in decide(staff, "accounts/user", "erase", ada.pk)
     ada.refresh_from_db()
