@@ -35,7 +35,7 @@ APPLIED = """
     ORDER BY seq DESC LIMIT 1
 """
 SETTLED = 30.0  # seconds that it has for the rest, after the last change
-AWAKE = 15.0  # …until both have pulled and rest
+AWAKE = 15.0  # seconds until both have pulled and are idle
 
 
 def work(site: Site, what: str, *numbers: float) -> dict[str, Any]:

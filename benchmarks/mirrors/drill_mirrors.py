@@ -82,7 +82,7 @@ class Drill:
         first = self.sites[0]
         until(lambda: self._raised(first), first.name, 240)
         first.start_clerk()
-        people = first.told("people", names=[f"volunteer-{n}" for n in range(1, WORKERS + 1)])[
+        people = first.require("people", names=[f"volunteer-{n}" for n in range(1, WORKERS + 1)])[
             "people"
         ]
         first.start()
@@ -94,7 +94,7 @@ class Drill:
             until(each.answers, f"{each.name}'s answer", 120)
         until(lambda: common_state_hash(self.sites), "one state at the beginning", 120)
         for each in self.sites:
-            each.told("token")
+            each.require("token")
         self.people = people
         where = "each in a network namespace of its own" if possible() else "on one address"
         print(
@@ -125,21 +125,21 @@ class Drill:
         with ThreadPoolExecutor(MIRRORS) as crew:
             list(crew.map(lambda each: each.stop(), self.sites))
 
-    def begin(self) -> None:
+    def start_training(self) -> None:
         """The run, its workers, those who watch and those who decide."""
         began, first = time.monotonic(), self.sites[0]
         self.workers = Workers(self.folder / "volunteers", WORKERS)
         self.leave.callback(self.workers.stop)
         self.workers.measure(ROOT / "build" / "hardware.json")
         self.workers.enrol(first, {name: self.people[name] for name in self.workers.names})
-        made = first.told(
+        made = first.require(
             "launch", name="The drill", fields=FIELDS, owner=self.people["volunteer-1"]
         )
         self.workers.run = made["run"]
         until(lambda: common_state_hash(self.sites), "the run at all mirrors", 60)
         self.workers.start(1, made["slug"])  # prepares the text: its owner's
         until(
-            lambda: all(s.told("launched", run=made["run"])["status"] for s in self.sites),
+            lambda: all(s.require("launched", run=made["run"])["status"] for s in self.sites),
             "the run's launch",
             120,
         )
@@ -212,8 +212,8 @@ class Drill:
         return faults
 
     def end(self, faults: Faults) -> None:
-        """Nothing is changed any more: who is still there, what is where, what was credited."""
-        self.changes.hold()
+        """Compare the mirrors after the last change: processes, rows and credit."""
+        self.changes.wait_until_idle()
         took = faults.within(lambda: common_state_hash(self.sites), "one state at the end", 120)
         connected = faults.within(
             lambda: self.watchers.connected == WATCHERS and self._reporting() == WORKERS,
@@ -232,10 +232,10 @@ class Drill:
         self._count_credit(faults)
         faults.within(lambda: common_state_hash(self.sites), "one state after training", 60)
         lost = {
-            each.name: each.told("lacks", digests=list(self.changes.accepted))["lacks"]
+            each.name: each.require("lacks", digests=list(self.changes.accepted))["lacks"]
             for each in self.sites
         }
-        rows = [each.told("rows") for each in self.sites]
+        rows = [each.require("rows") for each in self.sites]
         self.found |= {
             "mirrors": MIRRORS,
             "one_state_hash": common_state_hash(self.sites) is not None,
@@ -258,7 +258,7 @@ class Drill:
         """Machines that some mirror has heard of within ten seconds."""
         heard: set[str] = set()
         for each in self.sites:
-            members = each.told("members", run=self.workers.run)["members"]
+            members = each.require("members", run=self.workers.run)["members"]
             heard |= {
                 key for key, (ago, activity) in members.items() if ago < 10 and activity != "left"
             }
@@ -266,7 +266,7 @@ class Drill:
 
     def _stop_training(self, faults: Faults) -> None:
         """The owner pauses the run at one mirror; the machines hear of it from theirs, and end with one ledger."""
-        self.sites[1].told("act", run=self.workers.run, action="pause")
+        self.sites[1].require("act", run=self.workers.run, action="pause")
 
         def one_ledger() -> bool:
             said = [self.workers.status(n) or {} for n in self.workers.numbers]
@@ -283,7 +283,7 @@ class Drill:
         tokens = self.workers.ledgers()[0][0]
 
         def sums() -> list[int]:
-            return [each.told("credit", run=self.workers.run)["sum"] for each in self.sites]
+            return [each.require("credit", run=self.workers.run)["sum"] for each in self.sites]
 
         took = faults.within(
             lambda: set(sums()) == {tokens}, "credit that equals the ledger", CREDITED
@@ -324,7 +324,7 @@ def main() -> None:
         Path(name).chmod(0o755)  # where root runs it, Postgres has a user of its own
         with Drill(Path(name), QUICK if told.quick else Span(), told.seed) as drill:
             drill.raise_mirrors()
-            drill.begin()
+            drill.start_training()
             drill.end(drill.afflict(told.only))
     wanted = ("mirrors", "one_state_hash", "lost_changes", "training_pauses", "workers_connected", "watchers_connected",
               "credit_equals_ledger", "converged_s")  # fmt: skip

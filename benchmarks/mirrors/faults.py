@@ -18,7 +18,7 @@ from barnraise.protocol.signing import digest
 from coordinator.demo.mirrors import CELERY, SITE, common_state_hash
 
 HEALED = 10.0  # seconds after healing in which all must say the same
-PATIENCE = 90.0  # …and after which the drill gives up on it
+PATIENCE = 90.0  # seconds after which the drill gives up on it
 HOUR = 3600.0
 
 
@@ -54,8 +54,8 @@ class Faults:
     # ---- what all have in common
 
     def heal(self, name: str) -> float:
-        """From now on nothing is wrong any more, and nothing is changed: how long until all mirrors say the same."""
-        self.changes.hold()
+        """Measure how long all mirrors take to publish one state after the last fault and change."""
+        self.changes.wait_until_idle()
         took = self.within(
             lambda: common_state_hash(self.sites), f"one state after {name}", PATIENCE
         )
@@ -111,10 +111,10 @@ class Faults:
             return "not done: it takes Linux and root"
         self.network.cut(number)
         self.rest(self.span.cut)
-        self.changes.hold()
+        self.changes.wait_until_idle()
         here = self.changes.made[site.name] - before[site.name]
         there = self._accepted() - sum(before.values()) - here
-        apart = len({each.told("state")["state"] for each in self.sites}) > 1
+        apart = len({each.require("state")["state"] for each in self.sites}) > 1
         self.network.heal(number)
         took = self.heal("cut off")
         self.must(
@@ -139,7 +139,7 @@ class Faults:
         meanwhile, refused = self._accepted() - before, self.changes.refused[site.name] - refused
         site.restart_servers()
         until(site.answers, f"{site.name} with {what}", 120)
-        until(lambda: site.ask("state")["ok"], f"{site.name}'s clerk with {what}", 60)
+        until(lambda: site.request("state")["ok"], f"{site.name}'s clerk with {what}", 60)
         site.afflicted = False
         took = self.heal(f"without {what}")
         self.must(f"without {what}", meanwhile, "nobody accepted anything meanwhile")
@@ -149,10 +149,10 @@ class Faults:
 
     def celery_in_mid_task(self, site: Site) -> str:
         other = next(each for each in self.sites if each is not site)
-        self.changes.hold()
+        self.changes.wait_until_idle()
         for number in range(30):  # something to pull
-            said = other.told("account", name=f"burst-{number}-{time.time_ns()}")
-            self.changes.note(other, "account", said)
+            said = other.require("account", name=f"burst-{number}-{time.time_ns()}")
+            self.changes.record_events(other, "account", said)
         try:
             until(site.is_working, "Celery in the middle of a task", 15)
             busy = "in the middle of a task"
@@ -163,7 +163,7 @@ class Faults:
         self.changes.go()
         self.rest(self.span.server)
         site.start_celery()
-        back = until(lambda: site.told("celery")["works"], f"{site.name}'s Celery again", 120)
+        back = until(lambda: site.require("celery")["works"], f"{site.name}'s Celery again", 120)
         took = self.heal("Celery killed")
         return (f"killed {busy}, started again after {self.span.server:.0f} s and back in {back:.1f} s: one state "
                 f"{took:.1f} s later")  # fmt: skip
@@ -182,16 +182,16 @@ class Faults:
                 size = ballast.stat().st_size
         sentence, deadline = "", time.monotonic() + self.span.full
         while time.monotonic() < deadline:
-            said = site.ask("account", 20.0, name=f"full-{time.time_ns()}")
+            said = site.request("account", 20.0, name=f"full-{time.time_ns()}")
             if said["ok"]:
-                self.changes.note(site, "account", said)
+                self.changes.record_events(site, "account", said)
             else:
                 sentence = said["error"]
             time.sleep(0.1 if said["ok"] else 0.5)
         meanwhile, refused = self._accepted() - before, self.changes.refused[site.name] - refused
         ballast.unlink()
         site.restart_servers()
-        until(lambda: site.answers() and site.ask("state")["ok"], f"{site.name} with room", 120)
+        until(lambda: site.answers() and site.request("state")["ok"], f"{site.name} with room", 120)
         site.afflicted = False
         took = self.heal("full disk")
         self.must("full disk", sentence, "it refused nothing: was it full?")
@@ -210,15 +210,15 @@ class Faults:
         self.changes.go()
         before = self.changes.made[site.name]
         self.rest(self.span.clock)
-        self.changes.hold()
-        said = site.told("stamped")
+        self.changes.wait_until_idle()
+        said = site.require("stamped")
         ahead, stamped = said["clock"] - time.time(), said["hlc"] - time.time()
         mine = self.changes.made[site.name] - before
         took = self.heal("a wrong clock")
-        alarmed = site.said(SITE, "this machine's clock is") or site.said(
+        alarmed = site.log_contains(SITE, "this machine's clock is") or site.log_contains(
             CELERY, "this machine's clock is"
         )
-        self.changes.hold()
+        self.changes.wait_until_idle()
         self._again(site)
         self.heal("the right clock again")
         self.must("a wrong clock", abs(ahead - HOUR) < 60, f"its clock was {ahead:.0f} s ahead")
@@ -229,42 +229,42 @@ class Faults:
                 f"the others' time, and {alarm}; one state {took:.1f} s after")  # fmt: skip
 
     def _again(self, site: Site, **environment: str) -> None:
-        """The mirror's processes anew; changes are held until it has heard the others once."""
-        self.changes.hold()
+        """Restart the mirror's processes; changes wait until it has pulled from the others once."""
+        self.changes.wait_until_idle()
         site.kill()
         site.dismiss()
         site.start(**environment)
         site.start_clerk(**environment)
         until(site.answers, f"{site.name} again", 120)
-        site.told("token")
+        site.require("token")
         until(
-            lambda: abs(site.told("state")["off"]) > 60 or not environment,
+            lambda: abs(site.require("state")["off"]) > 60 or not environment,
             "its hearing of the others' time",
             60,
         )
 
     def hostile(self, one: Site, other: Site, liar: Site) -> str:
         """Replays, alterations and a stranger's log at `one`; and `liar` signs two events with one number."""
-        self.changes.hold()
-        signed = one.told("sample")["signed"]
-        again = one.told("hear", signed=[signed])
+        self.changes.wait_until_idle()
+        signed = one.require("sample")["signed"]
+        again = one.require("receive", signed=[signed])
         self._note(
             "a replayed event",
             "changes nothing" if not again["stored"] and not again["refused"] else "",
         )
         altered = {**signed, "body": signed["body"].replace('"seq":', '"seq": ', 1)}
-        self._note("an altered event", " ".join(one.told("altered", signed=altered)["refused"]))
-        forged = one.told("forge")["signed"]
-        self._note("a stranger's log", " ".join(one.told("hear", signed=forged)["refused"]))
-        lie = liar.told("equivocate")
+        self._note("an altered event", " ".join(one.require("altered", signed=altered)["refused"]))
+        forged = one.require("forge")["signed"]
+        self._note("a stranger's log", " ".join(one.require("receive", signed=forged)["refused"]))
+        lie = liar.require("equivocate")
         for site, told in ((one, lie["one"]), (other, lie["other"])):
-            found = site.told("hear", signed=told)
+            found = site.require("receive", signed=told)
             believed = (
                 found["stored"] == 2 or found["forked"]
             )  # the other story may have come here before this one
             self.must("equivocation", believed, f"{site.name} was to believe it at first: {found}")
         took = self.within(
-            lambda: all(lie["origin"] in each.told("proofs")["origins"] for each in self.sites),
+            lambda: all(lie["origin"] in each.require("proofs")["origins"] for each in self.sites),
             "the proof",
             60,
         )
@@ -272,8 +272,8 @@ class Faults:
             "a member's two events with one number",
             f"proven at all three in {took:.1f} s, and withdrawn",
         )
-        said = liar.told("account", name=f"after-{time.time_ns()}")
-        self.changes.note(liar, "account", said)  # its own log goes on
+        said = liar.require("account", name=f"after-{time.time_ns()}")
+        self.changes.record_events(liar, "account", said)  # its own log goes on
         took = self.heal("equivocation")
         wrong = [
             digest(each["body"]) for each in (altered, *forged, lie["one"][1], lie["other"][1])
@@ -281,7 +281,7 @@ class Faults:
         kept = [
             each.name
             for each in self.sites
-            if len(each.told("lacks", digests=wrong)["lacks"]) < len(wrong)
+            if len(each.require("lacks", digests=wrong)["lacks"]) < len(wrong)
         ]
         self.must("hostile", not kept, f"something of it counts at {kept}")
         seen = "; ".join(

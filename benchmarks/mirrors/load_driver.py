@@ -198,7 +198,7 @@ class Clerk:
         return {"state": state_hash(), "off": writer.clock_offset()}
 
     def stamped(self) -> dict:
-        """Seconds by which this mirror's last event is stamped ahead of `at`, seconds since 1970 of whoever asks."""
+        """Return by how many seconds this mirror's last stamp is ahead of `at` (seconds since 1970)."""
         origin = Origin.objects.get(ours=True)
         return {
             "hlc": hlc.to_seconds(origin.head_hlc),
@@ -222,7 +222,7 @@ class Clerk:
         )
         return {"signed": found.signed.model_dump()}
 
-    def hear(self, signed: list[dict]) -> dict:
+    def receive(self, signed: list[dict]) -> dict:
         """As a pull hands over what came: checked against the mirrors of the list, whole or not at all."""
         events = [Signed.model_validate(each) for each in signed]
         keys = (

@@ -67,7 +67,7 @@ class Site(DemoMirror):
         for line in clerk.stdout:
             answers.put(json.loads(line))
 
-    def ask(self, do: str, seconds: float = 60.0, **what: Any) -> dict[str, Any]:
+    def request(self, do: str, seconds: float = 60.0, **what: Any) -> dict[str, Any]:
         """Its answer: {"ok": True, …} or {"ok": False, "error": …}. What comes later than `seconds` counts as none."""
         with self._lock:
             self._number += 1
@@ -84,9 +84,9 @@ class Site(DemoMirror):
             except (queue.Empty, BrokenPipeError):
                 return {"ok": False, "error": f"no answer in {seconds:.0f} s", "events": []}
 
-    def told(self, do: str, **what: Any) -> dict[str, Any]:
+    def require(self, do: str, **what: Any) -> dict[str, Any]:
         """The same where nothing but yes will do."""
-        said = self.ask(do, **what)
+        said = self.request(do, **what)
         assert said["ok"], f"{self.name}: {do}: {said['error']}"
         return said
 
@@ -138,7 +138,7 @@ class Site(DemoMirror):
     def _log(self, name: str) -> Path:
         return self.processes.logs / f"{name}.log"
 
-    def said(self, name: str, words: str) -> bool:
+    def log_contains(self, name: str, words: str) -> bool:
         """Whether these stand in the log of one of its processes."""
         return words in self._log(name).read_text(errors="replace")
 

@@ -63,7 +63,7 @@ class Workers:
         del self.family.children["measure"]
 
     def enrol(self, site: Site, people: dict[str, str]) -> None:
-        """`barnraise login` on each; whoever it belongs to approves."""
+        """Run `barnraise login` on each machine; its owner approves."""
         for n, name in zip(self.numbers, self.names, strict=True):
             command = (
                 "-m",
@@ -78,7 +78,7 @@ class Workers:
             self.family.start(f"login-{n}", sys.executable, *command)
 
         def enrolled() -> bool:
-            site.told("approve", owners=people)
+            site.require("approve", owners=people)
             return all(self.family.children[f"login-{n}"].poll() == 0 for n in self.numbers)
 
         until(enrolled, "six machines' enrolment", 180)

@@ -25,7 +25,7 @@ class Changes(threading.Thread):
         self.accepted: dict[str, tuple[str, str]] = {}
         self.made: Counter[str] = Counter()  # by mirror, those that were accepted
         self.refused: Counter[str] = Counter()
-        self.unexpected: list[str] = []  # refusals by a mirror of which nothing was down
+        self.unexpected: list[str] = []  # refusals by a mirror that was up
         self._people: list[str] = []
         self._banned: list[str] = []
         self._runs: list[str] = []
@@ -39,13 +39,13 @@ class Changes(threading.Thread):
             if self._going.is_set() and (live := [site for site in self.sites if site.is_running]):
                 with self._one:
                     if self._going.is_set():
-                        self.make(self.dice.choice(live))
+                        self.make_change(self.dice.choice(live))
             self._ended.wait(self.every)
 
     def go(self) -> None:
         self._going.set()
 
-    def hold(self) -> None:
+    def wait_until_idle(self) -> None:
         """Returns once the last one is through."""
         self._going.clear()
         with self._one:
@@ -56,11 +56,11 @@ class Changes(threading.Thread):
         self._going.set()
         self.join(60)
 
-    def make(self, site: Site) -> bool:
+    def make_change(self, site: Site) -> bool:
         """One change there. Whether it was accepted."""
         self._count += 1
         kind, what = self._chosen()
-        said = site.ask(kind, 20.0, **what)
+        said = site.request(kind, 20.0, **what)
         if not said["ok"]:
             self.refused[site.name] += 1
             known_elsewhere = "matching query does not exist" in said["error"] or said[
@@ -69,7 +69,7 @@ class Changes(threading.Thread):
             if not site.afflicted and site.is_running and not known_elsewhere:
                 self.unexpected.append(f"{site.name}: {kind}: {said['error']}")
             return False
-        self.note(site, kind, said)
+        self.record_events(site, kind, said)
         if kind == "account":
             self._people.append(said["person"])
         elif kind == "run":
@@ -78,7 +78,7 @@ class Changes(threading.Thread):
             self._banned.append(what["person"])
         return True
 
-    def note(self, site: Site, kind: str, said: dict[str, Any]) -> None:
+    def record_events(self, site: Site, kind: str, said: dict[str, Any]) -> None:
         """All that this mirror signed meanwhile, Celery's own included."""
         self.made[site.name] += 1
         for name in said["events"]:

@@ -56,14 +56,14 @@ class Writing:
         self.events: list[LogEvent] = []
         self.kept: list[PrivateData] = []
 
-    def keep(self, subject: str, said: dict[str, Any]) -> str:
+    def store_private(self, subject: str, said: dict[str, Any]) -> str:
         body, salt = projection.canonical_json(said), uuid7().hex
         self.kept.append(
             PrivateData(digest=digest(salt + body), aggregate=subject, salt=salt, body=body)
         )
         return self.kept[-1].digest
 
-    def tell(self, type: str, which: object, said: dict[str, Any]) -> None:
+    def append_event(self, type: str, which: object, said: dict[str, Any]) -> None:
         self.hlc = hlc.next_stamp(self.hlc, time.time())
         event = Event(
             id=str(uuid7()), origin=self.ours.pk, seq=self.ours.head_seq + 1, prev=self.ours.head_digest, hlc=self.hlc,
@@ -103,10 +103,14 @@ def fill(events: int) -> dict[str, Any]:
             "email": email,
             "password": f"pbkdf2_sha256$1000000${n:022d}${'x' * 44}",
         }
-        writing.tell("person.join", person, {"about": writing.keep(subject, about), "joined": now})
+        writing.append_event(
+            "person.join", person, {"about": writing.store_private(subject, about), "joined": now}
+        )
         addresses = {"addresses": [{"email": email, "verified": True, "primary": True}]}
-        writing.tell(
-            "access.addresses", person, {"about": writing.keep(f"access:{person}", addresses)}
+        writing.append_event(
+            "access.addresses",
+            person,
+            {"about": writing.store_private(f"access:{person}", addresses)},
         )
         for _ in range(SHARES["machines"]):
             _machine(writing, run.pk, person, n, now)
@@ -121,8 +125,8 @@ def _machine(writing: Writing, run: UUID, person: str, number: int, now: str) ->
     name = identity("worker", number).key
     what = {"hostname": f"pc-{number}", "system": "Linux 6.8", "processor": "Ryzen 7 5800X", "cores": 8,
             "memory_bytes": 32 * 10**9, "accelerator": "RTX 3060"}  # fmt: skip
-    about = writing.keep(f"machine:{name}", what)
-    writing.tell(
+    about = writing.store_private(f"machine:{name}", what)
+    writing.append_event(
         "machine.enrol",
         name,
         {"about": about, "id": str(uuid7()), "owner": person, "enrolled": now},
@@ -134,7 +138,9 @@ def _machine(writing: Writing, run: UUID, person: str, number: int, now: str) ->
             "last": 10 * n + 10,
             "tokens": 600_000,
         }
-        writing.tell("credit.receipt", f"{run}:{name}:{INCARNATION}", said | {"witness": None})
+        writing.append_event(
+            "credit.receipt", f"{run}:{name}:{INCARNATION}", said | {"witness": None}
+        )
 
 
 def change(each: float, seconds: float, which: int) -> dict[str, Any]:

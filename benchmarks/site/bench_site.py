@@ -58,7 +58,7 @@ async def load(
     counts, posts.ends = time.monotonic() + warm, (ends := time.monotonic() + seconds)
     await asyncio.sleep(warm)
     late = Lateness()
-    noting = asyncio.create_task(late.note())
+    noting = asyncio.create_task(late.measure())
     used = [(time.monotonic(), await asyncio.to_thread(site.used))]
     heard_before = heard.bytes
     while time.monotonic() < ends:
@@ -107,7 +107,7 @@ class Lateness:
     def __init__(self) -> None:
         self.milliseconds: list[float] = []
 
-    async def note(self) -> None:
+    async def measure(self) -> None:
         """Until it is cancelled."""
         while True:
             due = time.monotonic() + NAP

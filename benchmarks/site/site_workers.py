@@ -37,7 +37,7 @@ class Posts:
     milliseconds: list[tuple[float, float]] = field(default_factory=list)  # (when, how long)
     sent: dict[tuple[str, int], float] = field(default_factory=dict)
     confirmed: int = 0  # reports
-    ends: float = math.inf  # the monotonic second after which nobody reports anew
+    ends: float = math.inf  # the monotonic second after which no new report starts
     failed: dict[str, int] = field(default_factory=dict)  # posts, by what came instead
 
 

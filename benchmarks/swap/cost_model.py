@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 
 from barnraise.models import gpt2
 from barnraise.planning import cost_model
-from barnraise.planning.hardware import Hardware, keep_freed_memory
+from barnraise.planning.hardware import Hardware, retain_freed_memory
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.fused_loss import head_step
@@ -99,7 +99,7 @@ def predict_parts(hardware: Hardware, model: ModelSpec, sequences: int) -> dict[
 
 def main() -> None:
     """Measure this machine, then print predicted and measured seconds of each shape."""
-    keep_freed_memory()
+    retain_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         hardware = probe(Path(folder), "cpu")

@@ -49,7 +49,7 @@ def page(*machines, **rows) -> TelemetryPage:
     return TelemetryPage(machines=list(machines), **{**empty, **rows})
 
 
-def told(
+def ingest_page(
     found: TelemetryPage, key: str = OTHER, after: TelemetryPosition | None = None
 ) -> ingest.PageIngestResult:
     """Taken, as from a mirror that was asked past `after`, or past where it was heard last."""

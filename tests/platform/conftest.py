@@ -74,7 +74,7 @@ def another_moment():
 
 @pytest.fixture
 def valkey(state):
-    """An empty Valkey; the live site of the browser's tests has a database of its own beside it."""
+    """Empty this process's Valkey database; the live site uses another one."""
     from coordinator.lib.valkey import valkey_client
 
     valkey_client().flushdb()

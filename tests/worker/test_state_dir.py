@@ -47,9 +47,7 @@ def test_a_folder_opened_again_is_the_same_life(tmp_path):
         ),
     ],
 )
-def test_a_folder_that_is_not_this_runs_and_machines_is_refused_by_name_and_left_alone(
-    tmp_path, spoil, why
-):
+def test_folder_of_another_run_or_machine_is_refused_and_unchanged(tmp_path, spoil, why):
     path = tmp_path / "run"
     open_signed(path)
     spoil(path)
@@ -58,7 +56,7 @@ def test_a_folder_that_is_not_this_runs_and_machines_is_refused_by_name_and_left
         open_signed(path)
     assert str(path) in str(caught.value)
     assert sorted((p.name, p.read_bytes()) for p in path.iterdir()) == before
-    with pytest.raises(StateError, match=why):  # not "in use": the refusal has let go of the lock
+    with pytest.raises(StateError, match=why):  # not "in use": the refusal released the lock
         open_signed(path)
 
 
@@ -112,7 +110,7 @@ def test_a_home_keeps_its_key_to_its_owner_and_says_when_it_is_damaged(tmp_path)
         StateDir(tmp_path)
 
 
-def test_a_machine_that_is_not_enrolled_or_forgot_by_whom_is_told_what_to_do(tmp_path):
+def test_machine_without_enrolment_gets_the_next_step(tmp_path):
     home = StateDir(tmp_path)
     with pytest.raises(StateError, match="run `barnraise login URL` first"):
         _ = home.membership

@@ -27,7 +27,7 @@ SCHEDULES = ("cosine", "constant")
 STRATEGIES = ("streams", "windows", "async")
 # What an author says of an update: all values, or the largest so many of each chunk of 4096, in 2, 4 or 8 bits.
 _KEPT = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # 1…4095
-AUTO = "auto"  # …or each author as its line allows, rounds too
+AUTO = "auto"  # each author chooses compression and round length by its uplink
 CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_KEPT})x(?P<bits>[248])", re.ASCII)
 
 
@@ -204,8 +204,8 @@ class RunSpec:
     recipe: Recipe = field(default_factory=Recipe)
     seed: int = 0
     owner: str = ""  # the key that signed the manifest
-    roots: tuple[str, ...] = ()  # the mirrors' root keys…
-    threshold: int = 1  # …and how many of them must sign
+    roots: tuple[str, ...] = ()  # the mirrors' root keys
+    threshold: int = 1  # how many root keys must sign
     manifest: str = ""  # BLAKE3 of the signed manifest's body; pinned at launch
     max_tokens_per_update: int = 1 << 26
     verdict_horizon: int = 20  # rounds of ledger tokens an archive peer keeps updates for

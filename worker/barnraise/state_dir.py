@@ -173,7 +173,7 @@ class RunDir:
         write_atomically(self.path / name, message.model_dump_json(indent=1).encode())
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """For `barnraise status` and whoever watches: replaced whole, never half-written; no state, so not fsynced, and
+        """Write the file that `barnraise status` reads: replaced whole, never half-written; no state, so not fsynced, and
         a disk that refuses it (full, or on Windows while somebody reads) stops nobody."""
         fresh = self.path / "status.json.new"
         try:

@@ -41,7 +41,7 @@ def ada(person):
 
 @pytest.fixture
 def secret(ada) -> str:
-    """Of the app that Ada has beside recovery codes."""
+    """Return a code of Ada's authenticator app."""
     made = generate_totp_secret()
     TOTP.activate(ada, made)
     RecoveryCodes.activate(ada)
@@ -135,7 +135,7 @@ def test_nobody_is_let_in_where_their_second_factor_has_not_come(ada, secret):
     assert is_in(sign_in(code(secret))[0])
 
 
-def test_nobody_is_let_in_or_asked_to_verify_where_their_addresses_have_not_come(ada):
+def test_sign_in_waits_until_the_addresses_have_been_replicated(ada):
     late = elsewhere(without='"verified"')
     client, answer = sign_in()
     assert (
@@ -231,7 +231,7 @@ def test_no_secret_is_in_any_event_and_nothing_stays_of_who_leaves(ada, secret):
         ingest.ingest_events(after)
 
 
-def test_what_cannot_be_a_second_factor_is_not_taken_over_and_lets_nobody_in(ada):
+def test_invalid_second_factor_is_not_replicated(ada):
     with log_transaction():
         for kind, odd in (
             ("totp", {"secret": "A"}),

@@ -47,9 +47,7 @@ def test_a_person_founds_a_team_and_leads_it(signed_in, valkey):
         ("the weavers", "already"),
     ],
 )
-def test_a_team_that_cannot_be_says_so_at_its_field_and_keeps_what_was_typed(
-    signed_in, valkey, name, said
-):
+def test_invalid_team_form_keeps_the_input_and_shows_the_problem(signed_in, valkey, name, said):
     client, ada = signed_in()
     Team.create("The Weavers", ada)
     answer = client.post("/teams/new/", {"name": name})

@@ -71,9 +71,7 @@ def tokens(machine) -> int:
     return sum(row.tokens for row in Credit.objects.filter(machine=machine.machine))
 
 
-def test_what_another_person_took_in_counts_once_whoever_says_it_and_however_often(
-    barn, says, person, volunteer
-):
+def test_attested_updates_count_once_however_often_attested(barn, says, person, volunteer):
     run, ada, _, bob = barn
     says(run, ada, 3000)
     says(run, bob, 0, (ada, 2, 2000))
@@ -101,9 +99,7 @@ def test_nobody_vouches_for_themselves_or_for_a_machine_of_their_own(barn, says)
     assert not Credit.objects.exists()
 
 
-def test_credit_is_no_more_than_the_author_told_of_itself_and_the_rest_comes_when_it_does(
-    barn, says
-):
+def test_credit_is_capped_by_the_authors_own_reports(barn, says):
     run, ada, _, bob = barn
     says(run, bob, 0, (ada, 2, 2000))
     assert tokens(ada) == 0, "it has not said anything yet"
@@ -115,9 +111,7 @@ def test_credit_is_no_more_than_the_author_told_of_itself_and_the_rest_comes_whe
     assert tokens(ada) == 9000
 
 
-def test_where_a_site_is_one_of_several_a_machine_that_reports_to_another_gets_its_credit_all_the_same(
-    barn, says
-):
+def test_machine_reporting_to_another_mirror_gets_its_credit_here(barn, says):
     run, ada, _, bob = barn
     here = list_entry(site_identity.identity(), "https://here.example.org")
     mirror_list.ingest_lists([first := signed_list(1, here)], vouched=first.digest)
@@ -125,7 +119,7 @@ def test_where_a_site_is_one_of_several_a_machine_that_reports_to_another_gets_i
     assert tokens(ada) == 2000, "its signed header says so"
 
 
-def test_two_who_lie_together_get_no_more_than_the_rules_let_an_update_claim(barn, says):
+def test_colluding_machines_get_no_more_than_an_update_may_claim(barn, says):
     run, ada, _, bob = barn
     says(run, ada, 2**60)
     says(run, bob, 0, (ada, 2, 2**60))
@@ -165,7 +159,7 @@ def test_who_is_not_in_the_run_gets_nothing(barn, says, volunteer, person):
 
 
 @pytest.mark.parametrize("kind", ["word", "head", "run", "author", "another's"])
-def test_a_testimony_whose_signatures_do_not_hold_is_refused_with_its_report(barn, numbers, kind):
+def test_attestation_with_a_bad_signature_is_refused_with_its_report(barn, numbers, kind):
     run, ada, _, bob = barn
     good = witness_of(bob, run, ada, 2, 2000)
     spoilt = {
@@ -206,9 +200,7 @@ def test_a_testimony_whose_signatures_do_not_hold_is_refused_with_its_report(bar
         max_size=12,
     )
 )
-def test_whatever_is_witnessed_in_whatever_order_every_range_is_proven_and_none_counts_twice(
-    barn, told
-):
+def test_any_order_of_attestations_counts_every_range_once(barn, told):
     """By three machines of two people, of each other, of themselves, again and out of order."""
     run, machines = barn[0], barn[1:]
     Credit.objects.all().delete()

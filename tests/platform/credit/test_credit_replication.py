@@ -116,7 +116,7 @@ def test_what_another_mirror_tells_of_is_not_answered(mirrors):
 
 
 @pytest.mark.django_db
-def test_credit_counted_too_high_between_two_reports_is_put_right_by_the_author_s_totals(mirrors):
+def test_too_high_credit_is_corrected_by_the_authors_totals(mirrors):
     """A report was counted while another mirror's receipt of the same updates was written."""
     mirrors.hears(4)
     tasks.record_events()
@@ -177,7 +177,7 @@ DONE = st.lists(
 @pytest.mark.django_db
 @example([("here", 2), ("midnight",), ("there", 1, 0), ("here", 3)])
 @given(DONE)
-def test_whoever_hears_and_tells_first_credit_is_right_to_the_token_all_the_while(mirrors, done):
+def test_credit_is_exact_at_every_mirror_in_any_order_of_events(mirrors, done):
     mirrors.begin()
     for what, *which in done:
         match what:

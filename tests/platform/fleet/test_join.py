@@ -113,7 +113,7 @@ def test_a_second_login_of_a_machine_updates_what_is_known_of_it(person):
     assert Machine.objects.get().cores == 16
 
 
-def test_nobody_takes_over_anothers_machine_and_a_revoked_key_stays_revoked(person):
+def test_enrolment_of_a_foreign_or_revoked_key_is_refused(person):
     ada, bob, identity = person(), person("bob@example.org"), Identity(b"\x05" * 32)
     machine = open_code(identity).approve(ada)
     code = open_code(identity)
@@ -249,7 +249,7 @@ def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, vol
     assert reply.peers == []
 
 
-def test_peers_are_those_heard_last_anywhere_each_once_and_none_that_is_gone(
+def test_peers_are_the_machines_last_seen_at_any_mirror_each_once(
     person, launched, volunteer, monkeypatch
 ):
     run, ada = launched(person())

@@ -51,7 +51,7 @@ def told(answer) -> coordinator_messages.Directive:
 # ---- paused and resumed --------------------------------------------------------------------------------------------
 
 
-def test_a_machine_paused_on_the_site_hears_it_with_its_next_report_and_the_others_do_not(
+def test_pause_reaches_only_the_paused_machine_with_its_next_report(
     person, launched, volunteer, numbers, signed_in
 ):
     run, ada = launched(person())
@@ -65,9 +65,7 @@ def test_a_machine_paused_on_the_site_hears_it_with_its_next_report_and_the_othe
     assert told(bob.report(run, numbers(2))).status is enums.RunStatus.TRAINING
 
 
-def test_a_paused_machine_that_joins_again_is_paused_there_too_and_still_hears_of_the_end(
-    person, launched, numbers
-):
+def test_paused_machine_stays_paused_when_it_joins_again(person, launched, numbers):
     run, ada = launched(person())
     assert MachinePause.start(ada.machine, actor=run.owner) and not MachinePause.start(ada.machine)
     reply = ada.join(run)
@@ -95,7 +93,7 @@ def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volun
     assert not MachinePause.start(ada.machine)
 
 
-def test_a_report_costs_as_many_queries_whether_the_machine_is_paused_or_not(
+def test_report_of_a_paused_machine_costs_no_more_queries(
     person, launched, numbers, django_assert_max_num_queries
 ):
     run, ada = launched(person())
@@ -237,9 +235,7 @@ def test_a_senseless_measurement_is_refused_at_its_field(
 # ---- replays -------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_heard_here_is_refused_at_another_mirror_and_one_for_another_is_refused_here(
-    person, volunteer, monkeypatch
-):
+def test_request_signed_for_another_mirror_is_refused(person, volunteer, monkeypatch):
     ada = volunteer(person())
     token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
     assert ada.ask("GET", "/runs", token=token).status_code == 200
@@ -257,9 +253,7 @@ def test_a_request_heard_here_is_refused_at_another_mirror_and_one_for_another_i
 # ---- at other mirrors ----------------------------------------------------------------------------------------------
 
 
-def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_none_without_its_name(
-    person, volunteer, monkeypatch
-):
+def test_events_of_known_machines_are_written_in_one_batch(person, volunteer, monkeypatch):
     ada = person()
     attic, barn, shed, sold = (volunteer(ada, n).machine for n in range(1, 5))
     before = all_events(), all_private_data()
@@ -292,7 +286,7 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
     assert replicated_rows() == there
 
 
-def test_a_mirror_that_gives_a_machines_number_to_other_keys_takes_nothing_of_it(person, volunteer):
+def test_event_that_reassigns_a_machine_id_is_ignored(person, volunteer):
     ada = person()
     mine, other = volunteer(ada, 1).machine, LogBuilder()
     about, enrolled = "0" * 64, mine.enrolled.isoformat()

@@ -59,7 +59,7 @@ def wrong(run, *charges, reason="") -> dict[str, str]:
     return raised.value.problems
 
 
-def test_a_verdict_is_believed_by_the_exchange_noted_and_sent_until_it_is_heeded(world, numbers):
+def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(world, numbers):
     run, ada, bob = world
     made = VerdictRecord.issue(run, [charge(bob, 3)], "noise", actor=run.owner)
     rules = UpdateRules.from_spec(run.spec, str(run.pk), frozenset(run.spec.roots))
@@ -156,9 +156,7 @@ def wrong_again(run, *charges) -> dict[str, str]:
     return raised.value.problems
 
 
-def test_a_run_that_is_a_draft_or_over_takes_none_and_no_more_than_a_run_may_have(
-    world, draft, monkeypatch
-):
+def test_verdict_on_a_draft_or_ended_run_or_above_the_limit_is_refused(world, draft, monkeypatch):
     run, _, bob = world
     assert "is draft" in wrong(draft(run.owner), charge(bob))["run"]
     monkeypatch.setattr(verdicts, "MAX_VERDICTS", 0)

@@ -72,9 +72,7 @@ def test_an_announcement_that_is_repeated_costs_no_query(
     assert not queries.captured_queries and CheckpointHolder.objects.count() == 1
 
 
-def test_a_machine_of_another_person_confirms_what_it_reports_at_the_same_updates(
-    person, launched, volunteer, numbers
-):
+def test_checkpoint_is_confirmed_by_another_persons_machine(person, launched, volunteer, numbers):
     run, ada = launched(person())
     ada.report(run, numbers(1, checkpoint=view()))
     drain_queue()
@@ -97,7 +95,7 @@ def test_a_machine_of_another_person_confirms_what_it_reports_at_the_same_update
     assert line.confirmed and (line.machines, line.people) == (3, 2)
 
 
-def test_two_digests_at_the_same_updates_are_both_shown_and_neither_is_confirmed(
+def test_two_digests_at_the_same_updates_are_shown_unconfirmed(
     person, launched, volunteer, numbers
 ):
     run, _ = launched(person(), name="Split")

@@ -28,7 +28,7 @@ def spec(preset: str = "gpt2-124m", **changed) -> RunSpec:
     )
 
 
-def test_a_larger_gpu_is_never_slower_and_every_machine_trains_a_small_model():
+def test_larger_gpu_is_never_slower_and_all_train_a_small_model():
     laptop, small, large = estimate(spec(), list(REFERENCE_MACHINES), 10)
     assert not (laptop.refusal or small.refusal or large.refusal)
     assert 0 < laptop.tokens_per_second < small.tokens_per_second < large.tokens_per_second
@@ -48,7 +48,7 @@ def test_every_preset_is_estimated_within_seconds_on_every_kind_of_machine(prese
         assert need.refusal or all(p.seconds > 0 and p.schedule.steps >= 1 for p in need.run_times)
 
 
-def test_where_lines_carry_everything_twice_the_volunteers_take_half_the_time():
+def test_twice_the_volunteers_take_half_the_time_on_fast_lines():
     one, two, four = (estimate_run_time(spec("gpt-nano"), 10.0, 100, n) for n in (1, 2, 4))
     assert one.slowdown == two.slowdown == four.slowdown == 1.0
     assert one.seconds == pytest.approx(2 * two.seconds) == pytest.approx(4 * four.seconds)
@@ -110,9 +110,7 @@ def ask(person):
 
 
 @pytest.mark.django_db
-def test_the_form_says_what_typical_machines_and_ones_own_would_need_and_do(
-    person, volunteer, ask, golden_hardware
-):
+def test_form_estimates_typical_and_own_machines(person, volunteer, ask, golden_hardware):
     ada = person()
     mine, _ = volunteer(ada, 1), volunteer(ada, 2)
     HardwareMeasurement.record(mine.machine, golden_hardware)

@@ -53,7 +53,7 @@ def test_hostile_notes_become_text(hostile):
         assert not re.search(r'href="\s*(javascript|data|vbscript)', tag, re.I), tag
 
 
-def test_what_hides_or_turns_text_around_is_taken_out_of_notes_and_emoji_stay():
+def test_notes_lose_bidirectional_and_hidden_characters_not_emoji():
     assert (
         markdown.clean_markdown("a\u202eb\u200bc\0d\r\ne 🛖 \N{HEBREW LETTER ALEF}")
         == "abcd\ne 🛖 \N{HEBREW LETTER ALEF}"

@@ -43,9 +43,7 @@ def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launc
     assert not run.edit("Another", run.spec), "what is launched never changes"
 
 
-def test_a_draft_is_copied_by_its_owner_alone_and_its_name_is_not_told_to_others(
-    signed_in, draft, launched, person
-):
+def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched, person):
     _, ada = signed_in()
     secret = draft(ada, name="Secret plans")
     stranger, _ = signed_in("eve@example.org")
@@ -121,7 +119,7 @@ def checkpointed(person, launched, numbers):
     return run, ada, run.checkpoints.get()
 
 
-def test_a_run_begins_at_anothers_checkpoint_once_a_machine_of_its_owner_has_the_weights(
+def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
     checkpointed, client, manifest, volunteer
 ):
     run, ada, checkpoint = checkpointed
@@ -159,9 +157,7 @@ def test_a_run_begins_at_anothers_checkpoint_once_a_machine_of_its_owner_has_the
     )
 
 
-def test_a_run_from_a_checkpoint_keeps_its_model_and_tokenizer_and_the_form_says_so_at_the_field(
-    checkpointed, client
-):
+def test_run_from_a_checkpoint_keeps_model_and_tokenizer(checkpointed, client):
     run, _, checkpoint = checkpointed
     made = run.clone(run.owner, start=checkpoint.to_start())
     client.force_login(run.owner)

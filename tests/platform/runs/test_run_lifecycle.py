@@ -61,7 +61,7 @@ def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
 
 
 def test_what_was_long_on_its_way_is_seen_within_minutes(person, launched, numbers, valkey):
-    """Runs of which nothing was heard for two minutes are not looked at every two seconds, but they are looked at."""
+    """Advance runs that are silent for two minutes less often, but advance them."""
     run, ada = launched(person())
     assert advance_runs() == 0
     ada.report(run, numbers(1, ledger_tokens=100_000, activity="finished"))
@@ -94,9 +94,7 @@ def test_a_revoked_machine_counts_for_nothing(person, launched, numbers, volunte
     ) == (1, 0, 0)
 
 
-def test_a_machine_that_misses_three_reports_is_gone_and_one_that_leaves_at_once(
-    person, launched, numbers
-):
+def test_machine_is_gone_after_three_missed_reports_or_on_leaving(person, launched, numbers):
     run, ada = launched(person())
     assert gather_facts(run).alive == 1
     Membership.objects.update(last_seen=timezone.now() - timedelta(seconds=9))

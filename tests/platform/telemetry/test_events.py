@@ -43,9 +43,7 @@ def test_a_turn_of_a_machine_has_a_name(before, after, run, kind):
     assert event_kind_of_change(before, after, run) == kind
 
 
-def test_a_machine_that_joins_rests_goes_on_and_leaves_is_told_of_once_each(
-    person, launched, numbers
-):
+def test_join_pause_resume_and_leave_are_one_event_each(person, launched, numbers):
     run, volunteer = launched(person())
     kinds = ("training", "training", "paused", "training", "left")
     for seq, activity in enumerate(kinds, 1):
@@ -76,9 +74,7 @@ def test_a_pause_of_the_whole_run_is_one_event_and_not_one_a_machine(person, lau
     assert "paused the run" in said and "resumed the run" in said and "pc-1 joined" in said
 
 
-def test_the_list_tells_of_the_runs_life_its_weights_and_who_is_gone_the_newest_first(
-    person, launched, numbers
-):
+def test_feed_lists_run_checkpoint_and_machine_events_newest_first(person, launched, numbers):
     run, volunteer = launched(person())
     held = reports.CheckpointView(
         tokens=900, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4096

@@ -133,9 +133,7 @@ def test_a_refusal_that_looks_like_markup_is_printed_as_it_is(small, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "nicer"), [((), 10), (("--eager",), 0)])
-def test_a_machine_that_trains_lets_its_other_programs_go_first_unless_it_is_told_not_to(
-    tmp_path, words, nicer
-):
+def test_join_lowers_its_priority_unless_eager(tmp_path, words, nicer):
     mirror = MirrorView(key=StateDir(tmp_path).identity.key, name="small", protocols=[1], time=0)
     StateDir(tmp_path).save_membership(
         SiteMembership(url="http://127.0.0.1:9", mirror=mirror, machine=MACHINE)
@@ -270,7 +268,7 @@ def test_status_tells_of_each_peer_and_reads_what_older_versions_wrote(tmp_path)
     assert done.returncode == 0 and "Ridge" in done.stdout
 
 
-def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_by_no_other(
+def test_verdict_is_signed_only_by_the_owners_machine(
     tmp_path,
 ):
     home = StateDir(tmp_path)

@@ -115,9 +115,7 @@ def reporter(home, client, tmp_path):
     made.stop()
 
 
-def test_a_machine_learns_of_all_mirrors_from_its_own_and_reports_to_the_one_it_prefers(
-    home, mirrors, reporter
-):
+def test_client_learns_all_mirrors_and_reports_to_the_preferred_one(home, mirrors, reporter):
     waits_for(lambda: mirrors[0].reports)
     assert (
         parse_list(
@@ -130,9 +128,7 @@ def test_a_machine_learns_of_all_mirrors_from_its_own_and_reports_to_the_one_it_
     )
 
 
-def test_it_tells_every_mirror_where_it_can_be_found_and_hears_from_each_of_peers(
-    mirrors, reporter
-):
+def test_client_announces_itself_to_every_mirror_and_collects_peers(mirrors, reporter):
     waits_for(
         lambda: all(any(said["addresses"] for said in mirror.joined) for mirror in mirrors[:2])
     )
@@ -140,9 +136,7 @@ def test_it_tells_every_mirror_where_it_can_be_found_and_hears_from_each_of_peer
     waits_for(lambda: found.update(peer.key for peer in reporter.pop_peers()) or len(found) >= 2)
 
 
-def test_when_its_mirror_dies_the_next_gets_what_was_not_confirmed_and_it_goes_back_afterwards(
-    mirrors, reporter
-):
+def test_unconfirmed_reports_go_to_the_next_mirror_and_back_later(mirrors, reporter):
     waits_for(lambda: mirrors[0].reports)
     mirrors[0].close()
     waits_for(lambda: mirrors[1].reports)
@@ -182,9 +176,7 @@ def test_most_of_the_mirrors_together_can_send_a_machine_away(mirrors, reporter)
     assert "this machine was revoked" in reporter.refused
 
 
-def test_a_directive_of_the_next_mirror_counts_though_the_last_ones_clock_was_ahead(
-    mirrors, reporter
-):
+def test_directive_of_the_next_mirror_counts_despite_a_fast_clock(mirrors, reporter):
     mirrors[0].issued = 9e9
     waits_for(lambda: reporter.directive.issued == 9e9)
     mirrors[0].close()
@@ -192,9 +184,7 @@ def test_a_directive_of_the_next_mirror_counts_though_the_last_ones_clock_was_ah
     waits_for(lambda: reporter.directive.status is RunStatus.PAUSED)
 
 
-def test_a_newer_list_that_any_mirror_has_is_taken_and_who_was_expelled_is_left(
-    mirrors, client, reporter
-):
+def test_newer_list_from_any_mirror_is_adopted_and_expelled_one_left(mirrors, client, reporter):
     waits_for(lambda: mirrors[0].reports and client.newest_list)
     newer = signed_list(
         2,
@@ -210,9 +200,7 @@ def test_a_newer_list_that_any_mirror_has_is_taken_and_who_was_expelled_is_left(
 
 
 @pytest.mark.parametrize("signers", [0, 1])
-def test_a_first_list_signed_by_too_few_is_not_taken_though_its_mirror_names_it(
-    mirrors, client, signers, caplog
-):
+def test_first_list_with_too_few_signatures_is_refused(mirrors, client, signers, caplog):
     for mirror in mirrors:
         mirror.names(signed_list(1, *(m.listed for m in mirrors), signers=signers))
     client.join_run(RUN, [])
@@ -221,17 +209,13 @@ def test_a_first_list_signed_by_too_few_is_not_taken_though_its_mirror_names_it(
     assert client.select_mirror() == mirrors[2].identity.key
 
 
-def test_a_first_list_that_the_machines_own_mirror_does_not_name_is_not_taken(
-    mirrors, client, caplog
-):
+def test_first_list_not_named_by_the_own_mirror_is_refused(mirrors, client, caplog):
     client.join_run(RUN, [])
     client.receive_mirror_lists([signed_list(1, mirrors[0].listed)])
     assert client.newest_list is None and "which this machine's mirror names" in caplog.text
 
 
-def test_an_older_an_expired_and_a_second_list_of_one_version_are_refused_by_a_sentence(
-    mirrors, client, caplog
-):
+def test_older_expired_or_conflicting_list_is_refused(mirrors, client, caplog):
     client.join_run(RUN, [])
     client.receive_mirror_lists(mirrors[2].lists)
     client.receive_mirror_lists([signed_list(2, *(m.listed for m in mirrors))])
@@ -256,7 +240,7 @@ def test_a_damaged_list_on_disk_costs_nothing_but_asking_again(home, mirrors, ke
     client.close()
 
 
-def test_a_list_of_another_site_than_the_one_a_machine_is_enrolled_at_is_not_gone_by(home, mirrors):
+def test_list_of_another_site_is_ignored(home, mirrors):
     other = signed_list(1, list_entry(Identity(b"z" * 32), "https://elsewhere.example.org"))
     (home.path / MIRROR_LIST_FILE).write_bytes(
         MirrorLists(lists=[other]).model_dump_json().encode()

@@ -142,9 +142,7 @@ def start(small, tmp_path):
         reporter.stop()
 
 
-def test_nothing_is_lost_while_the_coordinator_is_away_and_each_interval_has_its_report(
-    small, start
-):
+def test_no_report_is_lost_while_the_coordinator_is_unreachable(small, start):
     reporter = start()
     waits_for(lambda: len(small.reports) >= 2)
     small.close()
@@ -185,9 +183,7 @@ def test_what_stays_unconfirmed_is_posted_again(small, start, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [403, 404, 410])
-def test_an_answer_that_it_has_no_place_in_the_run_any_more_ends_it_with_the_sentence(
-    small, start, status
-):
+def test_reply_that_excludes_the_machine_ends_it_with_the_reason(small, start, status):
     small.failing = (status, "this machine was revoked by its owner")
     reporter = start()
     waits_for(lambda: reporter.refused == "this machine was revoked by its owner")
@@ -329,9 +325,7 @@ def test_a_budget_only_grows_past_the_specs():
         assert token_budget(spec, said) == expected
 
 
-def test_where_reports_are_rare_what_the_coordinator_decides_is_heard_between_them(
-    small, start, monkeypatch
-):
+def test_directive_is_polled_between_rare_reports(small, start, monkeypatch):
     assert report_module.DIRECTIVE_SECONDS <= 30, (
         "a revocation is known within a minute, peers' telling each other included"
     )

@@ -198,7 +198,7 @@ PARTS = (
 )
 
 
-def test_rates_between_measured_sizes_go_along_the_logarithm_and_stay_level_beyond():
+def test_rates_are_interpolated_by_logarithm_and_level_outside():
     rates = ((100, 1.0), (400, 3.0))
     assert [cost_model.at(rates, size) for size in (10, 100, 200, 400, 4000)] == pytest.approx(
         [1, 1, 2, 3, 3]

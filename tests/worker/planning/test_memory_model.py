@@ -132,9 +132,7 @@ def shaped(model: ModelSpec, micro_batches: int, **more):
 @pytest.mark.parametrize("more", KEEPING, ids=str)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("model", SHAPES, ids=["d128", "d96", "d256"])
-def test_a_steps_tensors_take_no_more_than_is_said_and_the_whole_not_five_percent_less(
-    model, micro_batches, more
-):
+def test_step_memory_is_at_most_predicted_and_within_five_percent(model, micro_batches, more):
     plan = shaped(model, micro_batches, **more)
     engine = engine_of(plan, recipe=RECIPE)
     batches = list(sample_text(4 * micro_batches, model=model).split(4))

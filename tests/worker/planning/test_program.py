@@ -314,7 +314,7 @@ def test_a_step_passes_every_block_once_up_and_once_down(plan):
 
 @settings(max_examples=100, deadline=None)
 @given(plan=arbitrary_plans())
-def test_every_tile_that_memory_does_not_hold_is_fetched_updated_and_stored_in_this_order(plan):
+def test_each_disk_tile_is_fetched_updated_and_stored_in_order(plan):
     for _, ops in programs(plan):
         of: dict[tuple[int, int], list[OperationKind]] = defaultdict(list)
         for op in ops:
@@ -334,7 +334,7 @@ def test_every_tile_that_memory_does_not_hold_is_fetched_updated_and_stored_in_t
 
 @settings(max_examples=100, deadline=None)
 @given(plan=arbitrary_plans())
-def test_exact_clipping_steps_nothing_before_the_last_gradient_and_a_commit_is_the_last_write(plan):
+def test_exact_clipping_updates_after_the_last_gradient_then_commits(plan):
     for what, ops in programs(plan):
         order = [op.kind for op in ops]
         if what == "step" and plan.clipping == "exact":

@@ -67,7 +67,7 @@ def machines(draw) -> tuple[Hardware, ModelSpec, Limits, int]:
 
 @settings(max_examples=60, deadline=None)
 @given(asked=machines())
-def test_a_plan_is_within_every_budget_obeys_every_wish_and_can_be_carried_out(asked):
+def test_plan_keeps_every_budget_and_limit_and_can_be_executed(asked):
     hardware, model, limits, sequences = asked
     try:
         plan = make_plan(hardware, model, limits, sequences, advise=False)
@@ -193,7 +193,7 @@ def test_what_fits_in_memory_is_not_put_on_disk_and_nothing_moves():
     }  # fmt: skip
 
 
-def test_a_model_twice_the_size_of_memory_lies_on_disk_with_what_helps_most_in_memory():
+def test_model_larger_than_memory_keeps_the_most_useful_part_in_memory():
     plan = make_plan(PC, preset("gpt2-1.5b"), Limits(memory=12 * GB))
     assert plan.crash_safety == "exact" and plan.disk_bytes > 12 * 1.5 * GB
     assert plan.host_bytes > 0.7 * 12 * GB, "memory that may be used is used"
@@ -202,9 +202,7 @@ def test_a_model_twice_the_size_of_memory_lies_on_disk_with_what_helps_most_in_m
 
 
 @pytest.mark.parametrize("memory", [2000 * GB, 512 * GB], ids=["memory", "disk"])
-def test_planning_for_175_billion_parameters_is_a_few_simulations_of_few_operations(
-    monkeypatch, memory
-):
+def test_search_for_175_billion_parameters_takes_few_simulations(monkeypatch, memory):
     """Counted and not timed: what it costs is schedules written and run."""
     programs = []
     whole = program_module.step_program

@@ -75,9 +75,7 @@ def test_a_probe_finds_every_rate_and_leaves_nothing_behind(quick, tmp_path):
     assert not list((tmp_path / "state").iterdir())
 
 
-def test_measured_again_it_is_priced_by_the_same_arithmetic_at_one_models_sizes(
-    quick, monkeypatch, tmp_path
-):
+def test_second_probe_prices_one_models_sizes_by_the_same_arithmetic(quick, monkeypatch, tmp_path):
     monkeypatch.setattr(probing, "AGAIN_SECONDS", 0.1)
     model = ModelSpec(layers=2, width=64, heads=4, context=96, vocabulary=300)
     measure = probing.again(tmp_path, model)
@@ -96,7 +94,7 @@ def test_measured_again_it_is_priced_by_the_same_arithmetic_at_one_models_sizes(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_rate_is_of_what_a_call_usually_takes_and_its_first_time_does_not_count(monkeypatch):
+def test_rate_is_the_usual_time_without_the_first_call(monkeypatch):
     """Ten seconds at first, then 1, 1 and 4: the clock is told so."""
     now, takes = [0.0], itertools.chain([10.0], itertools.cycle([1.0, 1.0, 4.0]))
     monkeypatch.setattr(probing.time, "perf_counter", lambda: now[0])
@@ -113,7 +111,7 @@ def test_it_survives_json():
             Hardware.from_json(damaged)
 
 
-def test_a_form_of_update_that_was_not_measured_goes_at_the_plain_ones_rate():
+def test_unmeasured_update_form_uses_the_plain_rate():
     assert SEEN.update_rate("host", "float32", 8) == 3e8
     assert (
         SEEN.update_rate("device", "float32", 8)

@@ -340,7 +340,7 @@ def export(
     else:
         with contextlib.closing(
             place.open_run(kept.id)
-        ):  # a state on disk changes under whoever reads beside a worker
+        ):  # a running worker changes the state on disk while it is read
             state = DiskState(model, folder_of_run / "state")
             write(folder, model, state, blob)
             at = state.header.tokens

@@ -106,7 +106,7 @@ def limits(
 def limited(
     limits: Limits, given: tuple[str, ...], clipping: str, safety: str, eight: bool | None
 ) -> Limits:
-    """With what was said anew: sizes of memory, device memory, disk, daily writes and uplink; "" leaves one as it
+    """Replace the limits that were given: sizes of memory, device memory, disk, daily writes and uplink; "" leaves one as it
     is."""
     names = ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink")
     changed: dict[str, Any] = {

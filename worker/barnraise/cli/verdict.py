@@ -56,7 +56,7 @@ def verdict(
     spec, folder = RunSpec.from_json(kept.spec), place.path / "runs" / kept.id
     with contextlib.closing(
         Ledger(folder, sweep=False)
-    ) as ledger:  # beside a worker that may be at it
+    ) as ledger:  # a worker may be using it at the same time
         if not peer and not update:
             _list(ledger)
             return

@@ -130,9 +130,11 @@ def cgroup_limits(mine: Path, root: Path) -> list[int]:
     return [int(text) for text in found if text.isdigit()]  # else "max"
 
 
-def keep_freed_memory() -> None:
-    """Has the C library hold on to what is freed from now on. glibc returns blocks of over 32 MiB at once, and touching
-    a page anew can cost more than computing on it (1.4 ms a MiB in a virtual machine, measured). The probe and the
+def retain_freed_memory() -> None:
+    """Make the C library retain freed memory from now on.
+
+    glibc returns blocks of over 32 MiB at once, and touching
+    a page again can cost more than computing on it (1.4 ms a MiB in a virtual machine, measured). The probe and the
     engine both want this; other C libraries are left alone."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.malloc_trim(0)  # what lies about from before

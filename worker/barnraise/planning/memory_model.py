@@ -7,13 +7,16 @@ from barnraise.planning.plan import STATE_KINDS, Plan, round_to_pages
 
 HELD_OUT = 32  # sequences a validation loss is taken over
 OWED = 16  # bytes an element of a tile while a round's step is added to what is owed
-ENCODED = 7  # …of a fragment while it is encoded: the integers, the payload, and its parts…
-ENCODING, ENCODED_AT_ONCE = 32, 1 << 17  # …and of the elements the codec is at
+ENCODED = 7  # bytes an element of a fragment while it is encoded: integers, payload, its parts
+ENCODING, ENCODED_AT_ONCE = (
+    32,
+    1 << 17,
+)  # bytes an element, and elements, that the codec works on at once
 SAID, ANCHORED = (
     5,
     4,
-)  # …while the update, its payload too, goes into the anchor, and of a tile of the replica
-DECODED = 9  # …while an update is decoded and added to another
+)  # bytes an element while an update with its payload is applied, and of a replica tile
+DECODED = 9  # bytes an element while an update is decoded and added to another
 CPU_TILE, GPU_TILE, BLOCK = (
     1 << 19,
     1 << 22,

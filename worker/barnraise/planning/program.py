@@ -22,7 +22,7 @@ class OperationKind(StrEnum):
     """What an operation does. `blocks` are fragments' indices; `slots` the buffers given to them, in the same order."""
 
     READ = "read"  # a block's weights: disk → memory
-    LOAD = "load"  # …memory → device
+    LOAD = "load"  # memory → device
     EMBED = "embed"  # tokens → the first block's inputs
     FORWARD = "forward"  # all micro-batches through a group
     HEAD = "head"  # losses, and their gradients by the last block's outputs
@@ -49,7 +49,7 @@ class LaneName(StrEnum):
     WRITE = "disk write"
 
 
-Resource = tuple[Any, ...]  # a buffer's name: ("slot", 2), ("ring", 0), ("record", "weights", 7)…
+Resource = tuple[Any, ...]  # a buffer's name: ("slot", 2), ("ring", 0), ("record", "weights", 7)
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,10 @@ class _Writer:
         self.gradient_of: dict[int, int] = {}
         self.next_gradient = 0
         self.last = len(plan.weights) - 1
-        self.fetched = 0  # tiles asked for so far, of…
-        self.tiles: list[tuple[int, int]] = []  # …all that pass through the ring, in order of use
+        self.fetched = 0  # tiles requested so far
+        self.tiles: list[
+            tuple[int, int]
+        ] = []  # all tiles that pass through the ring, in order of use
         self.stored = 0
 
     # ---- programs --------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class _Search:
         self.shortest: tuple[int, int, int] | None = (
             None  # (host, device, disk) of the plan that came nearest
         )
-        self.missing = math.inf  # …and how much more than there is it needs, at the worst
+        self.missing = math.inf  # bytes missing on the tier that lacks most
 
     # ---- 1 candidates
 
@@ -151,7 +151,7 @@ class _Search:
                 else []
             )
         ways = [held]
-        if self.cuda:  # what is resident is updated there, and then not beside what is computed
+        if self.cuda:  # resident fragments are updated on the device, in turn with its computation
             n = self.model.layers + 2
             most = self._largest_that_fits(held, n, self._with_resident)
             some = sorted(

@@ -1,5 +1,5 @@
 """Measures a machine: rates of arithmetic, memory, links and disk, in under 20 seconds, kept in a small JSON file. What
-changes between two starts (memory limits, free disk space) is looked up anew each time.
+changes between two starts (memory limits, free disk space) is looked up again each time.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from barnraise.planning.hardware import (
     Rates,
     UpdateRate,
     cpu_name,
-    keep_freed_memory,
     memory_bytes,
+    retain_freed_memory,
 )
 from barnraise.spec import Fragment, ModelSpec
 
@@ -43,7 +43,7 @@ PAYS = 1.3  # a narrower dtype must be this much faster in products to be worth 
 CONTEXTS, HEADS = (
     (128, 256, 512, 1024, 2048),
     (32, 64, 128),
-)  # attention is measured along both, crossing at…
+)  # attention is measured along both axes, which cross here
 CONTEXT, HEAD = 1024, 64
 VOCABULARIES = (2048, 50257)
 RAM_ELEMENTS = 1 << 25  # fp32, three buffers of 128 MiB: far beyond caches
@@ -87,7 +87,7 @@ def _recall(cache: Path, key: list[Any]) -> Hardware | None:
         if kept["key"] == key and 0 <= time.time() - kept["at"] < KEEP_SECONDS:
             return Hardware.from_json(kept["hardware"])
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        log.warning("%s is damaged (%s): measuring anew", cache, error)
+        log.warning("%s is damaged (%s): measuring again", cache, error)
     return None
 
 
@@ -113,13 +113,13 @@ def _remember(cache: Path, key: list[Any], found: Hardware) -> None:
 Calls = dict[
     tuple[str, int], tuple[float, Callable[[], Any]]
 ]  # (what, its size) → (work of a call, the call)
-Found = dict[tuple[str, int], float]  # … → work a second
+Found = dict[tuple[str, int], float]  # (operation, size) → work a second
 
 
 def again(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
-    """Measures the CPU anew at each call, in four seconds, at this model's sizes alone: what its plans take in fp32
+    """Measure the CPU at each call, in four seconds, at this model's sizes alone: what its plans take in fp32
     *now*, on a machine that others share. Rates are of mean times: a step meets the others' visits as well."""
-    keep_freed_memory()
+    retain_freed_memory()
     calls = _products("cpu", "float32", (model.width,), (model.vocabulary,)) | _memory("cpu")
     calls |= _attention(
         "cpu", "float32", (model.context,), (), (model.context, model.width // model.heads)
@@ -137,7 +137,7 @@ def again(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
 
 def _measure(folder: Path, device: str, name: str) -> Hardware:
     disk = _disk_rates(folder)  # first: what needs no arithmetic fails at once
-    keep_freed_memory()
+    retain_freed_memory()
     cuda, dtypes = device == "cuda", ["float32", "bfloat16"]
     tried = {
         (f"{dtype} forward", 512): _products(device, dtype, (512,))[f"{dtype} forward", 512]

@@ -253,7 +253,7 @@ def resolve_public(host: str, port: int) -> str:
     """Resolve a host name to an IP address that anybody can reach.
 
     Raises:
-        TextError: it has no address, or one of them is in a private range. Whoever named such a
+        TextError: it has no address, or one of them is in a private range. The one who named such a
             host would make this machine read its own network.
     """
     try:

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
-from helpers.remote_telemetry import OTHER, elsewhere, frame, page, report, told
+from helpers.remote_telemetry import OTHER, elsewhere, frame, ingest_page, page, report
 
 from coordinator.eventlog.models import LogEvent
 from coordinator.fleet.lifecycle_facts import gather_facts
@@ -27,10 +27,10 @@ from coordinator.telemetry.remote.protocol import (
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 
-# ---- what is told, and shown
+# ---- what is ingest_page, and shown
 
 
-def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_to(busy, valkey):
+def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(busy, valkey):
     run, *_ = busy
     seen, past, each = (
         RunSnapshot.capture(run),
@@ -45,10 +45,10 @@ def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_t
     valkey.flushdb()
     assert RunSnapshot.capture(run).workers == {} and history.load_history(run)["rate"] == []
     logged = LogEvent.objects.count()
-    assert told(everything).rows > 0 and LogEvent.objects.count() == logged, (
+    assert ingest_page(everything).rows > 0 and LogEvent.objects.count() == logged, (
         "none of it is an event of the log"
     )
-    valkey.flushdb()  # what happened is gathered anew every two seconds
+    valkey.flushdb()  # the feed is cached for two seconds
     again = RunSnapshot.capture(run)
     seen_by = [picture.workers | {"now": 0} for picture in (seen, again)]
     for picture in seen_by:
@@ -128,7 +128,7 @@ def test_what_another_mirror_told_is_not_passed_on(busy):
         "points": [LossRow(0, 77, 0, "train", 5, 1.0, now)],
         "events": [EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", now)],
     }
-    assert told(page(elsewhere(run, ada), frames=[frame()], **rows)).rows == 4
+    assert ingest_page(page(elsewhere(run, ada), frames=[frame()], **rows)).rows == 4
     after = export.build_page(TelemetryPosition())
     assert after == before.model_copy(update={"frames": after.frames}) and len(after.frames) == 2
 
@@ -142,7 +142,7 @@ def test_the_same_told_twice_changes_nothing(busy):
         points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)] * 2,
     )  # fmt: skip
     for _ in range(2):
-        told(said)
+        ingest_page(said)
         assert Membership.everywhere.filter(mirror=OTHER).count() == 1
         assert Rollup.objects.filter(membership__mirror=OTHER).get().rate_sum == 1000.0
         assert LossPoint.objects.filter(membership__mirror=OTHER).count() == 1
@@ -150,9 +150,11 @@ def test_the_same_told_twice_changes_nothing(busy):
 
 def test_another_process_that_was_here_first_is_not_overtaken(busy):
     run, ada, _ = busy
-    told(page(elsewhere(run, ada), frames=[frame()], places=TelemetryPosition(frames=(5, None))))
+    ingest_page(
+        page(elsewhere(run, ada), frames=[frame()], places=TelemetryPosition(frames=(5, None)))
+    )
     assert (
-        told(page(elsewhere(run, ada), frames=[frame(tokens=1)]), after=TelemetryPosition())
+        ingest_page(page(elsewhere(run, ada), frames=[frame(tokens=1)]), after=TelemetryPosition())
         == ingest.PageIngestResult()
     )
     assert Membership.everywhere.get(mirror=OTHER).tokens == 9000
@@ -163,14 +165,14 @@ def test_another_process_that_was_here_first_is_not_overtaken(busy):
 
 def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, numbers):
     run, ada, _ = busy
-    told(page(elsewhere(run, ada), frames=[frame(age=30.0, tokens=2, rate=7.0)]))
+    ingest_page(page(elsewhere(run, ada), frames=[frame(age=30.0, tokens=2, rate=7.0)]))
     (mine,) = [row for row in run_table.machine_rows(run) if row["id"] == str(ada.machine.pk)]
     assert mine["tokens"] == 3000, "it reported here since"
     Membership.objects.filter(machine=ada.machine).update(
         heard=timezone.now() - timedelta(minutes=1)
     )
     valkey_client().delete(report_queue.workers_key(run.pk))
-    told(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
+    ingest_page(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
     picture = RunSnapshot.capture(run)
     assert (picture.run["workers_known"], picture.run["rate"]) == (2, 1000.0)
     assert picture.workers[str(ada.machine.pk)]["tokens"] == 9000
@@ -187,7 +189,7 @@ def facts_of(run) -> list:
     return found
 
 
-def test_the_rate_of_a_machine_that_told_two_mirrors_in_one_bucket_is_a_mean_and_not_a_sum(busy):
+def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(busy):
     run, ada, _ = busy
     before = history.load_history(run)["rate"]
     ours = Rollup.objects.filter(membership__machine=ada.machine)
@@ -211,7 +213,7 @@ def test_the_rate_of_a_machine_that_told_two_mirrors_in_one_bucket_is_a_mean_and
         for p in LossPoint.objects.filter(membership__machine=ada.machine)
     ]
     curves = history.load_history(run)
-    told(page(elsewhere(run, ada), frames=[frame()], sums=same, points=points))
+    ingest_page(page(elsewhere(run, ada), frames=[frame()], sums=same, points=points))
     assert history.load_history(run)["rate"] == before
     assert history.load_history(run)["validation"] == curves["validation"], (
         "no point is there twice"
@@ -219,14 +221,14 @@ def test_the_rate_of_a_machine_that_told_two_mirrors_in_one_bucket_is_a_mean_and
     assert len(history.load_machine_curves(run)) == 1
 
 
-def test_the_gap_below_what_a_machine_tells_here_is_closed_by_what_it_told_elsewhere(busy, numbers):
+def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(busy, numbers):
     run, ada, _ = busy
-    told(page(elsewhere(run, ada), frames=[frame(latest=8, mark=8)]))
+    ingest_page(page(elsewhere(run, ada), frames=[frame(latest=8, mark=8)]))
     report(ada, run, numbers(9), numbers(10))
     assert Membership.objects.get(machine=ada.machine).mark == 10
     report(ada, run, numbers(15))
     assert Membership.objects.get(machine=ada.machine).mark == 10, "nobody has 11 to 14"
-    told(page(elsewhere(run, ada), frames=[frame(latest=1 << 40, mark=1 << 40)]))
+    ingest_page(page(elsewhere(run, ada), frames=[frame(latest=1 << 40, mark=1 << 40)]))
     report(ada, run, numbers(16))
     assert Membership.objects.get(machine=ada.machine).mark == 16
     report(ada, run, numbers(17))
@@ -241,7 +243,7 @@ def test_a_machine_that_came_over_from_another_mirror_did_not_join_again(
     run, *_ = busy
     carl = volunteer(person("carl@example.org"), seed=3)
     carl.join(run)
-    told(page(elsewhere(run, carl), frames=[frame()]))
+    ingest_page(page(elsewhere(run, carl), frames=[frame()]))
     report(carl, run, numbers(10))
     assert not RunEvent.objects.filter(machine=carl.machine).exists()
 
@@ -252,7 +254,7 @@ def test_what_a_run_waits_for_is_reckoned_with_all_its_machines(person, draft, m
     ada, bob = volunteer(owner), volunteer(person("bob@example.org"), seed=2)
     ada.join(run)
     assert gather_facts(run).alive == 1
-    told(page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, safe=True)]))
+    ingest_page(page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, safe=True)]))
     known = gather_facts(run)
     assert (known.alive, known.ledger_tokens, known.others_safe, known.others_ever) == (
         2,

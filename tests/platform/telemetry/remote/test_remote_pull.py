@@ -12,7 +12,7 @@ from django.utils import timezone
 from helpers.event_log_builder import LogBuilder
 from helpers.fake_mirror import FakeMirror
 from helpers.mirror_lists import signed_list
-from helpers.remote_telemetry import OTHER, elsewhere, frame, page, told
+from helpers.remote_telemetry import OTHER, elsewhere, frame, ingest_page, page
 
 from barnraise.protocol.mirror_list import Expulsion, MirrorEntry
 from barnraise.protocol.signing import Identity, digest
@@ -45,20 +45,20 @@ def log() -> LogBuilder:
     return LogBuilder()
 
 
-def test_a_machine_that_no_event_has_told_of_yet_is_waited_for_and_not_for_ever(busy):
+def test_pull_waits_a_bounded_time_for_an_unknown_machine(busy):
     run, ada, _ = busy
     late = Identity(b"z" * 32)
     said = page(
         (str(run.pk), late.key), elsewhere(run, ada), frames=[frame(), frame(of=1)], more=True,
         places=TelemetryPosition(frames=(7, None)),
     )  # fmt: skip
-    taken = told(said)
+    taken = ingest_page(said)
     assert (taken.left_out, taken.more) == ("", False) and RemoteCursor.objects.get(
         key=OTHER
     ).position == TelemetryPosition()
     assert Membership.everywhere.filter(mirror=OTHER).count() == 1, "the others do not wait"
     RemoteCursor.objects.update(waits=timezone.now() - ingest.PATIENCE)
-    taken = told(said)
+    taken = ingest_page(said)
     assert late.key[:8] in taken.left_out and taken.more
     assert RemoteCursor.objects.get(key=OTHER).position.frames.moment == 7
 
@@ -67,7 +67,7 @@ def test_times_that_cannot_be_are_not_drawn(busy):
     run, ada, _ = busy
     past, now = history.load_history(run)["rate"], int(time.time())
     hours = (now // 3600 + 24 * 365, 0)
-    taken = told(page(
+    taken = ingest_page(page(
         elsewhere(run, ada), sums=[RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
         points=[LossRow(0, 1, 0, "train", 10**12, 1.0, now), LossRow(0, 2, 0, "train", 10, 1.0, now + 1e6)],
     ))  # fmt: skip
@@ -140,9 +140,7 @@ def html(query, who):
         (html, "something that no mirror says"),
     ],
 )  # fmt: skip
-def test_what_is_not_another_mirrors_word_for_us_is_refused_with_a_sentence(
-    small, busy, what, sentence
-):
+def test_page_not_signed_for_this_mirror_is_refused(small, busy, what, sentence):
     run, ada, _ = busy
     if callable(what):
         small.routes["POST /mirrors/news"] = what
@@ -163,9 +161,7 @@ def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(small):
 
 
 @pytest.mark.parametrize("failures", [0, 3])
-def test_a_clock_that_was_an_hour_ahead_and_is_put_right_makes_nobody_wait_for_that_hour(
-    small, busy, failures
-):
+def test_corrected_clock_delays_no_remote_telemetry(small, busy, failures):
     run, ada, _ = busy
     answering(small, page(elsewhere(run, ada), frames=[frame()]))
     later = timezone.now() + timedelta(hours=1)
@@ -214,9 +210,7 @@ def test_news_is_for_mirrors_of_the_list_alone(small, busy):
     assert len(TelemetryPage.model_validate_json(found.text).frames) == 2
 
 
-def test_telling_and_taking_ask_as_many_questions_for_thirty_machines_as_for_one(
-    busy, volunteer, numbers
-):
+def test_export_and_ingest_query_counts_do_not_grow_with_machines(busy, volunteer, numbers):
     run, ada, _ = busy
     others = [volunteer(run.owner, seed) for seed in range(10, 40)]
     counts, after = [], export.build_page(TelemetryPosition()).places
@@ -229,7 +223,7 @@ def test_telling_and_taking_ask_as_many_questions_for_thirty_machines_as_for_one
         with CaptureQueriesContext(connection) as telling:
             found = export.build_page(after)
         with CaptureQueriesContext(connection) as taking:
-            told(found)
+            ingest_page(found)
         assert len(found.frames) == len(reporting) and len(telling) == 4
         size = len(found.model_dump_json()) / len(reporting)
         assert size < 2000, f"{size:.0f} bytes a report"
