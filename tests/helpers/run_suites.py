@@ -51,8 +51,9 @@ def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
     processes = str(PROCESSES_PER_CORE * (os.cpu_count() or 1))
     command = [PYTHON, "-m", "pytest", "-q", "--hypothesis-profile=ci"]
     command += ["-n", processes, "--dist", "loadgroup", "-m", MARKERS[tier], *rest]
+    environment = {**os.environ, "BARNRAISE_TESTS": tier}
     started = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     return time.monotonic() - started, done.returncode
 
 

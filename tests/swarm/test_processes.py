@@ -26,6 +26,7 @@ def updates_sent_by(site: Site, machine: str) -> int:
     return site.status(machine).get("updates_sent", 0)
 
 
+@pytest.mark.slow
 def test_killed_worker_recovers_and_a_fourth_joins_late(site, person):
     budget = (
         "--tokens",

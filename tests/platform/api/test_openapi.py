@@ -14,6 +14,7 @@ from coordinator.tokens.models import SCOPES, Token
 CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance,content_type_conformance"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_api_fuzzed_requests_get_documented_responses(
     live_server, person, draft, volunteer, monkeypatch, tmp_path

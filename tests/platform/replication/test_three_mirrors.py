@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from django.db import transaction
+from helpers.effort import examples
 from helpers.event_log_builder import LogBuilder
 from helpers.rebuild_site import rebuild_in_random_order
 from hypothesis import given, settings
@@ -83,7 +84,7 @@ def happenings(chance: Random) -> tuple[list[LogBuilder], list[private_data.Priv
 
 @pytest.mark.django_db
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(3, 20), deadline=None, derandomize=True)
 def test_three_mirrors_converge_to_equal_rows_and_hash_in_any_order(seed):
     mirrors, kept = happenings(Random(seed))
     events = [event for mirror in mirrors for event in mirror.events]
