@@ -87,7 +87,7 @@ ADMIN = {
     "admin-memberships": "/admin/fleet/membership/",
     "admin-membership": "/admin/fleet/membership/{membership}/change/",
     "admin-verdicts": "/admin/fleet/verdictrecord/",
-    "admin-verdictrecord": "/admin/fleet/verdictrecord/{verdictrecord}/change/",
+    "admin-verdictrecord": "/admin/fleet/verdictrecord/{verdict}/change/",
     "admin-logs": "/admin/eventlog/origin/",
     "admin-log": "/admin/eventlog/origin/{log}/change/",
     "admin-proofs": "/admin/eventlog/forkproof/",

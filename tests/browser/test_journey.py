@@ -156,7 +156,7 @@ def ban(site: Site, staff: Page, run_page: Page, worker) -> None:
     dialog.locator("[name=reason]").fill("It sends nonsense.")
     check_page(staff, "admin-machine-ban", not_ours=DIALOG)
     dialog.get_by_role("button", name="Ban this machine").click()
-    expect(staff.get_by_text("its peers hear of that")).to_be_visible()
+    expect(staff.get_by_text("Its peers are informed")).to_be_visible()
     assert worker.wait(120) != 0, "a banned machine stops, and says why"
     assert "revoked" in site.log("join-mill")
     wait_until(

@@ -38,7 +38,7 @@ def sign_up(site, page: Page) -> None:
     click_and_load(page.get_by_role("button", name="Create account"))
     expect(page.get_by_role("heading", name="Check your email")).to_be_visible()
     check_page(page, "verify")
-    page.get_by_label("Code").fill(CODE.search(site.letter(EVE))[1])
+    page.get_by_label("Code").fill(CODE.search(site.newest_email(EVE))[1])
     click_and_load(page.get_by_role("button", name="Confirm"))
     expect(page.get_by_text("Eve", exact=True).first).to_be_visible()
 
@@ -87,7 +87,7 @@ def create_a_team(site, page: Page) -> None:
     page.get_by_label("E-mail address").fill("guest@example.org")
     click_and_load(page.get_by_role("button", name="Send invitation"))
     expect(page.get_by_text("An invitation was sent to guest@example.org")).to_be_visible()
-    link = re.search(r"/teams/invitations/\S+", site.letter("guest@example.org"))[0]
+    link = re.search(r"/teams/invitations/\S+", site.newest_email("guest@example.org"))[0]
     page.goto(link)
     expect(page.get_by_role("button", name="Join the team")).to_be_visible()
     page.goto("/teams/")
@@ -116,7 +116,7 @@ def look_at_the_rest(site, page: Page) -> None:
     news += "[N.create_once(NotificationDraft(u, k, k, 'Evening shift: ' + k.label, 'A sentence that says more.', '/runs/')) for k in NotificationType]"
     site.manage("shell", "-v", "0", "-c", news)
     page.goto("/notifications/")
-    assert "Evening shift" in site.letter(EVE, "5 notifications")
+    assert "Evening shift" in site.newest_email(EVE, "5 notifications")
 
 
 def leave(page: Page) -> None:
