@@ -26,8 +26,8 @@ def sites(state, tmp_path_factory):
 def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, sites):
     a, b, names = sites
     run, barn = names["run"], ReportingMachine(1)
-    a.work()
-    b.work()
+    a.start_tasks()
+    b.start_tasks()
     barn.send_reports(a, run, 1, 2, 3)
     with open_page(browser, a) as page:
         reached: list[str] = []

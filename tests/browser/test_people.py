@@ -84,7 +84,7 @@ def create_a_team(site, page: Page) -> None:
     check_page(page, "team-new-mistake")
     page.get_by_label("Name").fill("The <b>Joiners</b> \u202eof the very long name 🧵")
     click_and_load(page.get_by_role("button", name="Create team"))
-    page.get_by_label("E-mail address").fill("guest@example.org")
+    page.get_by_label("Email address").fill("guest@example.org")
     click_and_load(page.get_by_role("button", name="Send invitation"))
     expect(page.get_by_text("An invitation was sent to guest@example.org")).to_be_visible()
     link = re.search(r"/teams/invitations/\S+", site.newest_email("guest@example.org"))[0]

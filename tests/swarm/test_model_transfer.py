@@ -74,6 +74,7 @@ def read_status(site: Site, machine: str, name: str) -> dict:
     return next((status for status in found if status["name"] == name), {})
 
 
+@pytest.mark.slow
 def test_warm_started_run_begins_with_the_other_runs_final_weights(site, person):
     """The owner's machine lacks the other run, and reports that until the weights are served."""
     owner = (
