@@ -124,11 +124,11 @@ def leave(page: Page) -> None:
     if page.get_by_label("Password").count():
         page.get_by_label("Password").fill(SECRET)
         click_and_load(page.get_by_role("button", name="Confirm"))
-    page.get_by_label("Your e-mail address").fill("wrong@example.org")
+    page.get_by_label("Your email address").fill("wrong@example.org")
     click_and_load(page.get_by_role("button", name="Delete my account"))
     expect(page.locator(".error")).to_contain_text("Your address here is")
     check_page(page, "leave-mistake")
-    page.get_by_label("Your e-mail address").fill(EVE)
+    page.get_by_label("Your email address").fill(EVE)
     click_and_load(page.get_by_role("button", name="Delete my account"))
     expect(page.get_by_text("Your account is deleted")).to_be_visible()
 

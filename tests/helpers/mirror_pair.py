@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -39,7 +40,8 @@ class MirrorProcess:
     """One mirror. `manage` runs a command there; `start` and `kill` its web server."""
 
     def __init__(self, name: str, folder: Path, valkey: int):
-        self.name, self.port = name, free_port(31_000 + valkey * 100)
+        self.name = name
+        self.port = free_port(31_000 + secrets.randbelow(9_000))  # other processes run tests too
         self.url = f"http://127.0.0.1:{self.port}"
         (folder / name).mkdir()
         self.processes = ProcessGroup(folder / name / "logs")
