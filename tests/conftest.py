@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.pop(name)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark integration tests, and keep tests that share one live site in one xdist worker."""
     for item in items:
