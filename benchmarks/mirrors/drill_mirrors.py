@@ -1,16 +1,20 @@
-"""What a site of three mirrors survives: `make drill-mirrors`, docs/benchmarks/mirrors_drill.md.
+"""Test what a site of three mirrors survives: `make drill-mirrors`.
 
-Three mirrors, each with its own Postgres, Valkey, Celery and network namespace; six real workers, each another
-person's, train one GPT; twenty browsers' websockets watch them; and at the mirrors people decide things all the while.
-Each mirror is killed, one is cut off, servers and tasks are killed, a disk fills, a clock is wrong, and events are
-replayed, altered, forged and told in two ways. In the end each accepted change is at each mirror, training never
-paused, and credit equals the ledger. Prints a line a fault, and one JSON object as its last line. `--quick`: the same
-in some four minutes.
+Method and results: docs/benchmarks/mirrors_drill.md.
+
+Three mirrors run, each with its own Postgres, Valkey, Celery and network namespace. Six real
+workers of six people train one GPT, twenty simulated browsers watch them, and random changes are
+made at the mirrors all the time. Each mirror is killed, one is cut off, servers and tasks are
+killed, a disk fills, a clock is wrong, and events are replayed, altered, forged and signed in two
+versions. At the end each accepted change is at each mirror, training never paused, and credit
+equals the ledger.
+
+The script prints a line for each fault, and one JSON object as its last line. It exits with 1 if a
+requirement was missed. `--quick`: the same with shorter waits, about six minutes.
 """
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,317 +23,392 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faults import QUICK, Faults, Span
-from mirror_site import Site, until
-from mirror_watchers import Watchers
-from mirror_workers import Workers
-from network import Loopback, Network, possible
-from random_changes import Changes
+from bench_mirrors import configure_settings
+from faults import QUICK, Durations, Faults
+from mirror_site import Site, wait_until
+from mirror_watchers import WatcherGroup
+from mirror_workers import WorkerGroup
+from network import Loopback, Network, supports_namespaces
+from random_changes import RandomChanges
 
 from coordinator.demo.mirrors import build_mirror_list, common_state_hash
 from coordinator.demo.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-MIRRORS, WORKERS, WATCHERS = 3, 6, 20
 NAMES = ("North", "East", "South")
-EVERY = 0.7  # seconds between two changes
-DISK = "400m"  # of the mirror whose disk fills
-FIELDS = {
-    "text.tokenizer": "bytes", "recipe.token_budget": 1 << 40, "recipe.learning_rate": 2e-3,
-    "recipe.step_sequences": 2, "recipe.schedule": "constant", "recipe.evaluate_every": 200_000,
-}  # fmt: skip
-CREDITED = 180.0  # seconds after training's end until the last updates' credit must be everywhere
+MIRRORS = len(NAMES)
+WORKERS = 6
+WATCHERS = 20
+CHANGE_SECONDS = 0.7  # between two changes
+DISK_SIZE = "400m"  # of the mirror whose disk fills
+REPORT_SECONDS = 10  # within which every worker must have reported to a mirror
+SPEC_FIELDS = {
+    "text.tokenizer": "bytes",
+    "recipe.token_budget": 1 << 40,
+    "recipe.learning_rate": 2e-3,
+    "recipe.step_sequences": 2,
+    "recipe.schedule": "constant",
+    "recipe.evaluate_every": 200_000,
+}
+# Seconds after the end of training within which all credit must be at every mirror.
+CREDIT_SECONDS = 180.0
+# The last line begins with these keys.
+MAIN_RESULTS = (
+    "mirrors",
+    "one_state_hash",
+    "lost_changes",
+    "training_pauses",
+    "workers_connected",
+    "watchers_connected",
+    "credit_equals_ledger",
+    "converged_s",
+)
+Fault = tuple[str, Callable[[], str]]
+
+
+class MirrorGroup:
+    """Start and stop the three mirrors of the drill, which are set up by the real commands."""
+
+    def __init__(self, folder: Path, cleanup: ExitStack) -> None:
+        self.folder = folder
+        self.people: dict[str, str] = {}  # name → id
+        network = Network if supports_namespaces() else Loopback
+        self.network = cleanup.enter_context(network(MIRRORS))
+        self.sites = [
+            Site(
+                folder / name.lower(),
+                name,
+                free_port(8800 + 10 * n),
+                host=self.network.host(n),
+                through=self.network.command_prefix(n),
+            )
+            for n, name in enumerate(NAMES)
+        ]
+        cleanup.callback(self._stop)
+        self.small_disk = _mount_small_disk(self.sites[-1], cleanup)
+        if self.small_disk is not None:
+            cleanup.callback(self._stop)  # before the disk is unmounted
+
+    def _stop(self) -> None:
+        with ThreadPoolExecutor(MIRRORS) as pool:
+            list(pool.map(lambda site: site.stop(), self.sites))
+
+    def start(self) -> None:
+        """Set up and start all mirrors; return when they publish one state."""
+        start = time.monotonic()
+        first, *others = self.sites
+        signed = build_mirror_list(self.folder, self.sites)
+        assert signed is not None
+        list_file = self.folder / "list.json"
+        list_file.write_text(signed.model_dump_json())
+        for site in self.sites:
+            role = ["--publish"] if site is first else ["--join", first.url]
+            site.start_servers()
+            site.start_setup(*role, "--list", str(list_file))
+        _wait_for_setup(first)
+        first.start_load_driver()
+        names = [f"volunteer-{n}" for n in range(1, WORKERS + 1)]
+        self.people = first.require("people", names=names)["people"]
+        first.start()
+        for site in others:
+            _wait_for_setup(site)
+            site.start_load_driver()
+            site.start()
+        for site in self.sites:
+            wait_until(site.answers, f"{site.name}'s answer", 120)
+        wait_until(lambda: common_state_hash(self.sites), "one state at the beginning", 120)
+        for site in self.sites:
+            site.require("token")
+        seconds = time.monotonic() - start
+        has_namespaces = isinstance(self.network, Network)
+        where = "each in its own network namespace" if has_namespaces else "on one address"
+        print(f"  three mirrors, {where}: up and in one state in {seconds:.0f} s", flush=True)
+
+
+def _wait_for_setup(site: Site) -> None:
+    def is_set_up() -> bool:
+        if failed := site.processes.failed_process():
+            log_tail = site.processes.log_tail(failed)
+            raise RuntimeError(f"{site.name} did not come up: {log_tail}")
+        return site.is_set_up()
+
+    wait_until(is_set_up, site.name, 240)
+
+
+def _mount_small_disk(site: Site, cleanup: ExitStack) -> Path | None:
+    """Mount a small file system for one mirror's database; None if that is not possible."""
+    folder = site.folder / "postgres"
+    folder.mkdir()
+    options = f"size={DISK_SIZE},mode=0755"
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "drill", folder], capture_output=True, check=False
+    )
+    if mount.returncode:
+        return None
+    cleanup.callback(subprocess.run, ["umount", "--lazy", folder], check=False)
+    return folder
+
+
+@dataclass
+class Participants:
+    """Everybody who uses the mirrors during the drill."""
+
+    workers: WorkerGroup
+    watchers: WatcherGroup
+    changes: RandomChanges
+
+
+def start_training(mirrors: MirrorGroup, seed: int, cleanup: ExitStack) -> Participants:
+    """Start the run, its workers, the watchers and the random changes."""
+    start = time.monotonic()
+    sites = mirrors.sites
+    first = sites[0]
+    workers = WorkerGroup(mirrors.folder / "volunteers", WORKERS)
+    cleanup.callback(workers.stop)
+    workers.measure_hardware(ROOT / "build" / "hardware.json")
+    workers.enrol(first, {name: mirrors.people[name] for name in workers.names})
+    owner = mirrors.people["volunteer-1"]
+    run = first.require("launch", name="The drill", fields=SPEC_FIELDS, owner=owner)
+    workers.run = run["run"]
+    wait_until(lambda: common_state_hash(sites), "the run at all mirrors", 60)
+
+    # The owner's machine prepares the text; the others join once the spec is fixed.
+    workers.start(1, run["slug"])
+    wait_until(
+        lambda: all(site.require("run_status", run=run["run"])["status"] for site in sites),
+        "the run's launch",
+        120,
+    )
+    for n in workers.numbers[1:]:
+        workers.start(n, run["slug"])
+    wait_until(lambda: _all_train(workers), "six machines that train", 240)
+
+    watchers = WatcherGroup(WATCHERS, run["run"], [site.url for site in sites])
+    watchers.start()
+    cleanup.callback(watchers.stop)
+    wait_until(lambda: watchers.connected == WATCHERS, "twenty watchers", 60)
+
+    changes = RandomChanges(sites, CHANGE_SECONDS, seed)
+    changes.start()
+    cleanup.callback(changes.stop)
+    workers.start_watching()
+    changes.resume()
+    seconds = time.monotonic() - start
+    print(
+        f"  {WORKERS} machines train and {WATCHERS} browsers watch after {seconds:.0f} s more",
+        flush=True,
+    )
+    return Participants(workers, watchers, changes)
+
+
+def _all_train(workers: WorkerGroup) -> bool:
+    log_tail = workers.processes.log_tail
+    assert workers.alive == len(workers.processes.children), log_tail("worker-1")
+    statuses = [workers.status(n) for n in workers.numbers]
+    return all(status is not None and status["step"] > 0 for status in statuses)
 
 
 class Drill:
-    """As a context manager: whatever it started ends with it."""
+    """Apply the faults and check the result."""
 
-    def __init__(self, folder: Path, span: Span, seed: int):
-        self.folder, self.span, self.seed = folder, span, seed
-        self.leave = ExitStack()
-        self.found: dict[str, Any] = {}
+    def __init__(
+        self, mirrors: MirrorGroup, participants: Participants, durations: Durations
+    ) -> None:
+        self.mirrors = mirrors
+        self.sites = mirrors.sites
+        self.workers = participants.workers
+        self.watchers = participants.watchers
+        self.changes = participants.changes
+        self.durations = durations
+        self.faults = Faults(self.sites, self.changes, mirrors.network, durations)
+        self.result: dict[str, Any] = {}
 
-    def __enter__(self) -> "Drill":
-        return self
+    # ---- the faults
 
-    def __exit__(self, *_: object) -> None:
-        self.leave.close()
-
-    # ---- before
-
-    def raise_mirrors(self) -> None:
-        began = time.monotonic()
-        self.network = self.leave.enter_context((Network if possible() else Loopback)(MIRRORS))
-        self.sites = [
-            Site(self.folder / name.lower(), name, free_port(8800 + 10 * n), host=self.network.host(n),
-                 through=self.network.through(n))
-            for n, name in enumerate(NAMES)
-        ]  # fmt: skip
-        self.leave.callback(self._stop_sites)
-        self.small = self._small_disk(self.sites[-1])
-        first, signed = self.sites[0], self.folder / "list.json"
-        signed.write_text(build_mirror_list(self.folder, self.sites).model_dump_json())
-        for each in self.sites:
-            each.start_servers()
-            each.start_setup(
-                *(["--publish"] if each is self.sites[0] else ["--join", self.sites[0].url]),
-                "--list",
-                str(signed),
-            )
-        first = self.sites[0]
-        until(lambda: self._raised(first), first.name, 240)
-        first.start_clerk()
-        people = first.require("people", names=[f"volunteer-{n}" for n in range(1, WORKERS + 1)])[
-            "people"
-        ]
-        first.start()
-        for each in self.sites[1:]:
-            until(lambda each=each: self._raised(each), each.name, 240)
-            each.start_clerk()
-            each.start()
-        for each in self.sites:
-            until(each.answers, f"{each.name}'s answer", 120)
-        until(lambda: common_state_hash(self.sites), "one state at the beginning", 120)
-        for each in self.sites:
-            each.require("token")
-        self.people = people
-        where = "each in a network namespace of its own" if possible() else "on one address"
-        print(
-            f"  three mirrors, {where}: up and one in {time.monotonic() - began:.0f} s", flush=True
-        )
-
-    def _raised(self, site: Site) -> bool:
-        if failed := site.processes.failed_process():
-            raise RuntimeError(f"{site.name} did not come up: {site.processes.log_tail(failed)}")
-        return site.is_set_up()
-
-    def _small_disk(self, site: Site) -> Path | None:
-        """A file system of its own for one mirror's database, small enough to be filled; None where that cannot be."""
-        place = site.folder / "postgres"
-        place.mkdir()
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0755", "drill", place],
-            capture_output=True,
-            check=False,
-        )
-        if mounted.returncode:
-            return None
-        self.leave.callback(subprocess.run, ["umount", "--lazy", place], check=False)
-        self.leave.callback(self._stop_sites)  # before that
-        return place
-
-    def _stop_sites(self) -> None:
-        with ThreadPoolExecutor(MIRRORS) as crew:
-            list(crew.map(lambda each: each.stop(), self.sites))
-
-    def start_training(self) -> None:
-        """The run, its workers, those who watch and those who decide."""
-        began, first = time.monotonic(), self.sites[0]
-        self.workers = Workers(self.folder / "volunteers", WORKERS)
-        self.leave.callback(self.workers.stop)
-        self.workers.measure(ROOT / "build" / "hardware.json")
-        self.workers.enrol(first, {name: self.people[name] for name in self.workers.names})
-        made = first.require(
-            "launch", name="The drill", fields=FIELDS, owner=self.people["volunteer-1"]
-        )
-        self.workers.run = made["run"]
-        until(lambda: common_state_hash(self.sites), "the run at all mirrors", 60)
-        self.workers.start(1, made["slug"])  # prepares the text: its owner's
-        until(
-            lambda: all(s.require("launched", run=made["run"])["status"] for s in self.sites),
-            "the run's launch",
-            120,
-        )
-        for n in self.workers.numbers[1:]:
-            self.workers.start(n, made["slug"])
-        until(self._all_train, "six machines that train", 240)
-        self.watchers = Watchers(WATCHERS, made["run"], [each.url for each in self.sites])
-        self.watchers.start()
-        self.leave.callback(self.watchers.end)
-        until(lambda: self.watchers.connected == WATCHERS, "twenty watchers", 60)
-        self.changes = Changes(self.sites, EVERY, self.seed)
-        self.changes.start()
-        self.leave.callback(self.changes.end)
-        self.workers.watch()
-        self.changes.go()
-        print(f"  {WORKERS} machines train and {WATCHERS} browsers watch after {time.monotonic() - began:.0f} s more",
-              flush=True)  # fmt: skip
-
-    def _all_train(self) -> bool:
-        assert self.workers.alive == len(self.workers.family.children), (
-            self.workers.family.log_tail("worker-1")
-        )
-        said = [self.workers.status(n) for n in self.workers.numbers]
-        return all(each and each["step"] > 0 for each in said)
-
-    # ---- what is done, and after it
-
-    def trials(self, faults: Faults) -> list[tuple[str, Callable[[], str]]]:
+    def list_faults(self) -> list[Fault]:
+        """Return name and function of each fault, in order."""
+        faults = self.faults
         north, east, south = self.sites
-        found: list[tuple[str, Callable[[], str]]] = [("nothing happens", faults.nothing)]
-        found += [
-            (f"{each.name} is killed", lambda each=each: faults.killed(each)) for each in self.sites
-        ]
-        found += [
-            ("East is cut off", lambda: faults.cut_off(1)),
-            ("South's Postgres is killed", lambda: faults.without_postgres(south)),
-            ("North's Valkey is killed", lambda: faults.without_valkey(north)),
-            ("East's Celery is killed in mid-task", lambda: faults.celery_in_mid_task(east)),
+        found: list[Fault] = [
+            ("nothing happens", faults.do_nothing),
+            ("North is killed", lambda: faults.kill_mirror(north)),
+            ("East is killed", lambda: faults.kill_mirror(east)),
+            ("South is killed", lambda: faults.kill_mirror(south)),
+            ("East is cut off", lambda: faults.cut_off_mirror(1)),
+            ("South's Postgres is killed", lambda: faults.kill_postgres(south)),
+            ("North's Valkey is killed", lambda: faults.kill_valkey(north)),
+            ("East's Celery is killed in mid-task", lambda: faults.kill_busy_celery(east)),
             (
                 "replays, alterations, a stranger, a liar",
-                lambda: faults.hostile(north, east, south),
+                lambda: faults.attack(north, east, south),
             ),
-            ("North's clock is an hour wrong", lambda: faults.wrong_clock(north)),
+            ("North's clock is an hour wrong", lambda: faults.set_wrong_clock(north)),
         ]
-        if self.small is not None:
-            found.append(("South's disk is full", lambda: faults.full_disk(south, self.small)))
+        small_disk = self.mirrors.small_disk
+        if small_disk is not None:
+            found.append(("South's disk is full", lambda: faults.fill_disk(south, small_disk)))
         else:
             faults.missed.append("full disk: not done, no file system can be mounted here")
         return found
 
-    def afflict(self, only: str) -> Faults:
-        faults = Faults(self.sites, self.changes, self.network, self.span)
+    def run_faults(self, only: str) -> None:
+        """Run all faults whose names contain one of the comma-separated words `only`."""
         words = [word for word in only.split(",") if word]
-        began = time.monotonic()
-        for name, trial in self.trials(faults):
+        start = time.monotonic()
+        for name, run_fault in self.list_faults():
             if words and not any(word in name for word in words):
                 continue
-            started, before = time.monotonic(), len(faults.missed)
+            fault_start = time.monotonic()
+            missed_before = len(self.faults.missed)
             try:
-                saw = trial()
+                observed = run_fault()
             except (TimeoutError, AssertionError) as error:
-                saw = "it went wrong"
-                faults.missed.append(f"{name}: {error}")
-                self.changes.go()
-            print(f"  {name} ({time.monotonic() - started:.0f} s): {saw}", flush=True)
-            for missed in faults.missed[before:]:
+                observed = "it went wrong"
+                self.faults.missed.append(f"{name}: {error}")
+                self.changes.resume()
+            print(f"  {name} ({time.monotonic() - fault_start:.0f} s): {observed}", flush=True)
+            for missed in self.faults.missed[missed_before:]:
                 print(f"    MISSED {missed}", flush=True)
-            faults.rest(self.span.between)
-        self.found["faults_s"] = round(time.monotonic() - began)
-        return faults
+            time.sleep(self.durations.between_faults)
+        self.result["faults_s"] = round(time.monotonic() - start)
 
-    def end(self, faults: Faults) -> None:
-        """Compare the mirrors after the last change: processes, rows and credit."""
+    # ---- the end
+
+    def check(self) -> None:
+        """Compare the mirrors after the last change: connections, events, rows and credit."""
+        faults = self.faults
         self.changes.wait_until_idle()
-        took = faults.within(lambda: common_state_hash(self.sites), "one state at the end", 120)
-        connected = faults.within(
-            lambda: self.watchers.connected == WATCHERS and self._reporting() == WORKERS,
+        state_seconds = faults.wait_or_miss(
+            lambda: common_state_hash(self.sites), "one state at the end", 120
+        )
+        connect_seconds = faults.wait_or_miss(
+            lambda: self.watchers.connected == WATCHERS and self._count_reporting() == WORKERS,
             "all connected",
             60,
         )
-        self.found |= {
-            "workers_connected": self._reporting(),
+        self.result |= {
+            "workers_connected": self._count_reporting(),
             "watchers_connected": self.watchers.connected,
         }
-        self.workers.close()
-        self.found["training_pauses"] = len(self.workers.pauses)
-        print(f"  one state {took:.1f} s after the last change, all connected {connected:.1f} s later; browsers at "
-              f"{self.watchers.places}", flush=True)  # fmt: skip
-        self._stop_training(faults)
-        self._count_credit(faults)
-        faults.within(lambda: common_state_hash(self.sites), "one state after training", 60)
-        lost = {
-            each.name: each.require("lacks", digests=list(self.changes.accepted))["lacks"]
-            for each in self.sites
-        }
-        rows = [each.require("rows") for each in self.sites]
-        self.found |= {
-            "mirrors": MIRRORS,
-            "one_state_hash": common_state_hash(self.sites) is not None,
-            "one_set_of_rows": len({each["rows"] for each in rows}) == 1,
-            "lost_changes": len({name for names in lost.values() for name in names}),
+        self.workers.stop_watching()
+        self.result["training_pauses"] = len(self.workers.pauses)
+        print(
+            f"  one state {state_seconds:.1f} s after the last change, all connected "
+            f"{connect_seconds:.1f} s later; browsers at {self.watchers.connected_by_mirror}",
+            flush=True,
+        )
+        self._pause_run()
+        self._check_credit()
+        faults.wait_or_miss(lambda: common_state_hash(self.sites), "one state after training", 60)
+        self.result |= self._compare_mirrors() | {
             "accepted_changes": sum(self.changes.made.values()),
             "events": len(self.changes.accepted),
             "accepted_at": dict(self.changes.made),
             "refused_at": dict(self.changes.refused),
             "unexpected_refusals": self.changes.unexpected[:5],
-            "converged_s": max(faults.converged.values(), default=took),
+            "converged_s": max(faults.converged.values(), default=state_seconds),
             "converged": faults.converged,
             "hostile": faults.answers,
-            "watchers_longest_silence_s": round(max(each.longest for each in self.watchers.all), 1),
-            "watchers_moves": sum(each.moves for each in self.watchers.all),
+            "watchers_longest_silence_s": round(
+                max(watcher.longest_silence for watcher in self.watchers.watchers), 1
+            ),
+            "watchers_moves": sum(watcher.moves for watcher in self.watchers.watchers),
             "missed": faults.missed,
         }
 
-    def _reporting(self) -> int:
-        """Machines that some mirror has heard of within ten seconds."""
-        heard: set[str] = set()
-        for each in self.sites:
-            members = each.require("members", run=self.workers.run)["members"]
-            heard |= {
-                key for key, (ago, activity) in members.items() if ago < 10 and activity != "left"
+    def _compare_mirrors(self) -> dict[str, Any]:
+        """Compare the mirrors' state hashes, rows and events."""
+        digests = list(self.changes.accepted)
+        missing: set[str] = set()
+        for site in self.sites:
+            missing |= set(site.require("missing_events", digests=digests)["missing"])
+        rows = {site.require("rows")["rows"] for site in self.sites}
+        return {
+            "mirrors": MIRRORS,
+            "one_state_hash": common_state_hash(self.sites) is not None,
+            "one_set_of_rows": len(rows) == 1,
+            "lost_changes": len(missing),
+        }
+
+    def _count_reporting(self) -> int:
+        """Return the number of machines that reported to some mirror within ten seconds."""
+        reporting: set[str] = set()
+        for site in self.sites:
+            members = site.require("members", run=self.workers.run)["members"]
+            reporting |= {
+                key
+                for key, (age, activity) in members.items()
+                if age < REPORT_SECONDS and activity != "left"
             }
-        return len(heard & {self.workers.key(n) for n in self.workers.numbers})
+        return len(reporting & {self.workers.key(n) for n in self.workers.numbers})
 
-    def _stop_training(self, faults: Faults) -> None:
-        """The owner pauses the run at one mirror; the machines hear of it from theirs, and end with one ledger."""
-        self.sites[1].require("act", run=self.workers.run, action="pause")
+    def _pause_run(self) -> None:
+        """Pause the run at one mirror; wait until all machines have paused with one ledger."""
+        self.sites[1].require("control_run", run=self.workers.run, command="pause")
 
-        def one_ledger() -> bool:
-            said = [self.workers.status(n) or {} for n in self.workers.numbers]
-            return (
-                all(each.get("activity") == "paused" for each in said)
-                and len(set(self.workers.ledgers())) == 1
-            )
+        def have_one_ledger() -> bool:
+            statuses = [self.workers.status(n) or {} for n in self.workers.numbers]
+            all_paused = all(status.get("activity") == "paused" for status in statuses)
+            return all_paused and len(set(self.workers.ledgers())) == 1
 
-        self.found["paused_s"] = round(
-            faults.within(one_ledger, "one ledger after the pause", 120), 1
-        )
+        seconds = self.faults.wait_or_miss(have_one_ledger, "one ledger after the pause", 120)
+        self.result["paused_s"] = round(seconds, 1)
 
-    def _count_credit(self, faults: Faults) -> None:
+    def _check_credit(self) -> None:
+        """Compare the credited tokens of each mirror with the ledger's."""
         tokens = self.workers.ledgers()[0][0]
 
-        def sums() -> list[int]:
-            return [each.require("credit", run=self.workers.run)["sum"] for each in self.sites]
+        def credit_sums() -> list[int]:
+            return [site.require("credit", run=self.workers.run)["sum"] for site in self.sites]
 
-        took = faults.within(
-            lambda: set(sums()) == {tokens}, "credit that equals the ledger", CREDITED
+        seconds = self.faults.wait_or_miss(
+            lambda: set(credit_sums()) == {tokens}, "credit that equals the ledger", CREDIT_SECONDS
         )
-        self.found |= {
-            "credit_equals_ledger": set(sums()) == {tokens},
+        sums = credit_sums()
+        self.result |= {
+            "credit_equals_ledger": set(sums) == {tokens},
             "ledger_tokens": tokens,
-            "credit_tokens": sums(),
-            "credited_s": round(took, 1),
+            "credit_tokens": sums,
+            "credited_s": round(seconds, 1),
         }
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(
+    """Run the drill; exit with 1 if a requirement was missed."""
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument("--quick", action="store_true")
-    asked.add_argument("--seed", type=int, default=1)
-    asked.add_argument(
-        "--only", default="", help="the faults whose names hold one of these words: killed,disk"
+    parser.add_argument("--quick", action="store_true", help="shorter waits")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--only", default="", help="run the faults whose names contain one of these: killed,disk"
     )
-    asked.add_argument(
+    parser.add_argument(
         "--keep", type=Path, help="leave the mirrors' and machines' folders and logs here"
     )
-    told = asked.parse_args()
-    os.environ |= {  # this process speaks with no database: the settings are not to start one
-        "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "REDIS_URL": "redis://127.0.0.1:1/0",
-        "DJANGO_SETTINGS_MODULE": "coordinator.settings", "BARNRAISE_LOG": "WARNING", "NO_PROXY": "*",
-    }  # fmt: skip
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit("stopped")
-    )  # past the end of the drill, not around it
-    with ExitStack() as leave:
-        name = told.keep or leave.enter_context(
-            tempfile.TemporaryDirectory(prefix="barnraise-mirrors-", ignore_cleanup_errors=True)
+    options = parser.parse_args()
+    configure_settings()
+    # Make SIGTERM an exception, so that everything is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    with ExitStack() as cleanup:
+        temporary = tempfile.TemporaryDirectory(
+            prefix="barnraise-mirrors-", ignore_cleanup_errors=True
         )
-        Path(name).mkdir(parents=True, exist_ok=True)
-        Path(name).chmod(0o755)  # where root runs it, Postgres has a user of its own
-        with Drill(Path(name), QUICK if told.quick else Span(), told.seed) as drill:
-            drill.raise_mirrors()
-            drill.start_training()
-            drill.end(drill.afflict(told.only))
-    wanted = ("mirrors", "one_state_hash", "lost_changes", "training_pauses", "workers_connected", "watchers_connected",
-              "credit_equals_ledger", "converged_s")  # fmt: skip
-    print(json.dumps({name: drill.found.get(name) for name in wanted} | drill.found))
-    if drill.found["missed"] or drill.found["lost_changes"]:
+        folder = options.keep or Path(cleanup.enter_context(temporary))
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # if root runs the drill, Postgres runs as another user
+        mirrors = MirrorGroup(folder, cleanup)
+        mirrors.start()
+        participants = start_training(mirrors, options.seed, cleanup)
+        drill = Drill(mirrors, participants, QUICK if options.quick else Durations())
+        drill.run_faults(options.only)
+        drill.check()
+    print(json.dumps({name: drill.result.get(name) for name in MAIN_RESULTS} | drill.result))
+    if drill.result["missed"] or drill.result["lost_changes"]:
         raise SystemExit(1)
 
 

@@ -1,4 +1,7 @@
-"""What is done to a drill's mirrors, and what must be seen of it. Each says in one line what it did and what it saw."""
+"""Apply faults to a drill's mirrors and check the effects.
+
+Each fault returns one line that describes what was done and what was observed.
+"""
 
 import os
 import subprocess
@@ -10,305 +13,396 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mirror_site import Site, until
-from network import Network
-from random_changes import Changes
+from mirror_site import Site, wait_until
+from network import Loopback, Network
+from random_changes import RandomChanges
 
 from barnraise.protocol.signing import digest
-from coordinator.demo.mirrors import CELERY, SITE, common_state_hash
+from coordinator.demo.mirrors import common_state_hash
 
-HEALED = 10.0  # seconds after healing in which all must say the same
-PATIENCE = 90.0  # seconds after which the drill gives up on it
+TARGET_SECONDS = 10.0  # after healing, within which all mirrors must publish one state
+MAX_WAIT_SECONDS = 90.0  # after which the drill stops waiting for it
+RESTART_SECONDS = 120  # within which a restarted process must answer
 HOUR = 3600.0
+BURST_EVENTS = 30
+CLOCK_WARNING = "this machine's clock is"
+Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Span:
-    """Seconds."""
+class Durations:
+    """Seconds that each phase of the drill takes."""
 
     steady: float = 25.0
-    dead: float = 25.0  # a mirror that was killed
+    killed: float = 25.0  # a mirror
     cut: float = 60.0
-    server: float = 15.0  # without Postgres, or Valkey
-    full: float = 25.0
-    clock: float = 45.0
-    between: float = 24.0  # two faults
+    server: float = 15.0  # without Postgres or Valkey
+    full_disk: float = 25.0
+    wrong_clock: float = 45.0
+    between_faults: float = 24.0
 
 
-QUICK = Span(steady=8.0, dead=8.0, cut=20.0, server=6.0, full=8.0, clock=15.0, between=2.0)
+QUICK = Durations(
+    steady=8.0,
+    killed=8.0,
+    cut=20.0,
+    server=6.0,
+    full_disk=8.0,
+    wrong_clock=15.0,
+    between_faults=2.0,
+)
 
 
 @dataclass
 class Faults:
-    """`converged`: fault → seconds from its healing until all mirrors said the same; `missed`: what was not as it must
-    be, by name."""
+    """Apply faults, one after another.
+
+    Attributes:
+        converged: Fault → seconds from its healing until all mirrors published one state.
+        missed: A sentence for each requirement that was not met.
+        answers: Attack → how it was answered.
+    """
 
     sites: list[Site]
-    changes: Changes
-    network: Any
-    span: Span
+    changes: RandomChanges
+    network: Network | Loopback
+    durations: Durations
     converged: dict[str, float] = field(default_factory=dict)
     missed: list[str] = field(default_factory=list)
-    answers: dict[str, str] = field(default_factory=dict)  # hostile thing → what it was answered
+    answers: dict[str, str] = field(default_factory=dict)
 
-    # ---- what all have in common
+    # ---- shared by all faults
 
-    def heal(self, name: str) -> float:
-        """Measure how long all mirrors take to publish one state after the last fault and change."""
+    def measure_convergence(self, name: str) -> float:
+        """Return the seconds until all mirrors publish one state, with no changes meanwhile."""
         self.changes.wait_until_idle()
-        took = self.within(
-            lambda: common_state_hash(self.sites), f"one state after {name}", PATIENCE
+        seconds = self.wait_or_miss(
+            lambda: common_state_hash(self.sites), f"one state after {name}", MAX_WAIT_SECONDS
         )
-        self.converged[name] = round(took, 1)
-        if took > HEALED:
+        self.converged[name] = round(seconds, 1)
+        if seconds > TARGET_SECONDS:
             self.missed.append(
-                f"{name}: one state only {took:.1f} s after healing, not {HEALED:.0f}"
+                f"{name}: one state only {seconds:.1f} s after healing, not {TARGET_SECONDS:.0f}"
             )
-        self.changes.go()
-        return took
+        self.changes.resume()
+        return seconds
 
-    def within(self, done: Callable[[], object], what: str, seconds: float) -> float:
-        """Seconds until this was so; all of them where it never was, which is missed."""
+    def wait_or_miss(
+        self, condition: Callable[[], object], description: str, seconds: float
+    ) -> float:
+        """Wait for a condition; return the seconds, or all of them if the requirement is missed."""
         try:
-            return until(done, what, seconds)
+            return wait_until(condition, description, seconds)
         except TimeoutError as error:
             self.missed.append(str(error))
             return seconds
 
-    def must(self, name: str, held: object, otherwise: str) -> None:
-        if not held:
+    def require(self, name: str, is_met: object, otherwise: str) -> None:
+        """Record a missed requirement unless it is met."""
+        if not is_met:
             self.missed.append(f"{name}: {otherwise}")
 
-    def _accepted(self) -> int:
+    def _accepted_changes(self) -> int:
         return sum(self.changes.made.values())
 
-    def rest(self, seconds: float) -> None:
-        time.sleep(seconds)
+    # ---- the faults
 
-    # ---- one fault each; they return what was seen
+    def do_nothing(self) -> str:
+        """Wait without a fault."""
+        time.sleep(self.durations.steady)
+        seconds = self.measure_convergence("nothing")
+        accepted = self._accepted_changes()
+        return f"{accepted} changes were accepted; one state {seconds:.1f} s after the last"
 
-    def nothing(self) -> str:
-        self.rest(self.span.steady)
-        return f"{self._accepted()} changes were accepted; one state {self.heal('nothing'):.1f} s after the last"
-
-    def killed(self, site: Site) -> str:
-        before, site.afflicted = self._accepted(), True
+    def kill_mirror(self, site: Site) -> str:
+        """Kill a mirror's web server and Celery, and start them again."""
+        before = self._accepted_changes()
+        site.has_fault = True
         site.kill()
-        self.rest(self.span.dead)
-        elsewhere = self._accepted() - before
+        time.sleep(self.durations.killed)
+        elsewhere = self._accepted_changes() - before
         site.start()
-        back = until(site.answers, f"{site.name} again", 120)
-        site.afflicted = False
-        took = self.heal(f"{site.name} killed")
-        self.must(f"{site.name} killed", elsewhere, "the others accepted nothing meanwhile")
-        return (f"web and Celery by SIGKILL, for {self.span.dead:.0f} s: the others accepted {elsewhere} changes; back "
-                f"in {back:.1f} s, one state {took:.1f} s later")  # fmt: skip
+        start_seconds = wait_until(site.answers, f"{site.name} again", RESTART_SECONDS)
+        site.has_fault = False
+        seconds = self.measure_convergence(f"{site.name} killed")
+        self.require(f"{site.name} killed", elsewhere, "the others accepted nothing meanwhile")
+        return (
+            f"web and Celery by SIGKILL, for {self.durations.killed:.0f} s: the others accepted "
+            f"{elsewhere} changes; back in {start_seconds:.1f} s, one state {seconds:.1f} s later"
+        )
 
-    def cut_off(self, number: int) -> str:
-        site, before = self.sites[number], self.changes.made.copy()
+    def cut_off_mirror(self, number: int) -> str:
+        """Drop all packets to and from a mirror for a time."""
+        site = self.sites[number]
+        before = self.changes.made.copy()
         if not isinstance(self.network, Network):
             self.missed.append("cut off: not done, there are no network namespaces here")
             return "not done: it takes Linux and root"
         self.network.cut(number)
-        self.rest(self.span.cut)
+        time.sleep(self.durations.cut)
         self.changes.wait_until_idle()
         here = self.changes.made[site.name] - before[site.name]
-        there = self._accepted() - sum(before.values()) - here
-        apart = len({each.require("state")["state"] for each in self.sites}) > 1
+        elsewhere = self._accepted_changes() - sum(before.values()) - here
+        differed = len({each.require("state")["state"] for each in self.sites}) > 1
         self.network.heal(number)
-        took = self.heal("cut off")
-        self.must(
+        seconds = self.measure_convergence("cut off")
+        self.require(
             "cut off",
-            here and there and apart,
-            f"both sides must have gone on: {here} and {there} changes",
+            here and elsewhere and differed,
+            f"both sides must accept changes and differ: {here} and {elsewhere} changes",
         )
-        return (f"every packet to and from {site.name} lost for {self.span.cut:.0f} s: it accepted {here} changes, the "
-                f"others {there}, and they differed; one state {took:.1f} s after healing")  # fmt: skip
+        return (
+            f"every packet to and from {site.name} lost for {self.durations.cut:.0f} s: "
+            f"it accepted {here} changes, the others {elsewhere}, and they differed; "
+            f"one state {seconds:.1f} s after healing"
+        )
 
-    def without_postgres(self, site: Site) -> str:
-        return self._without(site, "Postgres", site.kill_postgres)
+    def kill_postgres(self, site: Site) -> str:
+        """Kill a mirror's Postgres, and start it again."""
+        return self._kill_server(site, "Postgres", site.kill_postgres)
 
-    def without_valkey(self, site: Site) -> str:
-        return self._without(site, "Valkey", site.kill_valkey)
+    def kill_valkey(self, site: Site) -> str:
+        """Kill a mirror's Valkey, and start it again."""
+        return self._kill_server(site, "Valkey", site.kill_valkey)
 
-    def _without(self, site: Site, what: str, kill: Any) -> str:
-        site.afflicted = True
-        before, refused = self._accepted(), self.changes.refused[site.name]
+    def _kill_server(self, site: Site, server: str, kill: Callable[[], int]) -> str:
+        name = f"without {server}"
+        site.has_fault = True
+        accepted_before = self._accepted_changes()
+        refused_before = self.changes.refused[site.name]
         processes = kill()
-        self.rest(self.span.server)
-        meanwhile, refused = self._accepted() - before, self.changes.refused[site.name] - refused
+        time.sleep(self.durations.server)
+        accepted = self._accepted_changes() - accepted_before
+        refused = self.changes.refused[site.name] - refused_before
         site.restart_servers()
-        until(site.answers, f"{site.name} with {what}", 120)
-        until(lambda: site.request("state")["ok"], f"{site.name}'s clerk with {what}", 60)
-        site.afflicted = False
-        took = self.heal(f"without {what}")
-        self.must(f"without {what}", meanwhile, "nobody accepted anything meanwhile")
-        self.must(f"without {what}", site.is_running, "a process of the site has died of it")
-        return (f"{processes} processes by SIGKILL, started again after {self.span.server:.0f} s: {meanwhile} changes "
-                f"were accepted meanwhile and {refused} refused there; one state {took:.1f} s later")  # fmt: skip
+        wait_until(site.answers, f"{site.name} with {server}", RESTART_SECONDS)
+        wait_until(
+            lambda: site.request("state")["ok"], f"{site.name}'s load driver with {server}", 60
+        )
+        site.has_fault = False
+        seconds = self.measure_convergence(name)
+        self.require(name, accepted, "no mirror accepted anything meanwhile")
+        self.require(name, site.is_running, "a process of the site has died of it")
+        return (
+            f"{processes} processes by SIGKILL, started again after {self.durations.server:.0f} s: "
+            f"{accepted} changes were accepted meanwhile and {refused} refused there; one state "
+            f"{seconds:.1f} s later"
+        )
 
-    def celery_in_mid_task(self, site: Site) -> str:
+    def kill_busy_celery(self, site: Site) -> str:
+        """Kill a mirror's Celery in the middle of a task, and start it again."""
         other = next(each for each in self.sites if each is not site)
         self.changes.wait_until_idle()
-        for number in range(30):  # something to pull
-            said = other.require("account", name=f"burst-{number}-{time.time_ns()}")
-            self.changes.record_events(other, "account", said)
+        for number in range(BURST_EVENTS):  # for Celery to pull
+            reply = other.require("account", name=f"burst-{number}-{time.time_ns()}")
+            self.changes.record_events(other, "account", reply)
         try:
-            until(site.is_working, "Celery in the middle of a task", 15)
-            busy = "in the middle of a task"
+            wait_until(site.is_celery_busy, "Celery in the middle of a task", 15)
+            moment = "in the middle of a task"
         except TimeoutError:
-            busy = "between two tasks: it was never caught in one"
+            moment = "between two tasks: it was never caught in one"
             self.missed.append("Celery in mid-task: it was never caught in one")
         site.kill_celery()
-        self.changes.go()
-        self.rest(self.span.server)
+        self.changes.resume()
+        time.sleep(self.durations.server)
         site.start_celery()
-        back = until(lambda: site.require("celery")["works"], f"{site.name}'s Celery again", 120)
-        took = self.heal("Celery killed")
-        return (f"killed {busy}, started again after {self.span.server:.0f} s and back in {back:.1f} s: one state "
-                f"{took:.1f} s later")  # fmt: skip
+        start_seconds = wait_until(
+            lambda: site.require("celery")["works"], f"{site.name}'s Celery again", RESTART_SECONDS
+        )
+        seconds = self.measure_convergence("Celery killed")
+        return (
+            f"killed {moment}, started again after {self.durations.server:.0f} s and back in "
+            f"{start_seconds:.1f} s: one state {seconds:.1f} s later"
+        )
 
-    def full_disk(self, site: Site, folder: Path) -> str:
-        """`folder` is a small file system of its own, with the mirror's database in it."""
-        site.afflicted = True
-        before, refused = self._accepted(), self.changes.refused[site.name]
+    def fill_disk(self, site: Site, folder: Path) -> str:
+        """Fill the disk of a mirror's database.
+
+        Args:
+            site: The mirror.
+            folder: A small file system that contains only the database.
+        """
+        site.has_fault = True
+        accepted_before = self._accepted_changes()
         ballast = folder / "ballast"
-        with ballast.open("wb") as file:
-            try:
-                while True:
-                    file.write(b"\0" * (1 << 20))
-                    file.flush()
-            except OSError:
-                size = ballast.stat().st_size
-        sentence, deadline = "", time.monotonic() + self.span.full
+        size = _fill_file_system(ballast)
+        error = ""
+        deadline = time.monotonic() + self.durations.full_disk
         while time.monotonic() < deadline:
-            said = site.request("account", 20.0, name=f"full-{time.time_ns()}")
-            if said["ok"]:
-                self.changes.record_events(site, "account", said)
+            reply = site.request("account", 20.0, name=f"full-{time.time_ns()}")
+            if reply["ok"]:
+                self.changes.record_events(site, "account", reply)
             else:
-                sentence = said["error"]
-            time.sleep(0.1 if said["ok"] else 0.5)
-        meanwhile, refused = self._accepted() - before, self.changes.refused[site.name] - refused
+                error = reply["error"]
+            time.sleep(0.1 if reply["ok"] else 0.5)
+        accepted = self._accepted_changes() - accepted_before
         ballast.unlink()
         site.restart_servers()
-        until(lambda: site.answers() and site.request("state")["ok"], f"{site.name} with room", 120)
-        site.afflicted = False
-        took = self.heal("full disk")
-        self.must("full disk", sentence, "it refused nothing: was it full?")
-        words = " ".join(sentence.split())[:90]
-        return (f"{size >> 20} MB filled the last byte beside its database for {self.span.full:.0f} s: it refused with "
-                f"“{words}”, {meanwhile} changes were accepted, most elsewhere; one state {took:.1f} s after "
-                "there was room")  # fmt: skip
+        wait_until(
+            lambda: site.answers() and site.request("state")["ok"],
+            f"{site.name} with free space",
+            RESTART_SECONDS,
+        )
+        site.has_fault = False
+        seconds = self.measure_convergence("full disk")
+        self.require("full disk", error, "it refused nothing: was it full?")
+        return (
+            f"{size >> 20} MB filled the disk of its database for {self.durations.full_disk:.0f} s:"
+            f" it refused with “{' '.join(error.split())[:90]}”, {accepted} changes were accepted, "
+            f"most elsewhere; one state {seconds:.1f} s after there was room"
+        )
 
-    def wrong_clock(self, site: Site) -> str:
-        """All its processes but the servers live an hour ahead, by libfaketime; then they live now again."""
-        wrong = _an_hour_ahead()
+    def set_wrong_clock(self, site: Site) -> str:
+        """Run a mirror's processes, except for the servers, with a clock an hour ahead."""
+        wrong = _clock_an_hour_ahead()
         if wrong is None:
             self.missed.append("a wrong clock: not done, libfaketime does not load here")
             return "not done: libfaketime does not load here"
-        self._again(site, **wrong)
-        self.changes.go()
-        before = self.changes.made[site.name]
-        self.rest(self.span.clock)
+        name = "a wrong clock"
+        self._restart_with(site, **wrong)
+        self.changes.resume()
+        made_before = self.changes.made[site.name]
+        time.sleep(self.durations.wrong_clock)
         self.changes.wait_until_idle()
-        said = site.require("stamped")
-        ahead, stamped = said["clock"] - time.time(), said["hlc"] - time.time()
-        mine = self.changes.made[site.name] - before
-        took = self.heal("a wrong clock")
-        alarmed = site.log_contains(SITE, "this machine's clock is") or site.log_contains(
-            CELERY, "this machine's clock is"
+        reply = site.require("clock")
+        clock_ahead = reply["time"] - time.time()
+        events_ahead = reply["event_time"] - time.time()
+        made = self.changes.made[site.name] - made_before
+        seconds = self.measure_convergence(name)
+        was_logged = site.log_contains(CLOCK_WARNING)
+        self._restart_with(site)
+        self.measure_convergence("the right clock again")
+        is_hour = abs(clock_ahead - HOUR) < 60
+        self.require(name, is_hour, f"its clock was {clock_ahead:.0f} s ahead")
+        self.require(name, events_ahead < 60, f"its events are stamped {events_ahead:.0f} s ahead")
+        self.require(name, made, "it accepted nothing")
+        logged = "its log says so" if was_logged else "its log does not say so"
+        return (
+            f"its processes lived {clock_ahead:,.0f} s ahead: it accepted {made} changes, stamped "
+            f"{events_ahead:+.0f} s from the others' time, and {logged}; one state {seconds:.1f} s "
+            "after"
         )
-        self.changes.wait_until_idle()
-        self._again(site)
-        self.heal("the right clock again")
-        self.must("a wrong clock", abs(ahead - HOUR) < 60, f"its clock was {ahead:.0f} s ahead")
-        self.must("a wrong clock", stamped < 60, f"its events are stamped {stamped:.0f} s ahead")
-        self.must("a wrong clock", mine, "it accepted nothing")
-        alarm = "its log says so" if alarmed else "its log does not say so"
-        return (f"its processes lived {ahead:,.0f} s ahead: it accepted {mine} changes, stamped {stamped:+.0f} s from "
-                f"the others' time, and {alarm}; one state {took:.1f} s after")  # fmt: skip
 
-    def _again(self, site: Site, **environment: str) -> None:
-        """Restart the mirror's processes; changes wait until it has pulled from the others once."""
+    def _restart_with(self, site: Site, **environment: str) -> None:
+        """Restart the mirror's processes; changes wait until it knows the others' time."""
         self.changes.wait_until_idle()
         site.kill()
-        site.dismiss()
+        site.stop_load_driver()
         site.start(**environment)
-        site.start_clerk(**environment)
-        until(site.answers, f"{site.name} again", 120)
+        site.start_load_driver(**environment)
+        wait_until(site.answers, f"{site.name} again", RESTART_SECONDS)
         site.require("token")
-        until(
-            lambda: abs(site.require("state")["off"]) > 60 or not environment,
-            "its hearing of the others' time",
-            60,
-        )
+        if environment:
+            wait_until(
+                lambda: abs(site.require("state")["offset"]) > 60, "the others' time there", 60
+            )
 
-    def hostile(self, one: Site, other: Site, liar: Site) -> str:
-        """Replays, alterations and a stranger's log at `one`; and `liar` signs two events with one number."""
+    # ---- attacks
+
+    def attack(self, first: Site, second: Site, liar: Site) -> str:
+        """Send replayed, altered and foreign events to `first`; `liar` signs two versions of a log.
+
+        Of those `first` receives one, and `second` the other.
+        """
         self.changes.wait_until_idle()
-        signed = one.require("sample")["signed"]
-        again = one.require("receive", signed=[signed])
-        self._note(
-            "a replayed event",
-            "changes nothing" if not again["stored"] and not again["refused"] else "",
+        bad_events = self._send_bad_events(first)
+        bad_events += self._fork_log(first, second, liar)
+        reply = liar.require("account", name=f"after-{time.time_ns()}")
+        self.changes.record_events(liar, "account", reply)  # its own log continues
+        seconds = self.measure_convergence("equivocation")
+        bad_digests = [digest(event["body"]) for event in bad_events]
+        believers = [
+            site.name
+            for site in self.sites
+            if len(site.require("missing_events", digests=bad_digests)["missing"])
+            < len(bad_digests)
+        ]
+        self.require("hostile", not believers, f"some of it counts at {believers}")
+        observed = "; ".join(
+            f"{name}: {answer or 'NOT REFUSED'}" for name, answer in self.answers.items()
         )
+        return f"{observed}; one state {seconds:.1f} s later"
+
+    def _send_bad_events(self, site: Site) -> list[Event]:
+        """Send a replayed event, an altered one and a log by an unknown key.
+
+        Returns:
+            The events that must count nowhere.
+        """
+        signed = site.require("sample")["signed"]
+        replayed = site.require("receive", signed=[signed])
+        is_harmless = not replayed["stored"] and not replayed["refused"]
+        self._record_answer("a replayed event", "changes nothing" if is_harmless else "")
         altered = {**signed, "body": signed["body"].replace('"seq":', '"seq": ', 1)}
-        self._note("an altered event", " ".join(one.require("altered", signed=altered)["refused"]))
-        forged = one.require("forge")["signed"]
-        self._note("a stranger's log", " ".join(one.require("receive", signed=forged)["refused"]))
-        lie = liar.require("equivocate")
-        for site, told in ((one, lie["one"]), (other, lie["other"])):
-            found = site.require("receive", signed=told)
-            believed = (
-                found["stored"] == 2 or found["forked"]
-            )  # the other story may have come here before this one
-            self.must("equivocation", believed, f"{site.name} was to believe it at first: {found}")
-        took = self.within(
-            lambda: all(lie["origin"] in each.require("proofs")["origins"] for each in self.sites),
+        answer = site.require("receive_altered", signed=altered)
+        self._record_answer("an altered event", " ".join(answer["refused"]))
+        forged = site.require("forge_log")["signed"]
+        answer = site.require("receive", signed=forged)
+        self._record_answer("a stranger's log", " ".join(answer["refused"]))
+        return [altered, *forged]
+
+    def _fork_log(self, first: Site, second: Site, liar: Site) -> list[Event]:
+        """Send two versions of a log to two mirrors; all three must obtain the proof.
+
+        Returns:
+            The two events with one number, which must count nowhere.
+        """
+        fork = liar.require("equivocate")
+        for site, version in ((first, fork["first"]), (second, fork["second"])):
+            answer = site.require("receive", signed=version)
+            # The other version may have arrived here before this one.
+            is_plausible = answer["stored"] == 2 or answer["forked"]
+            self.require(
+                "equivocation", is_plausible, f"{site.name} should accept it at first: {answer}"
+            )
+        seconds = self.wait_or_miss(
+            lambda: all(
+                fork["origin"] in site.require("fork_proofs")["origins"] for site in self.sites
+            ),
             "the proof",
             60,
         )
-        self._note(
+        self._record_answer(
             "a member's two events with one number",
-            f"proven at all three in {took:.1f} s, and withdrawn",
+            f"proven at all three in {seconds:.1f} s, and withdrawn",
         )
-        said = liar.require("account", name=f"after-{time.time_ns()}")
-        self.changes.record_events(liar, "account", said)  # its own log goes on
-        took = self.heal("equivocation")
-        wrong = [
-            digest(each["body"]) for each in (altered, *forged, lie["one"][1], lie["other"][1])
-        ]
-        kept = [
-            each.name
-            for each in self.sites
-            if len(each.require("lacks", digests=wrong)["lacks"]) < len(wrong)
-        ]
-        self.must("hostile", not kept, f"something of it counts at {kept}")
-        seen = "; ".join(
-            f"{name}: {answer or 'NOT REFUSED'}" for name, answer in self.answers.items()
-        )
-        return f"{seen}; one state {took:.1f} s later"
+        return [fork["first"][1], fork["second"][1]]
 
-    def _note(self, name: str, answer: str) -> None:
+    def _record_answer(self, name: str, answer: str) -> None:
         self.answers[name] = answer
-        self.must(name, answer, "was not refused")
+        self.require(name, answer, "was not refused")
 
 
-def _an_hour_ahead() -> dict[str, str] | None:
-    """What makes a process live an hour ahead; None where that does not work."""
+def _fill_file_system(ballast: Path) -> int:
+    """Write a file until its file system is full; return the file's size in bytes."""
+    with ballast.open("wb") as file:
+        try:
+            while True:
+                file.write(b"\0" * (1 << 20))
+                file.flush()
+        except OSError:
+            return ballast.stat().st_size
+
+
+def _clock_an_hour_ahead() -> dict[str, str] | None:
+    """Return the environment whose processes live an hour ahead; None if that does not work."""
     found = find_spec("libfaketime")
     if found is None or found.origin is None:
         return None
     library = Path(found.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
-    told = {
+    environment = {
         "LD_PRELOAD": str(library),
         "FAKETIME": f"+{HOUR:.0f}s",
         "DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else threads that wait for the interpreter spin: a core is gone
+        # Otherwise threads that wait for Python's interpreter lock spin and use a core.
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",
     }
-    look = subprocess.run(
-        [sys.executable, "-c", "import time; print(time.time())"], env={**os.environ, **told}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    works = look.returncode == 0 and abs(float(look.stdout) - time.time() - HOUR) < 60
-    return told if works else None
+    probe = subprocess.run(
+        [sys.executable, "-c", "import time; print(time.time())"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    works = probe.returncode == 0 and abs(float(probe.stdout) - time.time() - HOUR) < 60
+    return environment if works else None

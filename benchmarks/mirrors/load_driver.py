@@ -1,8 +1,9 @@
-"""Somebody at one mirror of a drill who decides things there: a JSON line in, a JSON line out.
+"""Make changes and answer questions inside one mirror of a drill: a JSON line in, a JSON line out.
 
-Runs and their settings go through the mirror's own web server, by a personal token; accounts and bans through the
-methods that its pages call. Each answer names the events that this mirror has signed since the last one: what was
-accepted here, and must be everywhere in the end. Ends with its input. Runs in `manage.py shell`.
+Runs and their settings go through the mirror's own web server, with a personal token; accounts and
+bans through the methods that its pages call. Each reply names the events that this mirror has
+signed since the last reply: they were accepted here, and must be at every mirror in the end. The
+process ends with its input. It runs in `manage.py shell`.
 """
 
 import io
@@ -10,6 +11,7 @@ import json
 import secrets
 import sys
 import time
+from typing import Any
 
 import httpx
 import redis.exceptions
@@ -25,7 +27,7 @@ from barnraise.errors import BarnraiseError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Enrolment, Machine, User
-from coordinator.celery import app as tasks
+from coordinator.celery import app as celery_app
 from coordinator.credit.models import Credit
 from coordinator.eventlog import hlc, ingest, writer
 from coordinator.eventlog.event import NO_DIGEST, Event, open_event
@@ -39,264 +41,305 @@ from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.tokens.models import Token
 
-EXPECTED = (UserError, DatabaseError, redis.exceptions.RedisError, httpx.HTTPError, CommandError, BarnraiseError,
-            ObjectDoesNotExist, LookupError, ValueError)  # fmt: skip
-OWNER = "owner@drill.example.org"
+EXPECTED_ERRORS = (
+    UserError,
+    DatabaseError,
+    redis.exceptions.RedisError,
+    httpx.HTTPError,
+    CommandError,
+    BarnraiseError,
+    ObjectDoesNotExist,
+    LookupError,
+    ValueError,
+)
+DOMAIN = "drill.example.org"
+OWNER = f"owner@{DOMAIN}"
 SCOPES = ["runs:read", "runs:write"]
+Reply = dict[str, Any]
 
 
-class Clerk:
+class LoadDriver:
+    """Run the actions that a drill requests by name."""
+
     def __init__(self) -> None:
-        self.told: dict[str, int] = {}  # log of ours → the last number that was named
-        self.http: httpx.Client | None = None
+        self._reported: dict[str, int] = {}  # own log → the last number that a reply named
+        self._http: httpx.Client | None = None
 
     # ---- people, runs, bans, settings
 
-    def people(self, names: list[str]) -> dict:
-        """The drill's organiser, staff, and volunteers that its machines will belong to."""
-        made = {}
+    def people(self, names: list[str]) -> Reply:
+        """Create the drill's owner as staff, and the volunteers that own its machines."""
+        people = {}
         for name in ("owner", *names):
-            out = io.StringIO()
-            call_command("prepare_owner", email=f"{name}@drill.example.org", password=secrets.token_hex(12),
-                         name=name, staff=name == "owner", stdout=out)  # fmt: skip
-            made[name] = out.getvalue().strip()
-        return {"people": made}
+            output = io.StringIO()
+            call_command(
+                "prepare_owner",
+                email=f"{name}@{DOMAIN}",
+                password=secrets.token_hex(12),
+                name=name,
+                staff=name == "owner",
+                stdout=output,
+            )
+            people[name] = output.getvalue().strip()
+        return {"people": people}
 
-    def token(self) -> dict:
-        """The owner's, for what goes through the web server. Superuser is each site's own word."""
+    def token(self) -> Reply:
+        """Create the owner's token for requests to the web server.
+
+        Whether somebody is a superuser is not replicated: each site decides it.
+        """
         owner = User.objects.get(email=OWNER)
         User.objects.filter(pk=owner.pk).update(is_superuser=True)
         _, text = Token.create(owner, "drill", SCOPES, 1)
-        self.http = httpx.Client(
+        self._http = httpx.Client(
             base_url=f"{settings.SITE_URL}/api/v1",
             timeout=10,
             headers={"Authorization": f"Bearer {text}"},
         )
         return {}
 
-    def account(self, name: str) -> dict:
-        person = User.objects.create_user(f"{name}@drill.example.org", None, name=name)
+    def account(self, name: str) -> Reply:
+        """Create an account."""
+        person = User.objects.create_user(f"{name}@{DOMAIN}", None, name=name)
         return {"person": str(person.pk)}
 
-    def rename(self, person: str, name: str) -> dict:
+    def rename(self, person: str, name: str) -> Reply:
+        """Rename a person."""
         return {"changed": User.objects.get(pk=person).rename(name)}
 
-    def ban(self, person: str) -> dict:
-        return {
-            "changed": User.objects.get(pk=person).ban(User.objects.get(email=OWNER), "a drill")
-        }
+    def ban(self, person: str) -> Reply:
+        """Ban a person."""
+        owner = User.objects.get(email=OWNER)
+        return {"changed": User.objects.get(pk=person).ban(owner, "a drill")}
 
-    def unban(self, person: str) -> dict:
+    def unban(self, person: str) -> Reply:
+        """Lift a person's ban."""
         return {"changed": User.objects.get(pk=person).unban(User.objects.get(email=OWNER))}
 
-    def run(self, name: str) -> dict:
-        return {"run": self._web("POST", "/runs", {"name": name})["id"]}
+    def run(self, name: str) -> Reply:
+        """Create a run through the API."""
+        return {"run": self._request("POST", "/runs", {"name": name})["id"]}
 
-    def settings(self, run: str, gigabytes: float) -> dict:
-        self._web("PATCH", f"/runs/{run}/terms", {"least_memory": int(gigabytes * 1e9)})
+    def settings(self, run: str, gigabytes: float) -> Reply:
+        """Change a run's minimum RAM through the API."""
+        self._request("PATCH", f"/runs/{run}/terms", {"least_memory": int(gigabytes * 1e9)})
         return {}
 
-    def act(self, run: str, action: str) -> dict:
-        return {"status": self._web("POST", f"/runs/{run}/actions/{action}", None)["status"]}
+    def control_run(self, run: str, command: str) -> Reply:
+        """Pause, resume or cancel a run through the API."""
+        return {"status": self._request("POST", f"/runs/{run}/actions/{command}", None)["status"]}
 
-    def _web(self, method: str, path: str, body: dict | None) -> dict:
-        assert self.http is not None
-        answer = self.http.request(method, path, json=body)
+    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> Reply:
+        assert self._http is not None, "request a token first"
+        answer = self._http.request(method, path, json=body)
         if answer.status_code != 200:
             raise ValueError(f"{answer.status_code}: {answer.text[:300]}")
         return answer.json()
 
     # ---- the run that is trained
 
-    def launch(self, name: str, fields: dict, owner: str) -> dict:
-        run = Run.create(
-            User.objects.get(pk=owner), name, spec_from_fields(fields), report_every=1.0
-        )
+    def launch(self, name: str, fields: dict[str, Any], owner: str) -> Reply:
+        """Create and launch the run that the drill's machines train."""
+        person = User.objects.get(pk=owner)
+        run = Run.create(person, name, spec_from_fields(fields), report_every=1.0)
         run.launch()
         return {"run": str(run.pk), "slug": run.slug}
 
-    def approve(self, owners: dict[str, str]) -> dict:
-        """Machines that wait for a person, by what they are called."""
+    def approve_machines(self, owners: dict[str, str]) -> Reply:
+        """Approve all machines that wait for their owners.
+
+        Args:
+            owners: Host name of a machine → id of its owner.
+        """
         waiting = Enrolment.objects.filter(
             decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
         )
-        for each in waiting:
-            each.approve(User.objects.get(pk=owners[each.about["hostname"]]))
+        for enrolment in waiting:
+            enrolment.approve(User.objects.get(pk=owners[enrolment.about["hostname"]]))
         return {}
 
-    def members(self, run: str) -> dict:
-        """Key → (seconds since its last report here, what it does), of those that reported here."""
+    def members(self, run: str) -> Reply:
+        """Return key → (seconds since its last report, activity) of machines that reported here."""
         now = timezone.now()
         found = Membership.objects.filter(run=run, latest__gt=0).select_related("machine")
-        return {
-            "members": {
-                m.machine.key: [(now - m.last_seen).total_seconds(), m.activity] for m in found
-            }
+        members = {
+            member.machine.key: [(now - member.last_seen).total_seconds(), member.activity]
+            for member in found
         }
+        return {"members": members}
 
-    def launched(self, run: str) -> dict:
+    def run_status(self, run: str) -> Reply:
+        """Return the run's status; None before its spec is fixed here."""
         found = Run.objects.filter(pk=run).first()
         return {"status": found.status if found and found.spec_text else None}
 
-    def credit(self, run: str) -> dict:
-        """Key and life → [tokens, the last update]."""
-        rows = Credit.objects.filter(run=run).values_list(
-            "machine__key", "incarnation", "tokens", "last"
-        )
-        found: dict[str, list[int]] = {}
-        for key, life, tokens, last in rows:
-            sums = found.setdefault(f"{key}.{life}", [0, 0])
-            sums[:] = sums[0] + tokens, max(sums[1], last)
-        return {
-            "credit": found,
-            "sum": Credit.objects.filter(run=run).aggregate(sum=Sum("tokens"))["sum"] or 0,
-        }
+    def credit(self, run: str) -> Reply:
+        """Return the sum of all credited tokens, and key.incarnation → [tokens, last update]."""
+        rows = Credit.objects.filter(run=run)
+        authors: dict[str, list[int]] = {}
+        columns = ("machine__key", "incarnation", "tokens", "last")
+        for key, incarnation, tokens, last in rows.values_list(*columns):
+            sums = authors.setdefault(f"{key}.{incarnation}", [0, 0])
+            sums[0] += tokens
+            sums[1] = max(sums[1], last)
+        return {"credit": authors, "sum": rows.aggregate(sum=Sum("tokens"))["sum"] or 0}
 
-    # ---- the log
+    # ---- the event log
 
-    def news(self) -> list[str]:
-        """Digests of what this mirror's key signed since the last time."""
+    def new_events(self) -> list[str]:
+        """Return the digests of the events that this mirror signed since the last call."""
         fresh = []
         for origin in Origin.objects.filter(ours=True):
-            found = LogEvent.objects.filter(
-                origin=origin, seq__gt=self.told.get(origin.pk, 0)
-            ).order_by("seq")
-            for seq, name in found.values_list("seq", "digest"):
-                self.told[origin.pk] = seq
+            after = self._reported.get(origin.pk, 0)
+            events = LogEvent.objects.filter(origin=origin, seq__gt=after).order_by("seq")
+            for seq, name in events.values_list("seq", "digest"):
+                self._reported[origin.pk] = seq
                 fresh.append(name)
         return fresh
 
-    def lacks(self, digests: list[str]) -> dict:
-        """Which of these are not here, accepted and worked out."""
+    def missing_events(self, digests: list[str]) -> Reply:
+        """Return which of these events are not here, or not accepted, understood and folded."""
         stale = Aggregate.objects.filter(stale=True)
-        held = LogEvent.objects.filter(digest__in=digests, accepted=True, understood=True).exclude(
-            subject__in=stale.values("name")
-        )
-        return {"lacks": sorted(set(digests) - set(held.values_list("digest", flat=True)))}
+        applied = LogEvent.objects.filter(
+            digest__in=digests, accepted=True, understood=True
+        ).exclude(aggregate__in=stale.values("name"))
+        return {"missing": sorted(set(digests) - set(applied.values_list("digest", flat=True)))}
 
-    def rows(self) -> dict:
-        """What pages would show of all that was changed: one digest over people, machines, runs. Of somebody whom only
-        a withdrawn event spoke of a shut row stays where that event was believed: those are nobody's."""
-        people = User.objects.exclude(
-            email__endswith="@elsewhere.invalid", is_active=False
-        ).order_by("pk")
-        told = [
-            list(people.values_list("pk", "email", "name", "is_active", "organiser", "is_staff")),
+    def rows(self) -> Reply:
+        """Return one digest of the rows of people, machines and runs that pages would show.
+
+        A person whom only a withdrawn event names remains as a closed account at the mirrors that
+        had accepted that event; such rows do not count.
+        """
+        people = User.objects.exclude(email__endswith="@elsewhere.invalid", is_active=False)
+        people_columns = ("pk", "email", "name", "is_active", "organiser", "is_staff")
+        run_columns = ("pk", "slug", "name", "status", "least_memory", "owner")
+        tables = [
+            list(people.order_by("pk").values_list(*people_columns)),
             list(Machine.objects.order_by("pk").values_list("pk", "owner", "hostname", "revoked")),
-            list(
-                Run.objects.order_by("pk").values_list(
-                    "pk", "slug", "name", "status", "least_memory", "owner"
-                )
-            ),
+            list(Run.objects.order_by("pk").values_list(*run_columns)),
         ]
         return {
-            "rows": digest(json.dumps(told, default=str)),
-            "counts": [len(each) for each in told],
+            "rows": digest(json.dumps(tables, default=str)),
+            "counts": [len(table) for table in tables],
         }
 
-    def state(self) -> dict:
-        return {"state": state_hash(), "off": writer.clock_offset()}
+    def state(self) -> Reply:
+        """Return the state hash, and by how many seconds the clock is off the other mirrors'."""
+        return {"state": state_hash(), "offset": writer.clock_offset()}
 
-    def stamped(self) -> dict:
-        """Return by how many seconds this mirror's last stamp is ahead of `at` (seconds since 1970)."""
+    def clock(self) -> Reply:
+        """Return this mirror's time and its last event's timestamp, in seconds since 1970."""
         origin = Origin.objects.get(ours=True)
+        return {"event_time": hlc.to_seconds(origin.head_hlc), "time": time.time()}
+
+    def celery(self) -> Reply:
+        """Return whether this mirror's Celery answers."""
+        return {"works": bool(celery_app.control.ping(timeout=2.0))}
+
+    # ---- attacks
+
+    def sample(self) -> Reply:
+        """Return the newest event of another mirror's log."""
+        others = LogEvent.objects.filter(accepted=True).exclude(key=site_identity.identity().key)
+        newest = others.order_by("-hlc").first()
+        if newest is None:
+            raise LookupError("no event of another mirror is here")
+        return {"signed": newest.signed.model_dump()}
+
+    def receive(self, signed: list[dict[str, Any]]) -> Reply:
+        """Ingest events as a pull does: all are checked, and stored together or not at all."""
+        events = [Signed.model_validate(event) for event in signed]
+        keys = mirror_list.trusted_keys(open_event(events[0]).origin) if events else frozenset()
+        result = ingest.ingest_events(events, keys=keys)
         return {
-            "hlc": hlc.to_seconds(origin.head_hlc),
-            "clock": time.time(),
-            "off": writer.clock_offset(),
+            "stored": result.stored,
+            "refused": list(result.rejected.values()),
+            "forked": result.forked,
         }
 
-    def celery(self) -> dict:
-        """Whether this mirror's Celery has come up, and answers."""
-        return {"works": bool(tasks.control.ping(timeout=2.0))}
+    def receive_altered(self, signed: dict[str, Any]) -> Reply:
+        """Ingest an event whose text was altered under the same signature."""
+        result = ingest.ingest_events([Signed.model_validate(signed)])
+        return {"stored": result.stored, "refused": list(result.rejected.values())}
 
-    # ---- what a mirror must not believe
+    def forge_log(self) -> Reply:
+        """Return a log by a key that no mirror list names."""
+        events = _build_log(Identity(secrets.token_bytes(32)))
+        return {"signed": [event.model_dump() for event in events]}
 
-    def sample(self) -> dict:
-        """The newest event of another mirror's log."""
-        found = (
-            LogEvent.objects.filter(accepted=True)
-            .exclude(key=site_identity.identity().key)
-            .order_by("-hlc")
-            .first()
-        )
-        return {"signed": found.signed.model_dump()}
-
-    def receive(self, signed: list[dict]) -> dict:
-        """As a pull hands over what came: checked against the mirrors of the list, whole or not at all."""
-        events = [Signed.model_validate(each) for each in signed]
-        keys = (
-            mirror_list.trusted_keys(open_event(events[0]).origin) if len(signed) else frozenset()
-        )
-        told = ingest.ingest_events(events, keys=keys)
+    def equivocate(self) -> Reply:
+        """Return two versions of a new log by this mirror's own key; their second events differ."""
+        key = site_identity.identity()
+        origin = secrets.token_hex(16)
+        first = _build_log(key, origin)
+        second = _build_log(key, origin, first[:1])
         return {
-            "stored": told.stored,
-            "refused": list(told.rejected.values()),
-            "forked": told.forked,
-        }
-
-    def altered(self, signed: dict) -> dict:
-        """Another word in it, under the same signature; never opened here."""
-        told = ingest.ingest_events([Signed.model_validate(signed)])
-        return {"stored": told.stored, "refused": list(told.rejected.values())}
-
-    def forge(self) -> dict:
-        """A log by a key that no list names."""
-        return {
-            "signed": [each.model_dump() for each in _log(Identity(secrets.token_bytes(32)), 2)]
-        }
-
-    def equivocate(self) -> dict:
-        """Another log by this mirror's true key, with two second events."""
-        key, origin = site_identity.identity(), secrets.token_hex(16)
-        first = _log(key, 2, origin)
-        second = _log(key, 2, origin, first[:1])
-        return {
-            "one": [e.model_dump() for e in first],
-            "other": [e.model_dump() for e in second],
+            "first": [event.model_dump() for event in first],
+            "second": [event.model_dump() for event in second],
             "origin": origin,
         }
 
-    def proofs(self) -> dict:
+    def fork_proofs(self) -> Reply:
+        """Return the logs that fork according to this mirror's proofs."""
         return {"origins": list(ForkProof.objects.values_list("origin_id", flat=True))}
 
 
-def _log(
-    key: Identity, length: int, origin: str = "", begun: list[Signed] | None = None
+def _build_log(
+    key: Identity, origin: str = "", start: list[Signed] | None = None, length: int = 2
 ) -> list[Signed]:
-    """The first events of a log: it begins, and makes up people."""
-    origin, made = origin or secrets.token_hex(16), list(begun or [])
-    while len(made) < length:
-        who = str(uuid7())
-        about = {
-            "about": digest(who),
-            "joined": timezone.now().isoformat(),
-            "organiser": False,
-            "is_staff": True,
-        }
-        said = ("person.join", f"person:{who}", about)
-        if not made:
-            said = ("origin.begin", f"origin:{origin}", {"name": "a drill's", "after": None})
+    """Sign the first events of a log: its beginning, then people who do not exist.
+
+    Args:
+        key: Signs the events.
+        origin: Id of the log; "" for a random one.
+        start: Events to continue.
+        length: Number of events.
+    """
+    origin = origin or secrets.token_hex(16)
+    events = list(start or [])
+    while len(events) < length:
+        person = str(uuid7())
+        if events:
+            event_type = "person.join"
+            aggregate = f"person:{person}"
+            payload = {
+                "about": digest(person),
+                "joined": timezone.now().isoformat(),
+                "organiser": False,
+                "is_staff": True,
+            }
+        else:
+            event_type = "origin.begin"
+            aggregate = f"origin:{origin}"
+            payload = {"name": "a drill's", "after": None}
+        last_hlc = open_event(events[-1]).hlc if events else 0
         event = Event(
-            id=str(uuid7()), origin=origin, seq=len(made) + 1, prev=digest(made[-1].body) if made else NO_DIGEST,
-            hlc=hlc.next_stamp(open_event(made[-1]).hlc if made else 0, time.time()), type=said[0], aggregate=said[1],
-            payload=said[2],
-        )  # fmt: skip
-        made.append(key.sign("event", event))
-    return made
+            id=str(uuid7()),
+            origin=origin,
+            seq=len(events) + 1,
+            prev=digest(events[-1].body) if events else NO_DIGEST,
+            hlc=hlc.next_stamp(last_hlc, time.time()),
+            type=event_type,
+            aggregate=aggregate,
+            payload=payload,
+        )
+        events.append(key.sign("event", event))
+    return events
 
 
 def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # nothing else is to be read as an answer
-    clerk = Clerk()
+    """Answer requests until the input ends."""
+    output = sys.stdout
+    sys.stdout = sys.stderr  # nothing else may be read as a reply
+    driver = LoadDriver()
     for line in sys.stdin:
-        asked = json.loads(line)
-        number, do = asked.pop("number"), asked.pop("do")
+        request = json.loads(line)
         close_old_connections()
         try:
-            said = {"ok": True, **getattr(clerk, do)(**asked)}
-            said["events"] = clerk.news()
-        except EXPECTED as error:
-            said = {"ok": False, "error": f"{type(error).__name__}: {error}"[:300]}
+            reply = {"ok": True, **getattr(driver, request["action"])(**request["arguments"])}
+            reply["events"] = driver.new_events()
+        except EXPECTED_ERRORS as error:
+            reply = {"ok": False, "error": f"{type(error).__name__}: {error}"[:300], "events": []}
             connection.close()
-        print(json.dumps({"number": number, **said}), file=answers, flush=True)
+        print(json.dumps({"number": request["number"], **reply}), file=output, flush=True)

@@ -1,4 +1,4 @@
-"""One mirror of the drill: its processes, who decides things there, and what can be done to it."""
+"""Run one mirror of a drill: its processes, its load driver, and what a fault does to them."""
 
 import contextlib
 import json
@@ -20,141 +20,185 @@ from coordinator.demo.mirrors import CELERY, SERVERS, SITE, DemoMirror
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MANAGE = (sys.executable, str(ROOT / "manage.py"))
-CLERK = f"import sys; sys.path.append({str(HERE)!r}); import load_driver; load_driver.main()"
+LOAD_DRIVER = f"import sys; sys.path.append({str(HERE)!r}); import load_driver; load_driver.main()"
+BUSY_PERCENT = 20  # CPU of a Celery that works: a process that waits for a task sleeps
+LOAD_DRIVER_LOG = "load-driver.log"
+
+
+class LoadDriverProcess:
+    """Run `load_driver.py` inside a mirror; exchange a JSON line for each request."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                bufsize=1,
+            )
+        self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._number = 0
+        self._lock = threading.Lock()
+        threading.Thread(target=self._read_replies, daemon=True).start()
+
+    def _read_replies(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._replies.put(json.loads(line))
+
+    def request(self, action: str, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Run an action of `load_driver.LoadDriver`.
+
+        Returns:
+            The reply: {"ok": True, …} or {"ok": False, "error": …}. A reply that takes longer than
+            `seconds` counts as none.
+        """
+        assert self._process.stdin is not None
+        with self._lock:
+            self._number += 1
+            message = {"number": self._number, "action": action, "arguments": arguments}
+            try:
+                self._process.stdin.write(json.dumps(message) + "\n")
+                self._process.stdin.flush()
+                deadline = time.monotonic() + seconds
+                while True:
+                    remaining = max(0.01, deadline - time.monotonic())
+                    reply = self._replies.get(timeout=remaining)
+                    if reply["number"] == self._number:
+                        return reply
+            except (queue.Empty, BrokenPipeError):
+                return {"ok": False, "error": f"no answer in {seconds:.0f} s", "events": []}
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process.poll() is not None:
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        self._process.kill()
+        self._process.wait()
 
 
 class Site(DemoMirror):
-    """`afflicted`: something of it is down on purpose, so that what it refuses surprises nobody."""
+    """Run one mirror of the drill.
 
-    clerk: subprocess.Popen | None = None
-    afflicted = False
+    Attributes:
+        has_fault: Whether a part of it is down on purpose, so that refusals are expected.
+    """
+
+    _load_driver: LoadDriverProcess | None = None
+    has_fault = False
 
     @property
-    def _told(self) -> dict[str, str]:
-        """What its commands find in their environment."""
+    def _command_environment(self) -> dict[str, str]:
         paths = os.pathsep.join(str(ROOT / source) for source in ("platform", "worker"))
         return {**os.environ, **self.environment, "PYTHONPATH": paths}
 
     def manage(self, *command: str) -> str:
-        """What `manage.py` printed there."""
-        done = subprocess.run(
+        """Run a `manage.py` command of this mirror and return its output."""
+        result = subprocess.run(
             [*self.through, *MANAGE, *command],
-            env=self._told,
+            env=self._command_environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode:
-            raise SystemExit(
-                f"{self.name}: {' '.join(command)[:200]}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-            )
-        return done.stdout
+        if result.returncode:
+            output = f"{result.stdout[-2000:]}{result.stderr[-4000:]}"
+            raise SystemExit(f"{self.name}: {' '.join(command)[:200]}\n{output}")
+        return result.stdout
 
-    # ---- who decides there
+    # ---- its load driver
 
-    def start_clerk(self, **environment: str) -> None:
-        self._answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
-        self._number, self._lock = 0, threading.Lock()
-        self.clerk = subprocess.Popen(
-            [*self.through, *MANAGE, "shell", "-v", "0", "-c", CLERK],
-            env={**self._told, **environment},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.folder / "logs" / "clerk.log").open("ab"),
-            text=True, bufsize=1,
-        )  # fmt: skip
-        threading.Thread(target=self._listen, args=(self.clerk, self._answers), daemon=True).start()
+    def start_load_driver(self, **environment: str) -> None:
+        """Start the process that makes changes at this mirror."""
+        self._load_driver = LoadDriverProcess(
+            [*self.through, *MANAGE, "shell", "-v", "0", "-c", LOAD_DRIVER],
+            {**self._command_environment, **environment},
+            self.folder / "logs" / LOAD_DRIVER_LOG,
+        )
 
-    def _listen(self, clerk: subprocess.Popen, answers: queue.SimpleQueue) -> None:
-        for line in clerk.stdout:
-            answers.put(json.loads(line))
+    def request(self, action: str, seconds: float = 60.0, **arguments: Any) -> dict[str, Any]:
+        """Run an action of the load driver; see `LoadDriverProcess.request`."""
+        assert self._load_driver is not None, "start_load_driver first"
+        return self._load_driver.request(action, seconds, arguments)
 
-    def request(self, do: str, seconds: float = 60.0, **what: Any) -> dict[str, Any]:
-        """Its answer: {"ok": True, …} or {"ok": False, "error": …}. What comes later than `seconds` counts as none."""
-        with self._lock:
-            self._number += 1
-            try:
-                self.clerk.stdin.write(
-                    json.dumps({"number": self._number, "do": do, **what}) + "\n"
-                )
-                self.clerk.stdin.flush()
-                deadline = time.monotonic() + seconds
-                while True:
-                    said = self._answers.get(timeout=max(0.01, deadline - time.monotonic()))
-                    if said["number"] == self._number:
-                        return said
-            except (queue.Empty, BrokenPipeError):
-                return {"ok": False, "error": f"no answer in {seconds:.0f} s", "events": []}
+    def require(self, action: str, **arguments: Any) -> dict[str, Any]:
+        """Run an action that must succeed, and return the reply."""
+        reply = self.request(action, **arguments)
+        assert reply["ok"], f"{self.name}: {action}: {reply['error']}"
+        return reply
 
-    def require(self, do: str, **what: Any) -> dict[str, Any]:
-        """The same where nothing but yes will do."""
-        said = self.request(do, **what)
-        assert said["ok"], f"{self.name}: {do}: {said['error']}"
-        return said
+    def stop_load_driver(self) -> None:
+        """Stop the load driver, if it runs."""
+        if self._load_driver is not None:
+            self._load_driver.stop()
 
-    def dismiss(self) -> None:
-        if self.clerk is not None and self.clerk.poll() is None:
-            self.clerk.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.clerk.wait(10)
-            self.clerk.kill()
-            self.clerk.wait()
-
-    # ---- what is done to it
+    # ---- faults
 
     def restart_servers(self) -> None:
-        """As a supervisor would: what was killed comes up again on the same files."""
+        """Start killed servers again on the same files, as a supervisor would."""
         self.processes.children[SERVERS].send_signal(signal.SIGHUP)
 
     def kill_postgres(self) -> int:
-        """The postmaster and all that it forked, at once. How many processes those were."""
-        return self._kill_all("postgres")
+        """Kill Postgres with all its processes at once; return their number."""
+        return self._kill_server("postgres")
 
     def kill_valkey(self) -> int:
-        return self._kill_all("valkey")
+        """Kill Valkey; return the number of its processes."""
+        return self._kill_server("valkey")
 
-    def _kill_all(self, server: str) -> int:
-        found = [each for each in psutil.process_iter() if _works_in(each, self.folder / server)]
-        for each in found:
+    def _kill_server(self, server: str) -> int:
+        killed = [p for p in psutil.process_iter() if _works_in(p, self.folder / server)]
+        for process in killed:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        return len(found)
+                process.kill()
+        return len(killed)
 
     def kill_celery(self) -> None:
+        """Kill Celery."""
         self.processes.kill(CELERY)
 
-    def is_working(self) -> bool:
-        """Whether Celery is in the middle of something: a process that waits for work sleeps."""
+    def is_celery_busy(self) -> bool:
+        """Return whether Celery is in the middle of a task."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.processes.children[CELERY].pid).cpu_percent(0.05) > 20
+            celery = psutil.Process(self.processes.children[CELERY].pid)
+            return celery.cpu_percent(0.05) > BUSY_PERCENT
         return False
 
     def answers(self) -> bool:
+        """Return whether its web server answers."""
         return self.fetch_status(5.0) is not None
 
-    def last_words(self) -> str:
-        return "\n".join(
-            self.processes.log_tail(name) for name in (SITE, CELERY) if (self._log(name)).exists()
-        )
-
-    def _log(self, name: str) -> Path:
-        return self.processes.logs / f"{name}.log"
-
-    def log_contains(self, name: str, words: str) -> bool:
-        """Whether these stand in the log of one of its processes."""
-        return words in self._log(name).read_text(errors="replace")
+    def log_contains(self, text: str) -> bool:
+        """Return whether the log of its web server or of its Celery contains the text."""
+        logs = [self.processes.logs / f"{name}.log" for name in (SITE, CELERY)]
+        return any(text in log.read_text(errors="replace") for log in logs)
 
     def stop(self) -> None:
-        self.dismiss()
+        """Stop its load driver, its processes and its servers."""
+        self.stop_load_driver()
         super().stop()
 
 
-def until(done: Callable[[], object], what: str, seconds: float) -> float:
-    """Seconds that it took. Raises TimeoutError."""
-    began = time.monotonic()
-    while not done():
-        if time.monotonic() - began > seconds:
-            raise TimeoutError(f"{what}: not within {seconds:.0f} seconds")
+def wait_until(condition: Callable[[], object], description: str, seconds: float) -> float:
+    """Wait for a condition and return the seconds that this took.
+
+    Raises:
+        TimeoutError: If it is not true within `seconds`.
+    """
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > seconds:
+            raise TimeoutError(f"{description}: not within {seconds:.0f} seconds")
         time.sleep(0.1)
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:

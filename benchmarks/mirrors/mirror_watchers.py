@@ -1,5 +1,8 @@
-"""Browsers that follow a site's mirrors: a websocket at one, a snapshot once it is open, then numbered deltas; when it
-dies, or says nothing for long, the next mirror of the list."""
+"""Simulate browsers that follow a site's mirrors.
+
+Each opens a websocket at one mirror, fetches a snapshot once it is open, and receives numbered
+deltas. If the connection breaks or stays silent, it moves to the next mirror of the list.
+"""
 
 import asyncio
 import json
@@ -11,97 +14,124 @@ from collections.abc import Sequence
 import httpx
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
+from websockets.typing import Origin
 
-SILENT = 12.0  # seconds: a site says something every five
-PAUSE = 1.0  # between two tries, and a little
+SILENCE_SECONDS = 12.0  # after which a watcher moves: a site sends something every five
+RETRY_SECONDS = 1.0  # between two attempts, varied by half
 
 
 class Watcher:
-    def __init__(self, number: int, run: str, mirrors: Sequence[str]):
-        self.run, self.mirrors, self.at = run, list(mirrors), number % len(mirrors)
-        self.heard = -1e9  # monotonic seconds
-        self.moves = self.snapshots = self.gaps = self.deltas = 0
-        self.longest = 0.0  # seconds without a word
-        self.seq = 0
+    """Follow a run at one mirror after another.
+
+    Attributes:
+        last_received: Monotonic seconds.
+        moves: Number of moves to another mirror.
+        snapshots: Number of snapshots fetched.
+        gaps: Number of gaps between deltas.
+        deltas: Number of deltas received.
+        longest_silence: In seconds.
+    """
+
+    def __init__(self, number: int, run: str, mirrors: Sequence[str]) -> None:
+        self.run = run
+        self.mirrors = list(mirrors)
+        self.last_received = -1e9
+        self.moves = 0
+        self.snapshots = 0
+        self.gaps = 0
+        self.deltas = 0
+        self.longest_silence = 0.0
+        self._position = number % len(mirrors)
+        self._seq = 0
 
     @property
     def url(self) -> str:
-        return self.mirrors[self.at]
+        """Return the address of the current mirror."""
+        return self.mirrors[self._position]
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether something arrived within `SILENCE_SECONDS`."""
+        return time.monotonic() - self.last_received < SILENCE_SECONDS
 
     async def watch(self, http: httpx.AsyncClient) -> None:
+        """Follow the run until the task is cancelled."""
         while True:
             try:
-                await self._stay(http)
+                await self._follow_mirror(http)
             except (OSError, TimeoutError, WebSocketException, httpx.HTTPError, ValueError):
-                self.at, self.moves = (self.at + 1) % len(self.mirrors), self.moves + 1
-                await asyncio.sleep(PAUSE * random.uniform(0.5, 1.5))
+                self._position = (self._position + 1) % len(self.mirrors)
+                self.moves += 1
+                await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
-    async def _stay(self, http: httpx.AsyncClient) -> None:
-        where = f"ws{self.url.removeprefix('http')}/ws/runs/{self.run}/"
+    async def _follow_mirror(self, http: httpx.AsyncClient) -> None:
+        url = f"ws{self.url.removeprefix('http')}/ws/runs/{self.run}/"
         async with connect(
-            where, origin=self.url, open_timeout=6, close_timeout=1, proxy=None
+            url, origin=Origin(self.url), open_timeout=6, close_timeout=1, proxy=None
         ) as socket:
-            await self._look(http)
+            await self._fetch_snapshot(http)
             while True:
-                told = json.loads(await asyncio.wait_for(socket.recv(), SILENT))
-                self._heard()
+                delta = json.loads(await asyncio.wait_for(socket.recv(), SILENCE_SECONDS))
+                self._record_arrival()
                 self.deltas += 1
-                if told["seq"] <= self.seq:
+                if delta["seq"] <= self._seq:
                     continue
-                if (
-                    told["seq"] > self.seq + 1
-                ):  # another speaks for the run now, or we were too slow
+                if delta["seq"] > self._seq + 1:  # another process sends now, or a delta was lost
                     self.gaps += 1
-                    await self._look(http)
+                    await self._fetch_snapshot(http)
                 else:
-                    self.seq = told["seq"]
+                    self._seq = delta["seq"]
 
-    async def _look(self, http: httpx.AsyncClient) -> None:
+    async def _fetch_snapshot(self, http: httpx.AsyncClient) -> None:
         answer = await http.get(f"{self.url}/live/{self.run}/")
         if answer.status_code != 200:
             raise ValueError(f"{self.url} answered {answer.status_code}")
-        self.seq, self.snapshots = answer.json()["seq"], self.snapshots + 1
-        self._heard()
+        self._seq = answer.json()["seq"]
+        self.snapshots += 1
+        self._record_arrival()
 
-    def _heard(self) -> None:
+    def _record_arrival(self) -> None:
         now = time.monotonic()
-        if self.heard > 0:
-            self.longest = max(self.longest, now - self.heard)
-        self.heard = now
+        if self.last_received > 0:
+            self.longest_silence = max(self.longest_silence, now - self.last_received)
+        self.last_received = now
 
 
-class Watchers(threading.Thread):
-    """All of them, in one thread. `connected`: who heard something within SILENT seconds."""
+class WatcherGroup(threading.Thread):
+    """Run all watchers in one thread."""
 
-    def __init__(self, count: int, run: str, mirrors: Sequence[str]):
+    def __init__(self, count: int, run: str, mirrors: Sequence[str]) -> None:
         super().__init__(name="watchers", daemon=True)
-        self.all = [Watcher(number, run, mirrors) for number in range(count)]
+        self.watchers = [Watcher(number, run, mirrors) for number in range(count)]
         self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
 
     def run(self) -> None:
+        """Watch until `stop`."""
         self._loop.run_until_complete(self._watch())
 
     async def _watch(self) -> None:
-        self._leave = asyncio.Event()
         async with httpx.AsyncClient(timeout=6) as http:
-            tasks = [asyncio.create_task(each.watch(http)) for each in self.all]
-            await self._leave.wait()
+            tasks = [asyncio.create_task(watcher.watch(http)) for watcher in self.watchers]
+            await self._stopped.wait()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._leave.set)
+    def stop(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._stopped.set)
         self.join(10)
 
     @property
     def connected(self) -> int:
-        return sum(time.monotonic() - each.heard < SILENT for each in self.all)
+        """Return the number of connected watchers."""
+        return sum(watcher.is_connected for watcher in self.watchers)
 
     @property
-    def places(self) -> dict[str, int]:
-        """Mirror → how many watch there now."""
-        found: dict[str, int] = {}
-        for each in self.all:
-            found[each.url] = found.get(each.url, 0) + (time.monotonic() - each.heard < SILENT)
-        return found
+    def connected_by_mirror(self) -> dict[str, int]:
+        """Return the number of connected watchers by the mirror's address."""
+        counts: dict[str, int] = {}
+        for watcher in self.watchers:
+            counts[watcher.url] = counts.get(watcher.url, 0) + watcher.is_connected
+        return counts

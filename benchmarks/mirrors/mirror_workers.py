@@ -1,4 +1,4 @@
-"""The machines of a drill: real workers, each another person's; and whether they ever stop training."""
+"""Run the machines of a drill, real workers of different people, and detect training pauses."""
 
 import json
 import sys
@@ -7,138 +7,138 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mirror_site import Site, until
+from mirror_site import Site, wait_until
 
+from barnraise.state_dir import StateDir
 from coordinator.demo.processes import ProcessGroup
 
 HERE = Path(__file__).parent
-WINDOW = 10.0  # seconds in which each must have trained
-LOOK = 0.5  # seconds between two looks at what they say of themselves
+WINDOW_SECONDS = 10.0  # a machine that takes no step for this long has paused
+POLL_SECONDS = 0.5  # between two readings of the status files
 
 
-class Workers:
-    """`pauses`: (machine, begin) of every window in which a machine took no step, from `watch` to `close`."""
+class WorkerGroup:
+    """Start `count` workers and watch their steps.
 
-    def __init__(self, folder: Path, count: int):
-        self.folder, self.numbers = folder, range(1, count + 1)
-        self.family = ProcessGroup(folder / "logs")
+    Attributes:
+        run: Id of the run that they train.
+        steps: Machine → (monotonic seconds, step) of each reading.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.numbers = range(1, count + 1)
+        self.processes = ProcessGroup(folder / "logs")
         self.run = ""
         self.steps: dict[int, list[tuple[float, int]]] = {n: [] for n in self.numbers}
         self._watching = threading.Event()
 
     @property
     def names(self) -> list[str]:
+        """Return the names of the machines and of their owners."""
         return [f"volunteer-{n}" for n in self.numbers]
 
-    def home(self, number: int) -> Path:
+    def state_path(self, number: int) -> Path:
+        """Return the state folder of a machine."""
         return self.folder / f"worker-{number}"
 
     def key(self, number: int) -> str:
-        from barnraise.state_dir import StateDir
-
-        return StateDir(self.home(number)).identity.key
+        """Return the public key of a machine."""
+        return StateDir(self.state_path(number)).identity.key
 
     @property
-    def _alike(self) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         return {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.folder / "hardware.json")}
 
-    def measure(self, known: Path) -> None:
-        """They share one machine, and one measurement of it; one that was kept from before will do."""
-        if known.exists():
-            (self.folder / "hardware.json").write_text(known.read_text())
+    def measure_hardware(self, stored: Path) -> None:
+        """Measure this computer once for all machines, or use the measurement in `stored`."""
+        if stored.exists():
+            (self.folder / "hardware.json").write_text(stored.read_text())
             return
-        command = (
-            "-m",
-            "barnraise",
-            "plan",
-            "--model",
-            "gpt-nano",
-            "--threads",
-            "1",
-            "--home",
-            str(self.folder),
+        command = ("plan", "--model", "gpt-nano", "--threads", "1", "--home", str(self.folder))
+        measuring = self.processes.start(
+            "measure", sys.executable, "-m", "barnraise", *command, **self._environment
         )
-        measured = self.family.start("measure", sys.executable, *command, **self._alike)
-        assert measured.wait(400) == 0, self.family.log_tail("measure")
-        del self.family.children["measure"]
+        assert measuring.wait(400) == 0, self.processes.log_tail("measure")
+        del self.processes.children["measure"]
 
     def enrol(self, site: Site, people: dict[str, str]) -> None:
-        """Run `barnraise login` on each machine; its owner approves."""
+        """Run `barnraise login` on each machine; its owner approves.
+
+        Args:
+            site: The mirror at which they enrol.
+            people: Name of a machine → id of its owner.
+        """
         for n, name in zip(self.numbers, self.names, strict=True):
-            command = (
-                "-m",
-                "barnraise",
-                "login",
-                site.url,
-                "--name",
-                name,
-                "--home",
-                str(self.home(n)),
-            )
-            self.family.start(f"login-{n}", sys.executable, *command)
+            command = ("login", site.url, "--name", name, "--home", str(self.state_path(n)))
+            self.processes.start(f"login-{n}", sys.executable, "-m", "barnraise", *command)
 
-        def enrolled() -> bool:
-            site.require("approve", owners=people)
-            return all(self.family.children[f"login-{n}"].poll() == 0 for n in self.numbers)
+        def all_enrolled() -> bool:
+            site.require("approve_machines", owners=people)
+            return all(self.processes.children[f"login-{n}"].poll() == 0 for n in self.numbers)
 
-        until(enrolled, "six machines' enrolment", 180)
+        wait_until(all_enrolled, "six machines' enrolment", 180)
         for n in self.numbers:
-            del self.family.children[f"login-{n}"]
+            del self.processes.children[f"login-{n}"]
 
     def start(self, number: int, slug: str) -> None:
-        command = (
-            HERE / "volunteer.py",
-            "join",
-            slug,
-            "--home",
-            self.home(number),
-            "--threads",
-            "1",
+        """Start one machine's `barnraise join`."""
+        command = ("join", slug, "--home", str(self.state_path(number)), "--threads", "1")
+        self.processes.start(
+            f"worker-{number}", sys.executable, HERE / "volunteer.py", *command, **self._environment
         )
-        self.family.start(f"worker-{number}", sys.executable, *map(str, command), **self._alike)
 
     def status(self, number: int) -> dict[str, Any] | None:
+        """Return the content of a machine's status file; None if there is none yet."""
+        path = self.state_path(number) / "runs" / self.run / "status.json"
         try:
-            return json.loads((self.home(number) / "runs" / self.run / "status.json").read_text())
+            return json.loads(path.read_text())
         except (FileNotFoundError, ValueError):
             return None
 
-    # ---- whether they train
+    # ---- pauses in training
 
-    def watch(self) -> None:
+    def start_watching(self) -> None:
+        """Record every machine's steps from now on."""
         self._watching.set()
-        threading.Thread(target=self._look, name="training", daemon=True).start()
+        threading.Thread(target=self._record_steps, name="training", daemon=True).start()
 
-    def _look(self) -> None:
+    def _record_steps(self) -> None:
         while self._watching.is_set():
             for n in self.numbers:
-                if (said := self.status(n)) is not None:
-                    self.steps[n].append((time.monotonic(), said["step"]))
-            time.sleep(LOOK)
+                status = self.status(n)
+                if status is not None:
+                    self.steps[n].append((time.monotonic(), status["step"]))
+            time.sleep(POLL_SECONDS)
 
-    def close(self) -> None:
+    def stop_watching(self) -> None:
+        """Stop recording steps."""
         self._watching.clear()
 
     @property
     def pauses(self) -> list[tuple[int, float]]:
+        """Return (machine, start) of every window in which a machine took no step."""
         found = []
-        for n, seen in self.steps.items():
-            begin, step = seen[0] if seen else (0.0, 0)
-            for at, now in seen:
-                if at - begin >= WINDOW:
-                    if now <= step:
-                        found.append((n, begin))
-                    begin, step = at, now
+        for n, readings in self.steps.items():
+            start, first_step = readings[0] if readings else (0.0, 0)
+            for at, step in readings:
+                if at - start >= WINDOW_SECONDS:
+                    if step <= first_step:
+                        found.append((n, start))
+                    start = at
+                    first_step = step
         return found
 
     @property
     def alive(self) -> int:
-        return sum(self.family.children[f"worker-{n}"].poll() is None for n in self.numbers)
+        """Return the number of workers that run."""
+        return sum(self.processes.children[f"worker-{n}"].poll() is None for n in self.numbers)
 
     def ledgers(self) -> list[tuple[int, str]]:
-        """(tokens in its ledger, its version vector) of each."""
-        said = [self.status(n) or {} for n in self.numbers]
-        return [(each.get("ledger_tokens", 0), each.get("vector", "")) for each in said]
+        """Return for each machine the tokens in its ledger and the digest of its version vector."""
+        statuses = [self.status(n) or {} for n in self.numbers]
+        return [(status.get("ledger_tokens", 0), status.get("vector", "")) for status in statuses]
 
     def stop(self) -> None:
-        self.family.stop()
+        """Stop all workers."""
+        self.processes.stop()

@@ -1,5 +1,8 @@
-"""A network for a drill's mirrors: each in a namespace of its own behind one bridge, from which it can be cut off. For
-Linux, as root; elsewhere the drill says so and does not cut."""
+"""Connect a drill's mirrors by a network in which each can be cut off.
+
+Each mirror lives in a network namespace of its own behind one bridge. This needs Linux and root;
+elsewhere the drill reports that it could not cut off a mirror.
+"""
 
 import os
 import subprocess
@@ -8,7 +11,8 @@ import sys
 SUBNET = "10.83.0"
 
 
-def possible() -> bool:
+def supports_namespaces() -> bool:
+    """Return whether this process can create network namespaces."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return False
     probe = subprocess.run(["ip", "netns", "list"], capture_output=True, check=False)
@@ -16,53 +20,58 @@ def possible() -> bool:
 
 
 class Network:
-    """As a context manager: leaving it takes everything away again."""
+    """A bridge and `count` namespaces. As a context manager it removes them on exit."""
 
-    def __init__(self, count: int):
-        self.tag, self.count = f"bm{os.getpid() % 100_000}", count
+    def __init__(self, count: int) -> None:
+        self.tag = f"bm{os.getpid() % 100_000}"
+        self.count = count
 
     def __enter__(self) -> "Network":
         _ip("link", "add", f"{self.tag}b", "type", "bridge")
         _ip("addr", "add", f"{SUBNET}.1/24", "dev", f"{self.tag}b")
         _ip("link", "set", f"{self.tag}b", "up")
         for n in range(self.count):
-            name, ours, theirs = self._name(n), f"{self.tag}h{n}", f"{self.tag}m{n}"
+            name = self._namespace(n)
+            host_end = f"{self.tag}h{n}"
+            mirror_end = f"{self.tag}m{n}"
             _ip("netns", "add", name)
-            _ip("link", "add", ours, "type", "veth", "peer", "name", theirs)
-            _ip("link", "set", theirs, "netns", name)
-            _ip("link", "set", ours, "master", f"{self.tag}b", "up")
-            _ip("-n", name, "addr", "add", f"{self.host(n)}/24", "dev", theirs)
-            _ip("-n", name, "link", "set", theirs, "up")
+            _ip("link", "add", host_end, "type", "veth", "peer", "name", mirror_end)
+            _ip("link", "set", mirror_end, "netns", name)
+            _ip("link", "set", host_end, "master", f"{self.tag}b", "up")
+            _ip("-n", name, "addr", "add", f"{self.host(n)}/24", "dev", mirror_end)
+            _ip("-n", name, "link", "set", mirror_end, "up")
             _ip("-n", name, "link", "set", "lo", "up")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for n in range(self.count):
-            _ip("netns", "del", self._name(n), check=False)  # and with it both ends of its cable
+        for n in range(self.count):  # deletes both ends of the namespace's veth pair too
+            _ip("netns", "del", self._namespace(n), check=False)
         _ip("link", "del", f"{self.tag}b", check=False)
 
     def host(self, n: int) -> str:
+        """Return the address of mirror `n`."""
         return f"{SUBNET}.{10 + n}"
 
-    def through(self, n: int) -> tuple[str, ...]:
-        """What a command is run by, to be there."""
-        return ("ip", "netns", "exec", self._name(n))
+    def command_prefix(self, n: int) -> tuple[str, ...]:
+        """Return the command that runs other commands in the namespace of mirror `n`."""
+        return ("ip", "netns", "exec", self._namespace(n))
 
     def cut(self, n: int) -> None:
-        """From here on every packet to and from it is lost, without a word to either side."""
+        """Drop every packet to and from mirror `n`, without notice to either side."""
         _ip("link", "set", f"{self.tag}h{n}", "down")
 
     def heal(self, n: int) -> None:
+        """Connect mirror `n` again."""
         _ip("link", "set", f"{self.tag}h{n}", "up")
 
-    def _name(self, n: int) -> str:
+    def _namespace(self, n: int) -> str:
         return f"{self.tag}n{n}"
 
 
 class Loopback:
-    """Where there are no namespaces: all on one address, and nobody can be cut off."""
+    """The substitute without namespaces: all mirrors share one address, and none can be cut off."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int) -> None:
         self.count = count
 
     def __enter__(self) -> "Loopback":
@@ -71,11 +80,13 @@ class Loopback:
     def __exit__(self, *_: object) -> None: ...
 
     def host(self, n: int) -> str:
+        """Return the address of mirror `n`."""
         return "127.0.0.1"
 
-    def through(self, n: int) -> tuple[str, ...]:
+    def command_prefix(self, n: int) -> tuple[str, ...]:
+        """Return no prefix."""
         return ()
 
 
-def _ip(*words: str, check: bool = True) -> None:
-    subprocess.run(["ip", *words], check=check, capture_output=not check)
+def _ip(*arguments: str, check: bool = True) -> None:
+    subprocess.run(["ip", *arguments], check=check, capture_output=not check)

@@ -1,4 +1,4 @@
-"""What people decide at the mirrors while a drill goes on: one thing after the other, each at a random live one."""
+"""Make random changes at a drill's mirrors: one after another, each at a random live mirror."""
 
 import random
 import threading
@@ -8,94 +8,109 @@ from typing import Any
 
 from mirror_site import Site
 
-KINDS = ("account", "account", "rename", "ban", "unban", "run", "settings", "settings")
-ELSEWHERE = (
-    "matching query does not exist",
-    "ValueError: 404",
-)  # it has not come to this mirror yet
+CHANGES = ("account", "account", "rename", "ban", "unban", "run", "settings", "settings")
+ANSWER_SECONDS = 20.0  # within which a change must be accepted
+# Errors of a mirror that has not received the person or the run yet.
+NOT_REPLICATED_YET = ("matching query does not exist", "ValueError: 404")
 
 
-class Changes(threading.Thread):
-    """`accepted`: digest of an event → (mirror, what was done). A change that a mirror refused, or to which no answer
-    came, is counted and promised to nobody. `hold` until `go` nothing new is begun."""
+class RandomChanges(threading.Thread):
+    """Make a change every `interval` seconds, between `resume` and `wait_until_idle`.
 
-    def __init__(self, sites: list[Site], every: float, seed: int):
+    A change that a mirror refused, or that it did not answer, is counted but need not survive.
+
+    Attributes:
+        accepted: Digest of an event → (mirror, change).
+        made: Number of accepted changes by mirror.
+        refused: Number of refused changes by mirror.
+        unexpected: Refusals by mirrors without a fault.
+    """
+
+    def __init__(self, sites: list[Site], interval: float, seed: int) -> None:
         super().__init__(name="changes", daemon=True)
-        self.sites, self.every, self.dice = sites, every, random.Random(seed)
+        self.sites = sites
+        self.interval = interval
         self.accepted: dict[str, tuple[str, str]] = {}
-        self.made: Counter[str] = Counter()  # by mirror, those that were accepted
+        self.made: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        self.unexpected: list[str] = []  # refusals by a mirror that was up
+        self.unexpected: list[str] = []
+        self._random = random.Random(seed)
         self._people: list[str] = []
         self._banned: list[str] = []
         self._runs: list[str] = []
-        self._going, self._ended = threading.Event(), threading.Event()
-        self._one = threading.Lock()  # held while one is made
+        self._active = threading.Event()
+        self._stopped = threading.Event()
+        self._change_lock = threading.Lock()  # held while a change is made
         self._count = 0
 
     def run(self) -> None:
-        while not self._ended.is_set():
-            self._going.wait(0.2)
-            if self._going.is_set() and (live := [site for site in self.sites if site.is_running]):
-                with self._one:
-                    if self._going.is_set():
-                        self.make_change(self.dice.choice(live))
-            self._ended.wait(self.every)
+        """Make changes until `stop`."""
+        while not self._stopped.is_set():
+            self._active.wait(0.2)
+            live = [site for site in self.sites if site.is_running]
+            if self._active.is_set() and live:
+                with self._change_lock:
+                    if self._active.is_set():
+                        self.make_change(self._random.choice(live))
+            self._stopped.wait(self.interval)
 
-    def go(self) -> None:
-        self._going.set()
+    def resume(self) -> None:
+        """Allow new changes."""
+        self._active.set()
 
     def wait_until_idle(self) -> None:
-        """Returns once the last one is through."""
-        self._going.clear()
-        with self._one:
+        """Allow no new change, and return once the current one has its answer."""
+        self._active.clear()
+        with self._change_lock:
             return
 
-    def end(self) -> None:
-        self._ended.set()
-        self._going.set()
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._active.set()
         self.join(60)
 
     def make_change(self, site: Site) -> bool:
-        """One change there. Whether it was accepted."""
+        """Make one change at a mirror; return whether it was accepted."""
         self._count += 1
-        kind, what = self._chosen()
-        said = site.request(kind, 20.0, **what)
-        if not said["ok"]:
-            self.refused[site.name] += 1
-            known_elsewhere = "matching query does not exist" in said["error"] or said[
-                "error"
-            ].startswith("ValueError: 404")
-            if not site.afflicted and site.is_running and not known_elsewhere:
-                self.unexpected.append(f"{site.name}: {kind}: {said['error']}")
+        change, arguments = self._choose()
+        reply = site.request(change, ANSWER_SECONDS, **arguments)
+        if not reply["ok"]:
+            self._record_refusal(site, change, reply["error"])
             return False
-        self.record_events(site, kind, said)
-        if kind == "account":
-            self._people.append(said["person"])
-        elif kind == "run":
-            self._runs.append(said["run"])
-        elif kind == "ban":
-            self._banned.append(what["person"])
+        self.record_events(site, change, reply)
+        if change == "account":
+            self._people.append(reply["person"])
+        elif change == "run":
+            self._runs.append(reply["run"])
+        elif change == "ban":
+            self._banned.append(arguments["person"])
         return True
 
-    def record_events(self, site: Site, kind: str, said: dict[str, Any]) -> None:
-        """All that this mirror signed meanwhile, Celery's own included."""
-        self.made[site.name] += 1
-        for name in said["events"]:
-            self.accepted[name] = (site.name, kind)
+    def _record_refusal(self, site: Site, change: str, error: str) -> None:
+        self.refused[site.name] += 1
+        is_replicated = not any(text in error for text in NOT_REPLICATED_YET)
+        if not site.has_fault and site.is_running and is_replicated:
+            self.unexpected.append(f"{site.name}: {change}: {error}")
 
-    def _chosen(self) -> tuple[str, dict[str, Any]]:
-        name, kind = f"drill-{self._count}-{time.time_ns() % 10**6}", self.dice.choice(KINDS)
-        if kind in ("rename", "ban") and self._people:
-            who = {"person": self.dice.choice(self._people)}
-            return kind, who | ({"name": name} if kind == "rename" else {})
-        if kind == "unban" and self._banned:
-            return kind, {"person": self.dice.choice(self._banned)}
-        if kind == "settings" and self._runs:
-            return kind, {
-                "run": self.dice.choice(self._runs),
-                "gigabytes": self.dice.randint(0, 64),
-            }
-        return (
-            ("run", {"name": name}) if kind in ("run", "settings") else ("account", {"name": name})
-        )
+    def record_events(self, site: Site, change: str, reply: dict[str, Any]) -> None:
+        """Record all events that the mirror signed meanwhile, including those of its Celery."""
+        self.made[site.name] += 1
+        for name in reply["events"]:
+            self.accepted[name] = (site.name, change)
+
+    def _choose(self) -> tuple[str, dict[str, Any]]:
+        """Choose a change and its arguments."""
+        name = f"drill-{self._count}-{time.time_ns() % 10**6}"
+        change = self._random.choice(CHANGES)
+        if change == "rename" and self._people:
+            return change, {"person": self._random.choice(self._people), "name": name}
+        if change == "ban" and self._people:
+            return change, {"person": self._random.choice(self._people)}
+        if change == "unban" and self._banned:
+            return change, {"person": self._random.choice(self._banned)}
+        if change == "settings" and self._runs:
+            run = self._random.choice(self._runs)
+            return change, {"run": run, "gigabytes": self._random.randint(0, 64)}
+        # What cannot be changed yet is created.
+        return ("run" if change in ("run", "settings") else "account"), {"name": name}

@@ -1,12 +1,13 @@
-"""What one site bears: `make bench-site`, docs/benchmarks/site.md.
+"""Measure what one site bears: `make bench-site`, docs/benchmarks/site.md.
 
-    pages   how long pages take with 1,000 runs and 100,000 machines in the database, without any load
-    30 s    2,000 workers that report every 30 s, and 2,000 browsers on one run, for five minutes
+    pages   how long pages take with 1,000 runs and 100,000 machines in the database, without load
+    30 s    2,000 workers that report every 30 s and 2,000 browsers on one run, for five minutes
     10 s    the same, reporting every 10 s, for two minutes
 
-Everything is real and on this machine, the load included: Postgres and Valkey (embedded), Celery's worker and beat,
-uvicorn, signed requests, websockets. Prints tables as it goes and one JSON object as its last line. `--quick`: a
-minute, with a tenth of all. Leave the machine alone meanwhile.
+Everything is real and on this machine, including the load: Postgres and Valkey (embedded), Celery's
+worker and beat, uvicorn, signed requests, websockets. The script prints tables as it goes, and one
+JSON object as its last line. `--quick`: a tenth of everything, about 3 minutes. Run nothing else on
+the machine meanwhile.
 """
 
 import argparse
@@ -19,201 +20,280 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from site_stack import Site
 
-WARM = 0.1  # of a load's time, at its beginning, that does not count
-RAMP = 40.0  # watchers a second that come
-EVERY = 5.0  # seconds between two looks at what the processes use
-NAP = 0.02  # seconds that the load sleeps to see how late it is
+if TYPE_CHECKING:  # these import Django's models, which need the settings that `Site` prepares
+    from site_watchers import ReceivedDeltas
+    from site_workers import SimulatedWorker
+
+    from coordinator.runs.models import Run
+
+WARM_UP_SHARE = 0.1  # of a load's time, at its beginning, that does not count
+ARRIVALS_PER_SECOND = 40.0  # of watchers
+USAGE_SECONDS = 5.0  # between two measurements of what the processes use
+SLEEP_SECONDS = 0.02  # that the load sleeps to measure its own delay
+LONG_INTERVAL = 30.0  # seconds between two reports of a worker in the first load
+SHORT_INTERVAL = 10.0  # and in the second
 
 
-async def load(
-    site: Site, run, workers: list, watchers: int, every: float, seconds: float
+@dataclass(frozen=True)
+class LoadSize:
+    """The size of one load: watchers, seconds between two reports, and its duration in seconds."""
+
+    watchers: int
+    report_every: float
+    seconds: float
+
+
+async def open_watchers(site: Site, run: "Run", count: int, received: "ReceivedDeltas") -> float:
+    """Open the watchers' websockets at the arrival rate; return the seconds that this took."""
+    from site_watchers import Watcher
+
+    start = time.monotonic()
+    sockets = []
+    for n in range(count):
+        await asyncio.sleep(max(0.0, start + n / ARRIVALS_PER_SECOND - time.monotonic()))
+        watcher = Watcher(str(run.pk), site.port, received, n == 0)
+        sockets.append(asyncio.create_task(watcher.watch()))
+    results = await asyncio.gather(*sockets, return_exceptions=True)
+    if failed := [result for result in results if isinstance(result, BaseException)]:
+        log_tail = site.processes.log_tail("web")
+        print(f"{len(failed)} watchers failed to connect: {failed[0]!r}\n{log_tail}", flush=True)
+    seconds = time.monotonic() - start
+    print(f"{received.snapshots} watchers in after {seconds:.0f} s", flush=True)
+    return seconds
+
+
+async def run_load(
+    site: Site, run: "Run", workers: "list[SimulatedWorker]", size: LoadSize
 ) -> dict[str, Any]:
-    """One load's figures."""
-    from site_watchers import Heard, Watcher, percentile
-    from site_workers import Posts
+    """Apply one load and return its figures."""
+    from site_watchers import ReceivedDeltas, percentile
+    from site_workers import PostResults
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
-    posts, heard = Posts(), Heard()
-    working = [asyncio.create_task(worker.work(every, posts)) for worker in workers]
-    began, sockets = time.monotonic(), []
-    for n in range(watchers):
-        await asyncio.sleep(max(0.0, began + n / RAMP - time.monotonic()))
-        sockets.append(asyncio.create_task(Watcher(str(run.pk), site.port, heard, n == 0).watch()))
-    opened = await asyncio.gather(*sockets, return_exceptions=True)
-    if failed := [each for each in opened if isinstance(each, Exception)]:
-        print(
-            f"{len(failed)} watchers did not come in: {failed[0]!r}\n{site.family.log_tail('web')}",
-            flush=True,
-        )
-    came = time.monotonic() - began
-    print(f"{heard.snapshots} watchers in after {came:.0f} s", flush=True)
-    warm = WARM * seconds
-    counts, posts.ends = time.monotonic() + warm, (ends := time.monotonic() + seconds)
-    await asyncio.sleep(warm)
-    late = Lateness()
-    noting = asyncio.create_task(late.measure())
-    used = [(time.monotonic(), await asyncio.to_thread(site.used))]
-    heard_before = heard.bytes
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    posts = PostResults()
+    received = ReceivedDeltas()
+    working = [asyncio.create_task(worker.work(size.report_every, posts)) for worker in workers]
+    arrival_seconds = await open_watchers(site, run, size.watchers, received)
+
+    # Let the arrival's backlog shrink before anything counts.
+    warm_up = WARM_UP_SHARE * size.seconds
+    counts_from = time.monotonic() + warm_up
+    ends = time.monotonic() + size.seconds
+    posts.ends = ends
+    await asyncio.sleep(warm_up)
+
+    # Measure what the processes use, and how late the load itself is.
+    delay = LoadDelay()
+    measuring = asyncio.create_task(delay.measure())
+    usage = [(time.monotonic(), await asyncio.to_thread(site.resource_usage))]
+    bytes_before = received.bytes
     while time.monotonic() < ends:
-        await asyncio.sleep(EVERY)
-        used.append((time.monotonic(), await asyncio.to_thread(site.used)))
-    heard_bytes = heard.bytes - heard_before
-    span = time.monotonic() - used[0][0]
-    noting.cancel()
+        await asyncio.sleep(USAGE_SECONDS)
+        usage.append((time.monotonic(), await asyncio.to_thread(site.resource_usage)))
+    watched_bytes = received.bytes - bytes_before
+    watched_seconds = time.monotonic() - usage[0][0]
+    measuring.cancel()
     await asyncio.gather(*working)
     await asyncio.sleep(5)
-    heard.leaving = True
-    took = sorted(ms for at, ms in posts.milliseconds if at >= counts)
-    effects = heard.effects(posts.sent, counts)
-    (first_at, first), (last_at, last) = used[0], used[-1]
-    held = [sum(size for part, (_, size) in parts.items() if part != "load") for _, parts in used]
+    received.leaving = True
+
+    durations = sorted(ms for at, ms in posts.milliseconds if at >= counts_from)
+    delays = received.delay_histogram(posts.sent, counts_from)
+    (first_at, first), (last_at, last) = usage[0], usage[-1]
+    site_bytes = [
+        sum(size for part, (_, size) in parts.items() if part != "load") for _, parts in usage
+    ]
     cores = {name: (last[name][0] - first[name][0]) / (last_at - first_at) for name in last}
     return {
-        "every": every, "came_in_s": round(came, 1),
-        "reports": len(posts.sent), "confirmed": posts.confirmed, "failed": posts.failed,
-        "report_p50_ms": round(median(took), 1), "report_p99_ms": _p99(took),
-        "report_p99_ms_each_30_s": _each(posts.milliseconds, counts - warm, 30.0),
-        "effect_p50_s": round(percentile(effects, 0.5), 2), "effect_p95_s": round(percentile(effects, 0.95), 2),
-        **late.figures(), "gaps": heard.gaps, "closed": heard.closed, "deltas": len(heard.arrivals),
-        "watchers": heard.snapshots, "megabytes_a_second": round(heard_bytes / 1e6 / span, 1),
+        "every": size.report_every,
+        "came_in_s": round(arrival_seconds, 1),
+        "reports": len(posts.sent),
+        "confirmed": posts.confirmed,
+        "failed": posts.failed,
+        "report_p50_ms": round(median(durations), 1),
+        "report_p99_ms": _p99(durations),
+        "report_p99_ms_each_30_s": _p99_by_span(posts.milliseconds, counts_from - warm_up, 30.0),
+        "effect_p50_s": round(percentile(delays, 0.5), 2),
+        "effect_p95_s": round(percentile(delays, 0.95), 2),
+        **delay.figures(),
+        "gaps": received.gaps,
+        "closed": received.closed,
+        "deltas": len(received.arrivals),
+        "watchers": received.snapshots,
+        "megabytes_a_second": round(watched_bytes / 1e6 / watched_seconds, 1),
         "cores": {name: round(share, 2) for name, share in cores.items()},
-        "megabytes": {name: round(each[1] / 1e6) for name, each in last.items()},
-        "memory_growth_mb": round(_growth(held) / 1e6, 1),
-    }  # fmt: skip
+        "megabytes": {name: round(size / 1e6) for name, (_, size) in last.items()},
+        "memory_growth_mb": round(_growth(site_bytes) / 1e6, 1),
+    }
 
 
 def _p99(ascending: list[float]) -> float:
     return round(ascending[int(0.99 * len(ascending))], 1)
 
 
-def _each(milliseconds: list[tuple[float, float]], began: float, span: float) -> list[float]:
-    """The p99 of each span of the load, its beginning included: what arrivals left behind is seen to go."""
+def _p99_by_span(milliseconds: list[tuple[float, float]], start: float, span: float) -> list[float]:
+    """Return the p99 of each span of the load, warm-up included.
+
+    It shows how the backlog that the watchers' arrival leaves behind disappears.
+    """
     spans: dict[int, list[float]] = {}
-    for at, took in milliseconds:
-        spans.setdefault(int((at - began) // span), []).append(took)
-    return [_p99(sorted(took)) for n, took in sorted(spans.items()) if n >= 0]
+    for at, duration in milliseconds:
+        spans.setdefault(int((at - start) // span), []).append(duration)
+    return [_p99(sorted(durations)) for n, durations in sorted(spans.items()) if n >= 0]
 
 
-class Lateness:
-    """How late the load itself is: by how much each of its short sleeps was too long."""
+class LoadDelay:
+    """Measure how late the load itself is: by how much each of its short sleeps is too long."""
 
     def __init__(self) -> None:
         self.milliseconds: list[float] = []
 
     async def measure(self) -> None:
-        """Until it is cancelled."""
+        """Measure until the task is cancelled."""
         while True:
-            due = time.monotonic() + NAP
-            await asyncio.sleep(NAP)
+            due = time.monotonic() + SLEEP_SECONDS
+            await asyncio.sleep(SLEEP_SECONDS)
             self.milliseconds.append(1000 * (time.monotonic() - due))
 
     def figures(self) -> dict[str, float]:
-        took = sorted(self.milliseconds)
-        return {"load_late_p99_ms": _p99(took), "load_late_most_ms": round(took[-1], 1)}
+        """Return the p99 and the maximum."""
+        ascending = sorted(self.milliseconds)
+        return {
+            "load_late_p99_ms": _p99(ascending),
+            "load_late_most_ms": round(ascending[-1], 1),
+        }
 
 
 def _growth(sizes: list[float]) -> float:
-    """Between the means of the first and the last third: one look may fall into the middle of a task."""
+    """Return the mean of the last third less that of the first.
+
+    A single measurement may fall into the middle of a task.
+    """
     third = max(1, len(sizes) // 3)
     return sum(sizes[-third:]) / third - sum(sizes[:third]) / third
 
 
-def lost(run, sent: int, seconds: float = 60.0) -> int:
-    """Reports that Postgres does not hold once it has had its time; negative where some count twice."""
+def count_lost_reports(run: "Run", sent: int, seconds: float = 60.0) -> int:
+    """Return how many of `sent` reports Postgres lacks after at most `seconds`.
+
+    The number is negative if some reports count twice.
+    """
     from django.db.models import Sum
 
     from coordinator.telemetry.models import Rollup
 
-    deadline, held = time.monotonic() + seconds, -1
-    while held != sent and time.monotonic() < deadline:
+    rollups = Rollup.objects.filter(membership__run=run, width=3600)
+    deadline = time.monotonic() + seconds
+    stored = -1
+    while stored != sent and time.monotonic() < deadline:
         time.sleep(1)
-        held = (
-            Rollup.objects.filter(membership__run=run, width=3600).aggregate(sum=Sum("reports"))[
-                "sum"
-            ]
-            or 0
-        )
-    return sent - held
+        stored = rollups.aggregate(sum=Sum("reports"))["sum"] or 0
+    return sent - stored
 
 
-def main() -> None:
-    asked = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    asked.add_argument("--quick", action="store_true")
-    asked.add_argument("--workers", type=int)
-    asked.add_argument("--watchers", type=int)
-    asked.add_argument("--seconds", type=float)
-    asked.add_argument("--web", type=int, default=2, help="processes that serve the web")
-    asked.add_argument("--only", choices=["pages", "30", "10"])
-    told = asked.parse_args()
-    workers = told.workers or (200 if told.quick else 2000)
-    watchers = told.watchers if told.watchers is not None else (200 if told.quick else 2000)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit("stopped")
-    )  # past the finally below, not around it
-    folder = Path(tempfile.mkdtemp(prefix="barnraise-bench-"))
-    site = Site(folder, told.web)
-    result: dict[str, Any] = {"workers": workers, "watchers": watchers}
-    try:
-        result |= measured(site, told, workers, watchers)
-    finally:
-        site.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(result))
+def measure_pages(site: Site, quick: bool) -> float:
+    """Measure all pages, print a table, and return the p95 over all requests in milliseconds."""
+    import site_pages
+
+    durations = site_pages.measure_pages(site.url, 5 if quick else 40)
+    print(site_pages.format_table(durations), flush=True)
+    ascending = sorted(ms for page in durations.values() for ms in page)
+    return round(ascending[int(0.95 * len(ascending))], 1)
 
 
-def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) -> dict[str, Any]:
+def measure_loads(
+    site: Site, run: "Run", workers: int, watchers: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Apply the loads that the options name and return the figures of the last line."""
     import seed_site
-    from site_pages import pages, table
-    from site_workers import Worker
+    from site_workers import SimulatedWorker
 
     from coordinator.lib import site_identity
     from coordinator.runs.models import Run
 
-    like = seed_site.launched("The first", 30.0)
-    result: dict[str, Any] = {}
-    if told.only in (None, "pages"):
-        began = time.monotonic()
-        many = (100, 10_000) if told.quick else (1000, 100_000)
-        seed_site.runs(like, *many)
-        print(
-            f"{many[0]:,} runs and {many[1]:,} machines in {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
-    site.start()
-    if told.only in (None, "pages"):
-        found = pages(site.url, 5 if told.quick else 40)
-        print(table(found), flush=True)
-        every_one = sorted(ms for took in found.values() for ms in took)
-        result["page_p95_ms"] = round(every_one[int(0.95 * len(every_one))], 1)
-    hands = seed_site.hands(like, workers) if told.only != "pages" else []
-    crew: list[Worker] = []
-    crew.extend(Worker(hand, crew, like, site_identity.identity().key, site.port) for hand in hands)
+    simulated: list[SimulatedWorker] = []
+    mirror = site_identity.identity().key
+    for machine in seed_site.enrol_machines(run, workers):
+        simulated.append(SimulatedWorker(machine, simulated, run, mirror, site.port))
+    # Without this the load stops for a third of a second now and then, to look through all objects.
     gc.collect()
-    gc.freeze()  # else the load stops for a third of a second now and then, to look through all of Django
-    seconds = told.seconds or (60.0 if told.quick else 300.0)
-    before = 0  # reports of the loads before
-    for every, long in ((30.0, seconds), (10.0, min(120.0, seconds))):
-        if told.only in (None, str(int(every))) and crew:
-            Run.objects.filter(pk=like.pk).update(report_every=every)
-            figures = uvloop.run(load(site, like, crew, watchers, every, long))
-            before += figures["reports"]
-            figures["lost_reports"] = lost(like, before)
-            print(json.dumps(figures), flush=True)
-            names = ("report_p99_ms", "effect_p95_s", "lost_reports", "memory_growth_mb")
-            result |= {
-                name if every == 30.0 else f"{name}_at_10_s": figures[name] for name in names
-            }
+    gc.freeze()
+    result: dict[str, Any] = {}
+    seconds = options.seconds or (60.0 if options.quick else 300.0)
+    reports_before = 0  # of the earlier loads
+    for every, duration in ((LONG_INTERVAL, seconds), (SHORT_INTERVAL, min(120.0, seconds))):
+        if options.only not in (None, str(int(every))) or not simulated:
+            continue
+        Run.objects.filter(pk=run.pk).update(report_every=every)
+        figures = uvloop.run(run_load(site, run, simulated, LoadSize(watchers, every, duration)))
+        reports_before += figures["reports"]
+        figures["lost_reports"] = count_lost_reports(run, reports_before)
+        print(json.dumps(figures), flush=True)
+        suffix = "" if every == LONG_INTERVAL else "_at_10_s"
+        for name in ("report_p99_ms", "effect_p95_s", "lost_reports", "memory_growth_mb"):
+            result[name + suffix] = figures[name]
     return result
+
+
+def measure(site: Site, workers: int, watchers: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Fill the site, start it, and measure the pages and the loads that the options name."""
+    import seed_site
+
+    run = seed_site.create_training_run("The first", LONG_INTERVAL)
+    result: dict[str, Any] = {}
+    with_pages = options.only in (None, "pages")
+    if with_pages:
+        start = time.monotonic()
+        runs, machines = (100, 10_000) if options.quick else (1000, 100_000)
+        seed_site.create_past_runs(run, runs, machines)
+        seconds = time.monotonic() - start
+        print(f"{runs:,} runs and {machines:,} machines in {seconds:.0f} s", flush=True)
+    site.start()
+    if with_pages:
+        result["page_p95_ms"] = measure_pages(site, options.quick)
+    if options.only != "pages":
+        result |= measure_loads(site, run, workers, watchers, options)
+    return result
+
+
+def main() -> None:
+    """Run the measurement that the arguments name."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--watchers", type=int)
+    parser.add_argument("--seconds", type=float, help="duration of the first load")
+    parser.add_argument("--web", type=int, default=2, help="number of web processes")
+    parser.add_argument("--only", choices=["pages", "30", "10"], help="measure only this part")
+    options = parser.parse_args()
+    default = 200 if options.quick else 2000
+    workers = options.workers or default
+    watchers = default if options.watchers is None else options.watchers
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
+    # Make SIGTERM an exception, so that the `finally` below stops the site.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    folder = Path(tempfile.mkdtemp(prefix="barnraise-bench-"))
+    site = Site(folder, options.web)
+    result: dict[str, Any] = {"workers": workers, "watchers": watchers}
+    try:
+        result |= measure(site, workers, watchers, options)
+    finally:
+        site.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

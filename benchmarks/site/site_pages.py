@@ -1,4 +1,4 @@
-"""How long pages take, one after another, as a visitor, a volunteer and the staff see them."""
+"""Measure how long pages take, one after another, for a visitor, a volunteer and the staff."""
 
 import time
 from importlib import import_module
@@ -11,48 +11,61 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from coordinator.accounts.models import User
 from coordinator.runs.models import Run
 
+WARM_UP_ROUNDS = 2  # of each page: they compile the templates
 
-def cookies(user: User) -> dict[str, str]:
-    """Of somebody who has logged in."""
+
+def session_cookies(user: User) -> dict[str, str]:
+    """Return the cookies of a logged-in user."""
     session = import_module(settings.SESSION_ENGINE).SessionStore()
-    session[SESSION_KEY], session[HASH_SESSION_KEY] = str(user.pk), user.get_session_auth_hash()
+    session[SESSION_KEY] = str(user.pk)
+    session[HASH_SESSION_KEY] = user.get_session_auth_hash()
     session[BACKEND_SESSION_KEY] = settings.AUTHENTICATION_BACKENDS[0]
     session.create()
     return {settings.SESSION_COOKIE_NAME: session.session_key}
 
 
-def pages(url: str, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds by page: so many askings of each, those of a run of another run each time."""
+def measure_pages(url: str, rounds: int) -> dict[str, list[float]]:
+    """Request each page `rounds` times, and a run's page for another run each time.
+
+    Returns:
+        Milliseconds of each request, by page.
+    """
     volunteer = User.objects.get(email="volunteer-1@example.org")
     staff = User.objects.create_user("staff@example.org", is_staff=True, name="Staff")
-    slugs = list(
-        Run.objects.filter(slug__startswith="run-")
-        .order_by("created", "pk")
-        .values_list("slug", flat=True)
-    )
-    asked = {
-        "/": None, "/runs/": None, "/runs/{slug}/": None, "/credit/": None, "/credit/?by=teams": None,
-        f"/volunteers/{volunteer.pk}/": None, "/machines/": volunteer, "/notifications/": volunteer,
-        "/account/": volunteer, "/runs/new/": staff, "/admin/": staff, "/admin/accounts/machine/": staff,
+    runs = Run.objects.filter(slug__startswith="run-").order_by("created", "pk")
+    slugs = list(runs.values_list("slug", flat=True))
+    users = {
+        "/": None,
+        "/runs/": None,
+        "/runs/{slug}/": None,
+        "/credit/": None,
+        "/credit/?by=teams": None,
+        f"/volunteers/{volunteer.pk}/": None,
+        "/machines/": volunteer,
+        "/notifications/": volunteer,
+        "/account/": volunteer,
+        "/runs/new/": staff,
+        "/admin/": staff,
+        "/admin/accounts/machine/": staff,
         "/admin/audit/auditentry/": staff,
-    }  # fmt: skip
-    found: dict[str, list[float]] = {}
-    for path, user in asked.items():
-        with httpx.Client(base_url=url, cookies=cookies(user) if user else None) as http:
-            for n in range(rounds + 2):
-                began = time.perf_counter()
+    }
+    durations: dict[str, list[float]] = {}
+    for path, user in users.items():
+        name = "/volunteers/…/" if "volunteers" in path else path
+        with httpx.Client(base_url=url, cookies=session_cookies(user) if user else None) as http:
+            for n in range(rounds + WARM_UP_ROUNDS):
+                start = time.perf_counter()
                 answer = http.get(path.format(slug=slugs[n % len(slugs)]))
-                took = 1000 * (time.perf_counter() - began)
+                milliseconds = 1000 * (time.perf_counter() - start)
                 assert answer.status_code == 200, (path, answer.status_code, answer.text[:300])
-                if n >= 2:  # the first ones compile templates
-                    found.setdefault(
-                        path if "volunteers" not in path else "/volunteers/…/", []
-                    ).append(took)
-    return found
+                if n >= WARM_UP_ROUNDS:
+                    durations.setdefault(name, []).append(milliseconds)
+    return durations
 
 
-def table(found: dict[str, list[float]]) -> str:
+def format_table(durations: dict[str, list[float]]) -> str:
+    """Return a table of the pages' median and p95."""
     lines = [f"{'page':32} {'median ms':>10} {'p95 ms':>8}"]
-    for path, took in found.items():
+    for path, took in durations.items():
         lines.append(f"{path:32} {median(took):10.1f} {sorted(took)[int(0.95 * len(took))]:8.1f}")
     return "\n".join(lines)

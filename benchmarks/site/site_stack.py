@@ -1,4 +1,4 @@
-"""A site as docs/operate.md deploys it, on servers of its own in a folder of its own; what its processes use."""
+"""Run a site as docs/operate.md deploys it, on servers of its own, and measure what it uses."""
 
 import os
 import secrets
@@ -9,23 +9,43 @@ from pathlib import Path
 import httpx
 import psutil
 
-WEB = ("-m", "uvicorn", "coordinator.asgi:application", "--host", "127.0.0.1", "--no-access-log",
-       "--ws-per-message-deflate", "false", "--timeout-worker-healthcheck", "60")  # fmt: skip
-STARTING = 180.0  # seconds until it must be ready
-CELERY = ("-m", "celery", "-A", "coordinator.celery:app")
+WEB_COMMAND = (
+    "-m",
+    "uvicorn",
+    "coordinator.asgi:application",
+    "--host",
+    "127.0.0.1",
+    "--no-access-log",
+    "--ws-per-message-deflate",
+    "false",
+    "--timeout-worker-healthcheck",
+    "60",
+)
+CELERY_COMMAND = ("-m", "celery", "-A", "coordinator.celery:app")
+START_SECONDS = 180.0  # until the site must be ready
 
 
 class Site:
-    """Make it before Django's settings are read: they take the servers' addresses from the environment."""
+    """Run the processes of one site.
 
-    def __init__(self, folder: Path, web: int):
-        """`web`: processes that serve pages, API and websockets."""
-        self.folder, self.web = folder, web
-        folder.chmod(0o755)  # where root runs it, Postgres has a user of its own
+    Create it before Django's settings are read: they take the servers' addresses from the
+    environment.
+
+    Args:
+        folder: State folder of the site.
+        web_processes: Number of processes that serve pages, the API and websockets.
+    """
+
+    def __init__(self, folder: Path, web_processes: int) -> None:
+        self.folder = folder
+        self.web_processes = web_processes
+        folder.chmod(0o755)  # if root runs the benchmark, Postgres runs as another user
         os.environ |= {
-            "BARNRAISE_STATE": str(folder), "DJANGO_SETTINGS_MODULE": "coordinator.settings",
-            "SECRET_KEY": secrets.token_urlsafe(48), "BARNRAISE_LOG": "WARNING",
-        }  # fmt: skip
+            "BARNRAISE_STATE": str(folder),
+            "DJANGO_SETTINGS_MODULE": "coordinator.settings",
+            "SECRET_KEY": secrets.token_urlsafe(48),
+            "BARNRAISE_LOG": "WARNING",
+        }
         for name in ("DATABASE_URL", "REDIS_URL"):
             os.environ.pop(name, None)
         from coordinator.lib import embedded_servers
@@ -39,57 +59,58 @@ class Site:
         from coordinator.demo.processes import ProcessGroup, free_port
 
         call_command("migrate", verbosity=0, interactive=False)
-        self.family = ProcessGroup(folder / "logs")
+        self.processes = ProcessGroup(folder / "logs")
         self.port = free_port(8700)
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        celery = ("nice", "-n", "10", sys.executable, *CELERY)
-        self.family.start(
-            "web", sys.executable, *WEB, "--port", str(self.port), "--workers", str(self.web)
-        )
-        self.family.start("celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
-        self.family.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
-        deadline = time.monotonic() + STARTING
-        while not self._answers():
-            assert time.monotonic() < deadline, self.family.log_tail("web")
+        """Start the web server, Celery's worker and beat; return when the site is ready."""
+        celery = ("nice", "-n", "10", sys.executable, *CELERY_COMMAND)
+        web = (*WEB_COMMAND, "--port", str(self.port), "--workers", str(self.web_processes))
+        self.processes.start("web", sys.executable, *web)
+        self.processes.start("celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
+        self.processes.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_ready():
+            assert time.monotonic() < deadline, self.processes.log_tail("web")
             time.sleep(0.2)
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/readyz", timeout=10).status_code == 200
         except httpx.HTTPError:
             return False
 
     def stop(self) -> None:
+        """Stop the processes and the servers."""
         from coordinator.lib import embedded_servers
 
-        self.family.stop()
+        self.processes.stop()
         embedded_servers.stop(self.folder, force=True)
 
-    def processes(self) -> dict[str, list[psutil.Process]]:
-        """Those of each part, the load's own included."""
-        parts = {
-            name: [own := psutil.Process(child.pid), *own.children(recursive=True)]
-            for name, child in self.family.children.items()
-        }
-        for name, folder in (("postgres", "postgres"), ("valkey", "valkey")):
-            parts[name] = [p for p in psutil.process_iter() if _works_in(p, self.folder / folder)]
+    def processes_by_part(self) -> dict[str, list[psutil.Process]]:
+        """Return the processes of each part of the site, and this one as "load"."""
+        parts: dict[str, list[psutil.Process]] = {}
+        for name, child in self.processes.children.items():
+            process = psutil.Process(child.pid)
+            parts[name] = [process, *process.children(recursive=True)]
+        for name in ("postgres", "valkey"):
+            parts[name] = [p for p in psutil.process_iter() if _works_in(p, self.folder / name)]
         return parts | {"load": [psutil.Process()]}
 
-    def used(self) -> dict[str, tuple[float, float]]:
-        """Part → (CPU seconds so far, bytes that it alone holds)."""
-        return {name: _sums(found) for name, found in self.processes().items()}
+    def resource_usage(self) -> dict[str, tuple[float, float]]:
+        """Return for each part the CPU seconds so far and the bytes that it alone holds (USS)."""
+        return {name: _sum_usage(parts) for name, parts in self.processes_by_part().items()}
 
 
-def _sums(found: list[psutil.Process]) -> tuple[float, float]:
-    seconds = size = 0.0
-    for process in found:
+def _sum_usage(processes: list[psutil.Process]) -> tuple[float, float]:
+    seconds = 0.0
+    size = 0.0
+    for process in processes:
         try:
             times = process.cpu_times()
-            seconds += (
-                times.user + times.system + times.children_user + times.children_system
-            )  # of ended ones too
+            # Children that have ended count too.
+            seconds += times.user + times.system + times.children_user + times.children_system
             size += process.memory_full_info().uss
         except psutil.NoSuchProcess:  # a Postgres backend whose connection was closed meanwhile
             continue

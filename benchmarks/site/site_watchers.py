@@ -1,5 +1,8 @@
-"""Browsers as the site sees them: a websocket on a run, its snapshot, then deltas. Each checks the numbers of all it
-hears; the first reads what is in them, which is the same for all."""
+"""Simulate browsers that watch a run: a websocket, its snapshot, then deltas.
+
+Each checks the numbers of all deltas it receives. The first also reads their content, which is the
+same for all.
+"""
 
 import asyncio
 import json
@@ -8,140 +11,179 @@ import re
 import time
 from base64 import b64encode
 from collections import defaultdict
+from typing import cast
 
 import numpy as np
 
-TAIL = 40  # bytes of a delta that hold its number
-SEQ = re.compile(rb'"seq":(\d+)}$')
-PONG, PING, CLOSE = 0x8A, 0x9, 0x8
-WIDTH, MOST = 0.01, 60.0  # seconds of the histogram's bins, and of its end
+TAIL_BYTES = 40  # at the end of a delta, which contain its number
+NUMBER_PATTERN = re.compile(rb'"seq":(\d+)}$')
+TEXT = 0x1
+PING = 0x9
+PONG = 0x8A  # with the final-fragment bit
+BIN_SECONDS = 0.01  # of the histogram
+MAX_SECONDS = 60.0  # of the histogram
 
 
-class Heard:
-    """What all of them heard. `arrivals`: number of a delta → monotonic seconds; `rows`: … → [(machine, step)]."""
+class ReceivedDeltas:
+    """What all watchers received.
+
+    Attributes:
+        arrivals: Number of a delta → monotonic seconds at which each watcher received it.
+        rows: Number of a delta → the (machine, step) pairs in it.
+        bytes: Bytes received by all watchers.
+        gaps: Missing numbers between deltas.
+        closed: Connections that the site closed.
+        snapshots: Snapshots received.
+        leaving: Whether the load has ended, after which a closed connection does not count.
+    """
 
     def __init__(self) -> None:
         self.arrivals: dict[int, list[float]] = defaultdict(list)
         self.rows: dict[int, list[tuple[str, int]]] = {}
-        self.bytes = self.gaps = self.closed = self.snapshots = 0
+        self.bytes = 0
+        self.gaps = 0
+        self.closed = 0
+        self.snapshots = 0
         self.leaving = False
 
-    def effects(self, sent: dict[tuple[str, int], float], since: float) -> np.ndarray:
-        """How many (report, watcher) pairs took so long, in bins of WIDTH: from the post's beginning to the delta's
-        arrival. Of posts after `since`."""
-        found = np.zeros(int(MOST / WIDTH), dtype=np.int64)
-        shown: dict[str, int] = {}
+    def delay_histogram(self, sent: dict[tuple[str, int], float], since: float) -> np.ndarray:
+        """Count (report, watcher) pairs by the delay from a report's post to the delta's arrival.
+
+        Args:
+            sent: (machine, report number) → monotonic seconds at which its post began.
+            since: Monotonic seconds; earlier posts do not count.
+
+        Returns:
+            Counts in bins of `BIN_SECONDS`, int64.
+        """
+        histogram = np.zeros(int(MAX_SECONDS / BIN_SECONDS), dtype=np.int64)
+        shown: dict[str, int] = {}  # machine → its last step in a delta
         for number in sorted(self.rows):
-            begun = []
+            posts: list[float] = []
             for machine, step in self.rows[number]:
-                begun += [
-                    sent[machine, seq]
-                    for seq in range(shown.get(machine, 0) + 1, step + 1)
-                    if (machine, seq) in sent
-                ]
+                fresh = range(shown.get(machine, 0) + 1, step + 1)
+                posts += [sent[machine, seq] for seq in fresh if (machine, seq) in sent]
                 shown[machine] = max(step, shown.get(machine, 0))
-            begun = np.array([at for at in begun if at >= since])
-            if len(begun):
-                took = np.subtract.outer(np.array(self.arrivals[number]), begun).ravel()
-                bins = np.clip(took / WIDTH, 0, len(found) - 1).astype(np.int64)
-                found += np.bincount(bins, minlength=len(found))
-        return found
+            counted = np.array([at for at in posts if at >= since])
+            if len(counted):
+                delays = np.subtract.outer(np.array(self.arrivals[number]), counted).ravel()
+                bins = np.clip(delays / BIN_SECONDS, 0, len(histogram) - 1).astype(np.int64)
+                histogram += np.bincount(bins, minlength=len(histogram))
+        return histogram
 
 
-def percentile(bins: np.ndarray, share: float) -> float:
-    """Seconds; 0 of nothing."""
-    return (
-        float(np.searchsorted(np.cumsum(bins), share * bins.sum()) + 1) * WIDTH
-        if bins.sum()
-        else 0.0
-    )
+def percentile(histogram: np.ndarray, share: float) -> float:
+    """Return a percentile in seconds; 0 for an empty histogram."""
+    if not histogram.sum():
+        return 0.0
+    position = np.searchsorted(np.cumsum(histogram), share * histogram.sum())
+    return float(position + 1) * BIN_SECONDS
 
 
 class Watcher(asyncio.Protocol):
-    """One websocket, read without a library: two thousand of them share a core with the site."""
+    """One websocket, read without a library: two thousand of them share a core with the site.
 
-    def __init__(self, run: str, port: int, heard: Heard, reads: bool):
-        self.run, self.port, self.heard, self.reads = run, port, heard, reads
-        self.buffer, self.open, self.last = (
-            bytearray(),
-            asyncio.get_running_loop().create_future(),
-            0,
-        )
-        self.upgraded = False
+    Args:
+        run: Id of the run.
+        port: Port of the site.
+        received: Collects what all watchers receive.
+        reads_content: Whether this watcher reads the deltas' rows.
+    """
 
-    def connection_made(self, transport) -> None:
-        self.transport = transport
+    def __init__(self, run: str, port: int, received: ReceivedDeltas, reads_content: bool) -> None:
+        self.run = run
+        self.port = port
+        self.received = received
+        self.reads_content = reads_content
+        self.buffer = bytearray()
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.last_number = 0
+        self.is_upgraded = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Request the websocket."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         key = b64encode(os.urandom(16)).decode()
-        transport.write(
-            f"GET /ws/runs/{self.run}/ HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nOrigin: http://127.0.0.1:{self.port}\r\n"
+        self.transport.write(
+            f"GET /ws/runs/{self.run}/ HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
+            f"Origin: http://127.0.0.1:{self.port}\r\n"
             "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n"
             f"Sec-WebSocket-Key: {key}\r\n\r\n".encode()
         )
 
     def data_received(self, data: bytes) -> None:
-        self.heard.bytes += len(data)
+        """Read the upgrade's answer, then frames."""
+        self.received.bytes += len(data)
         self.buffer += data
-        if not self.upgraded:
-            head, ended, rest = bytes(self.buffer).partition(b"\r\n\r\n")
-            if not ended:
+        if not self.is_upgraded:
+            head, separator, rest = bytes(self.buffer).partition(b"\r\n\r\n")
+            if not separator:
                 return
             if not head.startswith(b"HTTP/1.1 101") or b"permessage-deflate" in head:
-                self.open.set_exception(ConnectionError(head[:60].decode()))
+                self.opened.set_exception(ConnectionError(head[:60].decode()))
                 self.transport.close()
                 return
-            self.buffer, self.upgraded = bytearray(rest), True
-            self.open.set_result(None)
-        while (frame := self._frame()) is not None:
-            self._hear(*frame)
+            self.buffer = bytearray(rest)
+            self.is_upgraded = True
+            self.opened.set_result(None)
+        while (frame := self._next_frame()) is not None:
+            self._receive_frame(*frame)
 
-    def _frame(self) -> tuple[int, bytes] | None:
-        """(kind, payload) of the first whole frame in the buffer; of a delta that is not read only the end."""
-        have = self.buffer
-        if len(have) < 2:
+    def _next_frame(self) -> tuple[int, bytes] | None:
+        """Remove the first whole frame from the buffer and return its opcode and payload.
+
+        A watcher that does not read the content gets only the payload's end.
+        """
+        buffer = self.buffer
+        if len(buffer) < 2:
             return None
-        size, at = have[1], 2
+        size = buffer[1]
+        offset = 2
         if size > 125:
-            at = 4 if size == 126 else 10
-            if len(have) < at:
+            offset = 4 if size == 126 else 10
+            if len(buffer) < offset:
                 return None
-            size = int.from_bytes(have[2:at], "big")
-        if len(have) < at + size:
+            size = int.from_bytes(buffer[2:offset], "big")
+        end = offset + size
+        if len(buffer) < end:
             return None
-        kind, start = have[0] & 0xF, at if self.reads or size < TAIL else at + size - TAIL
-        payload = bytes(have[start : at + size])
-        del have[: at + size]
-        return kind, payload
+        opcode = buffer[0] & 0xF
+        start = offset if self.reads_content or size < TAIL_BYTES else end - TAIL_BYTES
+        payload = bytes(buffer[start:end])
+        del buffer[:end]
+        return opcode, payload
 
-    def _hear(self, kind: int, payload: bytes) -> None:
-        if kind == PING:
-            self.transport.write(
-                bytes([PONG, 0x80 | len(payload), 0, 0, 0, 0]) + payload
-            )  # masked with zeros
-        if kind != 1 or not (found := SEQ.search(payload)):
+    def _receive_frame(self, opcode: int, payload: bytes) -> None:
+        if opcode == PING:  # the answer is masked with zeros
+            self.transport.write(bytes([PONG, 0x80 | len(payload), 0, 0, 0, 0]) + payload)
+        match = NUMBER_PATTERN.search(payload) if opcode == TEXT else None
+        if match is None:
             return
-        number = int(found[1])
-        self.heard.gaps += bool(self.last) and number != self.last + 1
-        self.last = number
-        self.heard.arrivals[number].append(time.monotonic())
-        if self.reads:
+        number = int(match[1])
+        self.received.gaps += bool(self.last_number) and number != self.last_number + 1
+        self.last_number = number
+        self.received.arrivals[number].append(time.monotonic())
+        if self.reads_content:
             rows = json.loads(payload).get("workers", [])
-            self.heard.rows[number] = [(row["id"], row["step"]) for row in rows]
+            self.received.rows[number] = [(row["id"], row["step"]) for row in rows]
 
-    def connection_lost(self, error) -> None:
-        self.heard.closed += not self.heard.leaving
-        if not self.open.done():
-            self.open.set_exception(error or ConnectionError("closed before it was open"))
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count a connection that the site closed."""
+        self.received.closed += not self.received.leaving
+        if not self.opened.done():
+            self.opened.set_exception(exc or ConnectionError("closed before it was open"))
 
     async def watch(self) -> None:
-        """As a page does it: the socket first, and once it is open the snapshot."""
+        """Open the websocket, then fetch the snapshot, as a page does."""
         await asyncio.get_running_loop().create_connection(lambda: self, "127.0.0.1", self.port)
-        await self.open
+        await self.opened
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(
-            f"GET /live/{self.run}/ HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n\r\n".encode()
+            f"GET /live/{self.run}/ HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
+            "Connection: close\r\n\r\n".encode()
         )
         answer = await reader.read(-1)
         writer.close()
         assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
-        self.heard.snapshots += 1
+        self.received.snapshots += 1
