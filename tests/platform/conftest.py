@@ -1,4 +1,7 @@
-"""People, machines with real keys, runs with real manifests, another mirror: against a real Postgres and Valkey."""
+"""Provide people, machines with real keys, runs with real manifests, and another mirror.
+
+The tests run against a real Postgres and a real Valkey.
+"""
 
 import json
 import time
@@ -20,15 +23,26 @@ from coordinator.replication import mirror_list
 
 
 class Volunteer:
-    """An enrolled machine, its key, and a client that signs as it would."""
+    """Hold an enrolled machine and its key, and sign requests as the machine would."""
 
     def __init__(self, machine, identity: Identity, mirror_key: str):
-        self.machine, self.identity, self.mirror_key = machine, identity, mirror_key
+        self.machine = machine
+        self.identity = identity
+        self.mirror_key = mirror_key
         self.client = Client()
 
-    def ask(self, method: str, path: str, message: types.Message | None = None, /, **changed):
-        """A signed request. `changed`: what is signed instead of the truth (method, path, body, audience, now), a raw
-        `token`, or raw `sent` bytes."""
+    def send_request(
+        self, method: str, path: str, message: types.Message | None = None, /, **changed
+    ):
+        """Send a signed request and return the response.
+
+        Args:
+            method: The HTTP method.
+            path: The path below /api/v1.
+            message: The body.
+            changed: What to sign instead of the true values (`method`, `path`, `body`, `audience`,
+                `now`), a raw `token` instead of the signature, or raw `sent` bytes as the body.
+        """
         path = "/api/v1" + path
         body = b"" if message is None else message.model_dump_json().encode()
         body = changed.get("sent", body)
@@ -47,26 +61,27 @@ class Volunteer:
             headers={"Authorization": f"Barnraise {token}"},
         )
         if answer.status_code >= 400:
-            coordinator_messages.Problem.model_validate_json(
-                answer.content
-            )  # always, and never anything else
+            # Every refusal is a Problem.
+            coordinator_messages.Problem.model_validate_json(answer.content)
         return answer
 
     def join(self, run) -> coordinator_messages.JoinReply:
-        asked = coordinator_messages.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
-        answer = self.ask("POST", f"/runs/{run.slug}/join", asked)
+        """Join the run and return the site's answer."""
+        request = coordinator_messages.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
+        answer = self.send_request("POST", f"/runs/{run.slug}/join", request)
         assert answer.status_code == 200, answer.content
         return coordinator_messages.JoinReply.model_validate_json(answer.content)
 
     def report(self, run, *reports: reports_module.Report):
-        return self.ask(
+        """Send reports about the run and return the response."""
+        return self.send_request(
             "POST", f"/runs/{run.slug}/reports", coordinator_messages.Reports(reports=list(reports))
         )
 
 
 @pytest.fixture(autouse=True)
-def another_moment():
-    """What one test looked up is not what the next one sees."""
+def empty_ttl_caches():
+    """Empty all in-process caches before each test."""
     from coordinator.lib.ttl_cache import TtlCache
 
     TtlCache.clear_all()
@@ -83,65 +98,67 @@ def valkey(state):
 
 @pytest.fixture
 def person(db, settings):
-    """Passwords are hashed in no time: how slowly is Django's affair, not ours."""
+    """Return a function that creates a person, with a fast password hash."""
     from coordinator.accounts.models import User
 
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
-    def make(email: str = "ada@example.org", **fields) -> User:
+    def create(email: str = "ada@example.org", **fields) -> User:
         return User.objects.create_user(email, "wooden-barn-9", **fields)
 
-    return make
+    return create
 
 
 @pytest.fixture
 def signed_in(person):
-    """(a browser, the person who is signed in there)."""
+    """Return a function that creates a person and returns (a signed-in client, the person)."""
 
-    def make(email: str = "ada@example.org", **fields) -> tuple[Client, object]:
+    def create(email: str = "ada@example.org", **fields) -> tuple[Client, object]:
         client, user = Client(), person(email, **fields)
         client.force_login(user)
         return client, user
 
-    return make
+    return create
 
 
 @pytest.fixture
-def built():
-    """Pages name the files of the frontend."""
+def built_frontend():
+    """Require a built frontend, because pages name its files."""
     assert (settings.DIST / "manifest.json").exists(), "build the frontend first: make setup"
 
 
 @pytest.fixture
 def volunteer(db, valkey):
+    """Return a function that enrols a machine of a person."""
     from coordinator.accounts.models import Machine
     from coordinator.lib import site_identity
 
-    def make(owner, seed: int = 1) -> Volunteer:
+    def enrol(owner, seed: int = 1) -> Volunteer:
         identity = Identity(bytes([seed]) * 32)
         machine = Machine.objects.create(key=identity.key, owner=owner, hostname=f"pc-{seed}")
         return Volunteer(machine, identity, site_identity.identity().key)
 
-    return make
+    return enrol
 
 
 @pytest.fixture
 def draft(db):
+    """Return a function that creates a draft run of a person."""
     from coordinator.runs.models import Run
     from coordinator.runs.spec_form import spec_from_fields
 
-    def make(owner, name: str = "A run", **fields) -> Run:
+    def create(owner, name: str = "A run", **fields) -> Run:
         spec = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7})
         return Run.create(owner, name, spec, **{"report_every": 1.0, **fields})
 
-    return make
+    return create
 
 
 @pytest.fixture
 def manifest():
-    """A manifest that fits a run, or would but for the fields given."""
+    """Return a function that builds a manifest for a run; fields given replace the right ones."""
 
-    def make(run, /, **changed) -> coordinator_messages.TextManifest:
+    def build(run, /, **changed) -> coordinator_messages.TextManifest:
         shards = {
             "train": [coordinator_messages.Shard(digest=digest("a"), tokens=9_000)],
             "held_out": [coordinator_messages.Shard(digest=digest("b"), tokens=900)],
@@ -154,17 +171,20 @@ def manifest():
         }
         return coordinator_messages.TextManifest(**{**fields, **changed})
 
-    return make
+    return build
 
 
 @pytest.fixture
-def launched(draft, manifest, volunteer):
-    """(run, the owner's volunteer): launched, with its text, and training."""
+def launched_run(draft, manifest, volunteer):
+    """Return a function that launches a run with its text.
 
-    def make(owner, seed: int = 1, **fields):
+    It returns the run, which is training, and its owner's volunteer.
+    """
+
+    def launch(owner, seed: int = 1, **fields):
         run, first = draft(owner, **fields), volunteer(owner, seed)
         run.launch()
-        answer = first.ask(
+        answer = first.send_request(
             "POST", f"/runs/{run.slug}/manifest", first.identity.sign("manifest", manifest(run))
         )
         assert answer.status_code == 200, answer.content
@@ -176,12 +196,12 @@ def launched(draft, manifest, volunteer):
         assert run.state is enums.RunStatus.TRAINING
         return run, first
 
-    return make
+    return launch
 
 
 @pytest.fixture
 def plan() -> reports_module.PlanView:
-    """What a machine may decide, as the golden report tells it."""
+    """Return the plan of the golden report."""
     return (
         coordinator_messages.Reports.model_validate_json((GOLDEN / "reports.json").read_text())
         .reports[0]
@@ -190,10 +210,10 @@ def plan() -> reports_module.PlanView:
 
 
 @pytest.fixture
-def numbers():
-    """A report with plausible numbers: everything grows with `seq`."""
+def numbered_report():
+    """Return a function that builds a plausible report; every count grows with `seq`."""
 
-    def make(seq: int, **changed) -> reports_module.Report:
+    def build(seq: int, **changed) -> reports_module.Report:
         fields = {
             "seq": seq,
             "at": time.time(),
@@ -215,83 +235,87 @@ def numbers():
         }
         return reports_module.Report(**{**fields, **changed})
 
-    return make
+    return build
 
 
 @pytest.fixture
 def golden_hardware() -> reports_module.HardwareView:
-    """A PC with a 12 GB GPU, as the golden request to join tells it."""
+    """Return the hardware of the golden request to join: a PC with a 12 GB GPU."""
     return coordinator_messages.JoinRequest.model_validate_json(
         (GOLDEN / "join_request.json").read_text()
     ).hardware
 
 
 @pytest.fixture
-def post(valkey):
-    """Works off what was handed to Celery so far, in this process: the real queue, the real tasks."""
+def run_queued_tasks(valkey):
+    """Return a function that runs all queued Celery tasks in this process, and counts them."""
     from queue import Empty
 
     from coordinator.celery import app
 
-    def work() -> int:
-        done = 0
+    def run_all() -> int:
+        count = 0
         with app.connection_for_read() as broker, broker.SimpleQueue("celery") as queue:
             while True:
                 try:
                     message = queue.get_nowait()
                 except Empty:
-                    return done
+                    return count
                 args, kwargs, _ = message.payload
                 app.tasks[message.headers["task"]].apply(args, kwargs, throw=True)
                 message.ack()
-                done += 1
+                count += 1
 
-    return work
+    return run_all
 
 
 @pytest.fixture
 def log() -> LogBuilder:
-    """Ten events of another mirror."""
-    made = LogBuilder()
+    """Return the log of another mirror, with ten events."""
+    builder = LogBuilder()
     for n in range(9):
-        made.append("weather.seen", n, {"rain": n})
-    return made
+        builder.append("weather.seen", n, {"rain": n})
+    return builder
 
 
 @pytest.fixture
-def shelf(monkeypatch):
-    """A kind "note" whose rows are a dictionary; the last text counts, "wait" is never to be had."""
+def note_rows():
+    """Register the aggregate type "note" and yield its rows, a dictionary.
+
+    A note's newest text counts. A note with the text "wait" cannot be stored before the note
+    "other".
+    """
     rows: dict[str, str] = {}
-    monkeypatch.setattr(registry, "_aggregate_types", dict(registry.aggregate_types()))
 
     def fold(facts):
         return {"text": facts[-1].payload.text}
 
-    def store(which, known):
-        if known and known["text"] == "wait" and "other" not in rows:
+    def store(name, state):
+        if state and state["text"] == "wait" and "other" not in rows:
             raise registry.DependencyMissingError("note:other")
-        rows.pop(which, None)
-        if known:
-            rows[which] = known["text"]
+        rows.pop(name, None)
+        if state:
+            rows[name] = state["text"]
 
-    registry.register(registry.AggregateType("note", {"say": NotePayload}, fold, store))
-    return rows
+    note_type = registry.AggregateType("note", {"write": NotePayload}, fold, store)
+    with registry.registered_temporarily(note_type):
+        yield rows
 
 
 @pytest.fixture
-def small(log):
-    """The mirror that keeps this log, over HTTP; the list in force names it and us."""
-    made = FakeMirror(log)
-    first = signed_list(1, local_entry(), made.list_entry)
+def fake_mirror(log):
+    """Yield a mirror that serves this log over HTTP; the current list names it and this site."""
+    mirror = FakeMirror(log)
+    first = signed_list(1, local_entry(), mirror.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
-    yield made
-    made.close()
+    yield mirror
+    mirror.close()
 
 
 @pytest.fixture
-def busy(person, launched, volunteer, numbers, plan):
-    """(run, two volunteers), each of whom told a few reports."""
-    run, ada = launched(person())
+def training_run(person, launched_run, volunteer, numbered_report, plan):
+    """Return (run, two volunteers), both of whom have sent three reports."""
+    run, ada = launched_run(person())
     bob = volunteer(person("bob@example.org", name="Bob"), seed=2)
     bob.join(run)
     same = {"vector": digest("vector"), "anchor": digest("weights")}
@@ -300,7 +324,9 @@ def busy(person, launched, volunteer, numbers, plan):
         report(
             ada,
             run,
-            numbers(seq, plan=plan, step_seconds=5.0, exchange=EXCHANGE, points=[point], **same),
+            numbered_report(
+                seq, plan=plan, step_seconds=5.0, exchange=EXCHANGE, points=[point], **same
+            ),
         )
-        report(bob, run, numbers(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
+        report(bob, run, numbered_report(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
     return run, ada, bob

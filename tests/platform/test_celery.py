@@ -1,4 +1,4 @@
-"""Celery as it runs: a worker and a beat of their own, on the test database."""
+"""Test real processes of Celery, a worker and a beat, on the test database."""
 
 import os
 import signal
@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from barnraise.protocol import enums
 from coordinator.celery import app
 from coordinator.fleet.models import Membership
+from coordinator.lib import beat_scheduler
 from coordinator.lib.beat_scheduler import ResilientScheduler
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import report_queue
@@ -29,7 +30,7 @@ CELERY = [sys.executable, "-m", "celery", "-A", "coordinator.celery:app"]
 
 @pytest.fixture
 def celery(state, transactional_db, tmp_path):
-    """Starts `celery …` against the database of this test; ends what is left of it afterwards."""
+    """Yield a function that starts `celery …` on this test's database; stop all at the end."""
     name = connection.settings_dict["NAME"]
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}").geturl()
     paths = os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")])
@@ -65,24 +66,27 @@ def wait(done, seconds: float = 40.0) -> None:
 
 
 def test_reports_reach_postgres_although_the_worker_is_killed_midway(
-    celery, person, draft, manifest, volunteer, numbers
+    celery, person, draft, manifest, volunteer, numbered_report
 ):
     run = draft(person())
     ada = volunteer(run.owner)
     run.launch()
-    ada.ask("POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run)))
+    ada.send_request(
+        "POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run))
+    )
     ada.join(run)
     total, batch = 1200, 5
     for first in range(1, total + 1, batch):
         assert (
-            ada.report(run, *(numbers(i) for i in range(first, first + batch))).status_code == 200
+            ada.report(run, *(numbered_report(i) for i in range(first, first + batch))).status_code
+            == 200
         )
     worker = celery("worker", "-P", "solo", "--loglevel", "INFO")
     celery("beat", "--loglevel", "INFO", "--pidfile=")
     locked = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted"
     with connection.cursor() as cursor:
         wait(lambda: cursor.execute(locked) or cursor.fetchone())
-    worker.send_signal(signal.SIGKILL)  # while it drains
+    worker.send_signal(signal.SIGKILL)  # while it drains the queue
     worker.wait()
     celery("worker", "-P", "solo", "--loglevel", "INFO")
     wait(lambda: Membership.objects.get(run=run).mark == total)
@@ -102,7 +106,7 @@ def test_reports_reach_postgres_although_the_worker_is_killed_midway(
     wait(lambda: status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000)
 
 
-def test_a_worker_that_lost_valkey_asks_every_second_for_good():
+def test_worker_that_lost_valkey_reconnects_every_second():
     waits: list[float] = []
     with app.amqp.Connection("redis://127.0.0.1:9/0") as broker, pytest.raises(OperationalError):
         broker.ensure_connection(lambda error, seconds: waits.append(seconds), 3)
@@ -112,41 +116,43 @@ def test_a_worker_that_lost_valkey_asks_every_second_for_good():
 
 @pytest.fixture
 def beat(transactional_db):
-    """Makes a schedule as beat has it, which does not write itself down when this process ends."""
+    """Return a function that creates beat's schedule, which is not saved when the process ends."""
 
-    def make() -> ResilientScheduler:
-        made = ResilientScheduler(app)
-        made._finalize.cancel()
-        return made
+    def create() -> ResilientScheduler:
+        scheduler = ResilientScheduler(app)
+        scheduler._finalize.cancel()  # Celery's own: saves the schedule when the process ends
+        return scheduler
 
-    return make
+    return create
 
 
 def test_schedule_is_unchanged_while_postgres_is_away(beat, monkeypatch):
     schedule = beat()
-    known = set(schedule.schedule)
-    assert "mirrors" in known
+    names = set(schedule.schedule)
+    assert "mirrors" in names
     connection.close()
     with monkeypatch.context() as away:
         away.setitem(connection.settings_dict, "PORT", "1")
         schedule._last_full_sync -= timedelta(minutes=6)
-        assert set(schedule.schedule) == known
+        assert set(schedule.schedule) == names
     PeriodicTask.objects.filter(name="mirrors").update(enabled=False)
     schedule._last_full_sync -= timedelta(minutes=6)
-    assert set(schedule.schedule) == known - {"mirrors"}, "it is read again once that can be"
+    assert set(schedule.schedule) == names - {"mirrors"}, "the schedule is read again"
 
 
-def test_a_clock_that_was_ahead_and_is_put_right_holds_nothing_up(beat, monkeypatch):
-    """Neither in a beat that runs through it, nor in one that starts afterwards and reads of runs still to come."""
-    hour, ran = timedelta(hours=1), []
+def test_tasks_run_on_time_after_a_fast_clock_is_corrected(beat, monkeypatch):
+    """Correct the clock during one beat, and before another that reads last runs in the future."""
+    hour = timedelta(hours=1)
+    ran = []
     monkeypatch.setattr(
         ResilientScheduler, "apply_entry", lambda self, entry, **_: ran.append(entry.name)
     )
     schedule = beat()
-    schedule.tick()
-    schedule._clock_offset += (
-        hour.total_seconds()
-    )  # as it is after some time with a clock an hour ahead
+    with monkeypatch.context() as clock_ahead:
+        now = beat_scheduler.uptime()
+        clock_ahead.setattr(beat_scheduler, "uptime", lambda: now - hour.total_seconds())
+        schedule.tick()
+    # A clock that is an hour ahead leaves such times in Celery's queue and in the database.
     schedule._heap = [at._replace(time=at.time + hour.total_seconds()) for at in schedule._heap]
     for entry in schedule.schedule.values():
         entry.last_run_at += hour

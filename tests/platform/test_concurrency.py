@@ -89,8 +89,8 @@ def test_a_longer_context_needs_the_text_checked_again(person, draft, manifest, 
 
 
 @pytest.mark.django_db
-def test_the_admin_has_no_form_that_writes_past_a_runs_own_methods(person, launched, client):
-    run, _ = launched(person())
+def test_the_admin_has_no_form_that_writes_past_a_runs_own_methods(person, launched_run, client):
+    run, _ = launched_run(person())
     client.force_login(person("root@example.org", is_staff=True, is_superuser=True))
     answer = client.post(
         f"/admin/runs/run/{run.pk}/change/", {"name": "New", "quorum": 0, "report_every": "0"}
@@ -102,10 +102,12 @@ def test_the_admin_has_no_form_that_writes_past_a_runs_own_methods(person, launc
 
 
 @pytest.mark.django_db
-def test_a_goodbye_on_its_way_does_not_come_after_a_new_arrival(person, launched, numbers):
-    run, ada = launched(person())
+def test_a_goodbye_on_its_way_does_not_come_after_a_new_arrival(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
     ada.report(
-        run, numbers(1, activity=enums.Activity.LEFT)
+        run, numbered_report(1, activity=enums.Activity.LEFT)
     )  # queued; and the worker starts again at once
     ada.join(run)
     drain_queue()
@@ -114,10 +116,10 @@ def test_a_goodbye_on_its_way_does_not_come_after_a_new_arrival(person, launched
 
 @pytest.mark.django_db
 def test_a_new_folder_numbers_past_reports_that_are_still_being_stored(
-    person, launched, numbers, monkeypatch
+    person, launched_run, numbered_report, monkeypatch
 ):
-    run, ada = launched(person())
-    ada.report(run, numbers(1), numbers(2), numbers(3))
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1), numbered_report(2), numbered_report(3))
     monkeypatch.setattr(
         "coordinator.api.worker_endpoints.drain_queue", lambda wait: 0
     )  # it did not get its turn in time

@@ -73,13 +73,15 @@ def test_no_claim_of_a_strangers_token_breaks_the_site(valkey, claim):
         assert answer.status_code == 401, (claim, value)
 
 
-def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan, monkeypatch):
+def test_no_field_of_a_report_breaks_the_site(
+    quiet, launched_run, numbered_report, plan, monkeypatch
+):
     monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 100_000)
-    run, _ = launched(quiet.machine.owner, seed=2)
+    run, _ = launched_run(quiet.machine.owner, seed=2)
     quiet.join(run)
     honest = json.loads(
         coordinator_messages.Reports(
-            reports=[numbers(1, plan=plan, step_seconds=5.0)]
+            reports=[numbered_report(1, plan=plan, step_seconds=5.0)]
         ).model_dump_json()
     )
     report = honest["reports"][0]
@@ -87,7 +89,7 @@ def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan, mo
         for name in list(place):
             for value in WEIRD:
                 kept, place[name] = place[name], value
-                answer = quiet.ask(
+                answer = quiet.send_request(
                     "POST", f"/runs/{run.slug}/reports", sent=json.dumps(honest).encode()
                 )
                 place[name] = kept
@@ -101,9 +103,9 @@ def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan, mo
 @pytest.mark.parametrize(
     "path", ["/runs/a-run/reports", "/runs/a-run/join", "/runs/a-run/manifest", "/enrolments"]
 )
-def test_a_body_that_is_nothing_is_refused(quiet, launched, sent, path):
-    launched(quiet.machine.owner, seed=2)
-    assert quiet.ask("POST", path, sent=sent).status_code in (400, 422)
+def test_a_body_that_is_nothing_is_refused(quiet, launched_run, sent, path):
+    launched_run(quiet.machine.owner, seed=2)
+    assert quiet.send_request("POST", path, sent=sent).status_code in (400, 422)
 
 
 def test_what_a_machine_says_of_itself_cannot_hide_or_turn_text_around(quiet):
@@ -113,27 +115,32 @@ def test_what_a_machine_says_of_itself_cannot_hide_or_turn_text_around(quiet):
     asked = coordinator_messages.EnrolmentRequest(
         mirror=quiet.mirror_key, key=quiet.identity.key, machine=about, issued=time.time()
     )
-    answer = quiet.ask("POST", "/enrolments", quiet.identity.sign("enrolment", asked))
+    answer = quiet.send_request("POST", "/enrolments", quiet.identity.sign("enrolment", asked))
     assert answer.status_code == 200, answer.content
     assert Enrolment.objects.get().about["hostname"] == "pc[31m 🛖"
     assert Enrolment.objects.get().about["processor"] == ""
 
 
-def test_a_machine_whose_clock_says_1970_does_not_stretch_the_chart(person, launched, numbers):
-    run, ada = launched(person())
-    ada.report(run, numbers(1, at=12.0), numbers(2))
+def test_a_machine_whose_clock_says_1970_does_not_stretch_the_chart(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1, at=12.0), numbered_report(2))
     drain_queue()
     ((at, _), *more) = load_history(run)["rate"]
     assert at >= run.created.timestamp() - 10 and len(more) <= 1
 
 
 def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(
-    person, launched, numbers
+    person, launched_run, numbered_report
 ):
-    run, ada = launched(person())
-    ada.report(run, *(numbers(seq) for seq in range(1, 41)))
+    run, ada = launched_run(person())
+    ada.report(run, *(numbered_report(seq) for seq in range(1, 41)))
     ada.report(
-        run, numbers(41, points=[reports.MeasuredLoss(kind="train", tokens=2**63 - 1, loss=1.0)])
+        run,
+        numbered_report(
+            41, points=[reports.MeasuredLoss(kind="train", tokens=2**63 - 1, loss=1.0)]
+        ),
     )
     drain_queue()
     assert [tokens for tokens, _ in load_history(run)["train"]] == [

@@ -272,7 +272,7 @@ for model in FOREIGN:  # superusers' alone
 
 
 @pytest.fixture
-def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
+def world(person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
     """One of everything, the owner's; and somebody of each role."""
     settings.OUTSIDE_NETWORKS = []
     people = {
@@ -283,7 +283,7 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     people["staff"] = person("staff@example.org", is_staff=True)
     owner = people["owner"]
     SiteSettings.set_organisers("granted", people["staff"])
-    run, machine = launched(owner, name="Dusk")
+    run, machine = launched_run(owner, name="Dusk")
     run.memberships.update(incarnation="a" * 16, lives={"a" * 16: 4})
     author = f"{machine.identity.key}.{'a' * 16}"
     verdict = VerdictRecord.issue(run, [RetractionRequest(author, 9)], "noise", actor=owner)

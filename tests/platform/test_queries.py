@@ -26,10 +26,10 @@ RUNS, MACHINES = 200, 6_000
 
 
 @pytest.fixture
-def crowd(person, launched):
+def crowd(person, launched_run):
     """(run, its owner's volunteer, the owner): one of so many runs, with its share of so many machines."""
     owner = person(organiser=True)
-    run, ada = launched(owner)
+    run, ada = launched_run(owner)
     fields = {
         f.attname: getattr(run, f.attname)
         for f in Run._meta.concrete_fields
@@ -158,16 +158,18 @@ def test_no_list_of_the_admin_reads_a_whole_table_but_to_count_it(crowd, person,
     assert not found, json.dumps(found, indent=2)
 
 
-def test_a_report_asks_few_questions_and_reads_no_whole_table(crowd, numbers):
+def test_a_report_asks_few_questions_and_reads_no_whole_table(crowd, numbered_report):
     run, ada, _ = crowd
-    ada.report(run, numbers(1))
+    ada.report(run, numbered_report(1))
     with CaptureQueriesContext(connection) as asked:
-        assert ada.report(run, numbers(2)).status_code == 200
+        assert ada.report(run, numbered_report(2)).status_code == 200
     assert len(asked) <= 8, [query["sql"][:200] for query in asked.captured_queries]
     assert not (slow := without_an_index(asked.captured_queries)), slow
 
 
-def test_storing_reports_takes_equally_many_statements_for_any_crowd(crowd, volunteer, numbers):
+def test_storing_reports_takes_equally_many_statements_for_any_crowd(
+    crowd, volunteer, numbered_report
+):
     run, ada, owner = crowd
     others = [volunteer(owner, seed) for seed in range(2, 31)]
     for each in others:
@@ -176,7 +178,7 @@ def test_storing_reports_takes_equally_many_statements_for_any_crowd(crowd, volu
     counts = []
     for reporting, seq in (([ada], 2), ([ada, *others], 3)):
         for each in reporting:
-            each.report(run, numbers(seq))
+            each.report(run, numbered_report(seq))
         with CaptureQueriesContext(connection) as asked:
             drain_queue()
         counts.append(len(asked))

@@ -4,7 +4,8 @@ An app adds an aggregate type in one module, next to the rows that it owns, and 
 from its `AppConfig.ready`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -108,6 +109,18 @@ _aggregate_types: dict[str, AggregateType] = {}
 def register(*aggregate_types: AggregateType) -> None:
     """Add aggregate types; those that others refer to must be registered first."""
     _aggregate_types.update({each.name: each for each in aggregate_types})
+
+
+@contextmanager
+def registered_temporarily(*aggregate_types: AggregateType) -> Iterator[None]:
+    """Add or replace aggregate types for the duration of a block, for tests."""
+    before = dict(_aggregate_types)
+    register(*aggregate_types)
+    try:
+        yield
+    finally:
+        _aggregate_types.clear()
+        _aggregate_types.update(before)
 
 
 def aggregate_types() -> dict[str, AggregateType]:

@@ -1,19 +1,25 @@
 """Call another mirror over HTTPS: one signed request, one checked answer, both bounded."""
 
 import ssl
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from barnraise.errors import MessageError
-from barnraise.protocol.coordinator_messages import MirrorView, Problem, ServerTime
+from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists
+from barnraise.protocol.signed_http import (
+    API,
+    HttpOptions,
+    ProblemError,
+    RequestFailedError,
+    SignedHttpClient,
+)
 from barnraise.protocol.signing import open_signed
 from coordinator.eventlog.private_data import PrivateRecord
 from coordinator.lib import site_identity
@@ -35,8 +41,7 @@ MAX_ANSWER_BYTES = 16 << 20  # far more than a page of events has
 READ_SECONDS = 5.0  # between two pieces of an answer
 ANSWER_SECONDS = 20.0  # for a whole answer
 PROBE_SECONDS = 1.5  # for an unreachable mirror to answer a probe
-MIN_CLOCK_CHANGE = 1.0  # seconds; after a smaller change a request is not repeated
-S = TypeVar("S", bound=BaseModel)
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class PeerError(Exception):
@@ -57,20 +62,20 @@ class PeerError(Exception):
 class MirrorClient:
     """Call one mirror. Every method raises PeerError.
 
-    Requests are addressed to `key` and stamped with the mirror's time, which the client learns from
-    a signed 401.
+    Requests are signed by this site's key and addressed to `key`, the mirror's.
     """
 
     def __init__(self, url: str, key: str = "", name: str = "") -> None:
-        self.url = url.rstrip("/")
         self.key = key
         self.name = name or url
-        self._clock_offset = 0.0  # seconds by which the mirror's clock is ahead of ours
-        self._http = httpx.Client(
-            timeout=READ_SECONDS,
+        options = HttpOptions(
+            user_agent="barnraise-mirror",
+            timeout_seconds=READ_SECONDS,
+            max_seconds=ANSWER_SECONDS,
+            max_bytes=MAX_ANSWER_BYTES,
             verify=_tls_context(),
-            headers={"User-Agent": "barnraise-mirror"},
         )
+        self._http = SignedHttpClient(url, site_identity.identity(), key, self.name, options)
 
     @classmethod
     def for_listed(cls, entry: MirrorEntry) -> "MirrorClient":
@@ -141,74 +146,17 @@ class MirrorClient:
         """Send marks of one-time codes that were used here."""
         self.request("POST", "/mirrors/used-codes", UsedCodes(marks=marks), Acknowledgement)
 
-    def request(self, method: str, path: str, message: BaseModel | None, shape: type[S]) -> S:
-        """Send one signed request and return its answer, which must have this shape.
-
-        If the mirror rejects the request's time, the request is repeated once with its time.
-        """
-        status, answer = self._send(method, path, message)
-        if status == 401 and self._learn_time(answer):
-            status, answer = self._send(method, path, message)
+    def request(
+        self, method: str, path: str, message: BaseModel | None, shape: type[Answer]
+    ) -> Answer:
+        """Send one signed request and return its answer, which must have this shape."""
         try:
-            if status == 200:
-                return shape.model_validate_json(answer)
-            problem = Problem.model_validate_json(answer)
-        except ValidationError:
-            truncated = answer[:1] == b"{" and not answer.rstrip().endswith(b"}")
-            raise PeerError(
-                f"{self.name} answered {status} with something that no mirror says"
-                f"{' (it may be cut off)' if truncated else ''}"
-            ) from None
-        raise PeerError(f"{self.name} refuses: {problem.error}", unreachable=status == 503)
-
-    def _send(self, method: str, path: str, message: BaseModel | None) -> tuple[int, bytes]:
-        """Sign and send a request; return the status and the body of the answer."""
-        full_path = "/api/v1" + path
-        body = b"" if message is None else message.model_dump_json().encode()
-        headers = {"Content-Type": "application/json"} if body else {}
-        if self.key:
-            now = time.time() + self._clock_offset
-            identity = site_identity.identity()
-            token = identity.sign_request(self.key, method, full_path, body, now)
-            headers["Authorization"] = f"Barnraise {token}"
-        answer = bytearray()
-        deadline = time.monotonic() + ANSWER_SECONDS
-        try:
-            with self._http.stream(
-                method, self.url + full_path, content=body, headers=headers
-            ) as response:
-                for piece in response.iter_bytes():
-                    answer += piece
-                    self._check_limits(len(answer), deadline)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PeerError(
-                f"{self.name} does not answer ({error or type(error).__name__})", unreachable=True
-            ) from None
-        return response.status_code, bytes(answer)
-
-    def _check_limits(self, size: int, deadline: float) -> None:
-        if size > MAX_ANSWER_BYTES:
-            raise PeerError(
-                f"{self.name} sent more than {MAX_ANSWER_BYTES:,} bytes and was cut off"
-            )
-        if time.monotonic() > deadline:
-            raise PeerError(
-                f"{self.name} takes more than {ANSWER_SECONDS:g} seconds for one answer and was "
-                "cut off"
-            )
-
-    def _learn_time(self, answer: bytes) -> bool:
-        """Adopt the signed time of a 401; return whether it differs from what we assumed."""
-        try:
-            problem = Problem.model_validate_json(answer)
-            if problem.time is None:
-                return False
-            signed_time = open_signed(problem.time, "time", ServerTime, self.key)
-        except (ValidationError, MessageError):
-            return False
-        before = self._clock_offset
-        self._clock_offset = signed_time.time - time.time()
-        return abs(self._clock_offset - before) > MIN_CLOCK_CHANGE
+            return self._http.request(method, path, message, shape)
+        except RequestFailedError as error:
+            raise PeerError(str(error), unreachable=error.status == 0) from None
+        except ProblemError as error:
+            sentence = f"{self.name} refuses: {error.problem.error}"
+            raise PeerError(sentence, unreachable=error.status == 503) from None
 
 
 @lru_cache(maxsize=1)
@@ -228,7 +176,7 @@ def find_reachable(entries: Sequence[MirrorEntry]) -> list[MirrorEntry]:
 
 def _answers(entry: MirrorEntry) -> bool:
     try:
-        url = f"{entry.url.rstrip('/')}/api/v1/mirror"
+        url = f"{entry.url.rstrip('/')}{API}/mirror"
         return httpx.get(url, timeout=PROBE_SECONDS, verify=_tls_context()).status_code == 200
     except (httpx.HTTPError, httpx.InvalidURL):
         return False

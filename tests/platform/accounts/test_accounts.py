@@ -45,12 +45,12 @@ def known(person):
 # ---- signing up ----------------------------------------------------------------------------------------------------
 
 
-def test_signing_up_takes_the_code_that_came_by_mail(post, valkey):
+def test_signing_up_takes_the_code_that_came_by_mail(run_queued_tasks, valkey):
     client = Client()
     answer = client.post("/accounts/signup/", EVE)
     assert answer.status_code == 302 and "confirm-email" in answer["Location"]
     assert "_auth_user_id" not in client.session, "not before the address is verified"
-    post()
+    run_queued_tasks()
     (letter,) = mail.outbox
     assert letter.to == ["eve@example.org"]
     code = re.search(r"^\s*([A-Z0-9]{3,}-?[A-Z0-9]{3,})\s*$", letter.body, re.M)[1]
@@ -63,7 +63,9 @@ def test_signing_up_takes_the_code_that_came_by_mail(post, valkey):
     assert AuditEntry.objects.filter(action="user.sign_up", subject_id=str(eve.pk)).exists()
 
 
-def test_an_address_that_is_known_and_one_that_is_not_are_answered_alike(known, post, valkey):
+def test_an_address_that_is_known_and_one_that_is_not_are_answered_alike(
+    known, run_queued_tasks, valkey
+):
     known("ada@example.org")
     told = []
     for email in ("ada@example.org", "new@example.org"):
@@ -85,7 +87,7 @@ def test_an_address_that_is_known_and_one_that_is_not_are_answered_alike(known, 
         wrong = client.post("/accounts/login/", {"login": email, "password": "wrong-barn-9"})
         told.append((wrong.status_code, re.findall(r'role="alert">(.*?)<', wrong.content.decode())))
     assert told[:2] == told[2:]
-    post()
+    run_queued_tasks()
     subjects = {letter.to[0]: letter.subject for letter in mail.outbox}
     assert subjects.keys() == {"ada@example.org", "new@example.org", "nobody@example.org"}
 
@@ -103,11 +105,13 @@ def test_guessing_passwords_is_slowed_down(known, valkey):
     assert right.status_code in (200, 429)
 
 
-def test_a_forgotten_password_is_set_anew_by_the_link_that_came_by_mail(known, post, valkey):
+def test_a_forgotten_password_is_set_anew_by_the_link_that_came_by_mail(
+    known, run_queued_tasks, valkey
+):
     known()
     client = Client()
     client.post("/accounts/password/reset/", {"email": "ada@example.org"})
-    post()
+    run_queued_tasks()
     link = re.search(r"http://testserver(\S+)", mail.outbox[0].body)[1]
     form = client.get(link, follow=True)
     answer = client.post(
@@ -194,7 +198,7 @@ def test_a_ban_ends_sessions_and_revokes_machines_and_says_why(known, volunteer,
     client.force_login(ada)
     assert ada.ban(root, "spam <b>") and not ada.ban(root, "again")
     assert client.get("/account/").status_code == 302, "signed out"
-    assert machine.ask("GET", "/runs").status_code == 403
+    assert machine.send_request("GET", "/runs").status_code == 403
     assert Machine.objects.get().revoked_reason == "spam <b>"
     shut = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
     assert shut.status_code == 403 and "spam &lt;b&gt;" in shut.content.decode()
@@ -235,16 +239,16 @@ def everything() -> str:
 
 
 def test_who_leaves_takes_all_that_is_personal_along(
-    known, launched, draft, numbers, post, valkey, golden_hardware
+    known, launched_run, draft, numbered_report, run_queued_tasks, valkey, golden_hardware
 ):
     ada = known("ada.lovelace@example.org", name="Ada Lovelace")
     bob = known("bob@example.org", name="Bob")
-    run, machine = launched(ada, name="Engine")
+    run, machine = launched_run(ada, name="Engine")
     draft(ada, name="Secret plans")
     Machine.objects.filter(pk=machine.machine.pk).update(
         hostname="adas-attic", processor="Analytical Engine"
     )
-    machine.report(run, numbers(1, addresses=["203.0.113.77:4000"]))
+    machine.report(run, numbered_report(1, addresses=["203.0.113.77:4000"]))
     run.update_join_policy(JoinPolicy(notes="Ada Lovelace wrote this"), actor=ada)
     RunInvitation.create(run, "for Ada Lovelace's friends", actor=ada)
     Token.create(ada, "Ada Lovelace's script", ["runs:read"], 90)
@@ -285,7 +289,7 @@ def test_who_leaves_takes_all_that_is_personal_along(
     assert answer.status_code == 200 and "_auth_user_id" not in fresh.session
     shown = page(Client().get(f"/runs/{run.slug}/"))
     assert "somebody who left" in shown and "Engine" in shown
-    assert machine.ask("GET", "/runs").status_code == 403
+    assert machine.send_request("GET", "/runs").status_code == 403
     assert team.members.get().person == bob and team.members.get().leads
     again = known("ada.lovelace@example.org")
     assert again.pk != ada.pk, "the address is free again"
@@ -306,10 +310,10 @@ def test_leaving_is_typed_and_asks_for_the_password_again(known, valkey):
     assert User.objects.get().left and "_auth_user_id" not in client.session
 
 
-def test_a_run_whose_owner_left_ends_when_others_hold_its_model(known, launched):
+def test_a_run_whose_owner_left_ends_when_others_hold_its_model(known, launched_run):
     from coordinator.fleet.lifecycle_facts import gather_facts
 
-    run, _ = launched(known())
+    run, _ = launched_run(known())
     assert not gather_facts(run).owner_safe
     delete_account(run.owner, run.owner)
     run.refresh_from_db()

@@ -16,11 +16,11 @@ from coordinator.audit.models import AuditEntry
 pytestmark = pytest.mark.django_db
 
 
-def invited(client: Client, team: Team, post, email: str = "bob@example.org") -> str:
+def invited(client: Client, team: Team, run_queued_tasks, email: str = "bob@example.org") -> str:
     """Sends an invitation; the path of its link."""
     assert client.post(f"/teams/{team.slug}/invite/", {"email": email}).status_code == 302
     mail.outbox.clear()
-    post()
+    run_queued_tasks()
     (letter,) = mail.outbox
     assert letter.to == [email]
     return re.search(r"http://testserver(/teams/invitations/\S+)", letter.body)[1]
@@ -65,11 +65,11 @@ def test_a_name_of_markup_or_of_a_page_makes_a_team_like_any_other(signed_in, va
     assert not {"new", "invitations"} & set(Team.objects.values_list("slug", flat=True))
 
 
-def test_who_holds_the_letter_joins_once(signed_in, post, valkey):
+def test_who_holds_the_letter_joins_once(signed_in, run_queued_tasks, valkey):
     leader, ada = signed_in(name="Ada <b>")
     client, bob = signed_in("bob@example.org", name="Bob")
     team = Team.create("Weavers", ada)
-    link = invited(leader, team, post)
+    link = invited(leader, team, run_queued_tasks)
     assert "Weavers" in mail.outbox[0].subject and "Ada <b>" in mail.outbox[0].body
     asked = Client().get(link)
     assert asked.status_code == 302 and "login" in asked["Location"]
@@ -83,22 +83,22 @@ def test_who_holds_the_letter_joins_once(signed_in, post, valkey):
     assert not TeamInvitation.objects.exists(), "and the address is forgotten"
 
 
-def test_an_invitation_is_declined_withdrawn_or_runs_out(signed_in, post, valkey):
+def test_an_invitation_is_declined_withdrawn_or_runs_out(signed_in, run_queued_tasks, valkey):
     leader, ada = signed_in()
     bob, _ = signed_in("bob@example.org")
     team = Team.create("Weavers", ada)
-    link = invited(leader, team, post)
+    link = invited(leader, team, run_queued_tasks)
     bob.post(link, {"answer": "no"})
     assert bob.get(link).status_code == 404
 
-    link = invited(leader, team, post)
+    link = invited(leader, team, run_queued_tasks)
     leader.post(
         f"/teams/{team.slug}/withdraw-invitation/", {"id": str(TeamInvitation.objects.get().pk)}
     )
     assert bob.get(link).status_code == 404
 
-    old = invited(leader, team, post)
-    newer = invited(leader, team, post)
+    old = invited(leader, team, run_queued_tasks)
+    newer = invited(leader, team, run_queued_tasks)
     assert bob.get(old).status_code == 404 and bob.get(newer).status_code == 200, (
         "a newer one replaces it"
     )
@@ -120,14 +120,14 @@ def test_nobody_sends_more_than_twenty_invitations_a_day(signed_in, valkey):
     )
 
 
-def test_an_address_with_a_line_break_reaches_no_header(signed_in, post, valkey):
+def test_an_address_with_a_line_break_reaches_no_header(signed_in, run_queued_tasks, valkey):
     leader, ada = signed_in(name="Ada\nBcc: all@example.org")
     team = Team.create("Weavers", ada)
     answer = leader.post(
         f"/teams/{team.slug}/invite/", {"email": "bob@example.org\nBcc: eve@example.org"}
     )
     assert answer.status_code == 422
-    invited(leader, team, post)
+    invited(leader, team, run_queued_tasks)
     assert "\n" not in mail.outbox[0].subject
     assert tasks.send_email.max_retries > 5, (
         "a mail server that is gone for an hour loses no letter"

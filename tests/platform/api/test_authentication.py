@@ -23,8 +23,8 @@ def problem(answer) -> coordinator_messages.Problem:
 def test_a_signed_request_is_heard_once(person, volunteer):
     ada = volunteer(person())
     token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
-    assert ada.ask("GET", "/runs", token=token).status_code == 200
-    again = ada.ask("GET", "/runs", token=token)
+    assert ada.send_request("GET", "/runs", token=token).status_code == 200
+    again = ada.send_request("GET", "/runs", token=token)
     assert again.status_code == 401 and "made before" in problem(again).error
 
 
@@ -34,9 +34,9 @@ def test_who_replays_a_machines_request_does_not_keep_the_machine_out(
     monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 3)
     ada = volunteer(person())
     token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
-    answers = [ada.ask("GET", "/runs", token=token).status_code for _ in range(8)]
+    answers = [ada.send_request("GET", "/runs", token=token).status_code for _ in range(8)]
     assert answers == [200] + [401] * 7
-    assert [ada.ask("GET", "/runs").status_code for _ in range(3)] == [200, 200, 429]
+    assert [ada.send_request("GET", "/runs").status_code for _ in range(3)] == [200, 200, 429]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_who_replays_a_machines_request_does_not_keep_the_machine_out(
     ],
 )
 def test_a_signature_for_anything_else_is_refused_and_told_the_time(person, volunteer, changed):
-    answer = volunteer(person()).ask("GET", "/runs", **changed)
+    answer = volunteer(person()).send_request("GET", "/runs", **changed)
     assert answer.status_code == 401
     told = open_signed(
         problem(answer).time,
@@ -65,13 +65,15 @@ def test_a_signature_for_anything_else_is_refused_and_told_the_time(person, volu
     assert abs(told.time - time.time()) < 5
 
 
-def test_a_body_changed_on_the_way_is_refused(person, launched, numbers):
-    run, ada = launched(person())
-    sent = coordinator_messages.Reports(reports=[numbers(1)])
+def test_a_body_changed_on_the_way_is_refused(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
+    sent = coordinator_messages.Reports(reports=[numbered_report(1)])
     forged = (
-        coordinator_messages.Reports(reports=[numbers(1, tokens=10**9)]).model_dump_json().encode()
+        coordinator_messages.Reports(reports=[numbered_report(1, tokens=10**9)])
+        .model_dump_json()
+        .encode()
     )
-    answer = ada.ask(
+    answer = ada.send_request(
         "POST", f"/runs/{run.slug}/reports", sent, sent=forged, body=sent.model_dump_json().encode()
     )
     assert answer.status_code == 401
@@ -104,11 +106,11 @@ def test_a_time_that_is_not_the_mirrors_is_not_believed(live_server, person, vol
 def test_signature_of_unknown_or_revoked_key_is_refused_with_reason(person, volunteer):
     ada = volunteer(person())
     ada.identity = Identity(b"\x09" * 32)
-    stranger = ada.ask("GET", "/runs")
+    stranger = ada.send_request("GET", "/runs")
     assert stranger.status_code == 401 and "barnraise login" in problem(stranger).error
     bob = volunteer(person("bob@example.org"), 2)
     assert bob.machine.revoke() and not bob.machine.revoke()
-    refused = bob.ask("GET", "/runs")
+    refused = bob.send_request("GET", "/runs")
     assert refused.status_code == 403 and "revoked" in problem(refused).error
 
 
@@ -152,9 +154,9 @@ TABLE = [
     ("method", "path", "body", "expected"), TABLE, ids=[f"{m} {p}" for m, p, _, _ in TABLE]
 )
 def test_each_route_knows_who_may(
-    person, volunteer, draft, launched, manifest, numbers, method, path, body, expected
+    person, volunteer, draft, launched_run, manifest, numbered_report, method, path, body, expected
 ):
-    run, owner = launched(person(), name="launched")
+    run, owner = launched_run(person(), name="launched")
     unlaunched = draft(run.owner, name="draft")
     about = unlaunched if "draft" in path else run
     revoked = volunteer(person("bob@example.org"), 2)
@@ -167,11 +169,11 @@ def test_each_route_knows_who_may(
         message = {
             None: None,
             "join": coordinator_messages.JoinRequest(version="1", addresses=[]),
-            "reports": coordinator_messages.Reports(reports=[numbers(1)]),
+            "reports": coordinator_messages.Reports(reports=[numbered_report(1)]),
             "manifest": (who or owner).identity.sign("manifest", manifest(about, vocabulary=2048)),
         }[body]
         if who:
-            found.append(who.ask(method, path, message).status_code)
+            found.append(who.send_request(method, path, message).status_code)
         else:
             content = message.model_dump_json() if message else b""
             answer = Client().generic(
@@ -187,7 +189,7 @@ def test_each_route_knows_who_may(
 def test_staff_who_enrol_a_machine_do_not_lend_it_their_eyes(person, volunteer, draft):
     draft(person(), name="draft")
     root = volunteer(person("root@example.org", is_staff=True), 2)
-    assert root.ask("GET", "/runs/draft").status_code == 404
+    assert root.send_request("GET", "/runs/draft").status_code == 404
 
 
 # ---- nonsense --------------------------------------------------------------------------------------------------
@@ -225,52 +227,56 @@ def test_every_refusal_of_the_api_is_a_problem(client, db):
     ],
 )
 def test_a_senseless_report_is_refused_at_its_field(
-    person, launched, numbers, valkey, report, field
+    person, launched_run, numbered_report, valkey, report, field
 ):
-    run, ada = launched(person())
-    body = json.dumps({"reports": [numbers(1).model_dump(mode="json") | report]}).encode()
-    answer = ada.ask("POST", f"/runs/{run.slug}/reports", sent=body, body=body)
+    run, ada = launched_run(person())
+    body = json.dumps({"reports": [numbered_report(1).model_dump(mode="json") | report]}).encode()
+    answer = ada.send_request("POST", f"/runs/{run.slug}/reports", sent=body, body=body)
     assert answer.status_code == 422
     assert field in problem(answer).fields, problem(answer)
     assert not valkey.exists("reports:pending")
 
 
-def test_reports_out_of_order_too_many_or_too_long_are_refused(person, launched, numbers):
-    run, ada = launched(person())
-    assert ada.report(run, numbers(2), numbers(1)).status_code == 422
+def test_reports_out_of_order_too_many_or_too_long_are_refused(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
+    assert ada.report(run, numbered_report(2), numbered_report(1)).status_code == 422
     path = f"/runs/{run.slug}/reports"
     many = (
         b'{"reports":['
-        + b",".join(numbers(i + 1).model_dump_json().encode() for i in range(51))
+        + b",".join(numbered_report(i + 1).model_dump_json().encode() for i in range(51))
         + b"]}"
     )
-    assert ada.ask("POST", path, sent=many, body=many).status_code == 422
+    assert ada.send_request("POST", path, sent=many, body=many).status_code == 422
     long = b" " * (1 << 21)
-    assert ada.ask("POST", path, sent=long, body=long).status_code == 413
+    assert ada.send_request("POST", path, sent=long, body=long).status_code == 413
     empty = b'{"reports":[]}'
-    assert ada.ask("POST", path, sent=empty, body=empty).status_code == 422
+    assert ada.send_request("POST", path, sent=empty, body=empty).status_code == 422
 
 
 @pytest.mark.parametrize("after", ["1", "x" * 300, "00000000-0000-0000-0000-00000000000g", "%00"])
 def test_a_senseless_page_is_refused(person, volunteer, after):
-    answer = volunteer(person()).ask("GET", f"/runs?after={after}")
+    answer = volunteer(person()).send_request("GET", f"/runs?after={after}")
     assert answer.status_code == 422 and "after" in problem(answer).fields
 
 
 # ---- outages ---------------------------------------------------------------------------------------------------
 
 
-def test_without_valkey_the_api_says_so_and_then_goes_on(person, launched, numbers, state):
-    run, ada = launched(person())
+def test_without_valkey_the_api_says_so_and_then_goes_on(
+    person, launched_run, numbered_report, state
+):
+    run, ada = launched_run(person())
     embedded_servers.stop_valkey(state)
     try:
-        answer = ada.report(run, numbers(1))
+        answer = ada.report(run, numbered_report(1))
         assert answer.status_code == 503
         assert "try again" in problem(answer).error
         assert answer["Retry-After"]
     finally:
         embedded_servers.start(state, durable=False)
-    assert ada.report(run, numbers(1)).status_code == 200
+    assert ada.report(run, numbered_report(1)).status_code == 200
 
 
 @pytest.mark.django_db(transaction=True)
@@ -281,13 +287,13 @@ def test_without_postgres_the_api_says_so_and_then_goes_on(person, volunteer, st
     connection.close()
     embedded_servers.stop_postgres(state)
     try:
-        answer = ada.ask("GET", "/runs")
+        answer = ada.send_request("GET", "/runs")
         assert answer.status_code == 503
         assert "try again" in problem(answer).error
     finally:
         embedded_servers.start(state, durable=False)
         connection.close()
-    assert ada.ask("GET", "/runs").status_code == 200
+    assert ada.send_request("GET", "/runs").status_code == 200
 
 
 def test_pages_say_503_too_when_the_database_is_gone(rf):

@@ -68,11 +68,13 @@ def test_a_script_creates_a_run_looks_at_it_and_moves_it_through_its_life(barnra
     )
 
 
-def test_a_script_takes_a_machines_updates_out(barnraise, launched, volunteer, person, numbers):
-    run, _ = launched(barnraise.owner, name="Dusk")
+def test_a_script_takes_a_machines_updates_out(
+    barnraise, launched_run, volunteer, person, numbered_report
+):
+    run, _ = launched_run(barnraise.owner, name="Dusk")
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
-    bob.report(run, numbers(4))
+    bob.report(run, numbered_report(4))
     drain_queue()
     assert "Nothing was taken out" in barnraise("runs", "verdict", "dusk")
     what = ("--from", "4", "--update", "2:1000", "--reason", "noise")

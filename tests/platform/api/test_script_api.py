@@ -31,7 +31,7 @@ class Script:
         self.token, self.text = Token.create(user, "script", scopes, days)
         self.client = Client(raise_request_exception=False)
 
-    def ask(self, method: str, path: str, body=None, text: str | None = None, **headers):
+    def send_request(self, method: str, path: str, body=None, text: str | None = None, **headers):
         sent = (
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )
@@ -63,7 +63,7 @@ def problem(answer) -> coordinator_messages.Problem:
 
 def test_a_token_says_whose_it_is_and_its_text_is_nowhere_in_the_database(script):
     ada = script(scopes=["runs:read"])
-    told = ada.ask("GET", "/me").json()
+    told = ada.send_request("GET", "/me").json()
     assert told["scopes"] == ["runs:read"] and told["token"] == "script"
     kept = json.dumps(list(Token.objects.values()), default=str) + json.dumps(
         list(AuditEntry.objects.values()), default=str
@@ -74,7 +74,7 @@ def test_a_token_says_whose_it_is_and_its_text_is_nowhere_in_the_database(script
 
 @pytest.mark.parametrize("text", ["", "brn_" + "x" * 43, "nonsense", "é", "brn_\0", "x" * 5000])
 def test_a_wrong_token_is_refused(script, text):
-    answer = script().ask("GET", "/me", text=text)
+    answer = script().send_request("GET", "/me", text=text)
     assert answer.status_code == 401 and answer["WWW-Authenticate"]
 
 
@@ -85,25 +85,29 @@ def test_token_revoked_expired_or_of_inactive_user_is_refused(script, person):
     banned.token.user.is_active = False
     banned.token.user.save()
     for each in (revoked, old, banned):
-        assert each.ask("GET", "/me").status_code == 401
+        assert each.send_request("GET", "/me").status_code == 401
 
 
 def test_a_machines_signature_opens_no_scripts_door_and_a_token_no_workers(
-    script, launched, person, numbers
+    script, launched_run, person, numbered_report
 ):
-    run, machine = launched(person("owner@example.org"))
-    assert machine.ask("GET", "/me").status_code == 401
-    assert machine.ask("POST", f"/runs/{run.slug}/actions/pause").status_code == 401
-    sent = coordinator_messages.Reports(reports=[numbers(1)]).model_dump(mode="json")
-    assert script(run.owner).ask("POST", f"/runs/{run.slug}/reports", sent).status_code == 401
+    run, machine = launched_run(person("owner@example.org"))
+    assert machine.send_request("GET", "/me").status_code == 401
+    assert machine.send_request("POST", f"/runs/{run.slug}/actions/pause").status_code == 401
+    sent = coordinator_messages.Reports(reports=[numbered_report(1)]).model_dump(mode="json")
+    assert (
+        script(run.owner).send_request("POST", f"/runs/{run.slug}/reports", sent).status_code == 401
+    )
 
 
 def test_who_tries_token_after_token_is_told_to_wait_and_nobody_else_is(script, monkeypatch):
     monkeypatch.setattr(authentication, "MAX_FAILURES", 3)
     ada = script()
-    found = [ada.ask("GET", "/me", text=f"brn_{n}").status_code for n in range(5)]
+    found = [ada.send_request("GET", "/me", text=f"brn_{n}").status_code for n in range(5)]
     assert found == [401, 401, 401, 429, 429]
-    assert ada.ask("GET", "/me").status_code == 200, "a good token from there is heard all the same"
+    assert ada.send_request("GET", "/me").status_code == 200, (
+        "a good token from there is heard all the same"
+    )
 
 
 def test_a_token_that_asks_too_often_is_told_to_wait_and_another_is_not(
@@ -111,9 +115,9 @@ def test_a_token_that_asks_too_often_is_told_to_wait_and_another_is_not(
 ):
     monkeypatch.setattr(authentication, "MAX_TOKEN_REQUESTS", 3)
     loud, calm = script(), script(person("bob@example.org"))
-    assert [loud.ask("GET", "/me").status_code for _ in range(5)] == [200] * 3 + [429] * 2
-    assert "this token" in problem(loud.ask("GET", "/me")).error
-    assert calm.ask("GET", "/me").status_code == 200
+    assert [loud.send_request("GET", "/me").status_code for _ in range(5)] == [200] * 3 + [429] * 2
+    assert "this token" in problem(loud.send_request("GET", "/me")).error
+    assert calm.send_request("GET", "/me").status_code == 200
 
 
 # ---- what each may -------------------------------------------------------------------------------------------------
@@ -165,9 +169,9 @@ ROUTES = [  # method, path, body, scope, what a stranger gets, what the owner ge
     ("method", "path", "body", "scope", "stranger", "owner"), ROUTES, ids=lambda v: str(v)[:40]
 )
 def test_each_route_knows_who_may(
-    script, person, launched, draft, method, path, body, scope, stranger, owner
+    script, person, launched_run, draft, method, path, body, scope, stranger, owner
 ):
-    run, machine = launched(person("owner@example.org"))
+    run, machine = launched_run(person("owner@example.org"))
     invitation = RunInvitation.create(run)
     where = path.format(
         run=run.slug,
@@ -184,7 +188,7 @@ def test_each_route_knows_who_may(
         else:
             scopes = [NARROW[scope]] if who == "narrow" and scope else ALL
             user = person("eve@example.org") if who == "stranger" else run.owner
-            answer = script(user, scopes).ask(method, where, body)
+            answer = script(user, scopes).send_request(method, where, body)
         found.append(answer.status_code)
     assert dict(zip(WHO, found, strict=True)) == {
         "nobody": 401, "narrow": 403 if scope else 200, "stranger": stranger, "owner": owner
@@ -233,7 +237,7 @@ def test_every_route_of_the_api_is_in_a_table_of_who_may(client, db):
 # ---- runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_creates_launches_pauses_and_archives_a_run(script, launched):
+def test_a_script_creates_launches_pauses_and_archives_a_run(script, launched_run):
     ada = script()
     fields = {"recipe.token_budget": 1e6, "recipe.learning_rate": "3e-4", "text.source": "urls",
               "text.places": ["https://example.org/a.txt"], "model.context": "256"}  # fmt: skip
@@ -243,7 +247,7 @@ def test_a_script_creates_launches_pauses_and_archives_a_run(script, launched):
         "fields": fields,
         "terms": {"least_memory": 10**9},
     }
-    made = ada.ask("POST", "/runs", {**asked, "launch": True}).json()
+    made = ada.send_request("POST", "/runs", {**asked, "launch": True}).json()
     run = Run.objects.get(slug=made["slug"])
     assert (made["name"], made["status"], made["launch_requested"]) == (
         "Night shift",
@@ -259,10 +263,12 @@ def test_a_script_creates_launches_pauses_and_archives_a_run(script, launched):
         "https://example.org/a.txt"
     ]
     assert made["url"].endswith(f"/runs/{run.slug}/")
-    again = ada.ask("POST", f"/runs/{run.slug}/actions/launch")
+    again = ada.send_request("POST", f"/runs/{run.slug}/actions/launch")
     assert again.status_code == 409 and "cannot launch" in problem(again).error
-    assert ada.ask("POST", f"/runs/{run.slug}/actions/cancel").json()["status"] == "cancelled"
-    assert ada.ask("POST", f"/runs/{run.slug}/actions/archive").json()["archived"]
+    assert (
+        ada.send_request("POST", f"/runs/{run.slug}/actions/cancel").json()["status"] == "cancelled"
+    )
+    assert ada.send_request("POST", f"/runs/{run.slug}/actions/archive").json()["archived"]
     assert AuditEntry.objects.filter(subject_id=str(run.pk), actor=ada.token.user).count() == 4
 
 
@@ -289,39 +295,43 @@ def test_a_script_creates_launches_pauses_and_archives_a_run(script, launched):
     ],
 )
 def test_what_makes_no_sense_is_refused_at_its_field(script, asked, field):
-    answer = script().ask("POST", "/runs", asked)
+    answer = script().send_request("POST", "/runs", asked)
     assert answer.status_code == 422, answer.content
     found = problem(answer).fields
     assert field in found or field.removeprefix("asked.") in found, found
     assert not Run.objects.exists()
 
 
-def test_only_organisers_create_runs_by_script_too(script, person, launched):
-    run, _ = launched(person("owner@example.org"))
+def test_only_organisers_create_runs_by_script_too(script, person, launched_run):
+    run, _ = launched_run(person("owner@example.org"))
     SiteSettings.set_organisers("granted", run.owner)
     ada = script()
     for path, body in (("/runs", {"name": "x"}), (f"/runs/{run.slug}/copies", {})):
-        answer = ada.ask("POST", path, body)
+        answer = ada.send_request("POST", path, body)
         assert answer.status_code == 403 and "organisers" in problem(answer).error
 
 
-def test_terms_change_as_far_as_they_are_named(script, launched, person):
-    run, _ = launched(person())
+def test_terms_change_as_far_as_they_are_named(script, launched_run, person):
+    run, _ = launched_run(person())
     ada = script(run.owner)
-    ada.ask("PATCH", f"/runs/{run.slug}/terms", {"access": "invitation", "least_memory": 5})
-    told = ada.ask("PATCH", f"/runs/{run.slug}/terms", {"notes": "*hi*"}).json()
+    ada.send_request(
+        "PATCH", f"/runs/{run.slug}/terms", {"access": "invitation", "least_memory": 5}
+    )
+    told = ada.send_request("PATCH", f"/runs/{run.slug}/terms", {"notes": "*hi*"}).json()
     assert (told["access"], told["least_memory"], told["notes"]) == ("invitation", 5, "*hi*")
-    link = ada.ask("POST", f"/runs/{run.slug}/invitations", {"note": "chess"}).json()
+    link = ada.send_request("POST", f"/runs/{run.slug}/invitations", {"note": "chess"}).json()
     assert RunInvitation.find_by_token(link["url"].rstrip("/").rsplit("/", 1)[1]).run == run
-    assert ada.ask("DELETE", f"/runs/{run.slug}/invitations/{link['id']}").status_code == 200
-    assert ada.ask("GET", f"/runs/{run.slug}/invitations").json() == []
+    assert (
+        ada.send_request("DELETE", f"/runs/{run.slug}/invitations/{link['id']}").status_code == 200
+    )
+    assert ada.send_request("GET", f"/runs/{run.slug}/invitations").json() == []
 
 
 def test_lists_come_in_pages_that_miss_nothing_and_repeat_nothing(
-    script, launched, volunteer, person, monkeypatch
+    script, launched_run, volunteer, person, monkeypatch
 ):
     monkeypatch.setattr(lookups, "PAGE", 2)
-    run, first = launched(person())
+    run, first = launched_run(person())
     machines = [first, *(volunteer(run.owner, seed) for seed in range(2, 7))]
     for machine in machines[1:]:
         machine.join(run)
@@ -329,7 +339,7 @@ def test_lists_come_in_pages_that_miss_nothing_and_repeat_nothing(
     for path in (f"/runs/{run.slug}/machines", "/machines"):
         seen, after = [], ""
         for _ in range(3):
-            page = ada.ask("GET", path + after).json()
+            page = ada.send_request("GET", path + after).json()
             seen += [item["id"] for item in page["items"]]
             after = f"?after={page['next']}"
         assert page["next"] is None and sorted(seen) == sorted(str(m.machine.pk) for m in machines)
@@ -337,30 +347,34 @@ def test_lists_come_in_pages_that_miss_nothing_and_repeat_nothing(
 
 @pytest.mark.parametrize("after", ["1", "x" * 300, "%00"])
 def test_a_senseless_page_is_refused(script, after):
-    assert script().ask("GET", f"/machines?after={after}").status_code == 422
+    assert script().send_request("GET", f"/machines?after={after}").status_code == 422
 
 
 def test_a_script_reads_machines_checkpoints_and_an_estimate(
-    script, launched, person, numbers, golden_hardware
+    script, launched_run, person, numbered_report, golden_hardware
 ):
-    run, machine = launched(person())
+    run, machine = launched_run(person())
     HardwareMeasurement.record(machine.machine, golden_hardware)
     Checkpoint.objects.create(
         run=run, tokens=9, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4
     )
     ada = script(run.owner)
-    (line,) = ada.ask("GET", f"/runs/{run.slug}/checkpoints").json()
+    (line,) = ada.send_request("GET", f"/runs/{run.slug}/checkpoints").json()
     assert line["digest"] == "b" * 64 and not line["confirmed"] and line["machines"] == 0
-    (member,) = ada.ask("GET", f"/runs/{run.slug}/machines").json()["items"]
+    (member,) = ada.send_request("GET", f"/runs/{run.slug}/machines").json()["items"]
     assert member["alive"] and member["name"] == "pc-1"
     assert (
-        ada.ask("GET", f"/machines/{machine.machine.pk}").json()["hardware"]["device_memory"]
+        ada.send_request("GET", f"/machines/{machine.machine.pk}").json()["hardware"][
+            "device_memory"
+        ]
         == 12 << 30
     )
-    told = ada.ask("POST", "/estimates", {"preset": "gpt3-175b", "volunteers": 100}).json()
+    told = ada.send_request("POST", "/estimates", {"preset": "gpt3-175b", "volunteers": 100}).json()
     assert "does not fit" in told["needs"][0]["refusal"] and told["parameters"] > 170e9
-    assert ada.ask("POST", "/estimates", {"fields": {"model.heads": 5}}).status_code == 422
-    assert ada.ask("POST", f"/machines/{machine.machine.pk}/actions/pause").json()["paused"]
+    assert ada.send_request("POST", "/estimates", {"fields": {"model.heads": 5}}).status_code == 422
+    assert ada.send_request("POST", f"/machines/{machine.machine.pk}/actions/pause").json()[
+        "paused"
+    ]
     assert MachinePause.objects.get().by == run.owner
 
 

@@ -33,9 +33,9 @@ WHO = st.integers(0, 2)
 
 
 @pytest.fixture
-def barn(person, launched, volunteer):
+def barn(person, launched_run, volunteer):
     """(run, ada's machine, another of hers, bob's), all in one run."""
-    run, ada = launched(person(name="Ada"))
+    run, ada = launched_run(person(name="Ada"))
     other, bob = volunteer(run.owner, 2), volunteer(person("bob@example.org", name="Bob"), 3)
     for each in (other, bob):
         each.join(run)
@@ -43,7 +43,7 @@ def barn(person, launched, volunteer):
 
 
 def posted(machine, run, report, seen):
-    return machine.ask(
+    return machine.send_request(
         "POST",
         f"/runs/{run.slug}/reports",
         coordinator_messages.Reports(reports=[report], attestations=seen),
@@ -51,7 +51,7 @@ def posted(machine, run, report, seen):
 
 
 @pytest.fixture
-def says(numbers):
+def says(numbered_report):
     """A machine reports: its own tokens, and what it holds of others, as (volunteer, seq, total[, life])."""
     told = {}
 
@@ -60,7 +60,7 @@ def says(numbers):
             told[machine] = told.get(machine, 0) + 1
             at = held.index(some) if some else 0
             seen = [witness_of(machine, run, *each) for each in held[at : at + 2]]
-            answer = posted(machine, run, numbers(told[machine], tokens=tokens), seen)
+            answer = posted(machine, run, numbered_report(told[machine], tokens=tokens), seen)
             assert answer.status_code == 200, answer.content
         drain_queue()
 
@@ -159,7 +159,7 @@ def test_who_is_not_in_the_run_gets_nothing(barn, says, volunteer, person):
 
 
 @pytest.mark.parametrize("kind", ["word", "head", "run", "author", "another's"])
-def test_attestation_with_a_bad_signature_is_refused_with_its_report(barn, numbers, kind):
+def test_attestation_with_a_bad_signature_is_refused_with_its_report(barn, numbered_report, kind):
     run, ada, _, bob = barn
     good = witness_of(bob, run, ada, 2, 2000)
     spoilt = {
@@ -177,7 +177,7 @@ def test_attestation_with_a_bad_signature_is_refused_with_its_report(barn, numbe
         ),
         "another's": lambda: witness_of(ada, run, ada, 2, 2000),
     }[kind]()
-    answer = posted(bob, run, numbers(1), [spoilt])
+    answer = posted(bob, run, numbered_report(1), [spoilt])
     assert (
         answer.status_code == 422
         and "attestations"

@@ -90,8 +90,8 @@ class Mirrors:
 
 
 @pytest.fixture
-def mirrors(person, launched, volunteer, monkeypatch):
-    run, ada = launched(person(name="Ada"))
+def mirrors(person, launched_run, volunteer, monkeypatch):
+    run, ada = launched_run(person(name="Ada"))
     bob = volunteer(person("bob@example.org"), 3)
     bob.join(run)
     run.memberships.update(tokens=1 << 40)

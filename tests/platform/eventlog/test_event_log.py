@@ -20,9 +20,9 @@ from coordinator.lib import site_identity
 # ---- our own --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_recorded_is_numbered_chained_signed_and_folded(db, shelf):
-    first = writer.record("note.say", "a", {"text": "one"})
-    second = writer.record("note.say", "note:a", {"text": "two"})
+def test_what_is_recorded_is_numbered_chained_signed_and_folded(db, note_rows):
+    first = writer.record("note.write", "a", {"text": "one"})
+    second = writer.record("note.write", "note:a", {"text": "two"})
     origin = Origin.objects.get()
     assert (origin.key, origin.ours, origin.head_seq) == (site_identity.identity().key, True, 3)
     begun, *told = writer.read_events(origin.pk, 0)
@@ -34,30 +34,30 @@ def test_what_is_recorded_is_numbered_chained_signed_and_folded(db, shelf):
     assert writer.log_heads() == {origin.pk: (3, second.digest)}
 
 
-def test_a_change_that_is_undone_leaves_no_event_and_no_gap(db, shelf):
-    writer.record("note.say", "a", {"text": "one"})
+def test_a_change_that_is_undone_leaves_no_event_and_no_gap(db, note_rows):
+    writer.record("note.write", "a", {"text": "one"})
     before = writer.log_heads(), projection.state_hash()
     with pytest.raises(ZeroDivisionError), writer.log_transaction():
-        writer.record("note.say", "a", {"text": "two"})
+        writer.record("note.write", "a", {"text": "two"})
         raise ZeroDivisionError
     assert (writer.log_heads(), projection.state_hash()) == before
-    writer.record("note.say", "a", {"text": "three"})
+    writer.record("note.write", "a", {"text": "three"})
     assert [seq for (seq,) in LogEvent.objects.values_list("seq")] == [1, 2, 3]
 
 
-def test_a_payload_that_its_kind_does_not_know_is_our_own_mistake(db, shelf):
+def test_a_payload_that_its_kind_does_not_know_is_our_own_mistake(db, note_rows):
     with pytest.raises(ValueError):
-        writer.record("note.say", "a", {"text": "x" * 101})
+        writer.record("note.write", "a", {"text": "x" * 101})
     with pytest.raises(KeyError):
         writer.record("note.sing", "a", {"text": "la"})
     assert not LogEvent.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_record_at_the_same_moment_get_numbers_one_after_the_other(shelf):
+def test_who_record_at_the_same_moment_get_numbers_one_after_the_other(note_rows):
     def tell(name: int) -> None:
         for n in range(10):
-            writer.record("note.say", str(name), {"text": str(n)})
+            writer.record("note.write", str(name), {"text": str(n)})
         connection.close()
 
     threads = [threading.Thread(target=tell, args=(n,)) for n in range(4)]
@@ -81,43 +81,43 @@ def hash_from_nothing() -> str:
 # ---- others' -------------------------------------------------------------------------------------------------------
 
 
-def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, shelf):
+def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, note_rows):
     other = LogBuilder()
-    other.append("note.say", "a", {"text": "from afar"})
+    other.append("note.write", "a", {"text": "from afar"})
     told = ingest.ingest_events(other.events)
     assert (told.stored, told.rejected, told.forked) == (2, {}, [])
-    assert shelf == {"a": "from afar"}
+    assert note_rows == {"a": "from afar"}
     assert writer.read_events(other.origin, 0) == other.events
     assert writer.read_events(other.origin, 1) == other.events[1:]
     assert ingest.ingest_events(other.events).stored == 0  # a repetition changes nothing
-    ours = writer.record("note.say", "a", {"text": "here"})
+    ours = writer.record("note.write", "a", {"text": "here"})
     assert ours.hlc > open_event(other.events[-1]).hlc
     assert projection.current_state("note:a") == {"text": "here"}
 
 
-def test_the_state_hash_is_that_of_whoever_took_the_same_events(db, shelf):
+def test_the_state_hash_is_that_of_whoever_took_the_same_events(db, note_rows):
     one, other = LogBuilder(1), LogBuilder(2)
     for n in range(5):
-        one.append("note.say", f"{n % 2}", {"text": f"one {n}"})
-        other.append("note.say", f"{n % 3}", {"text": f"other {n}"})
+        one.append("note.write", f"{n % 2}", {"text": f"one {n}"})
+        other.append("note.write", f"{n % 3}", {"text": f"other {n}"})
     ingest.ingest_events(one.events)
     ingest.ingest_events(other.events)
     first = projection.state_hash()
     assert first == hash_from_nothing() != NO_DIGEST
-    rows = dict(shelf)
+    rows = dict(note_rows)
     for model in (ForkProof, LogEvent, Origin, Aggregate, writer.LogState):
         model.objects.all().delete()
-    shelf.clear()
+    note_rows.clear()
     for n in range(6):
         ingest.ingest_events([other.events[n]])
         ingest.ingest_events([one.events[n]])
-    assert (projection.state_hash(), shelf) == (first, rows)
+    assert (projection.state_hash(), note_rows) == (first, rows)
 
 
-def test_a_log_with_a_hole_is_refused_whole(db, shelf):
+def test_a_log_with_a_hole_is_refused_whole(db, note_rows):
     other = LogBuilder()
     for n in range(4):
-        other.append("note.say", "a", {"text": str(n)})
+        other.append("note.write", "a", {"text": str(n)})
     ingest.ingest_events(other.events[:2])
     said = rejection(other.events[2], other.events[4])
     assert (
@@ -125,33 +125,33 @@ def test_a_log_with_a_hole_is_refused_whole(db, shelf):
         == f"Log {other.origin[:8]} has a hole: event 5 came, and 3 is the last before it here."
     )
     assert "has a hole" in rejection(
-        *LogBuilder(3).events[1:], LogBuilder(3).append("note.say", "a", {"text": "x"})
+        *LogBuilder(3).events[1:], LogBuilder(3).append("note.write", "a", {"text": "x"})
     )
-    assert shelf == {"a": "0"}
+    assert note_rows == {"a": "0"}
 
 
-def test_what_does_not_follow_what_is_here_is_refused(db, shelf):
+def test_what_does_not_follow_what_is_here_is_refused(db, note_rows):
     other = LogBuilder()
     ingest.ingest_events(other.events)
-    wrong = other.sign("note.say", "a", {"text": "x"}, prev="1" * 64)
+    wrong = other.sign("note.write", "a", {"text": "x"}, prev="1" * 64)
     assert "does not follow the event 1 that is here" in rejection(wrong)
-    early = other.sign("note.say", "a", {"text": "x"}, hlc=1)
+    early = other.sign("note.write", "a", {"text": "x"}, hlc=1)
     assert "is stamped before the one it follows" in rejection(early)
     assert "does not begin as a log does" in rejection(
-        LogBuilder(5).sign("note.say", "a", {"text": "x"}, seq=1)
+        LogBuilder(5).sign("note.write", "a", {"text": "x"}, seq=1)
     )
 
 
-def test_what_is_altered_forged_or_from_a_stranger_is_refused(db, shelf):
+def test_what_is_altered_forged_or_from_a_stranger_is_refused(db, note_rows):
     other, thief = LogBuilder(), LogBuilder(8)
-    other.append("note.say", "a", {"text": "true"})
+    other.append("note.write", "a", {"text": "true"})
     altered = other.events[1].model_copy(
         update={"body": other.events[1].body.replace("true", "lies")}
     )
     assert "its signature does not match" in rejection(other.events[0], altered)
     ingest.ingest_events(other.events)
     forged = thief.sign(
-        "note.say",
+        "note.write",
         "a",
         {"text": "x"},
         origin=other.origin,
@@ -176,19 +176,19 @@ def of_two_kinds(other: LogBuilder) -> Signed:
     )
 
 
-def test_one_origins_fault_costs_the_others_nothing(db, shelf):
+def test_one_origins_fault_costs_the_others_nothing(db, note_rows):
     good, bad = LogBuilder(1), LogBuilder(2)
-    good.append("note.say", "a", {"text": "good"})
-    bad.append("note.say", "b", {"text": "1"})
-    bad.append("note.say", "b", {"text": "2"})
+    good.append("note.write", "a", {"text": "good"})
+    bad.append("note.write", "b", {"text": "1"})
+    bad.append("note.write", "b", {"text": "2"})
     told = ingest.ingest_events([*good.events, bad.events[0], bad.events[2]])
-    assert told.stored == 2 and list(told.rejected) == [bad.origin] and shelf == {"a": "good"}
+    assert told.stored == 2 and list(told.rejected) == [bad.origin] and note_rows == {"a": "good"}
 
 
-def test_an_unknown_kind_is_kept_and_means_something_after_the_upgrade(db, shelf):
+def test_an_unknown_kind_is_kept_and_means_something_after_the_upgrade(db, note_rows):
     other = LogBuilder()
     other.append("song.sing", "a", {"text": "la"})
-    other.append("note.say", "a", {"text": "one"})
+    other.append("note.write", "a", {"text": "one"})
     assert ingest.ingest_events(other.events).stored == 3
     before = projection.state_hash()
     assert LogEvent.objects.get(understood=False).type == "song.sing"
@@ -211,38 +211,38 @@ def stale() -> set[str]:
     return set(Aggregate.objects.filter(stale=True).values_list("name", flat=True))
 
 
-def test_what_was_kept_before_a_crash_is_folded_after_it(db, shelf):
+def test_what_was_kept_before_a_crash_is_folded_after_it(db, note_rows):
     other = LogBuilder()
-    other.append("note.say", "a", {"text": "one"})
+    other.append("note.write", "a", {"text": "one"})
     other.append("song.sing", "b", {"text": "la"})
     ingest.ingest_events(other.events, defer=True)
-    assert shelf == {} and stale() == {"note:a", f"origin:{other.origin}"}
-    assert ingest.project_pending() == 2 and shelf == {"a": "one"} and not stale()
-    other.append("note.say", "a", {"text": "one"})  # nothing new, and folded all the same
+    assert note_rows == {} and stale() == {"note:a", f"origin:{other.origin}"}
+    assert ingest.project_pending() == 2 and note_rows == {"a": "one"} and not stale()
+    other.append("note.write", "a", {"text": "one"})  # nothing new, and folded all the same
     ingest.ingest_events(other.events[3:], defer=True)
     before = projection.state_hash()
     assert stale() == {"note:a"}
     assert ingest.project_pending() == 0 and projection.state_hash() == before and not stale()
 
 
-def test_what_is_folded_for_a_change_made_here_waits_no_more(db, shelf):
+def test_what_is_folded_for_a_change_made_here_waits_no_more(db, note_rows):
     other = LogBuilder()
-    other.append("note.say", "a", {"text": "one"})
+    other.append("note.write", "a", {"text": "one"})
     ingest.ingest_events(other.events, defer=True)
-    writer.record("note.say", "a", {"text": "two"})
+    writer.record("note.write", "a", {"text": "two"})
     assert projection.current_state("note:a") == {"text": "two"}
     assert "note:a" not in stale()
 
 
-def test_a_row_that_needs_another_waits_for_it(db, shelf):
+def test_a_row_that_needs_another_waits_for_it(db, note_rows):
     other = LogBuilder()
-    other.append("note.say", "a", {"text": "wait"})
+    other.append("note.write", "a", {"text": "wait"})
     ingest.ingest_events(other.events)
-    assert shelf == {} and Aggregate.objects.get(projected=False).name == "note:a"
-    other.append("note.say", "other", {"text": "here"})
+    assert note_rows == {} and Aggregate.objects.get(projected=False).name == "note:a"
+    other.append("note.write", "other", {"text": "here"})
     ingest.ingest_events(other.events)
     assert (
-        shelf == {"a": "wait", "other": "here"}
+        note_rows == {"a": "wait", "other": "here"}
         and not Aggregate.objects.filter(projected=False).exists()
     )
 
@@ -250,15 +250,15 @@ def test_a_row_that_needs_another_waits_for_it(db, shelf):
 # ---- forks and cuts --------------------------------------------------------------------------------------------------
 
 
-def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, shelf):
+def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):
     liar = LogBuilder()
-    liar.append("note.say", "a", {"text": "one"})
+    liar.append("note.write", "a", {"text": "one"})
     before_fork = liar.events[:]
-    other = liar.sign("note.say", "a", {"text": "to you this"})
-    liar.append("note.say", "a", {"text": "to me that"})
-    liar.append("note.say", "b", {"text": "and more"})
+    other = liar.sign("note.write", "a", {"text": "to you this"})
+    liar.append("note.write", "a", {"text": "to me that"})
+    liar.append("note.write", "b", {"text": "and more"})
     ingest.ingest_events(liar.events)
-    assert shelf == {"a": "to me that", "b": "and more"}
+    assert note_rows == {"a": "to me that", "b": "and more"}
     told = ingest.ingest_events([*before_fork, other])
     assert told.forked == [liar.origin]
     proof = ForkProof.objects.get()
@@ -266,18 +266,18 @@ def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, shelf):
         liar.events[2].body,
         other.body,
     }
-    assert shelf == {"a": "one"}
+    assert note_rows == {"a": "one"}
     assert writer.read_events(liar.origin, 0) == before_fork
     assert writer.log_heads()[liar.origin] == (2, digest(before_fork[-1].body))
     assert projection.state_hash() == hash_from_nothing()
-    more = liar.append("note.say", "a", {"text": "go on"})
+    more = liar.append("note.write", "a", {"text": "go on"})
     assert "ends with event 2: it signed two events with the number 3" in rejection(more)
 
 
-def test_a_proof_convinces_who_has_seen_only_one_side_or_none(db, shelf):
+def test_a_proof_convinces_who_has_seen_only_one_side_or_none(db, note_rows):
     liar = LogBuilder()
-    other = liar.sign("note.say", "a", {"text": "to you this"})
-    mine = liar.append("note.say", "a", {"text": "to me that"})
+    other = liar.sign("note.write", "a", {"text": "to you this"})
+    mine = liar.append("note.write", "a", {"text": "to me that"})
     with pytest.raises(ingest.UserError, match="no mirror of the list"):
         truncate.accept_fork_proof(mine, other, keys={"a" * 64})
     assert truncate.accept_fork_proof(mine, other, keys={liar.identity.key})
@@ -291,26 +291,26 @@ def test_a_proof_convinces_who_has_seen_only_one_side_or_none(db, shelf):
         truncate.accept_fork_proof(mine, other.model_copy(update={"body": other.body + " "}))
 
 
-def test_an_expulsion_names_the_last_event_that_counts(db, shelf):
+def test_an_expulsion_names_the_last_event_that_counts(db, note_rows):
     other = LogBuilder()
     for n in range(4):
-        other.append("note.say", "a", {"text": str(n)})
+        other.append("note.write", "a", {"text": str(n)})
     ingest.ingest_events(other.events[:3])
     short = projection.state_hash()
     ingest.ingest_events(other.events)
     assert truncate.truncate_log(other.origin, 3, "expelled by list 7") == 2
-    assert (shelf, projection.state_hash()) == ({"a": "1"}, short)
+    assert (note_rows, projection.state_hash()) == ({"a": "1"}, short)
     assert truncate.truncate_log(other.origin, 4, "later") == 0
     assert "ends with event 3: expelled by list 7" in rejection(
-        other.append("note.say", "a", {"text": "x"})
+        other.append("note.write", "a", {"text": "x"})
     )
     with pytest.raises(ingest.UserError, match="no log 00000000 is known here"):
         truncate.truncate_log("0" * 32, 1, "")
 
 
-def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, shelf):
+def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, note_rows):
     """It was restored from a backup, and wrote on where it had written before."""
-    writer.record("note.say", "a", {"text": "kept"})
+    writer.record("note.write", "a", {"text": "kept"})
     mine = Origin.objects.get(ours=True)
     twin = LogBuilder()
     twin.identity, twin.origin, twin.events = (
@@ -319,13 +319,13 @@ def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, shelf):
         writer.read_events(mine.pk, 0),
     )
     twin.hlc = mine.head_hlc
-    lost = twin.append("note.say", "a", {"text": "lost in the crash"})
+    lost = twin.append("note.write", "a", {"text": "lost in the crash"})
     ingest.ingest_events([lost])  # its own log, pulled back from others, goes on
     assert projection.current_state("note:a") == {"text": "lost in the crash"}
-    assert writer.record("note.say", "a", {"text": "new"}).seq == 4
-    twin.append("note.say", "a", {"text": "and this too was out in the world"})
+    assert writer.record("note.write", "a", {"text": "new"}).seq == 4
+    twin.append("note.write", "a", {"text": "and this too was out in the world"})
     assert ingest.ingest_events(twin.events).forked == [mine.pk]
-    again = writer.record("note.say", "a", {"text": "newer"})
+    again = writer.record("note.write", "a", {"text": "newer"})
     assert again.origin_id != mine.pk and again.seq == 2
     begun = open_event(writer.read_events(again.origin_id, 0)[0])
     assert begun.payload["after"] == mine.pk
@@ -334,24 +334,24 @@ def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, shelf):
 # ---- by hand, and for everybody -------------------------------------------------------------------------------------
 
 
-def test_the_status_page_tells_the_heads_and_the_state_hash(db, shelf):
-    made = writer.record("note.say", "a", {"text": "x"})
+def test_the_status_page_tells_the_heads_and_the_state_hash(db, note_rows):
+    made = writer.record("note.write", "a", {"text": "x"})
     told = Client().get("/status").json()
     assert (told["key"], told["state"]) == (site_identity.identity().key, projection.state_hash())
     assert told["heads"] == {made.origin_id: {"seq": 2, "digest": made.digest}}
     assert abs(told["time"] - time.time()) < 60
 
 
-def test_staff_cut_a_log_and_rebuild_by_hand(db, shelf, capsys):
+def test_staff_cut_a_log_and_rebuild_by_hand(db, note_rows, capsys):
     other = LogBuilder()
-    other.append("note.say", "a", {"text": "one"})
-    other.append("note.say", "a", {"text": "two"})
+    other.append("note.write", "a", {"text": "one"})
+    other.append("note.write", "a", {"text": "two"})
     ingest.ingest_events(other.events)
     call_command("eventlog", "truncate", other.origin, "2", "it lies")
-    assert shelf == {"a": "one"}
-    shelf.clear()
+    assert note_rows == {"a": "one"}
+    note_rows.clear()
     call_command("eventlog", "rebuild")
-    assert shelf == {"a": "one"}
+    assert note_rows == {"a": "one"}
     call_command("eventlog", "show")
     said = capsys.readouterr().out
     assert (

@@ -39,12 +39,12 @@ def test_a_clock_is_corrected_when_it_is_far_from_most_others(offsets, seconds):
     assert hlc.clock_correction(offsets) == seconds
 
 
-def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(db, shelf, caplog):
+def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(db, note_rows, caplog):
     right = time.time() - FAR
     writer.record_peer_clock("1" * 64, right)
     writer.record_peer_clock("2" * 64, right + 1)
     with caplog.at_level(logging.ERROR):
-        made = writer.record("note.say", "a", {"text": "x"})
+        made = writer.record("note.write", "a", {"text": "x"})
     assert abs(hlc.to_seconds(made.hlc) - right) < 5
     assert (
         "+3599 s from the other mirrors'" in caplog.text
@@ -53,20 +53,20 @@ def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(db, shelf,
     assert writer.clock_offset() == pytest.approx(FAR, abs=5)
 
 
-def test_clock_set_wrong_between_measurements_spoils_no_event(db, shelf, monkeypatch):
+def test_clock_set_wrong_between_measurements_spoils_no_event(db, note_rows, monkeypatch):
     right = time.time()
     for key in ("1", "2"):
         writer.record_peer_clock(key * 64, right)
     set_wrong = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + FAR})
     monkeypatch.setattr(writer, "time", set_wrong)
-    made = writer.record("note.say", "a", {"text": "x"})
+    made = writer.record("note.write", "a", {"text": "x"})
     assert abs(hlc.to_seconds(made.hlc) - right) < 5
 
 
-def test_an_event_from_the_far_future_waits_until_then(db, shelf):
+def test_an_event_from_the_far_future_waits_until_then(db, note_rows):
     other = LogBuilder()
     ingest.ingest_events(other.events)
-    soon = other.append("note.say", "a", {"text": "x"}, at=time.time() + FAR)
+    soon = other.append("note.write", "a", {"text": "x"}, at=time.time() + FAR)
     assert "ahead of this site's time: later" in rejection(soon)
     writer.record_peer_clock("1" * 64, time.time() + FAR)
     writer.record_peer_clock("2" * 64, time.time() + FAR)  # it was this clock that was wrong

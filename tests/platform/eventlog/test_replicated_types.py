@@ -185,10 +185,10 @@ def test_teams_are_the_same_elsewhere(person, proven):
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_runs_whole_life_is_the_same_elsewhere(person, launched, proven):
+def test_a_runs_whole_life_is_the_same_elsewhere(person, launched_run, proven):
     ada = person()
     team = Team.create("Weavers", ada)
-    run, _ = launched(
+    run, _ = launched_run(
         ada, join_policy=JoinPolicy(access="team", team=team.pk, least_memory=1 << 30)
     )
     run.pause(actor=ada)
@@ -215,13 +215,13 @@ def test_a_draft_and_its_edits_are_the_same_elsewhere(person, draft, manifest, v
     ada = person()
     run, mine = draft(ada), volunteer(ada)
     signed = mine.identity.sign("manifest", manifest(run))
-    assert mine.ask("POST", f"/runs/{run.slug}/manifest", signed).status_code == 200
+    assert mine.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 200
     run.refresh_from_db()
     run.edit("Another name", run.spec, actor=ada)  # keeps the manifest
     draft(ada).cancel(actor=ada)
     other = draft(ada, "A third")
     assert (
-        mine.ask(
+        mine.send_request(
             "POST", f"/runs/{other.slug}/manifest", mine.identity.sign("manifest", manifest(other))
         ).status_code
         == 200
@@ -264,10 +264,12 @@ def test_two_mirrors_that_gave_one_slug_away_agree_who_keeps_it(person, draft):
         assert rebuild_in_random_order(all_events(), all_private_data(), seed) == both
 
 
-def test_what_is_taken_out_of_a_run_is_the_same_elsewhere(person, launched, numbers, proven):
+def test_what_is_taken_out_of_a_run_is_the_same_elsewhere(
+    person, launched_run, numbered_report, proven
+):
     ada = person()
-    run, mine = launched(ada)
-    assert mine.report(run, numbers(1)).status_code == 200
+    run, mine = launched_run(ada)
+    assert mine.report(run, numbered_report(1)).status_code == 200
     drain_queue()
     author = f"{mine.identity.key}.{'a' * 16}"
     given = VerdictRecord.issue(run, [RetractionRequest(author, first=1)], "nonsense", actor=ada)
@@ -292,9 +294,9 @@ def test_a_machine_rests_whichever_mirror_it_reports_to(person, volunteer, prove
 
 
 @pytest.fixture
-def barn(person, launched, volunteer):
+def barn(person, launched_run, volunteer):
     """(run, ada's machine, bob's), both in it."""
-    run, ada = launched(person(name="Ada"))
+    run, ada = launched_run(person(name="Ada"))
     bob = volunteer(person("bob@example.org"), 3)
     bob.join(run)
     return run, ada, bob
@@ -307,47 +309,49 @@ def earned(run, machine, witness, day: int, first: int, last: int, tokens: int) 
     attestations._extend_ranges([row])
 
 
-def test_reports_write_no_events(barn, numbers):
+def test_reports_write_no_events(barn, numbered_report):
     run, ada, bob = barn
     before = LogEvent.objects.count()
     view = reports.CheckpointView(
         tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
     )
     for seq in range(1, 6):
-        ada.report(run, numbers(seq, checkpoint=view))
-        bob.report(run, numbers(seq))
+        ada.report(run, numbered_report(seq, checkpoint=view))
+        bob.report(run, numbered_report(seq))
     drain_queue()
     assert LogEvent.objects.count() == before
     assert (
         tasks.record_events() == 2 and tasks.record_events() == 0
     )  # a checkpoint, and who holds it
     for seq in range(6, 9):
-        ada.report(run, numbers(seq, checkpoint=view))
+        ada.report(run, numbered_report(seq, checkpoint=view))
     drain_queue()
     assert tasks.record_events() == 0
 
 
-def test_checkpoints_and_who_holds_them_are_the_same_elsewhere(barn, numbers, proven):
+def test_checkpoints_and_who_holds_them_are_the_same_elsewhere(barn, numbered_report, proven):
     run, ada, bob = barn
     view = reports.CheckpointView(
         tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
     )
-    ada.report(run, numbers(1, checkpoint=view))
+    ada.report(run, numbered_report(1, checkpoint=view))
     drain_queue()
     tasks.record_events()
-    bob.report(run, numbers(1, vector="a" * 64, anchor="c" * 64))
+    bob.report(run, numbered_report(1, vector="a" * 64, anchor="c" * 64))
     drain_queue()
     tasks.record_events()
     here = proven("checkpoint.announce", "checkpoint.hold")
     assert len(here["Checkpoint"]) == 1 and len(here["CheckpointHolder"]) == 2
 
 
-def test_a_checkpoint_that_was_forgotten_is_gone_elsewhere_too(barn, numbers, proven, monkeypatch):
+def test_a_checkpoint_that_was_forgotten_is_gone_elsewhere_too(
+    barn, numbered_report, proven, monkeypatch
+):
     run, ada, _ = barn
     view = reports.CheckpointView(
         tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
     )
-    ada.report(run, numbers(1, checkpoint=view))
+    ada.report(run, numbered_report(1, checkpoint=view))
     drain_queue()
     tasks.record_events()
     monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 0)
@@ -434,11 +438,11 @@ def test_hostile_texts_reach_no_row(person):
     assert not Aggregate.objects.filter(projected=False).exists()
 
 
-def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched, proven):
+def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched_run, proven):
     ada = person(name="Ada")
     team = Team.create("Weavers", ada)
     team.add_member(person("bob@example.org"), ada)
-    run, _ = launched(ada)
+    run, _ = launched_run(ada)
     run.extend(5, actor=ada)
     run.pause(actor=ada)
     before = replicated_rows()

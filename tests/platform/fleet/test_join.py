@@ -155,7 +155,7 @@ def test_the_owners_machine_is_told_to_prepare_a_draft(person, draft, volunteer,
     )
     assert reply.ticket is None and told.prepare and told.status is enums.RunStatus.DRAFT
     run.launch()
-    answer = ada.ask(
+    answer = ada.send_request(
         "POST", f"/runs/{run.pk}/manifest", ada.identity.sign("manifest", manifest(run))
     )
     view = coordinator_messages.RunView.model_validate_json(answer.content)
@@ -180,7 +180,7 @@ def test_a_manifest_that_does_not_fit_the_run_is_refused_at_its_field(
     run = draft(person())
     ada = volunteer(run.owner)
     signed = ada.identity.sign("manifest", manifest(run, **changed))
-    answer = ada.ask("POST", f"/runs/{run.slug}/manifest", signed)
+    answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
     assert (
         answer.status_code == 422
         and field in coordinator_messages.Problem.model_validate_json(answer.content).fields
@@ -193,11 +193,11 @@ def test_a_manifest_signed_by_another_key_is_refused(person, draft, volunteer, m
     run = draft(person())
     ada = volunteer(run.owner)
     signed = Identity(b"\x09" * 32).sign("manifest", manifest(run))
-    assert ada.ask("POST", f"/runs/{run.slug}/manifest", signed).status_code == 422
+    assert ada.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 422
 
 
-def test_a_join_gives_a_ticket_that_peers_believe_and_whom_to_try(person, launched, volunteer):
-    run, first = launched(person())
+def test_a_join_gives_a_ticket_that_peers_believe_and_whom_to_try(person, launched_run, volunteer):
+    run, first = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     reply = bob.join(run)
     policy = TicketPolicy(str(run.pk), frozenset(run.spec.roots))
@@ -210,8 +210,8 @@ def test_a_join_gives_a_ticket_that_peers_believe_and_whom_to_try(person, launch
     assert reply.run.spec == run.spec_text
 
 
-def test_two_machines_of_one_person_are_one_volunteer(person, launched, volunteer):
-    run, first = launched(person())
+def test_two_machines_of_one_person_are_one_volunteer(person, launched_run, volunteer):
+    run, first = launched_run(person())
     second = volunteer(run.owner, 2)
     tickets = [
         open_signed(each.join(run).ticket, "ticket", messages.Ticket) for each in (first, second)
@@ -220,28 +220,32 @@ def test_two_machines_of_one_person_are_one_volunteer(person, launched, voluntee
     assert str(run.owner.pk) not in tickets[0].model_dump_json()
 
 
-def test_a_ticket_is_renewed_in_a_reply_when_it_nears_its_end(person, launched, numbers):
-    run, ada = launched(person())
+def test_a_ticket_is_renewed_in_a_reply_when_it_nears_its_end(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
     reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbers(1)).content
+        ada.report(run, numbered_report(1)).content
     )
     assert reply.ticket is None
     Membership.objects.update(ticket_expires=timezone.now() + timedelta(hours=11))
     reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbers(2)).content
+        ada.report(run, numbered_report(2)).content
     )
     assert open_signed(reply.ticket, "ticket", messages.Ticket).expires > time.time() + 23 * 3600
 
 
-def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, volunteer, numbers):
-    run, ada = launched(person())
+def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
     bob.machine.revoke()
-    assert bob.report(run, numbers(1)).status_code == 403
+    assert bob.report(run, numbered_report(1)).status_code == 403
     time.sleep(run_broadcast.MAX_AGE_SECONDS)
     reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbers(1)).content
+        ada.report(run, numbered_report(1)).content
     )
     assert open_signed(reply.directive, "directive", coordinator_messages.Directive).revoked == [
         bob.identity.key
@@ -250,9 +254,9 @@ def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, vol
 
 
 def test_peers_are_the_machines_last_seen_at_any_mirror_each_once(
-    person, launched, volunteer, monkeypatch
+    person, launched_run, volunteer, monkeypatch
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     others = {seed: volunteer(person(f"{seed}@example.org"), seed) for seed in range(2, 8)}
     for each in others.values():
         each.join(run)
@@ -292,11 +296,11 @@ def test_peers_are_the_machines_last_seen_at_any_mirror_each_once(
     ]
 
 
-def test_nobody_joins_what_is_over(person, launched, volunteer):
-    run, _ = launched(person())
+def test_nobody_joins_what_is_over(person, launched_run, volunteer):
+    run, _ = launched_run(person())
     run.cancel()
     bob = volunteer(person("bob@example.org"), 2)
-    answer = bob.ask(
+    answer = bob.send_request(
         "POST",
         f"/runs/{run.slug}/join",
         coordinator_messages.JoinRequest(version="1", addresses=[]),
@@ -310,7 +314,7 @@ def test_runs_come_five_a_page_newest_first(person, draft, volunteer):
     ada, seen, after = volunteer(owner), [], None
     for _ in range(3):
         page = coordinator_messages.RunPage.model_validate_json(
-            ada.ask("GET", "/runs" + (f"?after={after}" if after else "")).content
+            ada.send_request("GET", "/runs" + (f"?after={after}" if after else "")).content
         )
         seen += [run.id for run in page.runs]
         after = page.next

@@ -52,21 +52,21 @@ def told(answer) -> coordinator_messages.Directive:
 
 
 def test_pause_reaches_only_the_paused_machine_with_its_next_report(
-    person, launched, volunteer, numbers, signed_in
+    person, launched_run, volunteer, numbered_report, signed_in
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
     page = signed_in(bob.machine.owner)
     assert page.post(f"/machines/{bob.machine.pk}/pause/").status_code == 302
-    assert told(bob.report(run, numbers(1))).status is enums.RunStatus.PAUSED
-    assert told(ada.report(run, numbers(1))).status is enums.RunStatus.TRAINING
+    assert told(bob.report(run, numbered_report(1))).status is enums.RunStatus.PAUSED
+    assert told(ada.report(run, numbered_report(1))).status is enums.RunStatus.TRAINING
     assert page.post(f"/machines/{bob.machine.pk}/resume/").status_code == 302
-    assert told(bob.report(run, numbers(2))).status is enums.RunStatus.TRAINING
+    assert told(bob.report(run, numbered_report(2))).status is enums.RunStatus.TRAINING
 
 
-def test_paused_machine_stays_paused_when_it_joins_again(person, launched, numbers):
-    run, ada = launched(person())
+def test_paused_machine_stays_paused_when_it_joins_again(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
     assert MachinePause.start(ada.machine, actor=run.owner) and not MachinePause.start(ada.machine)
     reply = ada.join(run)
     assert (
@@ -74,7 +74,7 @@ def test_paused_machine_stays_paused_when_it_joins_again(person, launched, numbe
         is enums.RunStatus.PAUSED
     )
     run.finish()
-    assert told(ada.report(run, numbers(1))).status is enums.RunStatus.FINISHED
+    assert told(ada.report(run, numbered_report(1))).status is enums.RunStatus.FINISHED
 
 
 def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volunteer):
@@ -94,26 +94,26 @@ def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volun
 
 
 def test_report_of_a_paused_machine_costs_no_more_queries(
-    person, launched, numbers, django_assert_max_num_queries
+    person, launched_run, numbered_report, django_assert_max_num_queries
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     with django_assert_max_num_queries(8):
-        ada.report(run, numbers(1))
+        ada.report(run, numbered_report(1))
     MachinePause.start(ada.machine)
     with django_assert_max_num_queries(8):
-        ada.report(run, numbers(2))
+        ada.report(run, numbered_report(2))
 
 
 # ---- the pages -----------------------------------------------------------------------------------------------------
 
 
 def test_the_pages_show_hardware_the_last_report_and_what_it_does(
-    person, launched, numbers, signed_in, golden_hardware, plan
+    person, launched_run, numbered_report, signed_in, golden_hardware, plan
 ):
-    run, ada = launched(person(name="Ada"))
+    run, ada = launched_run(person(name="Ada"))
     asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
-    assert ada.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 200
-    ada.report(run, numbers(1, rate=1234.0, plan=plan))
+    assert ada.send_request("POST", f"/runs/{run.slug}/join", asked).status_code == 200
+    ada.report(run, numbered_report(1, rate=1234.0, plan=plan))
     drain_queue()
     page = signed_in(run.owner)
     listed = page.get("/machines/").content.decode()
@@ -131,9 +131,9 @@ def test_the_pages_show_hardware_the_last_report_and_what_it_does(
 
 
 def test_listing_machines_takes_as_many_queries_for_ten_as_for_one(
-    person, launched, volunteer, signed_in, django_assert_max_num_queries
+    person, launched_run, volunteer, signed_in, django_assert_max_num_queries
 ):
-    run, _ = launched(person())
+    run, _ = launched_run(person())
     for seed in range(2, 12):
         volunteer(run.owner, seed).join(run)
     page = signed_in(run.owner)
@@ -189,10 +189,10 @@ def test_a_link_pauses_nobody(person, volunteer, signed_in):
 # ---- what a machine can do -----------------------------------------------------------------------------------------
 
 
-def test_what_a_machine_measured_is_what_the_planner_gets(person, launched, golden_hardware):
-    run, ada = launched(person())
+def test_what_a_machine_measured_is_what_the_planner_gets(person, launched_run, golden_hardware):
+    run, ada = launched_run(person())
     asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
-    ada.ask("POST", f"/runs/{run.slug}/join", asked)
+    ada.send_request("POST", f"/runs/{run.slug}/join", asked)
     found = HardwareMeasurement.objects.get(machine=ada.machine).hardware
     assert (
         found.device == "cuda"
@@ -212,16 +212,16 @@ def test_what_a_machine_measured_is_what_the_planner_gets(person, launched, gold
      ("products", [{}] * 99)],
 )  # fmt: skip
 def test_a_senseless_measurement_is_refused_at_its_field(
-    person, launched, golden_hardware, name, value
+    person, launched_run, golden_hardware, name, value
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     body = {
         "version": "0.1",
         "addresses": [],
         "hardware": golden_hardware.model_dump(mode="json") | {name: value},
     }
     sent = json.dumps(body).encode()
-    answer = ada.ask("POST", f"/runs/{run.slug}/join", sent=sent, body=sent)
+    answer = ada.send_request("POST", f"/runs/{run.slug}/join", sent=sent, body=sent)
     assert answer.status_code == 422
     assert any(
         f"hardware.{name}" in field
@@ -238,22 +238,22 @@ def test_a_senseless_measurement_is_refused_at_its_field(
 def test_request_signed_for_another_mirror_is_refused(person, volunteer, monkeypatch):
     ada = volunteer(person())
     token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
-    assert ada.ask("GET", "/runs", token=token).status_code == 200
+    assert ada.send_request("GET", "/runs", token=token).status_code == 200
     other = Identity(b"\x77" * 32)
     theirs = ada.identity.sign_request(other.key, "GET", "/api/v1/runs", b"", time.time())
-    assert ada.ask("GET", "/runs", token=theirs).status_code == 401
+    assert ada.send_request("GET", "/runs", token=theirs).status_code == 401
     monkeypatch.setattr(
         site_identity, "identity", lambda: other
     )  # the same database behind another mirror's key
-    assert ada.ask("GET", "/runs", token=token).status_code == 401
-    assert ada.ask("GET", "/runs", token=theirs).status_code == 200
-    assert ada.ask("GET", "/runs", token=theirs).status_code == 401
+    assert ada.send_request("GET", "/runs", token=token).status_code == 401
+    assert ada.send_request("GET", "/runs", token=theirs).status_code == 200
+    assert ada.send_request("GET", "/runs", token=theirs).status_code == 401
 
 
 # ---- at other mirrors ----------------------------------------------------------------------------------------------
 
 
-def test_events_of_known_machines_are_written_in_one_batch(person, volunteer, monkeypatch):
+def test_events_of_known_machines_are_written_in_one_batch(person, volunteer):
     ada = person()
     attic, barn, shed, sold = (volunteer(ada, n).machine for n in range(1, 5))
     before = all_events(), all_private_data()
@@ -264,16 +264,19 @@ def test_events_of_known_machines_are_written_in_one_batch(person, volunteer, mo
     there, events, kept = replicated_rows(), all_events(), all_private_data()
     late = [each for each in kept if "unheard" in each.body]
     rebuild_in_random_order(*before)
-    alone, known = [], registry.aggregate_types()["machine"]
-    noted = replace(
-        known, store=lambda which, state: alone.append(which) or known.store(which, state)
-    )
-    monkeypatch.setitem(registry._aggregate_types, "machine", noted)
-    ingest.ingest_events(events, defer=True)
-    ingest.project_pending(defer=True)
-    private_data.ingest([each for each in kept if each not in late], defer=True)
-    ingest.project_pending()
-    assert set(alone) == {shed.key}, "the others were written together"
+    machine_type = registry.aggregate_types()["machine"]
+    stored_alone = []
+
+    def store(name, state):
+        stored_alone.append(name)
+        return machine_type.store(name, state)
+
+    with registry.registered_temporarily(replace(machine_type, store=store)):
+        ingest.ingest_events(events, defer=True)
+        ingest.project_pending(defer=True)
+        private_data.ingest([each for each in kept if each not in late], defer=True)
+        ingest.project_pending()
+    assert set(stored_alone) == {shed.key}, "the others were written together"
     names = dict(Machine.objects.values_list("key", "hostname"))
     assert names == {
         attic.key: "the attic",

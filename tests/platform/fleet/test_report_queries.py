@@ -23,10 +23,10 @@ def same(found, model) -> None:
 
 
 @pytest.fixture
-def members(volunteer, person, launched):
+def members(volunteer, person, launched_run):
     """Two of one owner in one run, and one of them in another."""
     owner = person()
-    (run, _), (other, _) = launched(owner, seed=3), launched(owner, seed=4)
+    (run, _), (other, _) = launched_run(owner, seed=3), launched_run(owner, seed=4)
     ada, bob = volunteer(owner, 1), volunteer(owner, 2)
     for who, where in ((ada, run), (bob, run), (ada, other)):
         who.join(where)

@@ -30,13 +30,13 @@ LIFE, EARLIER = "a" * 16, "b" * 16
 
 
 @pytest.fixture
-def world(person, launched, volunteer, numbers):
+def world(person, launched_run, volunteer, numbered_report):
     """A run of Ada's; Bob's machine in it has published four updates of 1,000 tokens, Ada's as many."""
-    run, ada = launched(person("ada@example.org", name="Ada", is_staff=False), name="Dusk")
+    run, ada = launched_run(person("ada@example.org", name="Ada", is_staff=False), name="Dusk")
     bob = volunteer(person("bob@example.org", name="Bob"), 2)
     bob.join(run)
     for each in (ada, bob):
-        each.report(run, numbers(4))
+        each.report(run, numbered_report(4))
     drain_queue()
     return run, ada, bob
 
@@ -48,7 +48,7 @@ def charge(machine, first: int | None = 3, **more) -> RetractionRequest:
 def replied(machine, run, report, heeds=()) -> coordinator_messages.ReportReply:
     sent = coordinator_messages.Reports(reports=[report], applied_verdicts=list(heeds))
     return coordinator_messages.ReportReply.model_validate_json(
-        machine.ask("POST", f"/runs/{run.slug}/reports", sent).content
+        machine.send_request("POST", f"/runs/{run.slug}/reports", sent).content
     )
 
 
@@ -59,7 +59,7 @@ def wrong(run, *charges, reason="") -> dict[str, str]:
     return raised.value.problems
 
 
-def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(world, numbers):
+def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(world, numbered_report):
     run, ada, bob = world
     made = VerdictRecord.issue(run, [charge(bob, 3)], "noise", actor=run.owner)
     rules = UpdateRules.from_spec(run.spec, str(run.pk), frozenset(run.spec.roots))
@@ -72,15 +72,15 @@ def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(world, numbers
         and entry.detail["reason"] == "noise"
         and entry.actor == run.owner
     )
-    assert replied(ada, run, numbers(5)).verdicts == [made.signed_verdict]
-    assert replied(ada, run, numbers(6)).verdicts == [made.signed_verdict], (
+    assert replied(ada, run, numbered_report(5)).verdicts == [made.signed_verdict]
+    assert replied(ada, run, numbered_report(6)).verdicts == [made.signed_verdict], (
         "it has not said that it heeds it"
     )
-    assert replied(ada, run, numbers(7), [made.digest]).verdicts == []
-    assert replied(bob, run, numbers(5), ["0" * 64]).verdicts == [made.signed_verdict]
+    assert replied(ada, run, numbered_report(7), [made.digest]).verdicts == []
+    assert replied(bob, run, numbered_report(5), ["0" * 64]).verdicts == [made.signed_verdict]
 
 
-def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbers):
+def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbered_report):
     run, ada, bob = world
     made = [
         VerdictRecord.issue(run, [charge(bob, None, updates={seq: 1000})]) for seq in (1, 2, 3, 4)
@@ -88,13 +88,14 @@ def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbers):
     heeds: list[str] = []
     for seq in (5, 6, 7):
         heeds += [
-            verdicts.digest(each.body) for each in replied(ada, run, numbers(seq), heeds).verdicts
+            verdicts.digest(each.body)
+            for each in replied(ada, run, numbered_report(seq), heeds).verdicts
         ]
     assert heeds == [each.digest for each in made]
 
 
 def test_a_run_without_verdicts_costs_its_reports_no_further_query(
-    world, numbers, django_assert_num_queries
+    world, numbered_report, django_assert_num_queries
 ):
     run, ada, bob = world
     member = membership_for_run(ada.machine, run.slug)
@@ -132,11 +133,11 @@ def test_a_reason_that_hides_something_and_nobody_at_all_are_refused(world):
     assert list(wrong(run)) == ["author"]
 
 
-def test_what_is_too_old_is_refused_with_the_first_that_is_not(world, numbers):
+def test_what_is_too_old_is_refused_with_the_first_that_is_not(world, numbered_report):
     run, ada, bob = world
     for seq in (20, 40):
-        bob.report(run, numbers(seq, ledger_tokens=40_000))
-        ada.report(run, numbers(seq, ledger_tokens=40_000))
+        bob.report(run, numbered_report(seq, ledger_tokens=40_000))
+        ada.report(run, numbered_report(seq, ledger_tokens=40_000))
     drain_queue()
     found = wrong(run, charge(bob, 5))
     assert (
@@ -165,20 +166,20 @@ def test_verdict_on_a_draft_or_ended_run_or_above_the_limit_is_refused(world, dr
     assert "is cancelled" in wrong(run, charge(bob))["run"]
 
 
-def test_who_asks_for_more_mirrors_waits_for_their_signatures(world, numbers, monkeypatch):
+def test_who_asks_for_more_mirrors_waits_for_their_signatures(world, numbered_report, monkeypatch):
     run, ada, bob = world
     spec = json.loads(run.spec_text) | {"threshold": 2, "roots": [*run.spec.roots, "0" * 64]}
     Run.objects.filter(pk=run.pk).update(spec_text=json.dumps(spec))
     made = VerdictRecord.issue(run, [charge(bob)])
-    assert not made.proven and replied(ada, run, numbers(5)).verdicts == []
+    assert not made.proven and replied(ada, run, numbered_report(5)).verdicts == []
 
 
 # ---- whose ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_machines_lives_are_told_apart_and_named_as_people_would(world, numbers):
+def test_a_machines_lives_are_told_apart_and_named_as_people_would(world, numbered_report):
     run, _, bob = world
-    bob.report(run, numbers(5, incarnation=EARLIER, updates_sent=6))
+    bob.report(run, numbered_report(5, incarnation=EARLIER, updates_sent=6))
     drain_queue()
     told = [
         (each.author[-16:], each.updates, each.is_present)

@@ -63,10 +63,10 @@ def elsewhere(valkey, settings, tmp_path):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(
-    person, launched, numbers, elsewhere, tmp_path, client
+    person, launched_run, numbered_report, elsewhere, tmp_path, client
 ):
-    run, ada = launched(person())
-    ada.report(run, numbers(1))
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1))
     ours, before, kept, said = site_identity.identity().key, rows(), tmp_path / "kept", StringIO()
     call_command("backup", kept, stdout=said)
     assert "database.dump" in said.getvalue()
@@ -87,7 +87,7 @@ def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(
         client.get("/readyz").status_code == 200
         and run.name in client.get(f"/runs/{run.slug}/").content.decode()
     )
-    assert ada.report(run, numbers(2)).status_code == 200, "and it knows them"
+    assert ada.report(run, numbered_report(2)).status_code == 200, "and it knows them"
     assert Run.objects.get().spec_digest == run.spec_digest
     old = Origin.objects.get()
     assert Run.objects.get().pause()

@@ -43,10 +43,10 @@ def test_an_origin_is_spelled_as_browsers_do():
 
 
 def test_csp_allows_other_mirrors_on_public_run_pages_only(
-    person, launched, draft, mirrors, valkey
+    person, launched_run, draft, mirrors, valkey
 ):
     owner = person()
-    run, _ = launched(owner)
+    run, _ = launched_run(owner)
     client = Client()
     client.force_login(owner)
     page = client.get(f"/runs/{run.slug}/")
@@ -63,17 +63,17 @@ def test_csp_allows_other_mirrors_on_public_run_pages_only(
     assert {policy(client.get(path)) for path in ("/", "/runs/", "/machines/")} == {"'self'"}
 
 
-def test_a_site_without_a_list_knows_itself_alone(person, launched, valkey):
-    run, _ = launched(person())
+def test_a_site_without_a_list_knows_itself_alone(person, launched_run, valkey):
+    run, _ = launched_run(person())
     page = Client().get(f"/runs/{run.slug}/")
     assert policy(page) == "'self'" and 'data-mirrors="[]"' in page.content.decode()
 
 
 def test_snapshots_are_for_pages_of_mirrors_and_not_for_those_of_anybody(
-    person, launched, draft, mirrors, valkey
+    person, launched_run, draft, mirrors, valkey
 ):
     owner = person()
-    run, _ = launched(owner)
+    run, _ = launched_run(owner)
     for path in (f"/live/{run.pk}/", f"/live/{run.pk}/machines/"):
         answer = Client().get(path, headers={"Origin": B})
         assert (answer.status_code, answer["Access-Control-Allow-Origin"], answer["Vary"]) == (
@@ -98,10 +98,10 @@ def test_snapshots_are_for_pages_of_mirrors_and_not_for_those_of_anybody(
 
 
 async def test_a_socket_from_another_mirrors_page_is_nobodys_in_particular(
-    person, launched, draft, mirrors, valkey
+    person, launched_run, draft, mirrors, valkey
 ):
     owner = await sync_to_async(person)()
-    run, _ = await sync_to_async(launched)(owner)
+    run, _ = await sync_to_async(launched_run)(owner)
     socket = await WatcherSocket(run.pk, origin=B).open()
     assert (await socket.next_frame())["run"]["status"] == "training"
     await socket.leave()
@@ -113,9 +113,11 @@ async def test_a_socket_from_another_mirrors_page_is_nobodys_in_particular(
         assert (await WatcherSocket(run.pk, origin=origin).connect())["type"] == "websocket.close"
 
 
-async def test_an_expelled_mirrors_pages_reach_nothing_any_more(person, launched, mirrors, valkey):
+async def test_an_expelled_mirrors_pages_reach_nothing_any_more(
+    person, launched_run, mirrors, valkey
+):
     owner = await sync_to_async(person)()
-    run, _ = await sync_to_async(launched)(owner)
+    run, _ = await sync_to_async(launched_run)(owner)
     ours, other = mirrors
     gone = other.model_copy(update={"expelled": Expulsion(at=2.0)})
     await sync_to_async(mirror_list.ingest_lists)([signed_list(2, ours, gone)])

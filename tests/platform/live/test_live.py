@@ -30,12 +30,12 @@ async def snapshot(run, client: Client | None = None) -> dict:
 
 
 @pytest.fixture
-def training(person, launched, numbers, transactional_db):
+def training(person, launched_run, numbered_report, transactional_db):
     """(run, its owner's volunteer, report(seq)): training, with one report in."""
-    run, volunteer = launched(person())
+    run, volunteer = launched_run(person())
 
     def report(seq: int, **changed):
-        answer = volunteer.report(run, numbers(seq, **changed))
+        answer = volunteer.report(run, numbered_report(seq, **changed))
         assert answer.status_code == 200, answer.content
 
     report(1)
@@ -218,15 +218,15 @@ def test_a_delta_is_what_changed_and_nothing_else():
 
 
 def test_of_many_machines_those_alive_are_shown_and_all_are_counted(
-    person, launched, volunteer, numbers, monkeypatch
+    person, launched_run, volunteer, numbered_report, monkeypatch
 ):
     monkeypatch.setattr(run_snapshot, "MAX_ROWS", 2)
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
     for each in others:
         each.join(run)
     for n, each in enumerate((ada, *others)):
-        each.report(run, numbers(1, activity="left" if n < 2 else "training"))
+        each.report(run, numbered_report(1, activity="left" if n < 2 else "training"))
     seen = run_snapshot.RunSnapshot.capture(run)
     assert set(seen.workers) == {str(each.machine.pk) for each in others[1:]}
     assert (seen.run["workers_known"], seen.run["workers_alive"]) == (4, 2)
@@ -242,7 +242,7 @@ def test_machines_that_measured_at_the_same_count_are_one_point():
 
 
 def test_the_snapshot_says_whether_machines_with_the_same_updates_agree(
-    training, volunteer, person, numbers
+    training, volunteer, person, numbered_report
 ):
     run, _, report = training
     other = volunteer(person("bob@example.org"), seed=2)
@@ -250,14 +250,16 @@ def test_the_snapshot_says_whether_machines_with_the_same_updates_agree(
     same = digest("vector")
     report(2, vector=same, anchor=digest("weights"))
     assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is None
-    other.report(run, numbers(1, vector=same, anchor=digest("weights")))
+    other.report(run, numbered_report(1, vector=same, anchor=digest("weights")))
     assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is True
-    other.report(run, numbers(2, vector=same, anchor=digest("other weights")))
+    other.report(run, numbered_report(2, vector=same, anchor=digest("other weights")))
     assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is False
     assert run_table.weights_agree([]) is None
 
 
-def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer, person, numbers):
+def test_a_machine_agrees_with_what_most_at_its_vector_hold(
+    training, volunteer, person, numbered_report
+):
     run, ada, report = training
     others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
     for each in others:
@@ -265,10 +267,10 @@ def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer,
     report(2, vector=digest("vector"), anchor=digest("weights"))
     told = (("vector", "weights"), ("vector", "others"), ("a later one", "weights"))
     for each, (vector, weights) in zip(others, told, strict=True):
-        each.report(run, numbers(1, vector=digest(vector), anchor=digest(weights)))
+        each.report(run, numbered_report(1, vector=digest(vector), anchor=digest(weights)))
     found = {row["id"]: row["agrees"] for row in run_table.machine_rows(run)}
     assert [found[str(each.machine.pk)] for each in (ada, *others)] == [True, True, False, None]
-    others[0].report(run, numbers(2, activity="left"))
+    others[0].report(run, numbered_report(2, activity="left"))
     found = {row["id"]: row["agrees"] for row in run_table.machine_rows(run)}
     assert [found[str(each.machine.pk)] for each in (ada, others[1])] == [False, False], (
         "of two neither is right"

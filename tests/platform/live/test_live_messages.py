@@ -47,20 +47,22 @@ def test_golden_message_follows_its_schema(model, name):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_messages_of_a_training_run_follow_their_schema(person, launched, numbers, plan):
-    run, volunteer = launched(person())
+def test_messages_of_a_training_run_follow_their_schema(
+    person, launched_run, numbered_report, plan
+):
+    run, volunteer = launched_run(person())
     exchange = reports.ExchangeView(
         round_steps=20, scheme="dense4", density=1.0, bits_per_parameter=4.0,
         sent_rate=0.0, received_rate=0.0, uplink_rate=0.0, lag=0,
     )  # fmt: skip
     broadcaster = Broadcaster(str(run.pk))
-    assert volunteer.report(run, numbers(1)).status_code == 200
+    assert volunteer.report(run, numbered_report(1)).status_code == 200
     first = broadcaster.next_delta()
     assert_follows_schema(DeltaMessage, first)
     losses = [
         reports.MeasuredLoss(kind=kind, tokens=2000, loss=4.25) for kind in ("train", "validation")
     ]
-    report = numbers(2, plan=plan, step_seconds=5.1, exchange=exchange, points=losses)
+    report = numbered_report(2, plan=plan, step_seconds=5.1, exchange=exchange, points=losses)
     assert volunteer.report(run, report).status_code == 200
     second = broadcaster.next_delta() or ""
     assert_follows_schema(DeltaMessage, second)

@@ -69,17 +69,17 @@ def receiver(settings):
 # ---- what has happened ---------------------------------------------------------------------------------------------
 
 
-def test_started_run_notifies_owner_and_people_with_machines(person, launched, volunteer):
-    run, _ = launched(person())
+def test_started_run_notifies_owner_and_people_with_machines(person, launched_run, volunteer):
+    run, _ = launched_run(person())
     volunteer(person("bob@example.org"), 2).join(run)
     volunteer(person("eve@example.org"), 3)
     assert found() == [("run.started", "ada@example.org"), ("run.started", "bob@example.org")]
 
 
 def test_whom_a_run_concerns_is_looked_for_until_all_were_told(
-    person, launched, volunteer, monkeypatch
+    person, launched_run, volunteer, monkeypatch
 ):
-    run, _ = launched(person())
+    run, _ = launched_run(person())
     for n, name in enumerate(("bob", "eve"), 2):
         volunteer(person(f"{name}@example.org"), n).join(run)
     monkeypatch.setattr(tasks, "MAX_NOTIFICATIONS", 2)
@@ -92,8 +92,8 @@ def test_whom_a_run_concerns_is_looked_for_until_all_were_told(
     assert tasks.sweep() == 0
 
 
-def test_a_run_that_ends_is_told_and_a_cancelled_draft_is_not(person, launched, draft):
-    run, _ = launched(person())
+def test_a_run_that_ends_is_told_and_a_cancelled_draft_is_not(person, launched_run, draft):
+    run, _ = launched_run(person())
     draft(run.owner, name="Never mind").cancel()
     run.finish()
     told = [each for each in detect_all(LONG_AGO) if each.kind is NotificationType.RUN_FINISHED]
@@ -101,8 +101,8 @@ def test_a_run_that_ends_is_told_and_a_cancelled_draft_is_not(person, launched, 
     assert told[0].data["run"]["status"] == "finished"
 
 
-def test_silent_run_is_stalled_and_silent_machine_is_quiet(person, launched):
-    run, _ = launched(person())
+def test_silent_run_is_stalled_and_silent_machine_is_quiet(person, launched_run):
+    run, _ = launched_run(person())
     Run.objects.update(started=LONG_AGO)
     silent(run, 2)
     assert found() == []
@@ -115,9 +115,9 @@ def test_silent_run_is_stalled_and_silent_machine_is_quiet(person, launched):
 
 
 def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(
-    person, launched, volunteer, draft
+    person, launched_run, volunteer, draft
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     Run.objects.update(started=LONG_AGO)
     silent(run, 20)
     Membership.objects.update(activity=enums.Activity.LEFT)
@@ -131,8 +131,8 @@ def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(
     assert ("machine.quiet", "ada@example.org") not in found()
 
 
-def test_a_site_that_was_down_itself_takes_nobody_for_quiet(person, launched, valkey):
-    run, _ = launched(person())
+def test_a_site_that_was_down_itself_takes_nobody_for_quiet(person, launched_run, valkey):
+    run, _ = launched_run(person())
     Run.objects.update(started=LONG_AGO)
     silent(run, 60)
     assert timezone.now() - tasks.reporting_since() < timedelta(seconds=5), (
@@ -148,8 +148,8 @@ def test_a_site_that_was_down_itself_takes_nobody_for_quiet(person, launched, va
 # ---- told once, where it is wanted ---------------------------------------------------------------------------------
 
 
-def test_an_event_is_told_once_however_often_it_is_found(person, launched):
-    launched(person())
+def test_an_event_is_told_once_however_often_it_is_found(person, launched_run):
+    launched_run(person())
     assert tasks.sweep() == 1
     assert tasks.sweep() == 0
     notice = Notification.objects.get()
@@ -157,9 +157,9 @@ def test_an_event_is_told_once_however_often_it_is_found(person, launched):
 
 
 def test_what_was_told_already_costs_a_sweep_hardly_anything(
-    person, launched, volunteer, django_assert_max_num_queries
+    person, launched_run, volunteer, django_assert_max_num_queries
 ):
-    run, _ = launched(person())
+    run, _ = launched_run(person())
     for n in range(2, 30):
         volunteer(person(f"{n}@example.org"), n).join(run)
     assert tasks.sweep() == 29
@@ -167,8 +167,8 @@ def test_what_was_told_already_costs_a_sweep_hardly_anything(
         assert tasks.sweep() == 0
 
 
-def test_a_machine_that_goes_quiet_twice_is_told_twice(person, launched):
-    run, _ = launched(person())
+def test_a_machine_that_goes_quiet_twice_is_told_twice(person, launched_run):
+    run, _ = launched_run(person())
     Run.objects.update(started=LONG_AGO)
     for minutes in (20, 16):
         silent(run, minutes)
@@ -179,20 +179,20 @@ def test_a_machine_that_goes_quiet_twice_is_told_twice(person, launched):
     )
 
 
-def test_a_place_refused_is_told_once_a_day(person, launched, volunteer):
-    run, _ = launched(person(name="Ada"), name="Guests only")
+def test_a_place_refused_is_told_once_a_day(person, launched_run, volunteer):
+    run, _ = launched_run(person(name="Ada"), name="Guests only")
     Run.objects.update(access="invitation")
     bob = volunteer(person("bob@example.org"), 2)
     for _ in range(3):
         asked = coordinator_messages.JoinRequest(version="1", addresses=[])
-        assert bob.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 403
+        assert bob.send_request("POST", f"/runs/{run.slug}/join", asked).status_code == 403
     notice = Notification.objects.get(person=bob.machine.owner)
     assert "Guests only refused" in notice.title and "invited" in notice.text
 
 
-def test_each_kind_is_turned_off_by_itself_here_or_in_letters(signed_in, launched, valkey):
+def test_each_kind_is_turned_off_by_itself_here_or_in_letters(signed_in, launched_run, valkey):
     client, ada = signed_in()
-    launched(ada)
+    launched_run(ada)
     form = client.get("/notifications/settings/")
     assert (
         form.content.decode().count('type="checkbox"')

@@ -70,11 +70,11 @@ def series(text: str) -> dict[str, float]:
 
 
 def test_requests_are_counted_by_view_and_never_by_machine_or_run(
-    person, launched, numbers, client, valkey
+    person, launched_run, numbered_report, client, valkey
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     for seq in range(1, 4):
-        ada.report(run, numbers(seq))
+        ada.report(run, numbered_report(seq))
     drain_queue()
     client.get(f"/runs/{run.slug}/")
     client.get("/nowhere/at/all/")
@@ -142,8 +142,8 @@ def test_metrics_are_shown_to_who_has_the_token_where_there_is_one(client, valke
 # ---- logs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launched):
-    _, ada = launched(person())
+def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launched_run):
+    _, ada = launched_run(person())
     handler = logging.StreamHandler()
     lines: list[str] = []
     handler.emit = lambda record: lines.append(
@@ -251,8 +251,8 @@ def test_a_task_whose_database_is_away_is_tried_again_and_not_for_ever(valkey, c
 
 
 @pytest.fixture
-def member(person, launched) -> Membership:
-    run, _ = launched(person())
+def member(person, launched_run) -> Membership:
+    run, _ = launched_run(person())
     return Membership.objects.get(run=run)
 
 
@@ -312,7 +312,7 @@ def test_receipts_of_machines_that_never_came_back_go(member):
     assert delete_old_rows() == 1 and ReportReceipt.objects.get().seq == 6
 
 
-def test_machine_silent_for_a_day_has_left_the_run(member, volunteer, person, numbers):
+def test_machine_silent_for_a_day_has_left_the_run(member, volunteer, person, numbered_report):
     run = member.run
     machines = [volunteer(person(f"{n}@example.org"), n + 2) for n in range(3)]
     for machine in machines:
@@ -324,7 +324,7 @@ def test_machine_silent_for_a_day_has_left_the_run(member, volunteer, person, nu
     found = [Membership.objects.get(machine=machine.machine) for machine in machines]
     assert [bool(each.addresses) for each in found] == [True, False, False]
     assert [each.activity for each in found] == ["joining", "joining", "left"]
-    machines[2].report(run, numbers(1))
+    machines[2].report(run, numbered_report(1))
     drain_queue()
     found[2].refresh_from_db()
     assert found[2].activity == "training" and found[2].is_alive, "whoever comes back is back"

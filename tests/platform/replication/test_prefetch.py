@@ -35,7 +35,7 @@ class Shelf:
 def log():
     other = LogBuilder()
     for n in range(6):
-        other.append("note.say", "a", {"text": str(n)})
+        other.append("note.write", "a", {"text": str(n)})
     return other  # seven events, with the first that begins it
 
 

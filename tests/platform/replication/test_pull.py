@@ -40,56 +40,61 @@ def hurry(monkeypatch):
 # ---- what is well
 
 
-def test_another_mirrors_log_comes_here_page_by_page_and_once(small, log):
-    small.page_size = 3
-    assert pull(small).stored == 10 and count_stored(log) == 10
-    before = len(small.requests)
-    assert pull(small) == pull_module.PullResult() and small.requests[before:] == [
+def test_another_mirrors_log_comes_here_page_by_page_and_once(fake_mirror, log):
+    fake_mirror.page_size = 3
+    assert pull(fake_mirror).stored == 10 and count_stored(log) == 10
+    before = len(fake_mirror.requests)
+    assert pull(fake_mirror) == pull_module.PullResult() and fake_mirror.requests[before:] == [
         "GET /mirrors/heads"
     ]
     log.append("weather.seen", 1, {"rain": 0})
-    assert pull(small).stored == 1
-    standing = PeerStatus.objects.get(pk=small.identity.key)
+    assert pull(fake_mirror).stored == 1
+    standing = PeerStatus.objects.get(pk=fake_mirror.identity.key)
     assert standing.last_error == "" and standing.last_seen is not None
 
 
-def test_its_clock_is_noted_by_what_it_signed(small):
-    small.clock_offset = 3600.0
-    pull(small)
-    assert PeerClock.objects.get(pk=small.identity.key).offset_seconds == pytest.approx(3600, abs=5)
+def test_its_clock_is_noted_by_what_it_signed(fake_mirror):
+    fake_mirror.clock_offset = 3600.0
+    pull(fake_mirror)
+    assert PeerClock.objects.get(pk=fake_mirror.identity.key).offset_seconds == pytest.approx(
+        3600, abs=5
+    )
 
 
-def test_mirror_with_a_common_protocol_version_is_pulled_others_refused(small, log):
-    small.protocols = [2, 1]
-    assert pull(small).stored == 10
-    small.protocols = [3, 2]
-    assert "speaks the protocols [3, 2] between mirrors, and this site 1" in pull(small).refused[0]
+def test_mirror_with_a_common_protocol_version_is_pulled_others_refused(fake_mirror, log):
+    fake_mirror.protocols = [2, 1]
+    assert pull(fake_mirror).stored == 10
+    fake_mirror.protocols = [3, 2]
+    assert (
+        "speaks the protocols [3, 2] between mirrors, and this site 1"
+        in pull(fake_mirror).refused[0]
+    )
 
 
-def test_pulled_fork_proof_truncates_the_log(small, log):
-    pull(small)
+def test_pulled_fork_proof_truncates_the_log(fake_mirror, log):
+    pull(fake_mirror)
     second = log.sign("weather.seen", 4, {"rain": 99}, seq=5, prev=digest(log.events[3].body))
-    small.proofs = [ForkEvidence(first=log.events[4], second=second)]
-    pull(small)
+    fake_mirror.proofs = [ForkEvidence(first=log.events[4], second=second)]
+    pull(fake_mirror)
     assert (
         ForkProof.objects.get().seq == 5
         and LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 4
     )
 
 
-def test_mirror_that_replaces_an_event_proves_its_own_fork(small, log):
-    pull(small)
+def test_mirror_that_replaces_an_event_proves_its_own_fork(fake_mirror, log):
+    pull(fake_mirror)
     log.events[9] = log.sign(
         "weather.seen", 8, {"rain": 99}, seq=10, prev=digest(log.events[8].body)
     )
-    pull(small)
+    pull(fake_mirror)
     assert ForkProof.objects.get().seq == 10
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 9
 
 
-def test_a_nudge_goes_to_the_others_once_for_many_changes(small, valkey, settings):
+def test_a_nudge_goes_to_the_others_once_for_many_changes(fake_mirror, valkey, settings):
     tasks.notify_mirrors()
-    assert small.requests == ["POST /mirrors/change-notice"]
+    assert fake_mirror.requests == ["POST /mirrors/change-notice"]
     sent = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.notify_mirrors, "apply_async", lambda **options: sent.append(options))
@@ -98,34 +103,34 @@ def test_a_nudge_goes_to_the_others_once_for_many_changes(small, valkey, setting
     assert len(sent) == 1
 
 
-def test_status_reports_whether_each_mirror_is_in_sync(small, log):
+def test_status_reports_whether_each_mirror_is_in_sync(fake_mirror, log):
     (told,) = Client().get("/status").json()["mirrors"]
     assert (told["in_sync"], told["last_seen"], told["last_error"]) == (None, None, "")
-    pull(small)
+    pull(fake_mirror)
     (told,) = Client().get("/status").json()["mirrors"]
     assert (
         told["in_sync"] is (state_hash() == "0" * 64)
         and told["last_seen"] > 0
-        and told["url"] == small.url
+        and told["url"] == fake_mirror.url
     )
 
 
 # ---- what is not
 
 
-def test_a_log_with_a_hole_is_refused_and_comes_whole_the_next_time(small, log):
-    whole = small.routes[f"GET /mirrors/logs/{log.origin}"]
-    small.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
+def test_a_log_with_a_hole_is_refused_and_comes_whole_the_next_time(fake_mirror, log):
+    whole = fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"]
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
         events=[*log.events[:4], *log.events[5:]]
     )
-    assert "has a hole: event 6 came, and 4 is the last" in pull(small).refused[0]
+    assert "has a hole: event 6 came, and 4 is the last" in pull(fake_mirror).refused[0]
     assert count_stored(log) == 0, "not even what came before the hole"
-    small.routes[f"GET /mirrors/logs/{log.origin}"] = whole
-    assert pull(small).stored == 10 and count_stored(log) == 10
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = whole
+    assert pull(fake_mirror).stored == 10 and count_stored(log) == 10
 
 
-def test_pull_continues_after_the_pages_stored_before_a_broken_one(small, log):
-    small.page_size, whole = 4, small.page
+def test_pull_continues_after_the_pages_stored_before_a_broken_one(fake_mirror, log):
+    fake_mirror.page_size, whole = 4, fake_mirror.page
 
     def breaks(query, who):
         return (
@@ -134,14 +139,14 @@ def test_pull_continues_after_the_pages_stored_before_a_broken_one(small, log):
             else (200, whole(query, who).model_dump_json().encode()[:-40])
         )
 
-    small.routes[f"GET /mirrors/logs/{log.origin}"] = breaks
-    assert "it may be cut off" in pull(small).refused[0] and count_stored(log) == 4
-    small.routes[f"GET /mirrors/logs/{log.origin}"] = whole
-    assert pull(small).stored == 6
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = breaks
+    assert "it may be cut off" in pull(fake_mirror).refused[0] and count_stored(log) == 4
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = whole
+    assert pull(fake_mirror).stored == 6
 
 
 @pytest.mark.parametrize("what", ["altered", "a stranger's", "cut short", "nothing"])
-def test_a_page_that_is_not_the_log_is_refused_whole(small, log, what):
+def test_a_page_that_is_not_the_log_is_refused_whole(fake_mirror, log, what):
     forged = messages.Signed(
         key=log.identity.key, body=log.events[3].body.replace("2", "3"), signature="0" * 128
     )
@@ -152,10 +157,10 @@ def test_a_page_that_is_not_the_log_is_refused_whole(small, log, what):
         "cut short": log.events[:3],
         "nothing": [],
     }[what]
-    small.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
         events=events[int(query["after"]) :]
     )
-    told = pull(small)
+    told = pull(fake_mirror)
     assert count_stored(log) == (3 if what == "cut short" else 0)
     sentence = {
         "altered": "its signature does not match",
@@ -191,39 +196,42 @@ def silent():
         (lambda: (200, endless()), "sent more than 1,048,576 bytes and was cut off"),
         (lambda: (200, dripping()), "takes more than 2 seconds for one answer and was cut off"),
         (lambda: (200, silent()), "does not answer"),
-        (lambda: (200, b"<html><title>Welcome</title></html>"), "something that no mirror says"),
+        (
+            lambda: (200, b"<html><title>Welcome</title></html>"),
+            "something that is not Barnraise's API",
+        ),
         (lambda: (200, b'{"key": "ab'), "it may be cut off"),
-        (lambda: (200, b""), "something that no mirror says"),
+        (lambda: (200, b""), "something that is not Barnraise's API"),
         (
             lambda: (502, b"<html>Bad gateway</html>"),
-            "answered 502 with something that no mirror says",
+            "answered 502 with something that is not Barnraise's API",
         ),
         (lambda: (503, b'{"error": "the database is away"}'), "refuses: the database is away"),
     ],
 )
 @pytest.mark.parametrize("where", ["GET /mirrors/heads", "the log"])
 def test_malformed_answer_names_the_mirror_and_changes_nothing(
-    small, log, hurry, monkeypatch, where, answer, sentence
+    fake_mirror, log, hurry, monkeypatch, where, answer, sentence
 ):
     where = f"GET /mirrors/logs/{log.origin}" if where == "the log" else where
-    right = small.routes[where]
-    small.routes[where] = lambda query, who: answer()
-    told = pull(small)
+    right = fake_mirror.routes[where]
+    fake_mirror.routes[where] = lambda query, who: answer()
+    told = pull(fake_mirror)
     assert sentence in told.refused[0] and told.refused[0].startswith("the small one")
     assert count_stored(log) == 0 and PeerStatus.objects.get().last_error == told.refused[0][:300]
-    small.routes[where] = right
+    fake_mirror.routes[where] = right
     monkeypatch.undo()
-    assert pull(small).stored == 10 and PeerStatus.objects.get().last_error == ""
+    assert pull(fake_mirror).stored == 10 and PeerStatus.objects.get().last_error == ""
 
 
-def test_a_mirror_that_is_gone_is_named(small, log):
-    small.close()
-    assert "does not answer" in pull(small).refused[0]
+def test_a_mirror_that_is_gone_is_named(fake_mirror, log):
+    fake_mirror.close()
+    assert "does not answer" in pull(fake_mirror).refused[0]
 
 
-def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(small, log):
-    key, right = small.identity.key, small.routes["GET /mirrors/heads"]
-    small.routes["GET /mirrors/heads"] = lambda query, who: (502, b"<html>")
+def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(fake_mirror, log):
+    key, right = fake_mirror.identity.key, fake_mirror.routes["GET /mirrors/heads"]
+    fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: (502, b"<html>")
     assert pull_module.pull_from_all()[key].refused
     assert pull_module.pull_from_all() == {}, "not at once again: other tasks wait behind it"
     standing = PeerStatus.objects.get()
@@ -237,44 +245,48 @@ def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(small, log
         and 20 <= waits[1] <= 40
         and 60 <= waits[2] <= 120
     )
-    small.routes["GET /mirrors/heads"] = right
+    fake_mirror.routes["GET /mirrors/heads"] = right
     tasks.pull_task(key)
     assert count_stored(log) == 10 and PeerStatus.objects.get().failures == 0
     assert pull_module.pull_from_all() == {key: pull_module.PullResult()}
 
 
-def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(small, log, hurry, monkeypatch):
+def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
+    fake_mirror, log, hurry, monkeypatch
+):
     monkeypatch.setattr(client, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
-    right = dict(small.routes)
-    small.routes |= dict.fromkeys(
+    right = dict(fake_mirror.routes)
+    fake_mirror.routes |= dict.fromkeys(
         ("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, silent())
     )
-    assert "does not answer" in pull_module.pull_from_all()[small.identity.key].refused[0]
+    assert "does not answer" in pull_module.pull_from_all()[fake_mirror.identity.key].refused[0]
     assert pull_module.pull_from_all() == {}, "it does not open"
-    asked = len(small.requests)
+    asked = len(fake_mirror.requests)
     tasks.notify_mirrors()
-    assert "POST /mirrors/change-notice" not in small.requests[asked:], "nobody waits for it"
-    small.routes = right
-    assert pull_module.pull_from_all()[small.identity.key].stored == 10
+    assert "POST /mirrors/change-notice" not in fake_mirror.requests[asked:], "nobody waits for it"
+    fake_mirror.routes = right
+    assert pull_module.pull_from_all()[fake_mirror.identity.key].stored == 10
     tasks.notify_mirrors()
-    assert small.requests[-1] == "POST /mirrors/change-notice"
+    assert fake_mirror.requests[-1] == "POST /mirrors/change-notice"
 
 
-def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, log, monkeypatch):
+def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(
+    fake_mirror, log, monkeypatch
+):
     monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
-    key, right = small.identity.key, small.routes["GET /mirrors/heads"]
-    small.routes["GET /mirrors/heads"] = lambda query, who: (
+    key, right = fake_mirror.identity.key, fake_mirror.routes["GET /mirrors/heads"]
+    fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: (
         503,
         b'{"error": "the database is away"}',
     )
     assert "the database is away" in pull_module.pull_from_all()[key].refused[0]
-    small.routes["GET /mirrors/heads"] = right
+    fake_mirror.routes["GET /mirrors/heads"] = right
     assert pull_module.pull_from_all()[key].stored == 10
 
 
 def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
-    small, monkeypatch, settings
+    fake_mirror, monkeypatch, settings
 ):
     away = {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
@@ -283,16 +295,18 @@ def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
     settings.CACHES = {"default": away}
     tasks.on_event_recorded(LogEvent)
     assert mirror_list.current_version()[0] == 1
-    assert mirror_list.ingest_lists([signed_list(2, local_entry(), small.list_entry)])
+    assert mirror_list.ingest_lists([signed_list(2, local_entry(), fake_mirror.list_entry)])
 
 
-def test_heads_by_another_key_or_for_another_site_are_refused(small):
-    small.routes["GET /mirrors/heads"] = lambda query, who: STRANGER.sign("heads", small.heads(who))
-    assert "is signed by" in pull(small).refused[0]
-    small.routes["GET /mirrors/heads"] = lambda query, who: small.identity.sign(
-        "heads", small.heads(STRANGER.key)
+def test_heads_by_another_key_or_for_another_site_are_refused(fake_mirror):
+    fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: STRANGER.sign(
+        "heads", fake_mirror.heads(who)
     )
-    assert "not for this site" in pull(small).refused[0]
+    assert "is signed by" in pull(fake_mirror).refused[0]
+    fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: fake_mirror.identity.sign(
+        "heads", fake_mirror.heads(STRANGER.key)
+    )
+    assert "not for this site" in pull(fake_mirror).refused[0]
 
 
 def certificate(folder, host: str) -> ssl.SSLContext:
@@ -326,26 +340,26 @@ def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
 # ---- the list
 
 
-def test_pulled_list_withdraws_late_events_of_an_expelled_mirror(small, log):
-    pull(small)
-    gone = small.list_entry.model_copy(
+def test_pulled_list_withdraws_late_events_of_an_expelled_mirror(fake_mirror, log):
+    pull(fake_mirror)
+    gone = fake_mirror.list_entry.model_copy(
         update={"expelled": Expulsion(at=1.0, last={log.origin: 6}, reason="it lied")}
     )
-    small.lists = [signed_list(2, local_entry(), gone)]
-    pull(small)
+    fake_mirror.lists = [signed_list(2, local_entry(), gone)]
+    pull(fake_mirror)
     assert mirror_list.newest_list().version == 2 and mirror_list.other_mirrors() == []
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
     assert "it lied" in Origin.objects.get(pk=log.origin).truncation_reason
 
 
-def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
-    pull(small)
+def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(fake_mirror, log):
+    pull(fake_mirror)
     mirror_list.ingest_lists(
         [
             signed_list(
                 2,
                 local_entry(),
-                small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)}),
+                fake_mirror.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)}),
             )
         ]
     )
@@ -356,31 +370,34 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        (lambda small: signed_list(2, local_entry(), small.list_entry, expires=5.0), "expired"),
         (
-            lambda small: signed_list(2, local_entry(), small.list_entry, signers=1),
+            lambda fake_mirror: signed_list(2, local_entry(), fake_mirror.list_entry, expires=5.0),
+            "expired",
+        ),
+        (
+            lambda fake_mirror: signed_list(2, local_entry(), fake_mirror.list_entry, signers=1),
             "signed by 1 of the roots of list 1",
         ),
-        (lambda small: signed_list(2, local_entry()), "says nothing of the mirror"),
+        (lambda fake_mirror: signed_list(2, local_entry()), "says nothing of the mirror"),
         (
-            lambda small: signed_list(1, small.list_entry, local_entry()),
+            lambda fake_mirror: signed_list(1, fake_mirror.list_entry, local_entry()),
             "two different mirror lists 1",
         ),
     ],
 )
-def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(small, log, told, sentence):
-    wrong = told(small)
-    small.lists = [wrong]
-    small.routes["GET /mirrors/list"] = lambda query, who: MirrorLists(lists=[wrong])
-    small.routes["GET /mirrors/heads"] = lambda query, who: small.identity.sign(
-        "heads", small.heads(who, mirrors=7)
+def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(fake_mirror, log, told, sentence):
+    wrong = told(fake_mirror)
+    fake_mirror.lists = [wrong]
+    fake_mirror.routes["GET /mirrors/list"] = lambda query, who: MirrorLists(lists=[wrong])
+    fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: fake_mirror.identity.sign(
+        "heads", fake_mirror.heads(who, mirrors=7)
     )
-    found = pull(small)
+    found = pull(fake_mirror)
     assert sentence in found.refused[0] and found.stored == 10
     assert [each.version for each in MirrorListVersion.objects.all()] == [1]
 
 
-def test_a_downgrade_is_refused(small):
-    mirror_list.ingest_lists([signed_list(3, local_entry(), small.list_entry)])
+def test_a_downgrade_is_refused(fake_mirror):
+    mirror_list.ingest_lists([signed_list(3, local_entry(), fake_mirror.list_entry)])
     with pytest.raises(MirrorListError, match="older than 3"):
-        mirror_list.ingest_lists([signed_list(2, local_entry(), small.list_entry)])
+        mirror_list.ingest_lists([signed_list(2, local_entry(), fake_mirror.list_entry)])

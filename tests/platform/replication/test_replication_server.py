@@ -40,9 +40,9 @@ def asks(identity: Identity, method: str, path: str, message=None, **changed):
     )
 
 
-def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, log):
-    pull(small)
-    answer = asks(small.identity, "GET", "/mirrors/heads")
+def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(fake_mirror, log):
+    pull(fake_mirror)
+    answer = asks(fake_mirror.identity, "GET", "/mirrors/heads")
     heads = open_signed(
         messages.Signed.model_validate_json(answer.content),
         "heads",
@@ -50,22 +50,24 @@ def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, 
         site_identity.identity().key,
     )
     assert (
-        heads.heads[log.origin].seq == 10 and heads.to == small.identity.key and heads.mirrors == 1
+        heads.heads[log.origin].seq == 10
+        and heads.to == fake_mirror.identity.key
+        and heads.mirrors == 1
     )
-    answer = asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?after=6&most=2")
+    answer = asks(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=6&most=2")
     page = LogPart.model_validate_json(answer.content)
     assert page.events == log.events[6:8] and page.more
     page = LogPart.model_validate_json(
-        asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?after=8").content
+        asks(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=8").content
     )
     assert page.events == log.events[8:] and not page.more
 
 
-def test_a_page_is_bounded_in_bytes(small, log, monkeypatch):
-    pull(small)
+def test_a_page_is_bounded_in_bytes(fake_mirror, log, monkeypatch):
+    pull(fake_mirror)
     monkeypatch.setattr("coordinator.api.replication_endpoints.protocol.PAGE_BYTES", 1000)
     page = LogPart.model_validate_json(
-        asks(small.identity, "GET", f"/mirrors/logs/{log.origin}").content
+        asks(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}").content
     )
     assert 1 <= len(page.events) < 10 and page.more
 
@@ -73,31 +75,36 @@ def test_a_page_is_bounded_in_bytes(small, log, monkeypatch):
 @pytest.mark.parametrize(
     "query", ["after=-1", "after=x", "most=0", "most=100000", "after=99999999999999999999"]
 )
-def test_a_page_that_makes_no_sense_is_refused(small, log, query):
-    assert asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?{query}").status_code == 422
+def test_a_page_that_makes_no_sense_is_refused(fake_mirror, log, query):
+    assert (
+        asks(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?{query}").status_code == 422
+    )
 
 
-def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(small):
+def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(fake_mirror):
     assert Client().get("/api/v1/mirrors/heads").status_code == 401
     assert "is no mirror of list 1" in asks(STRANGER, "GET", "/mirrors/heads").json()["error"]
-    token = small.identity.sign_request(
+    token = fake_mirror.identity.sign_request(
         site_identity.identity().key, "GET", "/api/v1/mirrors/heads", b"", time.time()
     )
-    assert asks(small.identity, "GET", "/mirrors/heads", token=token).status_code == 200
+    assert asks(fake_mirror.identity, "GET", "/mirrors/heads", token=token).status_code == 200
     assert (
-        "made before" in asks(small.identity, "GET", "/mirrors/heads", token=token).json()["error"]
+        "made before"
+        in asks(fake_mirror.identity, "GET", "/mirrors/heads", token=token).json()["error"]
     )
-    assert asks(small.identity, "GET", "/mirrors/fork-evidence", token=token).status_code == 401
+    assert (
+        asks(fake_mirror.identity, "GET", "/mirrors/fork-evidence", token=token).status_code == 401
+    )
     mirror_list.ingest_lists(
         [
             signed_list(
                 2,
                 local_entry(),
-                small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)}),
+                fake_mirror.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)}),
             )
         ]
     )
-    answer = asks(small.identity, "GET", "/mirrors/heads")
+    answer = asks(fake_mirror.identity, "GET", "/mirrors/heads")
     assert answer.status_code == 403 and "was expelled" in answer.json()["error"]
 
 
@@ -105,8 +112,8 @@ def test_without_a_list_no_mirror_is_known():
     assert asks(STRANGER, "GET", "/mirrors/heads").status_code == 403
 
 
-def test_anybody_gets_the_list_and_what_leads_to_it(small):
-    second = signed_list(2, local_entry(), small.list_entry)
+def test_anybody_gets_the_list_and_what_leads_to_it(fake_mirror):
+    second = signed_list(2, local_entry(), fake_mirror.list_entry)
     mirror_list.ingest_lists([second])
     told = MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
     assert told.lists == [second]
@@ -116,8 +123,8 @@ def test_anybody_gets_the_list_and_what_leads_to_it(small):
     )
 
 
-def test_a_machine_hears_of_the_newest_list_with_every_directive(small, person, launched):
-    _, machine = launched(person(organiser=True))
+def test_a_machine_hears_of_the_newest_list_with_every_directive(fake_mirror, person, launched_run):
+    _, machine = launched_run(person(organiser=True))
     reply = machine.join(_)
     directive = coordinator_messages.Directive.model_validate_json(reply.directive.body)
     assert (directive.mirror_list_version, directive.mirror_list_digest) == (
@@ -126,20 +133,20 @@ def test_a_machine_hears_of_the_newest_list_with_every_directive(small, person, 
     )
 
 
-def test_personal_data_goes_out_sealed_to_the_one_question(small):
+def test_personal_data_goes_out_sealed_to_the_one_question(fake_mirror):
     PrivateData.objects.create(
         digest=digest("s" * 32 + "{}"), aggregate="person:x", salt="s" * 32, body="{}"
     )
     lock, other = encryption.RequestKey(), encryption.RequestKey()
     wants = PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=lock.key)
-    answer = asks(small.identity, "POST", "/mirrors/private-data", wants)
+    answer = asks(fake_mirror.identity, "POST", "/mirrors/private-data", wants)
     sealed = EncryptedPrivateData.model_validate_json(answer.content)
     assert lock.decrypt(sealed) == [private_data.PrivateRecord(wants.digests[0], "s" * 32, "{}")]
     with pytest.raises(Exception, match="cannot be decrypted"):
         other.decrypt(sealed)
     assert (
         asks(
-            small.identity,
+            fake_mirror.identity,
             "POST",
             "/mirrors/private-data",
             PrivateDataRequest(digests=wants.digests, key="0" * 64),
@@ -148,16 +155,19 @@ def test_personal_data_goes_out_sealed_to_the_one_question(small):
     )
 
 
-def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(small, monkeypatch):
+def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(fake_mirror, monkeypatch):
     pulled = []
     monkeypatch.setattr(tasks.pull_task, "delay", pulled.append)
     for begun in range(2):
         for _ in range(3):
             assert (
                 asks(
-                    small.identity, "POST", "/mirrors/change-notice", messages.Goodbye(reason="")
+                    fake_mirror.identity,
+                    "POST",
+                    "/mirrors/change-notice",
+                    messages.Goodbye(reason=""),
                 ).status_code
                 == 200
             )
-        assert pulled == [small.identity.key] * (begun + 1)
-        tasks.pull_task(small.identity.key)
+        assert pulled == [fake_mirror.identity.key] * (begun + 1)
+        tasks.pull_task(fake_mirror.identity.key)

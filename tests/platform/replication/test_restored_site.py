@@ -138,10 +138,10 @@ def signed_for(reply: JoinReply) -> str:
 
 
 def test_all_mirrors_sign_one_opaque_pseudonym_for_a_person(
-    other, person, volunteer, launched, settings
+    other, person, volunteer, launched_run, settings
 ):
     ada = person()
-    run, first = launched(ada)
+    run, first = launched_run(ada)
     second = volunteer(ada, 2)
     theirs = volunteer(person("bob@example.org"), 3)
     said = signed_for(first.join(run))

@@ -157,9 +157,9 @@ def fits(client: Client, run) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.django_db
 def test_who_thinks_of_joining_is_told_whether_their_machines_fit(
-    volunteer, person, launched, golden_hardware
+    volunteer, person, launched_run, golden_hardware
 ):
-    run, _ = launched(
+    run, _ = launched_run(
         person("owner@example.org"),
         join_policy=JoinPolicy(least_memory=10 * 10**9, least_device_memory=16 * 10**9),
     )

@@ -60,7 +60,7 @@ def test_notes_lose_bidirectional_and_hidden_characters_not_emoji():
     )
 
 
-def test_the_run_page_shows_notes_to_everybody(person, launched):
-    run, _ = launched(person(), join_policy=JoinPolicy(notes="Bring <b>coffee</b> & *cake*"))
+def test_the_run_page_shows_notes_to_everybody(person, launched_run):
+    run, _ = launched_run(person(), join_policy=JoinPolicy(notes="Bring <b>coffee</b> & *cake*"))
     page = Client().get(f"/runs/{run.slug}/").content.decode()
     assert "Bring &lt;b&gt;coffee&lt;/b&gt; &amp; <em>cake</em>" in page

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.django_db
 # ---- copies and the archive ----------------------------------------------------------------------------------------
 
 
-def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launched, signed_in):
-    run, _ = launched(
+def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launched_run, signed_in):
+    run, _ = launched_run(
         person("owner@example.org"), join_policy=JoinPolicy(least_memory=10**9, notes="hello")
     )
     client, bob = signed_in("bob@example.org")
@@ -43,12 +43,12 @@ def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launc
     assert not run.edit("Another", run.spec), "what is launched never changes"
 
 
-def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched, person):
+def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched_run, person):
     _, ada = signed_in()
     secret = draft(ada, name="Secret plans")
     stranger, _ = signed_in("eve@example.org")
     assert stranger.post(f"/runs/{secret.slug}/clone/").status_code == 404
-    public, _ = launched(ada)
+    public, _ = launched_run(ada)
     Run.objects.filter(pk=public.pk).update(parent=secret)
     assert "Secret plans" not in Client().get(f"/runs/{public.slug}/").content.decode()
 
@@ -59,9 +59,9 @@ def test_a_long_name_is_copied_too(signed_in, draft):
     assert Run.objects.filter(name="x" * 72 + " (copy)").exists()
 
 
-def test_a_run_that_is_over_is_put_away_and_taken_out_again(signed_in, launched):
+def test_a_run_that_is_over_is_put_away_and_taken_out_again(signed_in, launched_run):
     client, ada = signed_in()
-    run, _ = launched(ada)
+    run, _ = launched_run(ada)
     assert not run.archive(), "it is not over"
     run.finish()
 
@@ -75,8 +75,8 @@ def test_a_run_that_is_over_is_put_away_and_taken_out_again(signed_in, launched)
     assert client.post(f"/runs/{run.slug}/unarchive/").status_code == 302 and listed()
 
 
-def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched):
-    run, machine = launched(person())
+def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched_run):
+    run, machine = launched_run(person())
     run.pause(actor=run.owner)
     run.pause(actor=run.owner)
     run.resume(actor=run.owner)
@@ -108,13 +108,13 @@ def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched):
 
 
 @pytest.fixture
-def checkpointed(person, launched, numbers):
+def checkpointed(person, launched_run, numbered_report):
     """A run of Ada's with one checkpoint, its owner's volunteer, and the checkpoint."""
-    run, ada = launched(person("ada@example.org"), name="Dusk")
+    run, ada = launched_run(person("ada@example.org"), name="Dusk")
     view = reports.CheckpointView(
         tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
     )
-    ada.report(run, numbers(4, checkpoint=view))
+    ada.report(run, numbered_report(4, checkpoint=view))
     drain_queue()
     return run, ada, run.checkpoints.get()
 
@@ -136,7 +136,7 @@ def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
 
     def post(**changed) -> coordinator_messages.Problem | None:
         signed = ada.identity.sign("manifest", manifest(made, **changed))
-        answer = ada.ask("POST", f"/runs/{made.slug}/manifest", signed)
+        answer = ada.send_request("POST", f"/runs/{made.slug}/manifest", signed)
         return (
             None
             if answer.status_code == 200
@@ -190,7 +190,7 @@ def test_a_manifest_of_a_run_from_its_seed_names_no_weights(person, draft, manif
     run = draft(person())
     ada = volunteer(run.owner)
     signed = ada.identity.sign("manifest", manifest(run, start=["4" * 64]))
-    answer = ada.ask("POST", f"/runs/{run.slug}/manifest", signed)
+    answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
     assert list(coordinator_messages.Problem.model_validate_json(answer.content).fields) == [
         "start"
     ]

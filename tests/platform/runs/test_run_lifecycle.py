@@ -19,13 +19,13 @@ pytestmark = pytest.mark.django_db
 
 
 def test_one_machine_that_lies_about_the_ledger_does_not_move_it(
-    person, launched, numbers, volunteer
+    person, launched_run, numbered_report, volunteer
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     honest = [ada, volunteer(person("bob@example.org"), 2), volunteer(person("eve@example.org"), 3)]
     for i, each in enumerate(honest):
         each.join(run)
-        each.report(run, numbers(5, ledger_tokens=10**15 if i == 2 else 5000))
+        each.report(run, numbered_report(5, ledger_tokens=10**15 if i == 2 else 5000))
     drain_queue()
     advance_runs()
     run.refresh_from_db()
@@ -33,26 +33,28 @@ def test_one_machine_that_lies_about_the_ledger_does_not_move_it(
 
 
 def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
-    person, launched, numbers, volunteer
+    person, launched_run, numbered_report, volunteer
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
     for each in (ada, bob):
-        each.report(run, numbers(1, ledger_tokens=100_000, activity="finishing"))
+        each.report(run, numbered_report(1, ledger_tokens=100_000, activity="finishing"))
     drain_queue()
     assert advance_runs() == 0
     assert "one other person" in run_table.run_summary(run, run_table.machine_rows(run))["waiting"]
-    ada.report(run, numbers(2, ledger_tokens=100_000, activity="finished"))
+    ada.report(run, numbered_report(2, ledger_tokens=100_000, activity="finished"))
     bob.report(
-        run, numbers(2, ledger_tokens=100_000, activity="finished"), numbers(3, activity="left")
+        run,
+        numbered_report(2, ledger_tokens=100_000, activity="finished"),
+        numbered_report(3, activity="left"),
     )
     drain_queue()
     assert advance_runs() == 1 and advance_runs() == 0
     run.refresh_from_db()
     assert run.state is enums.RunStatus.FINISHED and run.finished
     reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbers(3)).content
+        ada.report(run, numbered_report(3)).content
     )
     assert (
         open_signed(reply.directive, "directive", coordinator_messages.Directive).status
@@ -60,11 +62,13 @@ def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
     )
 
 
-def test_what_was_long_on_its_way_is_seen_within_minutes(person, launched, numbers, valkey):
+def test_what_was_long_on_its_way_is_seen_within_minutes(
+    person, launched_run, numbered_report, valkey
+):
     """Advance runs that are silent for two minutes less often, but advance them."""
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     assert advance_runs() == 0
-    ada.report(run, numbers(1, ledger_tokens=100_000, activity="finished"))
+    ada.report(run, numbered_report(1, ledger_tokens=100_000, activity="finished"))
     drain_queue()
     Membership.objects.update(last_seen=timezone.now() - timedelta(minutes=30))
     Run.objects.filter(pk=run.pk).update(ledger_tokens=100_000)
@@ -75,11 +79,11 @@ def test_what_was_long_on_its_way_is_seen_within_minutes(person, launched, numbe
     assert run.state is enums.RunStatus.FINISHED
 
 
-def test_a_revoked_machine_counts_for_nothing(person, launched, numbers, volunteer):
-    run, _ = launched(person())
+def test_a_revoked_machine_counts_for_nothing(person, launched_run, numbered_report, volunteer):
+    run, _ = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
-    bob.report(run, numbers(1, activity="finished"))
+    bob.report(run, numbered_report(1, activity="finished"))
     drain_queue()
     assert (
         gather_facts(run).alive,
@@ -94,15 +98,17 @@ def test_a_revoked_machine_counts_for_nothing(person, launched, numbers, volunte
     ) == (1, 0, 0)
 
 
-def test_machine_is_gone_after_three_missed_reports_or_on_leaving(person, launched, numbers):
-    run, ada = launched(person())
+def test_machine_is_gone_after_three_missed_reports_or_on_leaving(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
     assert gather_facts(run).alive == 1
     Membership.objects.update(last_seen=timezone.now() - timedelta(seconds=9))
     assert gather_facts(run).alive == 0 and not Membership.objects.get().is_alive
-    ada.report(run, numbers(1))
+    ada.report(run, numbered_report(1))
     drain_queue()
     assert gather_facts(run).alive == 1 and Membership.objects.get().is_alive
-    ada.report(run, numbers(2, activity="left"))
+    ada.report(run, numbered_report(2, activity="left"))
     drain_queue()
     assert gather_facts(run).alive == 0 and not Membership.objects.get().is_alive
 
@@ -111,7 +117,9 @@ def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
     run = draft(person(), quorum=2)
     run.launch()
     ada, bob = volunteer(run.owner), volunteer(person("bob@example.org"), 2)
-    ada.ask("POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run)))
+    ada.send_request(
+        "POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run))
+    )
     ada.join(run)
     advance_runs()
     run.refresh_from_db()
@@ -121,11 +129,11 @@ def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
     assert advance_runs() == 1
 
 
-def test_a_workers_directive_follows_the_admins_pause(person, launched, numbers):
-    run, ada = launched(person())
+def test_a_workers_directive_follows_the_admins_pause(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
     run.pause()
     reply = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbers(1)).content
+        ada.report(run, numbered_report(1)).content
     )
     assert (
         open_signed(reply.directive, "directive", coordinator_messages.Directive).status

@@ -33,8 +33,8 @@ def test_a_launched_run_leaves_draft_only_once_its_text_is_there(
     assert advance_run(run) and run.state is Status.RECRUITING
 
 
-def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person, launched):
-    run, owner = launched(person())
+def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person, launched_run):
+    run, owner = launched_run(person())
     spec = RunSpec.from_json(run.spec_text)
     assert spec.roots == (site_identity.identity().key,)
     assert spec.owner == owner.identity.key
@@ -45,10 +45,10 @@ def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person
 
 
 def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
-    person, launched, monkeypatch
+    person, launched_run, monkeypatch
 ):
     """Its ticket and what it is told of the run are of one moment, or its machine refuses them."""
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     named = worker_endpoints.get_visible_run
 
     def read_before_the_launch(*asked):
@@ -57,7 +57,7 @@ def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
         return found
 
     monkeypatch.setattr(worker_endpoints, "get_visible_run", read_before_the_launch)
-    answer = ada.ask(
+    answer = ada.send_request(
         "POST",
         f"/runs/{run.slug}/join",
         coordinator_messages.JoinRequest(addresses=[], version="1"),
@@ -67,8 +67,8 @@ def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
     assert digest(reply.run.manifest.body) == RunSpec.from_json(reply.run.spec).manifest
 
 
-def test_pause_and_resume_say_whether_they_did_anything(person, launched):
-    run, _ = launched(person())
+def test_pause_and_resume_say_whether_they_did_anything(person, launched_run):
+    run, _ = launched_run(person())
     assert not run.resume()
     assert run.pause() and run.state is Status.PAUSED
     assert not run.pause() and not advance_run(run)
@@ -77,16 +77,16 @@ def test_pause_and_resume_say_whether_they_did_anything(person, launched):
     assert not run.cancel() and not run.pause() and run.state is Status.FINISHED
 
 
-def test_a_stale_copy_of_a_run_cannot_undo_what_was_decided(person, launched):
-    run, _ = launched(person())
+def test_a_stale_copy_of_a_run_cannot_undo_what_was_decided(person, launched_run):
+    run, _ = launched_run(person())
     stale = Run.objects.get(pk=run.pk)
     assert run.cancel()
     assert not stale.pause() and stale.state is Status.CANCELLED
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_two_who_decide_at_once_one_wins(person, launched):
-    run, _ = launched(person())
+def test_of_two_who_decide_at_once_one_wins(person, launched_run):
+    run, _ = launched_run(person())
     won, gate = [], threading.Barrier(2)
 
     def decide(action):
@@ -182,9 +182,9 @@ def test_a_run_needs_a_name(person, draft):
         assert "name" in refused.value.problems
 
 
-def test_drafts_are_their_owners_and_the_staffs_alone(person, draft, launched):
+def test_drafts_are_their_owners_and_the_staffs_alone(person, draft, launched_run):
     ada, bob, root = person(), person("bob@example.org"), person("root@example.org", is_staff=True)
-    run, (public, _) = draft(ada), launched(ada, name="Public")
+    run, (public, _) = draft(ada), launched_run(ada, name="Public")
     assert run.may_see(ada) and run.may_see(root) and not run.may_see(bob)
     assert run.may_control(ada) and run.may_control(root) and not run.may_control(bob)
     assert set(Run.objects.visible_to(ada)) == set(Run.objects.visible_to(root)) == {run, public}

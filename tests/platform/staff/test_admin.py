@@ -42,8 +42,8 @@ def decide(client: Client, model: str, action: str, pk: object, **fields: str) -
     return " ".join(str(m) for m in answer.context["messages"])
 
 
-def test_staff_pause_resume_and_finish_a_run(staff, person, launched):
-    run, _ = launched(person())
+def test_staff_pause_resume_and_finish_a_run(staff, person, launched_run):
+    run, _ = launched_run(person())
     assert "Paused" in act(staff, "runs/run", "pause_all", run.pk)
     run.refresh_from_db()
     assert run.state is enums.RunStatus.PAUSED
@@ -59,8 +59,8 @@ def test_staff_pause_resume_and_finish_a_run(staff, person, launched):
     assert list(noted.values_list("action", flat=True)) == ["run.pause", "run.resume", "run.finish"]
 
 
-def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, numbers):
-    run, ada = launched(person())
+def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched_run, numbered_report):
+    run, ada = launched_run(person())
     before, spec = run.token_budget, run.spec_text
     page = staff.post(f"/admin/runs/run/{run.pk}/extend/", {"_form_submitted": "1", "tokens": "-5"})
     assert page.status_code == 200 and b"greater than or equal to 1" in page.content
@@ -68,7 +68,7 @@ def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, n
     run.refresh_from_db()
     assert run.token_budget == before + 5000 and run.spec_text == spec, "its rules never change"
     answer = coordinator_messages.ReportReply.model_validate_json(
-        ada.report(run, numbers(1)).content
+        ada.report(run, numbered_report(1)).content
     )
     assert (
         coordinator_messages.Directive.model_validate_json(answer.directive.body).token_budget
@@ -170,9 +170,11 @@ def test_staff_announce_and_withdraw(staff, valkey):
     assert list(actions) == ["announcement.publish", "announcement.withdraw"]
 
 
-def test_the_dashboard_shows_runs_machines_queues_and_errors(staff, person, launched, numbers):
-    run, ada = launched(person(), name="Evening <i>shift</i>")
-    ada.report(run, numbers(1))
+def test_the_dashboard_shows_runs_machines_queues_and_errors(
+    staff, person, launched_run, numbered_report
+):
+    run, ada = launched_run(person(), name="Evening <i>shift</i>")
+    ada.report(run, numbered_report(1))
     logging.getLogger("coordinator.test").error("the roof leaks <script>")
     Notification.create_once(
         NotificationDraft(run.owner, NotificationType.RUN_STARTED, "one", "It started")
@@ -195,8 +197,8 @@ def test_the_dashboard_says_when_valkey_is_gone(staff, valkey, state):
         embedded_servers.start(state, durable=False)
 
 
-def test_every_admin_page_opens(staff, person, launched):
-    run, ada = launched(person())
+def test_every_admin_page_opens(staff, person, launched_run):
+    run, ada = launched_run(person())
     for path in (
         "",
         "figures/",
@@ -218,8 +220,8 @@ def test_every_admin_page_opens(staff, person, launched):
         assert staff.get(f"/admin/{path}").status_code == 200, path
 
 
-def test_the_admin_writes_nothing_past_the_models_methods(staff, person, launched):
-    run, ada = launched(person())
+def test_the_admin_writes_nothing_past_the_models_methods(staff, person, launched_run):
+    run, ada = launched_run(person())
     fields = {
         "name": "Renamed",
         "quorum": 1,
@@ -238,8 +240,8 @@ def test_the_admin_writes_nothing_past_the_models_methods(staff, person, launche
 
 
 @pytest.mark.parametrize("email", [None, "ada@example.org"])
-def test_nobody_but_staff_enters_the_admin(client, person, launched, email):
-    run, _ = launched(person())
+def test_nobody_but_staff_enters_the_admin(client, person, launched_run, email):
+    run, _ = launched_run(person())
     if email:
         client.force_login(run.owner)
     for method in (client.get, client.post):

@@ -43,13 +43,13 @@ def test_a_turn_of_a_machine_has_a_name(before, after, run, kind):
     assert event_kind_of_change(before, after, run) == kind
 
 
-def test_join_pause_resume_and_leave_are_one_event_each(person, launched, numbers):
-    run, volunteer = launched(person())
+def test_join_pause_resume_and_leave_are_one_event_each(person, launched_run, numbered_report):
+    run, volunteer = launched_run(person())
     kinds = ("training", "training", "paused", "training", "left")
     for seq, activity in enumerate(kinds, 1):
-        volunteer.report(run, numbers(seq, activity=Activity(activity)))
+        volunteer.report(run, numbered_report(seq, activity=Activity(activity)))
         drain_queue(wait=True)
-    volunteer.report(run, numbers(2))  # again, and late
+    volunteer.report(run, numbered_report(2))  # again, and late
     drain_queue(wait=True)
     assert list(run.events.order_by("at", "id").values_list("kind", flat=True)) == [
         "joined",
@@ -59,27 +59,31 @@ def test_join_pause_resume_and_leave_are_one_event_each(person, launched, number
     ]
 
 
-def test_a_pause_of_the_whole_run_is_one_event_and_not_one_a_machine(person, launched, numbers):
-    run, volunteer = launched(person())
-    volunteer.report(run, numbers(1))
+def test_a_pause_of_the_whole_run_is_one_event_and_not_one_a_machine(
+    person, launched_run, numbered_report
+):
+    run, volunteer = launched_run(person())
+    volunteer.report(run, numbered_report(1))
     drain_queue(wait=True)
     run.pause(actor=run.owner)
-    volunteer.report(run, numbers(2, activity=Activity.PAUSED))
+    volunteer.report(run, numbered_report(2, activity=Activity.PAUSED))
     drain_queue(wait=True)
     run.resume(actor=run.owner)
-    volunteer.report(run, numbers(3))
+    volunteer.report(run, numbered_report(3))
     drain_queue(wait=True)
     assert [event.kind for event in run.events.all()] == ["joined"]
     said = " / ".join(list_sentences(run))
     assert "paused the run" in said and "resumed the run" in said and "pc-1 joined" in said
 
 
-def test_feed_lists_run_checkpoint_and_machine_events_newest_first(person, launched, numbers):
-    run, volunteer = launched(person())
+def test_feed_lists_run_checkpoint_and_machine_events_newest_first(
+    person, launched_run, numbered_report
+):
+    run, volunteer = launched_run(person())
     held = reports.CheckpointView(
         tokens=900, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4096
     )
-    volunteer.report(run, numbers(1, checkpoint=held))
+    volunteer.report(run, numbered_report(1, checkpoint=held))
     drain_queue(wait=True)
     run.extend(5000, actor=person("staff@example.org", is_staff=True, name="Sam"))
     volunteer.machine.revoke(reason="lost")
@@ -100,9 +104,11 @@ def test_feed_lists_run_checkpoint_and_machine_events_newest_first(person, launc
     assert said[-1] == f"{run.owner.shown_name} created the run"
 
 
-def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(person, launched, numbers, valkey):
-    run, volunteer = launched(person())
-    volunteer.report(run, numbers(1))
+def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(
+    person, launched_run, numbered_report, valkey
+):
+    run, volunteer = launched_run(person())
+    volunteer.report(run, numbered_report(1))
     drain_queue(wait=True)
     rows = run_table.machine_rows(run)
     assert not [
@@ -115,37 +121,39 @@ def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(person, launched
     assert silent["who"] == "pc-1" and silent["at"] == pytest.approx(rows[0]["last_seen"], abs=0.1)
 
 
-def test_only_new_events_are_in_a_delta(person, launched, numbers, valkey):
-    run, volunteer = launched(person())
+def test_only_new_events_are_in_a_delta(person, launched_run, numbered_report, valkey):
+    run, volunteer = launched_run(person())
     before = RunSnapshot.capture(run)
     assert not build_delta(before, RunSnapshot.capture(run), []).get("events")
-    volunteer.report(run, numbers(1))
+    volunteer.report(run, numbered_report(1))
     drain_queue(wait=True)
     valkey.flushdb()  # what is gathered stands for two seconds
     (news,) = build_delta(before, RunSnapshot.capture(run), [])["events"]
     assert news["what"] == "joined" and news["kind"] == "machine"
 
 
-def test_names_in_events_are_text_on_the_page(person, launched, numbers):
+def test_names_in_events_are_text_on_the_page(person, launched_run, numbered_report):
     owner = person(name="<script>alert(1)</script>")
-    run, volunteer = launched(owner, name="Dawn")
+    run, volunteer = launched_run(owner, name="Dawn")
     volunteer.machine.rename('<img src=x onerror="alert(1)">', actor=owner)
-    volunteer.report(run, numbers(1))
+    volunteer.report(run, numbered_report(1))
     drain_queue(wait=True)
     page = Client().get(f"/runs/{run.slug}/").content.decode()
     assert "&lt;img src=x" in page and "<img src=x" not in page
     assert "&lt;script&gt;" in page and "<script>alert" not in page
 
 
-def test_each_machines_own_losses_are_there_for_who_asks(person, launched, numbers, volunteer):
-    run, first = launched(person())
+def test_each_machines_own_losses_are_there_for_who_asks(
+    person, launched_run, numbered_report, volunteer
+):
+    run, first = launched_run(person())
     second = volunteer(run.owner, 2)
     second.join(run)
     points = [
         reports.MeasuredLoss(kind="train", tokens=n * 100, loss=5.0 - n / 100) for n in range(1, 5)
     ]
-    first.report(run, numbers(1, points=points, tokens=4000))
-    second.report(run, numbers(1, points=points[:2], tokens=2000))
+    first.report(run, numbered_report(1, points=points, tokens=4000))
+    second.report(run, numbered_report(1, points=points[:2], tokens=2000))
     drain_queue(wait=True)
     machines = Client().get(f"/live/{run.pk}/machines/").json()["machines"]
     assert [machine["name"] for machine in machines] == ["pc-1", "pc-2"], (

@@ -47,12 +47,14 @@ def aged(run) -> None:
     type(run).objects.filter(pk=run.pk).update(created=run.created - timedelta(hours=1))
 
 
-def test_the_mark_is_what_postgres_holds_and_not_what_was_merely_heard(person, launched, numbers):
-    run, ada = launched(person())
-    assert mark_of(ada.report(run, numbers(1), numbers(2))) == 0
-    assert mark_of(ada.report(run, numbers(3))) == 0
+def test_the_mark_is_what_postgres_holds_and_not_what_was_merely_heard(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
+    assert mark_of(ada.report(run, numbered_report(1), numbered_report(2))) == 0
+    assert mark_of(ada.report(run, numbered_report(3))) == 0
     drain_reports()
-    assert mark_of(ada.report(run, numbers(4))) == 3
+    assert mark_of(ada.report(run, numbered_report(4))) == 3
     drain_reports()
     member = Membership.objects.get(run=run)
     assert (member.mark, member.tokens, member.latest) == (4, 4000, 4)
@@ -65,13 +67,13 @@ def test_the_mark_is_what_postgres_holds_and_not_what_was_merely_heard(person, l
     assert LossPoint.objects.count() == 4
 
 
-def test_a_report_posted_again_counts_once(person, launched, numbers):
-    run, ada = launched(person())
-    reports = [numbers(i) for i in range(1, 6)]
+def test_a_report_posted_again_counts_once(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
+    reports = [numbered_report(i) for i in range(1, 6)]
     for _ in range(3):
         ada.report(run, *reports)
     drain_queue()
-    ada.report(run, *reports, numbers(6))
+    ada.report(run, *reports, numbered_report(6))
     drain_queue()
     assert counted(Membership.objects.get(run=run))["reports"] == 6
     assert LossPoint.objects.count() == 6
@@ -81,15 +83,17 @@ def test_a_report_posted_again_counts_once(person, launched, numbers):
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 1 << 32), size=st.integers(1, 25))
-def test_any_order_and_any_duplication_comes_to_the_same(person, launched, numbers, seed, size):
+def test_any_order_and_any_duplication_comes_to_the_same(
+    person, launched_run, numbered_report, seed, size
+):
     if not Membership.objects.exists():
-        launched(person())
+        launched_run(person())
     member = Membership.objects.get()
     chance, now = random.Random(seed), time.time()
     Membership.objects.update(mark=0, latest=0, tokens=0, updates_sent=0, peer_bytes_sent=0)
     for model in (Rollup, LossPoint, ReportReceipt):
         model.objects.all().delete()
-    posts = [numbers(i, at=now - 100 + i) for i in range(1, size + 1)]
+    posts = [numbered_report(i, at=now - 100 + i) for i in range(1, size + 1)]
     posts += chance.choices(posts, k=size)
     chance.shuffle(posts)
     while posts:
@@ -103,14 +107,14 @@ def test_any_order_and_any_duplication_comes_to_the_same(person, launched, numbe
     assert LossPoint.objects.count() == size
 
 
-def test_a_gap_keeps_the_mark_down_until_it_is_filled(person, launched, numbers):
-    run, ada = launched(person())
-    ada.report(run, numbers(1))
-    ada.report(run, numbers(4), numbers(5))
+def test_a_gap_keeps_the_mark_down_until_it_is_filled(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1))
+    ada.report(run, numbered_report(4), numbered_report(5))
     drain_queue()
     member = Membership.objects.get(run=run)
     assert (member.mark, member.tokens, member.receipts.count()) == (1, 5000, 2)
-    ada.report(run, *(numbers(i) for i in range(2, 7)))
+    ada.report(run, *(numbered_report(i) for i in range(2, 7)))
     drain_queue()
     member.refresh_from_db()
     assert (member.mark, member.receipts.count()) == (6, 0)
@@ -122,23 +126,27 @@ def test_a_gap_keeps_the_mark_down_until_it_is_filled(person, launched, numbers)
     }
 
 
-def test_reports_that_the_machine_lost_itself_are_given_up_in_the_end(person, launched, numbers):
-    run, ada = launched(person())
-    ada.report(run, numbers(10), numbers(11))
+def test_reports_that_the_machine_lost_itself_are_given_up_in_the_end(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(10), numbered_report(11))
     drain_queue()
-    ada.report(run, numbers(10), numbers(11), numbers(12))
+    ada.report(run, numbered_report(10), numbered_report(11), numbered_report(12))
     drain_queue()
     assert Membership.objects.get(run=run).mark == 0
     ReportReceipt.objects.update(received=timezone.now() - timedelta(minutes=11))
-    ada.report(run, numbers(10), numbers(11), numbers(12), numbers(13))
+    ada.report(
+        run, numbered_report(10), numbered_report(11), numbered_report(12), numbered_report(13)
+    )
     drain_queue()
     assert Membership.objects.get(run=run).mark == 13
     assert not ReportReceipt.objects.exists()
 
 
-def test_dying_after_the_commit_counts_nothing_twice(person, launched, numbers, valkey):
-    run, ada = launched(person())
-    ada.report(run, numbers(1), numbers(2))
+def test_dying_after_the_commit_counts_nothing_twice(person, launched_run, numbered_report, valkey):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1), numbered_report(2))
     entries = valkey.lrange(report_queue.PENDING_KEY, 0, -1)
     drain_queue()
     valkey.rpush(
@@ -149,9 +157,9 @@ def test_dying_after_the_commit_counts_nothing_twice(person, launched, numbers, 
     assert not valkey.exists(report_queue.PENDING_KEY)
 
 
-def test_dying_before_the_commit_loses_nothing(person, launched, numbers, valkey):
-    run, ada = launched(person())
-    ada.report(run, numbers(1), numbers(2))
+def test_dying_before_the_commit_loses_nothing(person, launched_run, numbered_report, valkey):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1), numbered_report(2))
     with connection.cursor() as cursor:  # Postgres itself fails the transaction at its last row
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         cursor.execute("ALTER TABLE fleet_membership ADD CONSTRAINT broken CHECK (mark < 2)")
@@ -162,73 +170,77 @@ def test_dying_before_the_commit_loses_nothing(person, launched, numbers, valkey
     )
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE fleet_membership DROP CONSTRAINT broken")
-    ada.report(run, numbers(1), numbers(2))  # its mark stood still, so the machine posts them again
+    ada.report(
+        run, numbered_report(1), numbered_report(2)
+    )  # its mark stood still, so the machine posts them again
     drain_queue()
     assert Membership.objects.get(run=run).mark == 2
 
 
 def test_with_valkey_emptied_the_machine_posts_again_and_nothing_is_lost(
-    person, launched, numbers, state
+    person, launched_run, numbered_report, state
 ):
-    run, ada = launched(person())
-    ada.report(run, numbers(1), numbers(2))
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1), numbered_report(2))
     embedded_servers.stop_valkey(state)
     embedded_servers.start(state, durable=False)  # an undurable one comes back empty
-    ada.report(run, numbers(3))
+    ada.report(run, numbered_report(3))
     drain_queue()
     assert Membership.objects.get(run=run).mark == 0
-    ada.report(run, numbers(1), numbers(2), numbers(3))
+    ada.report(run, numbered_report(1), numbered_report(2), numbered_report(3))
     drain_queue()
     member = Membership.objects.get(run=run)
     assert member.mark == 3 and counted(member)["reports"] == 3
 
 
 def test_an_unreadable_entry_and_a_deleted_membership_hold_nothing_up(
-    person, launched, numbers, volunteer, valkey
+    person, launched_run, numbered_report, volunteer, valkey
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
-    bob.report(run, numbers(1))
+    bob.report(run, numbered_report(1))
     valkey.rpush(
         report_queue.PENDING_KEY,
         "{",
         '{"membership": 1}',
         '{"membership": 1, "reports": [{}], "received": 1}',
     )
-    ada.report(run, numbers(1))
+    ada.report(run, numbered_report(1))
     bob.machine.delete()
     assert drain_queue() == 5
     assert Membership.objects.get(run=run).mark == 1
 
 
-def test_the_largest_numbers_there_are_fit(person, launched, numbers):
-    run, ada = launched(person())
+def test_the_largest_numbers_there_are_fit(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
     huge = dict.fromkeys(
         ("tokens", "ledger_tokens", "step", "updates_sent", "peer_bytes_sent"), (1 << 63) - 1
     )
     for seq in (1, 2):
-        ada.report(run, numbers(seq, rate=9e14, points=[], **(huge if seq == 1 else {})))
+        ada.report(run, numbered_report(seq, rate=9e14, points=[], **(huge if seq == 1 else {})))
         drain_queue()
     assert Membership.objects.get(run=run).mark == 2
     advance_run(run)
 
 
 def test_a_full_queue_asks_machines_to_keep_their_reports(
-    person, launched, numbers, valkey, monkeypatch
+    person, launched_run, numbered_report, valkey, monkeypatch
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
     monkeypatch.setattr(report_queue, "MAX_PENDING", 2)
-    assert [ada.report(run, numbers(i)).status_code for i in (1, 2, 3)] == [200, 200, 503]
+    assert [ada.report(run, numbered_report(i)).status_code for i in (1, 2, 3)] == [200, 200, 503]
     drain_queue()
-    assert ada.report(run, numbers(3)).status_code == 200
+    assert ada.report(run, numbered_report(3)).status_code == 200
 
 
-def test_a_new_folder_numbers_its_reports_past_those_on_their_way(person, launched, numbers):
-    run, ada = launched(person())
-    ada.report(run, numbers(1), numbers(2))
+def test_a_new_folder_numbers_its_reports_past_those_on_their_way(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1), numbered_report(2))
     assert ada.join(run).acknowledged == 2
-    ada.report(run, numbers(3, tokens=10, incarnation="b" * 16))
+    ada.report(run, numbered_report(3, tokens=10, incarnation="b" * 16))
     drain_queue()
     member = Membership.objects.get(run=run)
     assert (member.mark, member.tokens, counted(member)["tokens"]) == (3, 10, 2010)
@@ -237,13 +249,19 @@ def test_a_new_folder_numbers_its_reports_past_those_on_their_way(person, launch
 # ---- what is made of them --------------------------------------------------------------------------------------
 
 
-def test_history_puts_spooled_reports_where_they_were_measured(person, launched, numbers):
-    run, ada = launched(person())
+def test_history_puts_spooled_reports_where_they_were_measured(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person())
     aged(run)
     start = time.time() // 10 * 10 - 1000
     for first in range(1, 101, 50):
         ada.report(
-            run, *(numbers(i, at=start + i * 10 - 5, rate=100.0) for i in range(first, first + 50))
+            run,
+            *(
+                numbered_report(i, at=start + i * 10 - 5, rate=100.0)
+                for i in range(first, first + 50)
+            ),
         )
     drain_queue()
     rate = load_history(run)["rate"]
@@ -252,8 +270,10 @@ def test_history_puts_spooled_reports_where_they_were_measured(person, launched,
     assert {r for _, r in rate} == {100.0}
 
 
-def test_history_is_thinned_to_what_a_chart_shows_and_averages_machines(person, launched, numbers):
-    run, _ = launched(person())
+def test_history_is_thinned_to_what_a_chart_shows_and_averages_machines(
+    person, launched_run, numbered_report
+):
+    run, _ = launched_run(person())
     member = Membership.objects.get(run=run)
     LossPoint.objects.bulk_create(
         LossPoint(
@@ -272,21 +292,23 @@ def test_history_is_thinned_to_what_a_chart_shows_and_averages_machines(person, 
     assert len(known["rate"]) <= MAX_POINTS and {rate for _, rate in known["rate"]} == {10.0}
 
 
-def test_rates_of_machines_add_up(person, launched, numbers, volunteer):
-    run, ada = launched(person())
+def test_rates_of_machines_add_up(person, launched_run, numbered_report, volunteer):
+    run, ada = launched_run(person())
     aged(run)
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
     now = time.time() // 10 * 10 - 10
     for each, rate in ((ada, 100.0), (bob, 50.0)):
-        each.report(run, *(numbers(i, at=now + i, rate=rate) for i in range(1, 9)))
+        each.report(run, *(numbered_report(i, at=now + i, rate=rate) for i in range(1, 9)))
     drain_queue()
     assert load_history(run)["rate"] == [[now, 150.0]]
 
 
-def test_the_table_shows_the_newest_numbers_before_postgres_has_them(person, launched, numbers):
-    run, ada = launched(person(name="Ada"))
-    ada.report(run, numbers(1), numbers(2))
+def test_the_table_shows_the_newest_numbers_before_postgres_has_them(
+    person, launched_run, numbered_report
+):
+    run, ada = launched_run(person(name="Ada"))
+    ada.report(run, numbered_report(1), numbered_report(2))
     [row] = run_table.machine_rows(run)
     assert (row["person"], row["name"], row["tokens"], row["rate"]) == ("Ada", "pc-1", 2000, 500.0)
     assert row["alive"] and row["behind"] == 0 and row["id"] == str(ada.machine.pk)
@@ -306,53 +328,53 @@ def test_the_table_shows_the_newest_numbers_before_postgres_has_them(person, lau
 
 
 def test_a_machines_last_plan_stays_with_the_time_measured_under_it(
-    person, launched, numbers, plan
+    person, launched_run, numbered_report, plan
 ):
-    run, ada = launched(person())
+    run, ada = launched_run(person())
 
     def told() -> tuple:
         [row] = run_table.machine_rows(run)
         return row["plan"], row["step_seconds"]
 
     assert told() == (None, None)
-    ada.report(run, numbers(1, plan=plan, step_seconds=5.1))
+    ada.report(run, numbered_report(1, plan=plan, step_seconds=5.1))
     assert told() == (plan.model_dump(), 5.1), "before Postgres has it"
     drain_queue()
     valkey_client().flushall()
     assert told() == (plan.model_dump(), 5.1), "after the site forgot what it heard"
-    ada.report(run, numbers(2, step_seconds=9.0))
+    ada.report(run, numbered_report(2, step_seconds=9.0))
     assert told() == (plan.model_dump(), 5.1), "a report without a plan changes nothing"
     drain_queue()
     assert told() == (plan.model_dump(), 5.1)
     other = plan.model_copy(update={"groups": 1})
-    ada.report(run, numbers(3, plan=other))
+    ada.report(run, numbered_report(3, plan=other))
     assert told() == (other.model_dump(), None), "nothing is measured under the new one yet"
     drain_queue()
     member = Membership.objects.get(run=run)
     assert (member.plan, member.step_seconds) == (other.model_dump(), None)
-    ada.report(run, numbers(5, plan=plan, step_seconds=5.0), numbers(6))
+    ada.report(run, numbered_report(5, plan=plan, step_seconds=5.0), numbered_report(6))
     drain_queue()
     assert told() == (plan.model_dump(), 5.0)
 
 
-def test_a_replayed_old_report_does_not_turn_the_table_back(person, launched, numbers):
-    run, ada = launched(person())
-    ada.report(run, numbers(5))
-    ada.report(run, numbers(1), numbers(2))
+def test_a_replayed_old_report_does_not_turn_the_table_back(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(5))
+    ada.report(run, numbered_report(1), numbered_report(2))
     assert run_table.machine_rows(run)[0]["tokens"] == 5000
 
 
-def test_points_come_by_cursor_each_once(person, launched, numbers):
-    run, ada = launched(person())
+def test_points_come_by_cursor_each_once(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
     assert report_queue.points_cursor(run.pk) == "0-0"
-    ada.report(run, numbers(1), numbers(2))
+    ada.report(run, numbered_report(1), numbered_report(2))
     points, cursor = report_queue.points_since(run.pk, "0-0")
     assert [p["tokens"] for p in points] == [1000, 2000] and points[0]["machine"] == str(
         ada.machine.pk
     )
     assert report_queue.points_since(run.pk, cursor) == ([], cursor)
     assert report_queue.points_cursor(run.pk) == cursor
-    ada.report(run, numbers(3))
+    ada.report(run, numbered_report(3))
     assert [p["tokens"] for p in report_queue.points_since(run.pk, cursor)[0]] == [3000]
 
 

@@ -18,7 +18,7 @@ from coordinator.lib import site_identity
 from coordinator.web import svg_art
 from coordinator.web.templatetags import barnraise as tags
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
 
 
 @pytest.fixture
@@ -65,8 +65,10 @@ def test_a_draft_is_its_owners_and_nobody_elses(signed_in, draft, valkey):
     assert "Secret plans" in text(owner.get("/runs/"))
 
 
-def test_a_launched_run_is_everybodys_to_see_and_its_owners_to_control(person, signed_in, launched):
-    run, _ = launched(person("owner@example.org"))
+def test_a_launched_run_is_everybodys_to_see_and_its_owners_to_control(
+    person, signed_in, launched_run
+):
+    run, _ = launched_run(person("owner@example.org"))
     stranger, _ = signed_in()
     for client in (Client(), stranger):
         answer = client.get(f"/runs/{run.slug}/")
@@ -77,7 +79,7 @@ def test_a_launched_run_is_everybodys_to_see_and_its_owners_to_control(person, s
     assert run.state is enums.RunStatus.TRAINING
 
 
-def test_the_owner_launches_pauses_resumes_and_cancels(signed_in, launched, draft):
+def test_the_owner_launches_pauses_resumes_and_cancels(signed_in, launched_run, draft):
     client, ada = signed_in()
     started = draft(ada, name="Not yet")
     assert client.get(f"/runs/{started.slug}/launch/").status_code == 405, "a link must not launch"
@@ -85,7 +87,7 @@ def test_the_owner_launches_pauses_resumes_and_cancels(signed_in, launched, draf
     started.refresh_from_db()
     assert started.launch_requested
 
-    run, _ = launched(ada)
+    run, _ = launched_run(ada)
     for action, state in (("pause", "paused"), ("resume", "training"), ("cancel", "cancelled")):
         assert client.post(f"/runs/{run.slug}/{action}/").status_code == 302
         run.refresh_from_db()
@@ -99,8 +101,8 @@ def test_only_staff_is_shown_the_way_to_the_admin(signed_in, valkey):
     assert b"/admin/" in signed_in("staff@example.org", is_staff=True)[0].get("/").content
 
 
-def test_the_run_page_shows_how_to_join_and_who_is_there(person, launched):
-    run, volunteer = launched(person(name="Ada Lovelace"))
+def test_the_run_page_shows_how_to_join_and_who_is_there(person, launched_run):
+    run, volunteer = launched_run(person(name="Ada Lovelace"))
     page = Client().get(f"/runs/{run.slug}/")
     assert "barnraise login http://testserver" in text(page)
     assert f"barnraise join {run.slug}" in text(page)
@@ -170,10 +172,10 @@ def test_only_its_owner_revokes_a_machine(signed_in, volunteer):
 
 
 def test_no_page_carries_a_script_or_a_style_of_its_own(
-    signed_in, launched, draft, waiting, volunteer
+    signed_in, launched_run, draft, waiting, volunteer
 ):
     client, ada = signed_in(is_staff=True)
-    run, _ = launched(ada)
+    run, _ = launched_run(ada)
     unfinished, team = draft(ada, name="Draft"), Team.create("Weavers", ada)
     paths = ["/", "/runs/", "/runs/new/", f"/runs/{run.slug}/", f"/runs/{unfinished.slug}/", "/machines/", "/nowhere/",
              f"/runs/{unfinished.slug}/edit/", f"/machines/enrol/{waiting.code}/", "/machines/enrol/",

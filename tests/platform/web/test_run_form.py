@@ -8,7 +8,7 @@ from helpers.pages import field_error, text
 from coordinator.runs.models import Run
 from coordinator.web.forms import RunForm
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
 GOOD = {"name": "Evening shift", "preset": "gpt-nano"}
 
 

@@ -23,7 +23,7 @@ INVITED = JoinPolicy(access=Access.INVITATION)
 
 
 def join(volunteer, run, **said):
-    return volunteer.ask(
+    return volunteer.send_request(
         "POST",
         f"/runs/{run.slug}/join",
         coordinator_messages.JoinRequest(version="1", addresses=[], **said),
@@ -112,9 +112,9 @@ def test_another_text_needs_another_manifest(person, draft, manifest, volunteer)
 
 
 def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
-    person, launched, volunteer, signed_in
+    person, launched_run, volunteer, signed_in
 ):
-    run, _ = launched(person("owner@example.org", name="Olga"), join_policy=INVITED)
+    run, _ = launched_run(person("owner@example.org", name="Olga"), join_policy=INVITED)
     guest, bob = signed_in("bob@example.org")
     machine = volunteer(bob, 2)
     refused = join(machine, run)
@@ -134,8 +134,8 @@ def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
     ]
 
 
-def test_invitation_link_revoked_expired_or_wrong_is_not_found(person, launched, signed_in):
-    run, _ = launched(person("owner@example.org"), join_policy=INVITED)
+def test_invitation_link_revoked_expired_or_wrong_is_not_found(person, launched_run, signed_in):
+    run, _ = launched_run(person("owner@example.org"), join_policy=INVITED)
     client, _ = signed_in()
     withdrawn, old, good = (RunInvitation.create(run) for _ in range(3))
     assert withdrawn.withdraw() and not withdrawn.withdraw()
@@ -153,8 +153,8 @@ def test_invitation_link_revoked_expired_or_wrong_is_not_found(person, launched,
     assert client.get(f"/runs/{run.slug}/invited/{good.token}/").status_code == 200
 
 
-def test_who_is_in_stays_in_when_the_terms_change(person, launched, volunteer):
-    run, _ = launched(person("owner@example.org"))
+def test_who_is_in_stays_in_when_the_terms_change(person, launched_run, volunteer):
+    run, _ = launched_run(person("owner@example.org"))
     machine = volunteer(person("bob@example.org"), 2)
     assert join(machine, run).status_code == 200
     assert run.update_join_policy(JoinPolicy(Access.INVITATION, 64 * 10**9), actor=run.owner)
@@ -163,9 +163,9 @@ def test_who_is_in_stays_in_when_the_terms_change(person, launched, volunteer):
 
 
 def test_a_machine_that_is_too_small_is_told_what_the_run_asks_for(
-    person, launched, volunteer, golden_hardware
+    person, launched_run, volunteer, golden_hardware
 ):
-    run, _ = launched(
+    run, _ = launched_run(
         person("owner@example.org"),
         join_policy=JoinPolicy(least_memory=16 * 10**9, least_device_memory=24 * 10**9),
     )
@@ -208,14 +208,14 @@ def test_terms_that_make_no_sense_are_refused_at_their_field(signed_in, draft, t
 
 
 def test_a_run_for_a_team_takes_the_machines_of_its_people_alone(
-    person, signed_in, volunteer, launched
+    person, signed_in, volunteer, launched_run
 ):
     client, ada = signed_in()
     stranger, eve = signed_in("eve@example.org")
     bob = person("bob@example.org")
     team = Team.create("Weavers", ada)
     team.add_member(bob, ada)
-    run, _ = launched(ada)
+    run, _ = launched_run(ada)
     where = f"/runs/{run.slug}/terms/"
     answer = client.post(where, {"access": "team", "team": ""})
     assert answer.status_code == 422 and "Choose the team" in field_error(
@@ -243,8 +243,8 @@ def test_a_run_for_a_team_takes_the_machines_of_its_people_alone(
     )
 
 
-def test_who_may_not_create_runs_may_not_copy_them_either(person, launched, signed_in):
-    run, _ = launched(person("owner@example.org"))
+def test_who_may_not_create_runs_may_not_copy_them_either(person, launched_run, signed_in):
+    run, _ = launched_run(person("owner@example.org"))
     SiteSettings.set_organisers("granted", run.owner)
     client, _ = signed_in("bob@example.org")
     assert client.post(f"/runs/{run.slug}/clone/").status_code == 403
@@ -271,8 +271,8 @@ TABLE = [
 @pytest.mark.parametrize(
     ("method", "path", "expected"), TABLE, ids=[f"{m} {p}" for m, p, _ in TABLE]
 )
-def test_each_page_of_an_organiser_knows_who_may(person, launched, method, path, expected):
-    run, _ = launched(person("owner@example.org"), join_policy=INVITED)
+def test_each_page_of_an_organiser_knows_who_may(person, launched_run, method, path, expected):
+    run, _ = launched_run(person("owner@example.org"), join_policy=INVITED)
     invitation = RunInvitation.create(run)
     people = {
         "stranger": person("eve@example.org"), "owner": run.owner, "staff": person("root@example.org", is_staff=True),
@@ -288,8 +288,8 @@ def test_each_page_of_an_organiser_knows_who_may(person, launched, method, path,
     assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, expected, strict=True))
 
 
-def test_another_runs_invitation_is_not_the_owners_to_withdraw(person, launched, draft):
-    run, _ = launched(person("owner@example.org"))
+def test_another_runs_invitation_is_not_the_owners_to_withdraw(person, launched_run, draft):
+    run, _ = launched_run(person("owner@example.org"))
     theirs = RunInvitation.create(draft(person("bob@example.org")))
     client = Client()
     client.force_login(run.owner)
@@ -349,9 +349,11 @@ def test_fixed_rounds_are_refused_with_auto_and_accepted_otherwise(signed_in):
 # ---- the budget ----------------------------------------------------------------------------------------------------
 
 
-def test_owner_extends_run_only_while_tokens_are_left(signed_in, launched, draft, numbers):
+def test_owner_extends_run_only_while_tokens_are_left(
+    signed_in, launched_run, draft, numbered_report
+):
     client, ada = signed_in()
-    run, machine = launched(ada)
+    run, machine = launched_run(ada)
     before, at = run.token_budget, f"/runs/{run.slug}/extend/"
     assert at in client.get(f"/runs/{run.slug}/terms/").content.decode()
     for typed, told in (
@@ -366,7 +368,7 @@ def test_owner_extends_run_only_while_tokens_are_left(signed_in, launched, draft
     run.refresh_from_db()
     assert run.token_budget == before + 5000
     reply = coordinator_messages.ReportReply.model_validate_json(
-        machine.report(run, numbers(1)).content
+        machine.report(run, numbered_report(1)).content
     )
     assert (
         coordinator_messages.Directive.model_validate_json(reply.directive.body).token_budget
@@ -387,8 +389,8 @@ def test_owner_extends_run_only_while_tokens_are_left(signed_in, launched, draft
     )
 
 
-def test_two_that_extend_a_run_at_the_same_moment_do_not_undo_each_other(person, launched):
-    run, _ = launched(person())
+def test_two_that_extend_a_run_at_the_same_moment_do_not_undo_each_other(person, launched_run):
+    run, _ = launched_run(person())
     other = Run.objects.get(pk=run.pk)
     run.extend(1000)
     with pytest.raises(UserError, match="look again"):

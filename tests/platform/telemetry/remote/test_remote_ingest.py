@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 # ---- what is ingest_page, and shown
 
 
-def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(busy, valkey):
-    run, *_ = busy
+def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(training_run, valkey):
+    run, *_ = training_run
     seen, past, each = (
         RunSnapshot.capture(run),
         history.load_history(run),
@@ -72,8 +72,8 @@ def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(busy, va
     ]
 
 
-def test_only_what_changed_is_told_and_a_plan_once(busy, numbers, plan):
-    run, ada, _ = busy
+def test_only_what_changed_is_told_and_a_plan_once(training_run, numbered_report, plan):
+    run, ada, _ = training_run
     first = export.build_page(TelemetryPosition())
     assert len(first.frames) == 2 and first.frames[0].plan == plan and not first.more
     nothing = export.build_page(first.places)
@@ -85,21 +85,23 @@ def test_only_what_changed_is_told_and_a_plan_once(busy, numbers, plan):
         [],
     )
     assert nothing.places == first.places
-    report(ada, run, numbers(4, plan=plan))
+    report(ada, run, numbered_report(4, plan=plan))
     second = export.build_page(first.places)
     assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.frames] == [None]
     assert {each.width for each in second.sums} == {10, 60, 3600} and [
         p.seq for p in second.points
     ] == [4]
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
-    report(ada, run, numbers(5, plan=changed))
+    report(ada, run, numbered_report(5, plan=changed))
     assert export.build_page(second.places).frames[0].plan == changed
     assert (
         sum(frame.plan is not None for frame in export.build_page(TelemetryPosition()).frames) == 1
     ), "who is new hears of it"
 
 
-def test_what_does_not_fit_one_page_comes_with_the_next_and_nothing_twice(busy, monkeypatch):
+def test_what_does_not_fit_one_page_comes_with_the_next_and_nothing_twice(
+    training_run, monkeypatch
+):
     for name, most in (
         ("MAX_MACHINE_ROWS", 1),
         ("MAX_ROLLUPS", 2),
@@ -119,8 +121,8 @@ def test_what_does_not_fit_one_page_comes_with_the_next_and_nothing_twice(busy, 
     assert len(sums) == len(set(sums)) == Rollup.objects.count()
 
 
-def test_what_another_mirror_told_is_not_passed_on(busy):
-    run, ada, _ = busy
+def test_what_another_mirror_told_is_not_passed_on(training_run):
+    run, ada, _ = training_run
     before = export.build_page(TelemetryPosition())
     now = int(time.time())
     rows = {
@@ -133,8 +135,8 @@ def test_what_another_mirror_told_is_not_passed_on(busy):
     assert after == before.model_copy(update={"frames": after.frames}) and len(after.frames) == 2
 
 
-def test_the_same_told_twice_changes_nothing(busy):
-    run, ada, _ = busy
+def test_the_same_told_twice_changes_nothing(training_run):
+    run, ada, _ = training_run
     now = int(time.time())
     said = page(
         elsewhere(run, ada), elsewhere(run, ada), frames=[frame(), frame(of=1)],
@@ -148,8 +150,8 @@ def test_the_same_told_twice_changes_nothing(busy):
         assert LossPoint.objects.filter(membership__mirror=OTHER).count() == 1
 
 
-def test_another_process_that_was_here_first_is_not_overtaken(busy):
-    run, ada, _ = busy
+def test_another_process_that_was_here_first_is_not_overtaken(training_run):
+    run, ada, _ = training_run
     ingest_page(
         page(elsewhere(run, ada), frames=[frame()], places=TelemetryPosition(frames=(5, None)))
     )
@@ -163,8 +165,10 @@ def test_another_process_that_was_here_first_is_not_overtaken(busy):
 # ---- one machine, two mirrors
 
 
-def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, numbers):
-    run, ada, _ = busy
+def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(
+    training_run, numbered_report
+):
+    run, ada, _ = training_run
     ingest_page(page(elsewhere(run, ada), frames=[frame(age=30.0, tokens=2, rate=7.0)]))
     (mine,) = [row for row in run_table.machine_rows(run) if row["id"] == str(ada.machine.pk)]
     assert mine["tokens"] == 3000, "it reported here since"
@@ -179,7 +183,7 @@ def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, 
     assert len(facts_of(run)) == 2
     ada.join(run)  # where it is found is told to every mirror: that is no report
     assert RunSnapshot.capture(run).workers[str(ada.machine.pk)]["activity"] == "training"
-    report(ada, run, numbers(10, rate=500.0))
+    report(ada, run, numbered_report(10, rate=500.0))
     assert RunSnapshot.capture(run).run["rate"] == 800.0
 
 
@@ -189,8 +193,8 @@ def facts_of(run) -> list:
     return found
 
 
-def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(busy):
-    run, ada, _ = busy
+def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(training_run):
+    run, ada, _ = training_run
     before = history.load_history(run)["rate"]
     ours = Rollup.objects.filter(membership__machine=ada.machine)
     same = [
@@ -221,30 +225,30 @@ def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(busy):
     assert len(history.load_machine_curves(run)) == 1
 
 
-def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(busy, numbers):
-    run, ada, _ = busy
+def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run, numbered_report):
+    run, ada, _ = training_run
     ingest_page(page(elsewhere(run, ada), frames=[frame(latest=8, mark=8)]))
-    report(ada, run, numbers(9), numbers(10))
+    report(ada, run, numbered_report(9), numbered_report(10))
     assert Membership.objects.get(machine=ada.machine).mark == 10
-    report(ada, run, numbers(15))
+    report(ada, run, numbered_report(15))
     assert Membership.objects.get(machine=ada.machine).mark == 10, "nobody has 11 to 14"
     ingest_page(page(elsewhere(run, ada), frames=[frame(latest=1 << 40, mark=1 << 40)]))
-    report(ada, run, numbers(16))
+    report(ada, run, numbered_report(16))
     assert Membership.objects.get(machine=ada.machine).mark == 16
-    report(ada, run, numbers(17))
+    report(ada, run, numbered_report(17))
     assert Membership.objects.get(machine=ada.machine).mark == 17, (
         "a mirror's word never reaches past a machine's own"
     )
 
 
 def test_a_machine_that_came_over_from_another_mirror_did_not_join_again(
-    busy, volunteer, person, numbers
+    training_run, volunteer, person, numbered_report
 ):
-    run, *_ = busy
+    run, *_ = training_run
     carl = volunteer(person("carl@example.org"), seed=3)
     carl.join(run)
     ingest_page(page(elsewhere(run, carl), frames=[frame()]))
-    report(carl, run, numbers(10))
+    report(carl, run, numbered_report(10))
     assert not RunEvent.objects.filter(machine=carl.machine).exists()
 
 

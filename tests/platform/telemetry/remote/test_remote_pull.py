@@ -45,8 +45,8 @@ def log() -> LogBuilder:
     return LogBuilder()
 
 
-def test_pull_waits_a_bounded_time_for_an_unknown_machine(busy):
-    run, ada, _ = busy
+def test_pull_waits_a_bounded_time_for_an_unknown_machine(training_run):
+    run, ada, _ = training_run
     late = Identity(b"z" * 32)
     said = page(
         (str(run.pk), late.key), elsewhere(run, ada), frames=[frame(), frame(of=1)], more=True,
@@ -63,8 +63,8 @@ def test_pull_waits_a_bounded_time_for_an_unknown_machine(busy):
     assert RemoteCursor.objects.get(key=OTHER).position.frames.moment == 7
 
 
-def test_times_that_cannot_be_are_not_drawn(busy):
-    run, ada, _ = busy
+def test_times_that_cannot_be_are_not_drawn(training_run):
+    run, ada, _ = training_run
     past, now = history.load_history(run)["rate"], int(time.time())
     hours = (now // 3600 + 24 * 365, 0)
     taken = ingest_page(page(
@@ -79,7 +79,7 @@ def test_times_that_cannot_be_are_not_drawn(busy):
     )
 
 
-def answering(small: FakeMirror, found: TelemetryPage, **changed):
+def answering(fake_mirror: FakeMirror, found: TelemetryPage, **changed):
     """Serves this page; `changed`: other words than the true ones."""
 
     def answer(query, who) -> SignedTelemetryPage:
@@ -88,25 +88,25 @@ def answering(small: FakeMirror, found: TelemetryPage, **changed):
             changed.get("text", found.model_dump_json()),
         )
         word = {
-            "mirror": small.identity.key,
+            "mirror": fake_mirror.identity.key,
             "to": who,
             "nonce": asked.nonce,
             "digest": digest(text),
             **changed,
         }
-        signer = changed.get("signer", small.identity)
+        signer = changed.get("signer", fake_mirror.identity)
         return SignedTelemetryPage(word=signer.sign("news", PageSignature(**word)), text=text)
 
-    small.routes["POST /mirrors/news"] = answer
+    fake_mirror.routes["POST /mirrors/news"] = answer
 
 
 def test_other_mirrors_are_asked_for_what_is_past_what_came(
-    small, busy, django_capture_on_commit_callbacks
+    fake_mirror, training_run, django_capture_on_commit_callbacks
 ):
-    run, ada, _ = busy
+    run, ada, _ = training_run
     now = time.time()
     places = TelemetryPosition(frames=(7, None))
-    answering(small, page(
+    answering(fake_mirror, page(
         elsewhere(run, ada), frames=[frame()], points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)], places=places,
     ))  # fmt: skip
     cursor = report_queue.points_cursor(run.pk)
@@ -121,7 +121,7 @@ def test_other_mirrors_are_asked_for_what_is_past_what_came(
         "loss": 1.0,
         "at": shown["at"],
     }
-    assert Membership.everywhere.get(mirror=small.identity.key).tokens == 9000
+    assert Membership.everywhere.get(mirror=fake_mirror.identity.key).tokens == 9000
 
 
 def html(query, who):
@@ -137,47 +137,49 @@ def html(query, who):
         ({"signer": Identity(b"y" * 32)}, "is signed by"),
         ({"text": '{"machines": 7}'}, "its news is malformed: machines"),
         ({"text": page().model_dump_json().replace('"events":[]', '"events":[[0,"x","left",1]]')}, "events"),
-        (html, "something that no mirror says"),
+        (html, "something that is not Barnraise's API"),
     ],
 )  # fmt: skip
-def test_page_not_signed_for_this_mirror_is_refused(small, busy, what, sentence):
-    run, ada, _ = busy
+def test_page_not_signed_for_this_mirror_is_refused(fake_mirror, training_run, what, sentence):
+    run, ada, _ = training_run
     if callable(what):
-        small.routes["POST /mirrors/news"] = what
+        fake_mirror.routes["POST /mirrors/news"] = what
     else:
-        answering(small, page(elsewhere(run, ada), frames=[frame()]), **what)
+        answering(fake_mirror, page(elsewhere(run, ada), frames=[frame()]), **what)
     assert pull.pull_all() == 0 and sentence in RemoteCursor.objects.get().why
-    assert not Membership.everywhere.filter(mirror=small.identity.key).exists()
-    asked = len(small.requests)
-    assert pull.pull_all() == 0 and len(small.requests) == asked, "it is left alone for a moment"
-    answering(small, page(elsewhere(run, ada), frames=[frame()]))
+    assert not Membership.everywhere.filter(mirror=fake_mirror.identity.key).exists()
+    asked = len(fake_mirror.requests)
+    assert pull.pull_all() == 0 and len(fake_mirror.requests) == asked, (
+        "it is left alone for a moment"
+    )
+    answering(fake_mirror, page(elsewhere(run, ada), frames=[frame()]))
     RemoteCursor.objects.update(tried=timezone.now() - timedelta(minutes=5))
     assert pull.pull_all() == 1 and RemoteCursor.objects.get().why == ""
 
 
-def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(small):
-    PeerStatus.objects.create(key=small.identity.key, failures=1)
-    assert pull.pull_all() == 0 and small.requests == []
+def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(fake_mirror):
+    PeerStatus.objects.create(key=fake_mirror.identity.key, failures=1)
+    assert pull.pull_all() == 0 and fake_mirror.requests == []
 
 
 @pytest.mark.parametrize("failures", [0, 3])
-def test_corrected_clock_delays_no_remote_telemetry(small, busy, failures):
-    run, ada, _ = busy
-    answering(small, page(elsewhere(run, ada), frames=[frame()]))
+def test_corrected_clock_delays_no_remote_telemetry(fake_mirror, training_run, failures):
+    run, ada, _ = training_run
+    answering(fake_mirror, page(elsewhere(run, ada), frames=[frame()]))
     later = timezone.now() + timedelta(hours=1)
-    RemoteCursor.objects.create(key=small.identity.key, tried=later, failures=failures)
+    RemoteCursor.objects.create(key=fake_mirror.identity.key, tried=later, failures=failures)
     assert pull.pull_all() == 1
-    PeerStatus.objects.create(key=small.identity.key, last_attempt=later, failures=3)
-    assert replication_pull.pull_from_all()[small.identity.key].refused == []
+    PeerStatus.objects.create(key=fake_mirror.identity.key, last_attempt=later, failures=3)
+    assert replication_pull.pull_from_all()[fake_mirror.identity.key].refused == []
 
 
-def test_an_expelled_mirrors_rows_go(small, busy):
-    run, ada, _ = busy
+def test_an_expelled_mirrors_rows_go(fake_mirror, training_run):
+    run, ada, _ = training_run
     at = EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
-    answering(small, page(elsewhere(run, ada), frames=[frame()], events=[at]))
+    answering(fake_mirror, page(elsewhere(run, ada), frames=[frame()], events=[at]))
     pull.pull_all()
-    assert RunEvent.objects.filter(mirror=small.identity.key).exists()
-    gone = small.list_entry.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
+    assert RunEvent.objects.filter(mirror=fake_mirror.identity.key).exists()
+    gone = fake_mirror.list_entry.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
     ours = MirrorEntry(
         key=site_identity.identity().key, url="https://here.example.org", name="here", admitted=1.0
     )
@@ -187,12 +189,12 @@ def test_an_expelled_mirrors_rows_go(small, busy):
         not Membership.everywhere.exclude(mirror="").exists() and not RemoteCursor.objects.exists()
     )
     assert (
-        not RunEvent.objects.filter(mirror=small.identity.key).exists()
+        not RunEvent.objects.filter(mirror=fake_mirror.identity.key).exists()
         and RunEvent.objects.exists()
     )
 
 
-def test_news_is_for_mirrors_of_the_list_alone(small, busy):
+def test_news_is_for_mirrors_of_the_list_alone(fake_mirror, training_run):
     path, body = "/api/v1/mirrors/news", TelemetryRequest(nonce="0" * 32).model_dump_json().encode()
 
     def asked(identity: Identity):
@@ -202,23 +204,25 @@ def test_news_is_for_mirrors_of_the_list_alone(small, busy):
         )
 
     assert asked(Identity(b"x" * 32)).status_code == 401 and Client().post(path).status_code == 401
-    answer = asked(small.identity)
+    answer = asked(fake_mirror.identity)
     assert answer.status_code == 200, answer.content
     found = SignedTelemetryPage.model_validate_json(answer.content)
     said = json.loads(found.word.body)
-    assert said["to"] == small.identity.key and said["digest"] == digest(found.text)
+    assert said["to"] == fake_mirror.identity.key and said["digest"] == digest(found.text)
     assert len(TelemetryPage.model_validate_json(found.text).frames) == 2
 
 
-def test_export_and_ingest_query_counts_do_not_grow_with_machines(busy, volunteer, numbers):
-    run, ada, _ = busy
+def test_export_and_ingest_query_counts_do_not_grow_with_machines(
+    training_run, volunteer, numbered_report
+):
+    run, ada, _ = training_run
     others = [volunteer(run.owner, seed) for seed in range(10, 40)]
     counts, after = [], export.build_page(TelemetryPosition()).places
     for each in others:
         each.join(run)
     for reporting, seq in (([ada], 4), ([ada, *others], 5)):
         for each in reporting:
-            assert each.report(run, numbers(seq)).status_code == 200
+            assert each.report(run, numbered_report(seq)).status_code == 200
         drain_queue(wait=True)
         with CaptureQueriesContext(connection) as telling:
             found = export.build_page(after)
