@@ -1,4 +1,4 @@
-"""Another mirror's log, as its events arrive here: signed by a key of its own, chained, stamped."""
+"""Build another mirror's log: signed by a key of its own, chained and stamped."""
 
 import time
 
@@ -13,13 +13,13 @@ from coordinator.eventlog.models import LogEvent
 
 
 class NotePayload(Message):
-    """What a note says."""
+    """Hold the text of a note."""
 
     text: ShortText
 
 
 class LogBuilder:
-    """`tell` appends to its log and returns the event; `events` are all of them, in order."""
+    """Write one mirror's log; `events` holds its signed events in order."""
 
     def __init__(self, seed: int = 77):
         self.identity = Identity(bytes([seed]) * 32)
@@ -28,13 +28,21 @@ class LogBuilder:
         self.hlc = 0
         self.append("origin.begin", self.origin, {"name": f"mirror {seed}", "after": None})
 
-    def append(self, type: str, which: object, payload: dict, **changed) -> Signed:
-        """`changed`: other fields than the true ones."""
-        signed = self.sign(type, which, payload, **changed)
+    def append(self, event_type: str, name: object, payload: dict, **changed) -> Signed:
+        """Append an event about the aggregate with this name and return it; see `sign`."""
+        signed = self.sign(event_type, name, payload, **changed)
         self.events.append(signed)
         return signed
 
-    def sign(self, type: str, which: object, payload: dict, **changed) -> Signed:
+    def sign(self, event_type: str, name: object, payload: dict, **changed) -> Signed:
+        """Sign the next event without appending it.
+
+        Args:
+            event_type: The aggregate's type and the action, as in "person.join".
+            name: The aggregate's name without its type.
+            payload: The event's payload.
+            changed: Fields of the event that replace the true ones; `at` is the time of the stamp.
+        """
         self.hlc = hlc.next_stamp(self.hlc, changed.pop("at", time.time()))
         fields = {
             "id": str(uuid7()),
@@ -42,26 +50,30 @@ class LogBuilder:
             "seq": len(self.events) + 1,
             "prev": digest(self.events[-1].body) if self.events else NO_DIGEST,
             "hlc": self.hlc,
-            "type": type,
-            "aggregate": f"{type.partition('.')[0]}:{which}",
+            "type": event_type,
+            "aggregate": f"{event_type.partition('.')[0]}:{name}",
             "payload": payload,
         }
         return self.identity.sign("event", Event(**{**fields, **changed}))
 
 
 def count_stored(log: LogBuilder) -> int:
-    """How many of its events are here, all of them the true ones."""
-    found = list(
-        LogEvent.objects.filter(origin=log.origin).order_by("seq").values_list("digest", flat=True)
-    )
-    assert found == [digest(each.body) for each in log.events[: len(found)]]
-    return len(found)
+    """Return how many events of the log this site stores; fail if one differs."""
+    events = LogEvent.objects.filter(origin=log.origin).order_by("seq")
+    stored = list(events.values_list("digest", flat=True))
+    assert stored == [digest(event.body) for event in log.events[: len(stored)]]
+    return len(stored)
 
 
 def rejection(*signed: Signed, **more) -> str:
-    """Why what a mirror said is refused; nothing of it is here."""
+    """Ingest events that must be rejected whole, and return the reason.
+
+    Args:
+        signed: Events of one log.
+        more: Further arguments of `ingest.ingest_events`.
+    """
     before = LogEvent.objects.count(), projection.state_hash()
-    told = ingest.ingest_events(signed, **more)
+    result = ingest.ingest_events(signed, **more)
     assert (LogEvent.objects.count(), projection.state_hash()) == before
-    assert told.stored == 0 and len(told.rejected) == 1
-    return next(iter(told.rejected.values()))
+    assert result.stored == 0 and len(result.rejected) == 1
+    return next(iter(result.rejected.values()))

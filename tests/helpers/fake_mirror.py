@@ -1,4 +1,4 @@
-"""Another mirror over real HTTP, small enough to break at will: it serves one log, and answers that a test chooses."""
+"""Serve another mirror's log over real HTTP, with answers that a test can replace."""
 
 import ssl
 import threading
@@ -29,15 +29,29 @@ Answer = bytes | Iterable[bytes]
 
 
 class FakeMirror:
-    """`routes` maps "METHOD /path" (without /api/v1 and the query) to (query, who asks) → a message, (status, bytes) or
-    pieces; what was posted is query["body"]. `asked`: what was asked for. `lists`, `proofs`, `protocols`, `ahead`: what
-    it says of itself."""
+    """Serve one log, mirror lists and fork proofs.
+
+    Attributes:
+        routes: Maps "METHOD /path", without /api/v1 and the query, to a function of the query and
+            the sender's key. It returns a message, (status, bytes) or an iterable of pieces. The
+            request's body is query["body"].
+        requests: The routes that were requested, in order.
+        lists: The mirror lists that it serves.
+        proofs: The fork proofs that it serves.
+        protocols: The protocols that it claims to speak.
+        clock_offset: Seconds by which its clock is ahead.
+        page_size: Most events in one page of the log.
+    """
 
     def __init__(self, log: LogBuilder, context: ssl.SSLContext | None = None):
-        self.log, self.identity = log, log.identity
+        self.log = log
+        self.identity = log.identity
         self.lists: list[SignedMirrorList] = []
         self.proofs: list[ForkEvidence] = []
-        self.protocols, self.clock_offset, self.requests, self.page_size = [1], 0.0, [], 100
+        self.protocols = [1]
+        self.clock_offset = 0.0
+        self.requests: list[str] = []
+        self.page_size = 100
         self.routes: dict[str, Callable] = {
             "GET /mirror": lambda query, who: MirrorView(
                 key=self.identity.key, name="small", protocols=[1], time=time.time()
@@ -52,12 +66,12 @@ class FakeMirror:
             "GET /mirrors/fork-evidence": lambda query, who: ForkEvidenceList(proofs=self.proofs),
             "POST /mirrors/change-notice": lambda query, who: Acknowledgement(),
         }
-        ours = self
+        mirror = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                status, answer = ours.answer(
+                status, answer = mirror.answer(
                     self.command, self.path, self.headers.get("Authorization", ""), posted
                 )
                 self.send_response(status)
@@ -85,26 +99,34 @@ class FakeMirror:
 
     @property
     def list_entry(self) -> MirrorEntry:
+        """Return its entry in a mirror list."""
         return MirrorEntry(key=self.identity.key, url=self.url, name="the small one", admitted=1.0)
 
     def heads(self, who: str, **changed) -> LogHeads:
+        """Return its log heads for the mirror `who`; `changed` replaces fields."""
         last = self.log.events[-1]
         fields = {
-            "protocols": self.protocols, "mirror": self.identity.key, "to": who, "time": time.time() + self.clock_offset,
-            "mirrors": max((parse_list(each).version for each in self.lists), default=0), "proofs": len(self.proofs),
+            "protocols": self.protocols,
+            "mirror": self.identity.key,
+            "to": who,
+            "time": time.time() + self.clock_offset,
+            "mirrors": max((parse_list(each).version for each in self.lists), default=0),
+            "proofs": len(self.proofs),
             "state": "0" * 64,
             "heads": {self.log.origin: LogHead(seq=len(self.log.events), digest=digest(last.body))},
-        }  # fmt: skip
+        }
         return LogHeads(**{**fields, **changed})
 
     def page(self, query: dict[str, str], who: str) -> LogPart:
+        """Return the page of the log that a request asks for."""
         after = int(query["after"])
-        some = self.log.events[after : after + self.page_size]
-        return LogPart(events=some, more=after + len(some) < len(self.log.events))
+        events = self.log.events[after : after + self.page_size]
+        return LogPart(events=events, more=after + len(events) < len(self.log.events))
 
     def answer(
         self, method: str, path: str, authorization: str, posted: bytes = b""
     ) -> tuple[int, Answer]:
+        """Answer one request with a status and a body."""
         parts = urlsplit(path)
         route = f"{method} {parts.path.removeprefix('/api/v1')}"
         self.requests.append(route)
@@ -116,18 +138,19 @@ class FakeMirror:
         if route not in self.routes:
             return 404, b'{"error": "there is nothing at this address"}'
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        found = self.routes[route](query | {"body": posted.decode()}, who)
-        if isinstance(found, Message):
-            return 200, found.model_dump_json().encode()
-        return found if isinstance(found, tuple) else (200, found)
+        answer = self.routes[route](query | {"body": posted.decode()}, who)
+        if isinstance(answer, Message):
+            return 200, answer.model_dump_json().encode()
+        return answer if isinstance(answer, tuple) else (200, answer)
 
     def close(self) -> None:
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def local_entry(**fields) -> MirrorEntry:
-    """This site, as a list names it."""
+    """Return this site's entry in a mirror list."""
     return MirrorEntry(
         key=site_identity.identity().key,
         url="https://here.example.org",
@@ -137,5 +160,6 @@ def local_entry(**fields) -> MirrorEntry:
     )
 
 
-def pull(small: FakeMirror) -> pull_module.PullResult:
-    return pull_module.pull_from(small.list_entry)
+def pull(mirror: FakeMirror) -> pull_module.PullResult:
+    """Pull from the mirror once."""
+    return pull_module.pull_from(mirror.list_entry)

@@ -1,4 +1,4 @@
-"""Two real mirrors: servers, databases and keys of their own, and nothing between them but HTTP."""
+"""Run two real mirrors with their own servers, databases and keys, which share only HTTP."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from coordinator.demo.processes import ProcessGroup, free_port
 
 GOLDEN = ROOT / "tests" / "contract" / "golden" / "reports.json"
 PASSWORD = "raise-the-frame-7"
-WORK = """
+TASKS_LOOP = """
 import time
 from coordinator.telemetry import rollup, tasks
 from coordinator.telemetry.remote import pull
@@ -37,7 +37,7 @@ while True:
 
 
 class MirrorProcess:
-    """One mirror. `manage` runs a command there; `start` and `kill` its web server."""
+    """Run one mirror's web server, its tasks and its management commands."""
 
     def __init__(self, name: str, folder: Path, valkey: int):
         self.name = name
@@ -55,17 +55,24 @@ class MirrorProcess:
         }
 
     def manage(self, *command: str, fails: bool = False) -> str:
-        done = subprocess.run(
-            [sys.executable, ROOT / "manage.py", *command], env={**os.environ, **self.environment},
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert (done.returncode != 0) == fails, done.stdout + done.stderr
-        return done.stdout + (done.stderr if fails else "")
+        """Run a management command and return its output; `fails` expects it to fail."""
+        process = subprocess.run(
+            [sys.executable, ROOT / "manage.py", *command],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert (process.returncode != 0) == fails, process.stdout + process.stderr
+        return process.stdout + (process.stderr if fails else "")
 
     def shell(self, code: str) -> str:
+        """Run Python code in Django's shell and return the last line that it prints."""
         return self.manage("shell", "-v", "0", "-c", code).strip().splitlines()[-1]
 
     def start(self) -> None:
+        """Start the web server and wait until it answers."""
         serve = (
             "-m",
             "uvicorn",
@@ -86,39 +93,41 @@ class MirrorProcess:
             time.sleep(0.2)
 
     def kill(self) -> None:
+        """Kill the web server."""
         site = self.processes.children.pop("site")
         site.kill()
         site.wait()
 
     def snapshot(self, run: str) -> dict:
+        """Fetch the snapshot of a run's page."""
         answer = httpx.get(f"{self.url}/live/{run}/", timeout=30)
         assert answer.status_code == 200, answer.text[:300]
         return answer.json()
 
     def start_tasks(self) -> None:
-        """What Celery would do every second or two, until the end."""
-        manage = (str(ROOT / "manage.py"), "shell", "-v", "0", "-c", WORK)
+        """Run what Celery would run every second or two, until the test ends."""
+        manage = (str(ROOT / "manage.py"), "shell", "-v", "0", "-c", TASKS_LOOP)
         self.processes.start("tasks", sys.executable, *manage, **self.environment)
 
 
 @contextmanager
 def two_mirrors(folder: Path) -> Iterator[list[MirrorProcess]]:
-    """Each with its tables; Postgres and Valkey run (see conftest.state)."""
-    made = [MirrorProcess("a", folder, 2), MirrorProcess("b", folder, 3)]
+    """Yield two mirrors with their tables; the fixture `state` runs Postgres and Valkey."""
+    mirrors = [MirrorProcess("a", folder, 2), MirrorProcess("b", folder, 3)]
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         try:
             connection.execute("CREATE DATABASE mirror_a")
-            made[0].manage("migrate", "--verbosity", "0")
+            mirrors[0].manage("migrate", "--verbosity", "0")
             connection.execute("CREATE DATABASE mirror_b TEMPLATE mirror_a")
-            yield made
+            yield mirrors
         finally:
-            for site in made:
+            for site in mirrors:
                 site.processes.stop()
                 connection.execute(f"DROP DATABASE IF EXISTS mirror_{site.name} WITH (FORCE)")
 
 
 def publish_list(a: MirrorProcess, b: MirrorProcess, folder: Path) -> str:
-    """A mirror list of the two, published at the first. Its digest."""
+    """Publish a mirror list of both at the first mirror and return its digest."""
     file, root = str(folder / "list.json"), str(folder / "root")
     key = a.manage("mirror_list", "keygen", root).strip()
     a.manage(
@@ -144,7 +153,7 @@ def publish_list(a: MirrorProcess, b: MirrorProcess, folder: Path) -> str:
     return re.search(r"BLAKE3 (\w{64})", a.manage("mirror_list", "show"))[1]
 
 
-SOMEBODYS = """
+CREATE_RUN = """
 import json, sys
 sys.path.append({tests!r})
 from helpers import page_fixtures
@@ -169,33 +178,47 @@ print(json.dumps({{"run": str(run.pk), "draft": draft.slug}}))
 
 
 def create_run(site: MirrorProcess) -> dict[str, str]:
-    """Ida's two machines, a run of hers in training, and a draft: {"run": its id, "draft": its slug}."""
+    """Create Ida, two machines of hers, a run in training and a draft.
+
+    Returns:
+        {"run": the run's id, "draft": the draft's slug}.
+    """
     site.manage(
         "prepare_owner", "--email", "ida@example.org", "--password", PASSWORD, "--name", "Ida"
     )
-    return json.loads(site.shell(SOMEBODYS.format(tests=str(ROOT / "tests"))))
+    return json.loads(site.shell(CREATE_RUN.format(tests=str(ROOT / "tests"))))
 
 
 class ReportingMachine:
-    """One of Ida's, by the number of its key; tells whichever site it is told to."""
+    """Send reports in the name of one of Ida's machines, given by the seed of its key."""
 
     def __init__(self, seed: int):
         self.identity = Identity(bytes([seed]) * 32)
 
-    def send_reports(self, site: MirrorProcess, run: str, *numbers: int, **said) -> None:
-        """Its reports of these numbers, each a thousand tokens further."""
+    def send_reports(
+        self, site: MirrorProcess, run: str, *numbers: int, joined: bool = False, **changed
+    ) -> None:
+        """Send reports with these numbers to a site, after joining unless it has `joined`."""
         client = CoordinatorClient(site.url, self.identity)
         client.pin_mirror()
-        if not said.pop("joined", False):
+        if not joined:
             client.join_run(run, ["192.0.2.7:41000"])
-        client.send_reports(run, [self.report(number, **said) for number in numbers])
+        client.send_reports(run, [self.report(number, **changed) for number in numbers])
         client.close()
 
-    def report(self, number: int, **said) -> Report:
+    def report(self, number: int, **changed) -> Report:
+        """Build a report with this number, at a thousand tokens for each; `changed` replaces."""
         plausible = Reports.model_validate_json(GOLDEN.read_text()).reports[0]
         point = MeasuredLoss(kind="train", tokens=number * 1000, loss=5.0 - number / 10)
-        told = {
-            "seq": number, "at": time.time(), "tokens": number * 500, "ledger_tokens": number * 1000, "rate": 250.0,
-            "points": [point], "checkpoint": None, "anchor": None, "activity": Activity.TRAINING,
-        }  # fmt: skip
-        return plausible.model_copy(update={**told, **said})
+        fields = {
+            "seq": number,
+            "at": time.time(),
+            "tokens": number * 500,
+            "ledger_tokens": number * 1000,
+            "rate": 250.0,
+            "points": [point],
+            "checkpoint": None,
+            "anchor": None,
+            "activity": Activity.TRAINING,
+        }
+        return plausible.model_copy(update={**fields, **changed})

@@ -1,4 +1,4 @@
-"""A second site in the first one's place: its tables emptied, its log taken in again as another mirror would."""
+"""Rebuild this site from its log: empty the tables and ingest the events as a new mirror does."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -26,8 +26,8 @@ from coordinator.fleet.models import MachinePause, VerdictRecord
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, CheckpointHolder
 
-# What each site knows for itself, or what is nobody else's.
-OWN = {
+# Fields that each site stores for itself and does not replicate.
+LOCAL_FIELDS = {
     User: {"is_superuser", "last_login", "ban_reason"},
     Machine: {"last_seen", "revoked_reason"},
     Run: {"ledger_tokens", "notes"},
@@ -37,8 +37,17 @@ OWN = {
     EmailAddress: {"id"},
     Authenticator: {"id", "last_used_at"},
 }
-ORDER = ("id", "user_id", "email", "type", "checkpoint_id", "machine_id", "incarnation", "day")
-SHARED = (
+SORT_FIELDS = (
+    "id",
+    "user_id",
+    "email",
+    "type",
+    "checkpoint_id",
+    "machine_id",
+    "incarnation",
+    "day",
+)
+REPLICATED_MODELS = (
     User,
     EmailAddress,
     Authenticator,
@@ -56,22 +65,24 @@ LOG = (ForkProof, LogEvent, Origin, Aggregate, UniquenessClaim, PrivateData, Log
 
 
 def replicated_rows() -> dict[str, list[dict]]:
-    """All that mirrors share, as the tables hold it."""
-    told = {}
-    for model in SHARED:
-        names = [f.attname for f in model._meta.concrete_fields if f.name not in OWN.get(model, ())]
-        known = model.objects.values(*names)
-        told[model.__name__] = sorted(
-            known, key=lambda row: [str(row[name]) for name in names if name in ORDER]
+    """Return the replicated fields of all replicated rows, by model name."""
+    rows_by_model = {}
+    for model in REPLICATED_MODELS:
+        local = LOCAL_FIELDS.get(model, ())
+        names = [field.attname for field in model._meta.concrete_fields if field.name not in local]
+        rows_by_model[model.__name__] = sorted(
+            model.objects.values(*names),
+            key=lambda row: [str(row[name]) for name in names if name in SORT_FIELDS],
         )
-    for person in told["User"]:
-        if person["password"].startswith("!"):  # none: Django draws the rest of it
+    for person in rows_by_model["User"]:
+        # An unusable password is "!" and random characters.
+        if person["password"].startswith("!"):
             person["password"] = "!"
-    return told
+    return rows_by_model
 
 
 def all_events() -> list[Signed]:
-    """Every event held here, each log in order."""
+    """Return every event that this site stores, each log in order."""
     return [
         each
         for origin in Origin.objects.order_by("pk")
@@ -80,44 +91,55 @@ def all_events() -> list[Signed]:
 
 
 def all_private_data() -> list[private_data.PrivateRecord]:
+    """Return all private data that this site stores."""
     return private_data.export(list(PrivateData.objects.values_list("pk", flat=True)))
 
 
 def empty_tables() -> None:
+    """Delete all replicated rows and the whole log."""
     for model in (Run, Team, Machine, User, *LOG):
         model.objects.all().delete()
 
 
 def rebuild_in_one_batch(
-    events: Iterable[Signed], kept: list[private_data.PrivateRecord]
+    events: Iterable[Signed], private_records: list[private_data.PrivateRecord]
 ) -> tuple[dict, str]:
-    """(rows, state hash) of a new mirror: everything comes first, and then all rows are written together."""
+    """Rebuild as a new mirror does, which writes all rows together after the last event.
+
+    Returns:
+        The replicated rows and the state hash.
+    """
     empty_tables()
-    told = ingest.ingest_events(list(events), defer=True)
-    assert not told.rejected, told.rejected
+    result = ingest.ingest_events(list(events), defer=True)
+    assert not result.rejected, result.rejected
     ingest.project_pending(defer=True)
-    private_data.ingest(kept, defer=True)
+    private_data.ingest(private_records, defer=True)
     ingest.project_pending()
     return replicated_rows(), projection.state_hash()
 
 
 def rebuild_in_random_order(
-    events: Iterable[Signed], kept: list[private_data.PrivateRecord], seed: int = 0
+    events: Iterable[Signed], private_records: list[private_data.PrivateRecord], seed: int = 0
 ) -> tuple[dict, str]:
-    """(rows, state hash) of an empty site that took these in, the logs interleaved somehow."""
+    """Rebuild from logs that are interleaved at random, a few events at a time.
+
+    Returns:
+        The replicated rows and the state hash.
+    """
     empty_tables()
-    chance, by_origin = Random(seed), defaultdict(list)
+    random = Random(seed)
+    by_origin = defaultdict(list)
     for event in events:
         by_origin[open_event(event).origin].append(event)
     while by_origin:
-        origin = chance.choice(sorted(by_origin))
-        some = chance.randint(1, 4)
-        told = ingest.ingest_events(by_origin[origin][:some])
-        assert not told.rejected, told.rejected
-        by_origin[origin] = by_origin[origin][some:]
+        origin = random.choice(sorted(by_origin))
+        count = random.randint(1, 4)
+        result = ingest.ingest_events(by_origin[origin][:count])
+        assert not result.rejected, result.rejected
+        by_origin[origin] = by_origin[origin][count:]
         if not by_origin[origin]:
             del by_origin[origin]
-        if chance.random() < 0.5:
-            private_data.ingest(kept)
-    private_data.ingest(kept)
+        if random.random() < 0.5:
+            private_data.ingest(private_records)
+    private_data.ingest(private_records)
     return replicated_rows(), projection.state_hash()

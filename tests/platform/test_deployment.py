@@ -1,4 +1,4 @@
-"""A deployed configuration: Django's own checks find nothing, cookies are for TLS alone, and mail goes by one URL."""
+"""Test a deployed configuration: Django's checks, cookies for TLS alone, and the mail URL."""
 
 import json
 import os
@@ -21,8 +21,11 @@ DEPLOYED = {
 TOLD = """
 import json
 from django.conf import settings as s
-names = ["SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SESSION_COOKIE_HTTPONLY", "SECURE_HSTS_SECONDS", "DEBUG",
-         "SECURE_SSL_REDIRECT", "EMAIL_HOST_PASSWORD", "SITE_URL", "MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN"]
+names = [
+    "SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SESSION_COOKIE_HTTPONLY",
+    "SECURE_HSTS_SECONDS", "DEBUG", "SECURE_SSL_REDIRECT", "EMAIL_HOST_PASSWORD",
+    "SITE_URL", "MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN",
+]
 print(json.dumps({n: getattr(s, n) for n in names}))
 """
 
@@ -30,9 +33,13 @@ print(json.dumps({n: getattr(s, n) for n in names}))
 def manage(*command: str, **environment: str) -> subprocess.CompletedProcess:
     paths = os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")])
     return subprocess.run(
-        [sys.executable, ROOT / "manage.py", *command], env={**os.environ, "PYTHONPATH": paths, **environment},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, ROOT / "manage.py", *command],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_djangos_checks_find_nothing_in_a_deployed_site(state):

@@ -45,7 +45,7 @@ WEIRD = [
 
 @pytest.fixture
 def quiet(volunteer, person):
-    """A machine whose client hands 500s back instead of raising what caused them."""
+    """Return a machine whose client returns a 500 instead of raising its cause."""
     ada = volunteer(person())
     ada.client.raise_request_exception = False
     return ada

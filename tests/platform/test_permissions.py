@@ -1,4 +1,4 @@
-"""Who may do what: every route of the site × every role, as a table. A route without a row fails."""
+"""Check what each role may do on each route of the site, by a table that must be complete."""
 
 import re
 from collections.abc import Iterator
@@ -29,16 +29,15 @@ pytestmark = pytest.mark.django_db
 
 ROLES = ("visitor", "volunteer", "organiser", "owner", "staff")
 ALL = "200 200 200 200 200"
-HERE = "login 200 200 200 200"  # any signed-in person
-OUT = "200 home home home home"  # for visitors
-DESK = (
-    "login login login login 200"  # the admin's door sends others to the log-in, which refuses them
-)
-SHUT = "login login login login 403"
-API = "401 401 401 401 401"  # a session opens nothing there: machines sign, scripts have tokens
+SIGNED_IN = "login 200 200 200 200"  # any signed-in person
+VISITORS = "200 home home home home"
+STAFF = "login login login login 200"  # the admin's login refuses everybody else
+FORBIDDEN = "login login login login 403"
+API = "401 401 401 401 401"  # sessions do not count there: machines sign, scripts have tokens
 
-# Method and path → what happens, for each of ROLES. A number is a status; "login": sent to sign in; "prove": asked for
-# the password again; "done": did it, and sent on; "home": sent away, for it makes no sense here.
+# Method and path → the outcome for each of ROLES. A number is a status. "login" redirects to the
+# login page, "prove" asks for the password again, "done" does it and redirects, "home" redirects
+# because the page makes no sense in this state.
 TABLE = {
     # pages
     "GET /": ALL,
@@ -46,7 +45,7 @@ TABLE = {
     "GET /mirrors/": ALL,
     "GET /runs/new/": "login 403 200 200 200",
     "POST /runs/new/ name=Dawn&preset=gpt-nano": "login 403 done done done",
-    "POST /runs/estimate/ preset=gpt-nano": HERE,
+    "POST /runs/estimate/ preset=gpt-nano": SIGNED_IN,
     "GET /runs/{run}/": ALL,
     "GET /runs/{draft}/": "404 404 404 200 200",
     "GET /runs/{draft}/edit/": "login 404 404 200 200",
@@ -71,33 +70,33 @@ TABLE = {
     "POST /runs/{draft}/clone/": "login 404 404 done done",
     "POST /runs/{run}/invitations/ note=Bob": "login 403 403 done done",
     "POST /runs/{run}/invitations/{link}/": "login 403 403 done done",
-    "GET /runs/{run}/invited/{bid}/": HERE,
+    "GET /runs/{run}/invited/{bid}/": SIGNED_IN,
     "POST /runs/{run}/invited/{bid}/": "login done done done done",
     "GET /runs/{run}/invited/wrong/": "login 404 404 404 404",
     "GET /live/{run_id}/": ALL,
     "GET /live/{draft_id}/": "404 404 404 200 200",
     "GET /live/{run_id}/machines/": ALL,
     "GET /live/{draft_id}/machines/": "404 404 404 200 200",
-    "GET /machines/": HERE,
-    "GET /machines/enrol/": HERE,
-    "GET /machines/enrol/{code}/": HERE,
-    "POST /machines/enrol/{code}/ answer=approve": HERE,
+    "GET /machines/": SIGNED_IN,
+    "GET /machines/enrol/": SIGNED_IN,
+    "GET /machines/enrol/{code}/": SIGNED_IN,
+    "POST /machines/enrol/{code}/ answer=approve": SIGNED_IN,
     "GET /machines/{machine}/": "login 404 404 200 404",
     "POST /machines/{machine}/ name=Attic": "login 404 404 done 404",
     "POST /machines/{machine}/pause/": "login 404 404 done 404",
     "POST /machines/{machine}/resume/": "login 404 404 done 404",
     "POST /machines/{machine}/revoke/": "login 404 404 done 404",
-    "GET /account/": HERE,
+    "GET /account/": SIGNED_IN,
     "POST /account/ name=Newname": "login done done done done",
     "GET /account/delete/": "login prove prove prove prove",
     "POST /account/delete/ email=x": "login prove prove prove prove",
     "GET /credit/?by=teams&period=week": ALL,
     "GET /volunteers/{owner_id}/": "404 404 404 200 404",
-    "GET /account/tokens/": HERE,
-    "POST /account/tokens/ name=x&days=30&scopes=runs:read": HERE,
+    "GET /account/tokens/": SIGNED_IN,
+    "POST /account/tokens/ name=x&days=30&scopes=runs:read": SIGNED_IN,
     "POST /account/tokens/{personal}/": "login 404 404 done 404",
     "GET /teams/": ALL,
-    "GET /teams/new/": HERE,
+    "GET /teams/new/": SIGNED_IN,
     "POST /teams/new/ name=Smiths": "login done done done done",
     "GET /teams/{team}/": ALL,
     "POST /teams/{team}/rename/ name=Spinners": "login 403 403 done 403",
@@ -106,15 +105,17 @@ TABLE = {
     "POST /teams/{team}/promote/ id={place}": "login 403 403 done 403",
     "POST /teams/{team}/leave/ id={place}": "login 403 403 done 403",
     "POST /teams/{team}/leave/": "login 404 404 done 404",
-    "GET /teams/invitations/{token}/": HERE,
+    "GET /teams/invitations/{token}/": SIGNED_IN,
     "POST /teams/invitations/{token}/ answer=join": "login done done done done",
     "GET /teams/invitations/wrong/": "login 404 404 404 404",
-    "GET /notifications/": HERE,
+    "GET /notifications/": SIGNED_IN,
     "POST /notifications/read/": "login done done done done",
-    "GET /notifications/settings/": HERE,
+    "GET /notifications/settings/": SIGNED_IN,
     "POST /notifications/settings/": "login done done done done",
-    "GET /notifications/webhooks/": HERE,
-    "POST /notifications/webhooks/ url=https://10.0.0.1/&kinds=run.started": "login 422 422 422 422",
+    "GET /notifications/webhooks/": SIGNED_IN,
+    "POST /notifications/webhooks/ url=https://10.0.0.1/&kinds=run.started": (
+        "login 422 422 422 422"
+    ),
     "POST /notifications/webhooks/{hook}/kinds/ kinds=run.started": "login 404 404 done 404",
     "POST /notifications/webhooks/{hook}/off/": "login 404 404 done 404",
     "POST /notifications/webhooks/{hook}/test/": "login 404 404 done 404",
@@ -123,22 +124,22 @@ TABLE = {
     "POST /notifications/unsubscribe/{off}/": ALL,
     "GET /notifications/unsubscribe/wrong/": "404 404 404 404 404",
     # allauth
-    "GET /accounts/login/": OUT,
-    "GET /accounts/signup/": OUT,
+    "GET /accounts/login/": VISITORS,
+    "GET /accounts/signup/": VISITORS,
     "GET /accounts/inactive/": ALL,
     "GET /accounts/logout/": "home 200 200 200 200",
-    "GET /accounts/reauthenticate/": HERE,
-    "GET /accounts/email/": HERE,
+    "GET /accounts/reauthenticate/": SIGNED_IN,
+    "GET /accounts/email/": SIGNED_IN,
     "GET /accounts/confirm-email/": "login home home home home",
     "GET /accounts/login/code/confirm/": "login home home home home",
-    "GET /accounts/password/change/": HERE,
+    "GET /accounts/password/change/": SIGNED_IN,
     "GET /accounts/password/set/": "login home home home home",
     "GET /accounts/password/reset/": ALL,
     "GET /accounts/password/reset/done/": ALL,
     "GET /accounts/password/reset/key/done/": ALL,
     "GET /accounts/password/reset/key/1-x/": ALL,
-    "GET /accounts/sessions/": HERE,
-    "GET /accounts/2fa/": HERE,
+    "GET /accounts/sessions/": SIGNED_IN,
+    "GET /accounts/2fa/": SIGNED_IN,
     "GET /accounts/2fa/authenticate/": "login home home home home",
     "GET /accounts/2fa/reauthenticate/": "login prove prove prove prove",
     "GET /accounts/2fa/totp/activate/": "login prove prove prove prove",
@@ -146,7 +147,7 @@ TABLE = {
     "GET /accounts/2fa/recovery-codes/": "login 404 404 404 404",
     "GET /accounts/2fa/recovery-codes/generate/": "login prove prove prove prove",
     "GET /accounts/2fa/recovery-codes/download/": "login 404 404 404 404",
-    "GET /accounts/2fa/webauthn/": HERE,
+    "GET /accounts/2fa/webauthn/": SIGNED_IN,
     "GET /accounts/2fa/webauthn/add/": "login prove prove prove prove",
     "GET /accounts/2fa/webauthn/reauthenticate/": "login prove prove prove prove",
     "GET /accounts/2fa/webauthn/keys/1/remove/": "login prove prove prove prove",
@@ -203,35 +204,37 @@ TABLE = {
     "POST /api/v1/runs/{run}/invitations": API,
     "POST /api/v1/estimates": API,
     # the admin
-    "GET /admin/": DESK,
-    "GET /admin/figures/": DESK,
-    "GET /admin/search/?s=run": DESK,
+    "GET /admin/": STAFF,
+    "GET /admin/figures/": STAFF,
+    "GET /admin/search/?s=run": STAFF,
     "GET /admin/login/": "login 403 403 403 home",
     "POST /admin/logout/": "done done done done done",
-    "GET /admin/password_change/": DESK,
-    "GET /admin/password_change/done/": DESK,
-    "GET /admin/autocomplete/": SHUT,
-    "GET /admin/jsi18n/": DESK,
+    "GET /admin/password_change/": STAFF,
+    "GET /admin/password_change/done/": STAFF,
+    "GET /admin/autocomplete/": FORBIDDEN,
+    "GET /admin/jsi18n/": STAFF,
     "GET /admin/r/1/1/": "404 404 404 404 404",
-    "GET /admin/accounts/": DESK,
+    "GET /admin/accounts/": STAFF,
     "GET /admin/nonsense": "login login login login 404",
 }
-SAID = "_form_submitted=1&reason=because&tokens=1000&first=5"
-DECISIONS = {  # each a dialog to look at, and a POST that decides
+ACTION_FORM = "_form_submitted=1&reason=because&tokens=1000&first=5"
+ADMIN_ACTIONS = {  # each has a dialog to look at, and a POST that acts
     "accounts/user/{person}": ["make_organiser", "remove_organiser", "ban", "unban", "erase"],
     "accounts/machine/{machine}": ["revoke"],
     "accounts/team/{team_id}": ["disband"],
     "runs/run/{run_id}": ["pause", "resume", "extend", "finish", "cancel"],
     "fleet/membership/{membership}": ["remove_updates"],
-    "staff/announcement/{said}": ["withdraw"],
+    "staff/announcement/{announcement}": ["withdraw"],
 }
-for where, actions in DECISIONS.items():
+for row, actions in ADMIN_ACTIONS.items():
     for action in actions:
-        TABLE[f"GET /admin/{where}/{action}/"] = DESK
-        TABLE[f"POST /admin/{where}/{action}/ {SAID}"] = "login login login login done"
+        TABLE[f"GET /admin/{row}/{action}/"] = STAFF
+        TABLE[f"POST /admin/{row}/{action}/ {ACTION_FORM}"] = "login login login login done"
 for action in ("make_staff", "remove_staff"):  # answered with a refusal: only superusers may
-    TABLE[f"POST /admin/accounts/user/{{person}}/{action}/ {SAID}"] = "login login login login done"
-LOOKED = {  # model → a row of it
+    TABLE[f"POST /admin/accounts/user/{{person}}/{action}/ {ACTION_FORM}"] = (
+        "login login login login done"
+    )
+VIEWED_MODELS = {  # model → a row of it
     "audit/auditentry": "{entry}",
     "accounts/user": "{person}",
     "accounts/machine": "{machine}",
@@ -241,39 +244,44 @@ LOOKED = {  # model → a row of it
     "runs/run": "{run_id}",
     "fleet/membership": "{membership}",
     "fleet/verdictrecord": "{verdict}",
-    "staff/announcement": "{said}",
+    "staff/announcement": "{announcement}",
     "eventlog/origin": "{origin}",
     "eventlog/forkproof": "{proof}",
 }
-HIDDEN = {
-    "admin/r/<path:content_type_id>/<path:object_id>/"
-}  # behind another route, which has its row
-WRITTEN = {
-    "staff/announcement",
-    "accounts/sitesettings",
-}  # by forms, whose saving is a model's method
-for model, row in LOOKED.items():
+# Hidden behind another route, which has a row.
+HIDDEN_ROUTES = {"admin/r/<path:content_type_id>/<path:object_id>/"}
+# Their forms save through a method of the model.
+EDITED_MODELS = {"staff/announcement", "accounts/sitesettings"}
+for model, row in VIEWED_MODELS.items():
     TABLE |= {
-        f"GET /admin/{model}/": DESK,
-        f"GET /admin/{model}/add/": DESK if model == "staff/announcement" else SHUT,
+        f"GET /admin/{model}/": STAFF,
+        f"GET /admin/{model}/add/": STAFF if model == "staff/announcement" else FORBIDDEN,
         f"GET /admin/{model}/{row}/": "login login login login home",
-        f"GET /admin/{model}/{row}/change/": DESK,
-        f"POST /admin/{model}/{row}/change/": DESK if model in WRITTEN else SHUT,
-        f"GET /admin/{model}/{row}/history/": DESK,
-        f"POST /admin/{model}/{row}/delete/ post=yes": SHUT,
+        f"GET /admin/{model}/{row}/change/": STAFF,
+        f"POST /admin/{model}/{row}/change/": STAFF if model in EDITED_MODELS else FORBIDDEN,
+        f"GET /admin/{model}/{row}/history/": STAFF,
+        f"POST /admin/{model}/{row}/delete/ post=yes": FORBIDDEN,
     }
-FOREIGN = [f"django_celery_beat/{kind}" for kind in
-           ("periodictask", "clockedschedule", "crontabschedule", "solarschedule", "intervalschedule")]  # fmt: skip
-for model in FOREIGN:  # superusers' alone
+THIRD_PARTY_MODELS = [
+    f"django_celery_beat/{kind}"
+    for kind in (
+        "periodictask",
+        "clockedschedule",
+        "crontabschedule",
+        "solarschedule",
+        "intervalschedule",
+    )
+]
+for model in THIRD_PARTY_MODELS:  # only superusers may
     for page in ("", "add/", "1/change/", "1/delete/"):
-        TABLE[f"GET /admin/{model}/{page}"] = SHUT
+        TABLE[f"GET /admin/{model}/{page}"] = FORBIDDEN
     TABLE[f"GET /admin/{model}/1/history/"] = "login login login login home"
     TABLE[f"GET /admin/{model}/1/"] = "login login login login home"
 
 
 @pytest.fixture
 def world(person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
-    """One of everything, the owner's; and somebody of each role."""
+    """Create a person of each role, and one of everything that belongs to the owner."""
     settings.OUTSIDE_NETWORKS = []
     people = {
         name: person(f"{name}@example.org", name=name.title()) for name in ("volunteer", "guest")
@@ -292,14 +300,14 @@ def world(person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
     invitation, token = TeamInvitation.send(team, "somebody@example.org", owner)
     key = Identity(b"w" * 32).key
     about = coordinator_messages.MachineDescription(hostname="attic-pc")
-    asked = coordinator_messages.EnrolmentRequest(
+    request = coordinator_messages.EnrolmentRequest(
         mirror=site_identity.identity().key, key=key, machine=about, issued=0
     )
     hook = Webhook.objects.create(
         person=owner, url="https://example.org/", secret="whsec_AAAA", kinds=[]
     )
-    said = Announcement(text="Hello")
-    said.publish(people["staff"])
+    announcement = Announcement(text="Hello")
+    announcement.publish(people["staff"])
     link = runs.RunInvitation.create(run, actor=owner)
     log = Origin.objects.get()
     signed = {"key": log.key, "body": "{}", "signature": "0" * 128}
@@ -307,21 +315,38 @@ def world(person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
     personal, _ = Token.create(owner, "script", ["runs:read"], 30)
 
     names = {
-        "origin": log.pk, "proof": proof.pk, "author": author, "verdict": verdict.pk,
-        "link": link.pk, "bid": link.token, "personal": personal.pk, "owner_id": owner.pk,
-        "run": run.slug, "run_id": run.pk, "machine": machine.machine.pk, "team": team.slug, "team_id": team.pk,
-        "invitation": invitation.pk, "token": token, "place": team.members.get(person=people["guest"]).pk,
-        "code": Enrolment.open(asked).code, "hook": hook.pk, "said": said.pk, "person": people["guest"].pk,
-        "off": signing.dumps(str(owner.pk), salt=UNSUBSCRIBE), "entry": AuditEntry.objects.first().pk,
-        "membership": run.memberships.get().pk, "rules": SiteSettings.objects.get().pk,
-    }  # fmt: skip
+        "origin": log.pk,
+        "proof": proof.pk,
+        "author": author,
+        "verdict": verdict.pk,
+        "link": link.pk,
+        "bid": link.token,
+        "personal": personal.pk,
+        "owner_id": owner.pk,
+        "run": run.slug,
+        "run_id": run.pk,
+        "machine": machine.machine.pk,
+        "team": team.slug,
+        "team_id": team.pk,
+        "invitation": invitation.pk,
+        "token": token,
+        "place": team.members.get(person=people["guest"]).pk,
+        "code": Enrolment.open(request).code,
+        "hook": hook.pk,
+        "announcement": announcement.pk,
+        "person": people["guest"].pk,
+        "off": signing.dumps(str(owner.pk), salt=UNSUBSCRIBE),
+        "entry": AuditEntry.objects.first().pk,
+        "membership": run.memberships.get().pk,
+        "rules": SiteSettings.objects.get().pk,
+    }
     unlaunched = draft(owner, name="Dawn draft")
     names |= {"draft": unlaunched.slug, "draft_id": unlaunched.pk}
     return SimpleNamespace(people=people, names=names)
 
 
-def ask(world: SimpleNamespace, role: str, request: str, **options) -> str:
-    """What happened, in the table's words."""
+def request_as(world: SimpleNamespace, role: str, request: str, **options) -> str:
+    """Send a request of the table in a role and return the outcome in the table's words."""
     client = Client(**options)
     if role != "visitor":
         client.force_login(world.people[role])
@@ -330,73 +355,76 @@ def ask(world: SimpleNamespace, role: str, request: str, **options) -> str:
     answer = client.generic(method, path, body[0] if body else "", content_type=form)
     if answer.status_code != 302:
         return str(answer.status_code)
-    to = answer["Location"]
-    if to.startswith(("/accounts/login", "/admin/login")):
+    target = answer["Location"]
+    if target.startswith(("/accounts/login", "/admin/login")):
         return "login"
-    if to.startswith(("/accounts/reauthenticate", "/accounts/2fa/reauthenticate")):
+    if target.startswith(("/accounts/reauthenticate", "/accounts/2fa/reauthenticate")):
         return "prove"
     return "done" if method == "POST" else "home"
 
 
-def test_each_route_knows_who_may(world):
+def test_each_route_allows_exactly_the_roles_of_the_table(world):
     wrong = {}
     for request_line, row in TABLE.items():
-        found = []
+        outcomes = []
         for role in ROLES:
-            with transaction.atomic():  # what one does is undone before the next one tries
-                found.append(ask(world, role, request_line))
+            with transaction.atomic():  # rolled back, so that every role finds the same state
+                outcomes.append(request_as(world, role, request_line))
                 transaction.set_rollback(True)
-        if found != row.split():
-            wrong[request_line] = f"{' '.join(found)}, not {row}"
+        if outcomes != row.split():
+            wrong[request_line] = f"{' '.join(outcomes)}, not {row}"
     assert not wrong
 
 
 def routes(resolver=None, before: str = "") -> Iterator[str]:
+    """Yield all routes of the site."""
     for entry in (resolver or get_resolver()).url_patterns:
-        here = before + str(entry.pattern).removeprefix("^" if before else "")
+        route = before + str(entry.pattern).removeprefix("^" if before else "")
         if hasattr(entry, "url_patterns"):
-            yield from routes(entry, here)
+            yield from routes(entry, route)
         else:
-            yield here
+            yield route
 
 
 def test_every_route_has_a_row(world):
-    told = set()
+    tested = set()
     for row in TABLE:
         path = row.format(**world.names).split(" ")[1].partition("?")[0]
-        told.add(resolve(path).route)
-    missing = sorted(set(routes()) - told - HIDDEN)
+        tested.add(resolve(path).route)
+    missing = sorted(set(routes()) - tested - HIDDEN_ROUTES)
     assert not missing, f"no row in the table for: {missing}"
 
 
 def test_every_operation_of_the_api_has_a_row(world):
-    """A route may have several: each method is one."""
-    told = set()
+    """Count each method of a route as one operation."""
+    tested = set()
     for row in (row for row in TABLE if "/api/" in row):
         method, path = row.format(**world.names).split(" ")[:2]
-        told.add((method.lower(), "/" + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", resolve(path).route)))
+        tested.add(
+            (method.lower(), "/" + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", resolve(path).route))
+        )
     described = {
         (method, path)
         for path, methods in api.get_openapi_schema()["paths"].items()
         for method in methods
     }
-    assert described <= told, f"no row in the table for: {sorted(described - told)}"
+    assert described <= tested, f"no row in the table for: {sorted(described - tested)}"
 
 
 def test_every_model_in_the_admin_has_its_rows():
     registered = {
         f"{model._meta.app_label}/{model._meta.model_name}" for model in admin.site._registry
     }
-    assert registered == {*LOOKED, *FOREIGN}
+    assert registered == {*VIEWED_MODELS, *THIRD_PARTY_MODELS}
 
 
-def test_nothing_is_changed_by_a_form_of_another_site(world):
-    """Every POST of a signed-in person needs the token of a page of ours; only mail programs post without."""
+def test_form_of_another_site_changes_nothing(world):
+    """Require the CSRF token for every POST, except that mail programs unsubscribe without one."""
     for request_line in (row for row in TABLE if row.startswith("POST ")):
         if "/api/" in request_line or "/notifications/unsubscribe/" in request_line:
             continue
         for role in ("owner", "staff"):
-            assert ask(world, role, request_line, enforce_csrf_checks=True) == "403", (
+            assert request_as(world, role, request_line, enforce_csrf_checks=True) == "403", (
                 role,
                 request_line,
             )

@@ -1,4 +1,4 @@
-"""However many runs and machines there are: a page asks the same few questions, and Postgres finds each by an index."""
+"""Bound the queries of each page, and require an index for each, on a site with many rows."""
 
 import json
 import re
@@ -18,16 +18,24 @@ from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
-BIG = {
-    "accounts_machine", "accounts_user", "fleet_membership", "telemetry_losspoint", "telemetry_rollup", "credit_credit",
-    "telemetry_reportreceipt", "notify_notification", "audit_auditentry", "telemetry_checkpointholder",
-}  # fmt: skip
+BIG_TABLES = {
+    "accounts_machine",
+    "accounts_user",
+    "fleet_membership",
+    "telemetry_losspoint",
+    "telemetry_rollup",
+    "credit_credit",
+    "telemetry_reportreceipt",
+    "notify_notification",
+    "audit_auditentry",
+    "telemetry_checkpointholder",
+}
 RUNS, MACHINES = 200, 6_000
 
 
 @pytest.fixture
 def crowd(person, launched_run):
-    """(run, its owner's volunteer, the owner): one of so many runs, with its share of so many machines."""
+    """Fill the tables; return one of the runs, its owner's volunteer and its owner."""
     owner = person(organiser=True)
     run, ada = launched_run(owner)
     fields = {
@@ -56,47 +64,53 @@ def crowd(person, launched_run):
     )
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO telemetry_losspoint (membership_id, seq, position, kind, tokens, loss, at) "
+            "INSERT INTO telemetry_losspoint "
+            "(membership_id, seq, position, kind, tokens, loss, at) "
             f"SELECT id, 1, 0, 'train', 1000, 5.0, {time.time()} FROM fleet_membership"
         )
         cursor.execute(
-            "INSERT INTO telemetry_rollup (membership_id, width, bucket, reports, rate_sum, tokens, updates_sent, "
-            "updates_received, peer_bytes_sent, peer_bytes_received) "
-            f"SELECT id, 10, {int(time.time()) // 10 * 10}, 1, 1, 1, 1, 1, 1, 1 FROM fleet_membership"
+            "INSERT INTO telemetry_rollup (membership_id, width, bucket, reports, rate_sum, "
+            "tokens, updates_sent, updates_received, peer_bytes_sent, peer_bytes_received) "
+            f"SELECT id, 10, {int(time.time()) // 10 * 10}, 1, 1, 1, 1, 1, 1, 1 "
+            "FROM fleet_membership"
         )
         cursor.execute(
-            "INSERT INTO credit_credit (id, run_id, machine_id, incarnation, day, first, last, tokens) SELECT id, "
-            "run_id, machine_id, '0123456789abcdef', current_date, 1, 9, 9000 FROM fleet_membership"
+            "INSERT INTO credit_credit "
+            "(id, run_id, machine_id, incarnation, day, first, last, tokens) "
+            "SELECT id, run_id, machine_id, '0123456789abcdef', current_date, 1, 9, 9000 "
+            "FROM fleet_membership"
         )
         cursor.execute(
-            "INSERT INTO telemetry_reportreceipt (membership_id, seq, received) SELECT id, 1, now() FROM fleet_membership"
+            "INSERT INTO telemetry_reportreceipt (membership_id, seq, received) "
+            "SELECT id, 1, now() FROM fleet_membership"
         )
         cursor.execute("ANALYZE")
     return run, ada, owner
 
 
-def without_an_index(queries: list[dict[str, str]]) -> list[str]:
-    """Which of them read a whole big table, as Postgres itself plans them, and whose table."""
-    found = []
+def full_scans(queries: list[dict[str, str]]) -> list[str]:
+    """Return the queries for which Postgres plans to read a whole big table, and that table."""
+    scans = []
     with connection.cursor() as cursor:
         for query in queries:
-            if not re.match(r"SELECT|UPDATE|DELETE|WITH", text := query["sql"]):
+            text = query["sql"]
+            if not re.match(r"SELECT|UPDATE|DELETE|WITH", text):
                 continue
             cursor.execute("EXPLAIN (FORMAT JSON) " + text.replace("%", "%%"), [])
-            told = cursor.fetchone()[0]
-            plan = json.loads(told) if isinstance(told, str) else told
-            found += [
-                f"{table}: {text[:400]}" for table in _read_whole(plan[0]["Plan"]) if table in BIG
-            ]
-    return found
+            answer = cursor.fetchone()[0]
+            plan = json.loads(answer) if isinstance(answer, str) else answer
+            tables = _scanned_tables(plan[0]["Plan"])
+            scans += [f"{table}: {text[:400]}" for table in tables if table in BIG_TABLES]
+    return scans
 
 
-def _read_whole(node: dict) -> list[str]:
+def _scanned_tables(node: dict) -> list[str]:
+    """Return the tables that a node of a plan and its children read whole."""
     own = [node["Relation Name"]] if node["Node Type"] == "Seq Scan" else []
-    return own + [table for child in node.get("Plans", []) for table in _read_whole(child)]
+    return own + [table for child in node.get("Plans", []) for table in _scanned_tables(child)]
 
 
-PAGES = {  # path → at most so many questions
+MAX_QUERIES = {  # by path
     "/": 8,
     "/runs/": 8,
     "/runs/{run.slug}/": 24,
@@ -112,59 +126,61 @@ PAGES = {  # path → at most so many questions
 }
 
 
-def test_no_page_reads_a_whole_table_or_asks_more_because_there_is_more(crowd, valkey):
+def test_page_needs_few_indexed_queries_on_a_large_site(crowd, valkey):
     run, _, owner = crowd
     client = Client()
     client.force_login(owner)
-    found: dict[str, object] = {}
-    for path, most in PAGES.items():
-        where = path.format(run=run, owner=owner)
-        client.get(
-            where
-        )  # what a process learns once (the site's rules, its templates) is not counted
-        with CaptureQueriesContext(connection) as asked:
-            answer = client.get(where)
+    problems: dict[str, object] = {}
+    for path, limit in MAX_QUERIES.items():
+        address = path.format(run=run, owner=owner)
+        client.get(address)  # fills caches, such as the site's settings and templates
+        with CaptureQueriesContext(connection) as queries:
+            answer = client.get(address)
         assert answer.status_code in (200, 404), path  # nobody has a certificate without credit
-        if len(asked) > most:
-            found[path] = f"{len(asked)} queries"
-        if slow := without_an_index(asked.captured_queries):
-            found[f"{path} without an index"] = slow
-    assert not found, json.dumps(found, indent=2)
+        if len(queries) > limit:
+            problems[path] = f"{len(queries)} queries"
+        if scans := full_scans(queries.captured_queries):
+            problems[f"{path} without an index"] = scans
+    assert not problems, json.dumps(problems, indent=2)
 
 
-LISTS = ("accounts/user", "accounts/machine", "runs/run", "fleet/membership", "audit/auditentry")
+ADMIN_LISTS = (
+    "accounts/user",
+    "accounts/machine",
+    "runs/run",
+    "fleet/membership",
+    "audit/auditentry",
+)
 
 
-def test_no_list_of_the_admin_reads_a_whole_table_but_to_count_it(crowd, person, valkey):
+def test_admin_list_reads_whole_tables_only_to_count_rows(crowd, person, valkey):
     staff = person("staff@example.org", is_staff=True)
     client = Client()
     client.force_login(staff)
-    found: dict[str, object] = {}
-    for path in (f"/admin/{each}/" for each in LISTS):
-        client.get(
-            path
-        )  # what is known for some minutes then, as the kinds of subjects, is not counted
-        with CaptureQueriesContext(connection) as asked:
+    problems: dict[str, object] = {}
+    for path in (f"/admin/{name}/" for name in ADMIN_LISTS):
+        client.get(path)  # fills caches, such as the kinds of the audit log's subjects
+        with CaptureQueriesContext(connection) as queries:
             assert client.get(path).status_code == 200, path
-        if len(asked) > 8:
-            found[path] = f"{len(asked)} queries"
-        rest = [
+        if len(queries) > 8:
+            problems[path] = f"{len(queries)} queries"
+        not_counting = [
             query
-            for query in asked.captured_queries
+            for query in queries.captured_queries
             if not query["sql"].startswith("SELECT COUNT(*)")
         ]
-        if slow := without_an_index(rest):
-            found[f"{path} without an index"] = slow
-    assert not found, json.dumps(found, indent=2)
+        if scans := full_scans(not_counting):
+            problems[f"{path} without an index"] = scans
+    assert not problems, json.dumps(problems, indent=2)
 
 
-def test_a_report_asks_few_questions_and_reads_no_whole_table(crowd, numbered_report):
+def test_report_needs_few_indexed_queries(crowd, numbered_report):
     run, ada, _ = crowd
     ada.report(run, numbered_report(1))
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         assert ada.report(run, numbered_report(2)).status_code == 200
-    assert len(asked) <= 8, [query["sql"][:200] for query in asked.captured_queries]
-    assert not (slow := without_an_index(asked.captured_queries)), slow
+    assert len(queries) <= 8, [query["sql"][:200] for query in queries.captured_queries]
+    assert full_scans(queries.captured_queries) == []
 
 
 def test_storing_reports_takes_equally_many_statements_for_any_crowd(
@@ -172,15 +188,15 @@ def test_storing_reports_takes_equally_many_statements_for_any_crowd(
 ):
     run, ada, owner = crowd
     others = [volunteer(owner, seed) for seed in range(2, 31)]
-    for each in others:
-        each.join(run)
+    for machine in others:
+        machine.join(run)
     drain_queue()
     counts = []
     for reporting, seq in (([ada], 2), ([ada, *others], 3)):
-        for each in reporting:
-            each.report(run, numbered_report(seq))
-        with CaptureQueriesContext(connection) as asked:
+        for machine in reporting:
+            machine.report(run, numbered_report(seq))
+        with CaptureQueriesContext(connection) as queries:
             drain_queue()
-        counts.append(len(asked))
-        assert not (slow := without_an_index(asked.captured_queries)), slow
+        counts.append(len(queries))
+        assert full_scans(queries.captured_queries) == []
     assert counts[1] <= counts[0] + 4, counts

@@ -121,7 +121,7 @@ def record_attestations(attestations: Attestations) -> None:
         row.witness_signature = attestation.statement.model_dump()
         counted.by_incarnation[place] = header.seq, total + tokens
         counted.by_machine[run, author.machine] += tokens
-    _extend_ranges(list(ranges.values()))
+    extend_ranges(list(ranges.values()))
 
 
 def _newest_claims(attestations: Attestations) -> list[_Claim]:
@@ -164,7 +164,7 @@ def _load_counted(runs: Iterable[UUID], authors: Iterable[_Author]) -> _Counted:
     return counted
 
 
-def _extend_ranges(ranges: list[Credit]) -> None:
+def extend_ranges(ranges: list[Credit]) -> None:
     """Add these ranges to the rows of the day, in one statement."""
     if not ranges:
         return

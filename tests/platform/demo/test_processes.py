@@ -25,8 +25,8 @@ def test_stop_ends_every_child(tmp_path):
 def test_stop_ends_what_was_left_of_a_child_that_somebody_else_killed(tmp_path):
     family = ProcessGroup(tmp_path)
     forks = (
-        f"import subprocess, sys; print(subprocess.Popen([sys.executable, *{SLEEP!r}]).pid, flush=True); "
-        + SLEEP[1]
+        f"import subprocess, sys; child = subprocess.Popen([sys.executable, *{SLEEP!r}]); "
+        "print(child.pid, flush=True); " + SLEEP[1]
     )
     child = family.start("parent", sys.executable, "-c", forks)
     while not (said := (tmp_path / "parent.log").read_text().strip()):
@@ -52,7 +52,8 @@ def test_a_family_ends_what_one_that_was_killed_left_behind(tmp_path):
         from django.conf import settings
         settings.configure(ROOT=__import__("pathlib").Path.cwd())
         from coordinator.demo.processes import ProcessGroup
-        child = ProcessGroup(__import__("pathlib").Path({str(tmp_path)!r})).start("orphan", sys.executable, *{SLEEP!r})
+        family = ProcessGroup(__import__("pathlib").Path({str(tmp_path)!r}))
+        child = family.start("orphan", sys.executable, *{SLEEP!r})
         print(child.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """

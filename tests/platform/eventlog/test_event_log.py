@@ -1,4 +1,4 @@
-"""The event log: numbered, chained, signed; kept from others only where all of it holds."""
+"""Test recording and ingesting events: numbered, chained, signed, and whole or not at all."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from coordinator.eventlog.event import MAX_EVENT_CHARS, NO_DIGEST, open_event
 from coordinator.eventlog.models import Aggregate, ForkProof, LogEvent, Origin
 from coordinator.lib import site_identity
 
-# ---- our own --------------------------------------------------------------------------------------------------------
+# ---- our own
 
 
 def test_what_is_recorded_is_numbered_chained_signed_and_folded(db, note_rows):
@@ -78,7 +78,7 @@ def hash_from_nothing() -> str:
     return f"{total % projection.MODULUS:064x}"
 
 
-# ---- others' -------------------------------------------------------------------------------------------------------
+# ---- others'
 
 
 def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, note_rows):
@@ -166,11 +166,11 @@ def test_what_is_altered_forged_or_from_a_stranger_is_refused(db, note_rows):
     )
     assert "longer than 100,000 characters" in rejection(huge)
     with pytest.raises(MessageError, match="malformed"):
-        open_event(of_two_kinds(other))
+        open_event(event_with_wrong_aggregate(other))
 
 
-def of_two_kinds(other: LogBuilder) -> Signed:
-    """An event about a subject of another kind than its own."""
+def event_with_wrong_aggregate(other: LogBuilder) -> Signed:
+    """Sign an event about an aggregate of another type than the event's."""
     return other.identity.sign(
         "event", open_event(other.events[1]).model_copy(update={"aggregate": "run:a"})
     )
@@ -247,7 +247,7 @@ def test_a_row_that_needs_another_waits_for_it(db, note_rows):
     )
 
 
-# ---- forks and cuts --------------------------------------------------------------------------------------------------
+# ---- forks and cuts
 
 
 def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):
@@ -331,7 +331,7 @@ def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, note_row
     assert begun.payload["after"] == mine.pk
 
 
-# ---- by hand, and for everybody -------------------------------------------------------------------------------------
+# ---- by hand, and for everybody
 
 
 def test_the_status_page_tells_the_heads_and_the_state_hash(db, note_rows):

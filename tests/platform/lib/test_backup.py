@@ -1,4 +1,4 @@
-"""A site is kept in a folder and comes back whole; its settings are written down where people look for them."""
+"""Test backup and restore of a site, and the table of settings in the documentation."""
 
 import re
 import uuid
@@ -39,7 +39,7 @@ def use(name: str) -> str:
 
 @pytest.fixture
 def elsewhere(valkey, settings, tmp_path):
-    """Moves to a new machine when called: an empty database, an empty state folder."""
+    """Return a function that moves to a new machine: an empty database and state folder."""
     name, usual, home = (
         f"kept_{uuid.uuid4().hex[:8]}",
         connection.settings_dict["NAME"],

@@ -32,7 +32,10 @@ time.sleep(60)
 
 @pytest.fixture
 def folder():
-    """Not below pytest's own: another session of root's closes that to Postgres's user when it starts."""
+    """Yield a state folder outside pytest's own.
+
+    Another session of the same user closes pytest's folder to Postgres's user when it starts.
+    """
     parent = Path(tempfile.mkdtemp(prefix="barnraise-embedded-"))
     parent.chmod(0o755)
     yield parent / "state"

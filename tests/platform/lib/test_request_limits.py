@@ -1,4 +1,4 @@
-"""How many requests one process has at work, who waits at the door meanwhile, and what the process leaves alone."""
+"""Test how many requests one process runs at once, and which wait."""
 
 import asyncio
 import gc
@@ -77,8 +77,8 @@ async def test_few_are_at_work_at_once_and_all_are_answered(patient):
     assert site.served == MANY
 
 
-async def test_those_that_wait_for_something_else_do_not_keep_others_out(monkeypatch):
-    """Postgres is gone, say, and each request finds out after ten seconds: they find out together."""
+async def test_request_that_waits_for_postgres_releases_its_slot(monkeypatch):
+    """Let all requests wait at the same time, as they do while Postgres is away."""
     monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 0.05)
     site = Slow()
     browsers = await crowd(site, MANY)

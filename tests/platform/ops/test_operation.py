@@ -1,4 +1,4 @@
-"""What those who run the site rely on: health, readiness, metrics, logs, tasks that may run twice, and what is kept."""
+"""Test health, readiness, metrics, logs, repeated tasks and retention."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 LABELS = {"view", "method", "status", "task", "outcome", "le", "queue"}
 
 
-# ---- health --------------------------------------------------------------------------------------------------------
+# ---- health
 
 
 def test_a_site_with_all_it_needs_is_alive_and_ready(client, valkey):
@@ -58,7 +58,7 @@ def test_a_database_without_its_migrations_is_not_ready(client, valkey):
     assert answer.status_code == 503 and "migrations are not applied" in answer.json()["database"]
 
 
-# ---- metrics -------------------------------------------------------------------------------------------------------
+# ---- metrics
 
 
 def series(text: str) -> dict[str, float]:
@@ -139,7 +139,7 @@ def test_metrics_are_shown_to_who_has_the_token_where_there_is_one(client, valke
     assert client.get("/metrics", headers={"Authorization": "Bearer sesame"}).status_code == 200
 
 
-# ---- logs ----------------------------------------------------------------------------------------------------------
+# ---- logs
 
 
 def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launched_run):
@@ -184,7 +184,7 @@ def test_what_cannot_be_json_is_logged_as_text_and_a_traceback_is_whole():
     )
 
 
-# ---- tasks ---------------------------------------------------------------------------------------------------------
+# ---- tasks
 
 
 @shared_task(name="test.tells")
@@ -247,7 +247,7 @@ def test_a_task_whose_database_is_away_is_tried_again_and_not_for_ever(valkey, c
     assert tried == 1 + Task.max_retries
 
 
-# ---- what is kept --------------------------------------------------------------------------------------------------
+# ---- what is kept
 
 
 @pytest.fixture

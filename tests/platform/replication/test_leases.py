@@ -1,4 +1,4 @@
-"""What one mirror does for all: whose turn it is, purely; then letters and calls, each once over two mirrors."""
+"""Test lease election, and that two mirrors send each email and webhook call once."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def asked(
     )
 
 
-# ---- purely --------------------------------------------------------------------------------------------------------
+# ---- purely
 
 
 @given(DUTIES, MIRRORS)
@@ -127,12 +127,12 @@ def test_isolated_mirror_waits_before_it_acquires_a_lease(duty, there):
     assert asked(duty, me, there, dead=never, age=ISOLATION_WAIT) is LeaseDecision.ACQUIRE
 
 
-# ---- with rows -----------------------------------------------------------------------------------------------------
+# ---- with rows
 
 
 @pytest.fixture
 def other():
-    """A second mirror of the list, heard of just now."""
+    """Yield a second mirror of the list, which was seen just now."""
     made = FakeMirror(LogBuilder())
     ours = list_entry(site_identity.identity(), "https://here.example.org")
     first = signed_list(1, ours, made.list_entry)

@@ -1,4 +1,4 @@
-"""`manage.py mirror_list` and `manage.py replication`: a list is begun, signed, published; a mirror joins."""
+"""Test `manage.py mirror_list` and `manage.py replication`."""
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -32,9 +32,18 @@ def roots(tmp_path) -> list[str]:
 def begun(tmp_path, roots) -> str:
     file = str(tmp_path / "list.json")
     run(
-        "mirror_list", "begin", "--url", "https://here.example.org", "--name", "here", "--to", file, "--threshold", "2",
+        "mirror_list",
+        "begin",
+        "--url",
+        "https://here.example.org",
+        "--name",
+        "here",
+        "--to",
+        file,
+        "--threshold",
+        "2",
         *(word for root in roots for word in ("--root", root)),
-    )  # fmt: skip
+    )
     return file
 
 
@@ -102,25 +111,25 @@ def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, word
 
 
 def test_a_new_mirror_begins_from_any_one_other(log):
-    small = FakeMirror(log)
-    first = signed_list(1, local_entry(), small.list_entry)
-    small.lists = [first]
+    mirror = FakeMirror(log)
+    first = signed_list(1, local_entry(), mirror.list_entry)
+    mirror.lists = [first]
     with pytest.raises(CommandError, match="Nothing was taken"):
-        run("replication", "join", small.url, "--list", "0" * 64)
+        run("replication", "join", mirror.url, "--list", "0" * 64)
     assert not MirrorListVersion.objects.exists() and not LogEvent.objects.exists()
-    assert "10 events in 1 logs" in run("replication", "join", small.url, "--list", first.digest)
+    assert "10 events in 1 logs" in run("replication", "join", mirror.url, "--list", first.digest)
     assert count_stored(log) == 10 and mirror_list.newest_list().version == 1
     assert "state " in run("replication", "pull")
-    small.close()
+    mirror.close()
 
 
 def test_who_is_not_of_the_list_cannot_begin_from_it_and_hears_how_to_be(log):
-    small = FakeMirror(log)
-    small.lists = [signed_list(1, small.list_entry)]
+    mirror = FakeMirror(log)
+    mirror.lists = [signed_list(1, mirror.list_entry)]
     with pytest.raises(CommandError, match=f"--key {site_identity.identity().key}"):
-        run("replication", "join", small.url, "--list", small.lists[0].digest)
-    small.lists = []
+        run("replication", "join", mirror.url, "--list", mirror.lists[0].digest)
+    mirror.lists = []
     MirrorListVersion.objects.all().delete()
     with pytest.raises(CommandError, match="has no mirror list"):
-        run("replication", "join", small.url)
-    small.close()
+        run("replication", "join", mirror.url)
+    mirror.close()

@@ -16,7 +16,7 @@ from coordinator.replication.prefetch import PAGES_AHEAD, fetch_pages, prefetche
 from coordinator.replication.protocol import LogPart
 
 
-class Shelf:
+class PageServer:
     """Serves a log in pages of two; after `breaks` of them it is silent."""
 
     def __init__(self, log: LogBuilder, breaks: int = 1000):
@@ -46,13 +46,13 @@ def seqs(found) -> list[int]:
 def test_a_log_comes_whole_whoever_reads_it(log):
     with (
         ThreadPoolExecutor(1) as crew,
-        prefetched(fetch_pages(Shelf(log), log.origin, 0, crew)) as found,
+        prefetched(fetch_pages(PageServer(log), log.origin, 0, crew)) as found,
     ):
         assert seqs(found) == [1, 2, 3, 4, 5, 6, 7]
-    with prefetched(fetch_pages(shelf := Shelf(log), log.origin, 3)) as found:
+    with prefetched(fetch_pages(server := PageServer(log), log.origin, 3)) as found:
         assert seqs(found) == [4, 5, 6, 7]
-    assert shelf.asked == [3, 5]
-    with prefetched(fetch_pages(Shelf(log), log.origin, 7)) as found:
+    assert server.asked == [3, 5]
+    with prefetched(fetch_pages(PageServer(log), log.origin, 7)) as found:
         [page] = found
         assert page.part.events == [] and page.open_events() == []
 
@@ -64,7 +64,7 @@ def test_a_process_reads_as_we_do_and_says_what_is_wrong(log):
     log.events[4] = altered
     with (
         signature_checker() as crew,
-        prefetched(fetch_pages(Shelf(log), log.origin, 0, crew)) as found,
+        prefetched(fetch_pages(PageServer(log), log.origin, 0, crew)) as found,
     ):
         first, second, third, fourth = found
         assert [*first.open_events(), *second.open_events()] == [
@@ -79,7 +79,7 @@ def test_silence_comes_after_the_pages_that_came_before_it(log):
     came = []
     with (
         pytest.raises(PeerError),
-        prefetched(fetch_pages(Shelf(log, breaks=2), log.origin, 0)) as found,
+        prefetched(fetch_pages(PageServer(log, breaks=2), log.origin, 0)) as found,
     ):
         for page in found:
             came.append(page.part.events[0])

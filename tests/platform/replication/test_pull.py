@@ -1,4 +1,4 @@
-"""Replication over real HTTP: what another mirror has comes here whole or not at all, whatever it answers."""
+"""Test pulling from another mirror over real HTTP, with right and with malformed answers."""
 
 import ssl
 import time
@@ -31,13 +31,14 @@ STRANGER = Identity(b"x" * 32)
 
 
 @pytest.fixture
-def hurry(monkeypatch):
+def short_limits(monkeypatch):
+    """Shorten the client's limits, so that tests need not wait for the usual ones."""
     monkeypatch.setattr(client, "READ_SECONDS", 1.5)
     monkeypatch.setattr(client, "ANSWER_SECONDS", 2.0)
     monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1 << 20)
 
 
-# ---- what is well
+# ---- pulling
 
 
 def test_another_mirrors_log_comes_here_page_by_page_and_once(fake_mirror, log):
@@ -53,7 +54,7 @@ def test_another_mirrors_log_comes_here_page_by_page_and_once(fake_mirror, log):
     assert standing.last_error == "" and standing.last_seen is not None
 
 
-def test_its_clock_is_noted_by_what_it_signed(fake_mirror):
+def test_clock_offset_is_stored_from_signed_heads(fake_mirror):
     fake_mirror.clock_offset = 3600.0
     pull(fake_mirror)
     assert PeerClock.objects.get(pk=fake_mirror.identity.key).offset_seconds == pytest.approx(
@@ -210,8 +211,9 @@ def silent():
     ],
 )
 @pytest.mark.parametrize("where", ["GET /mirrors/heads", "the log"])
+@pytest.mark.usefixtures("short_limits")
 def test_malformed_answer_names_the_mirror_and_changes_nothing(
-    fake_mirror, log, hurry, monkeypatch, where, answer, sentence
+    fake_mirror, log, monkeypatch, where, answer, sentence
 ):
     where = f"GET /mirrors/logs/{log.origin}" if where == "the log" else where
     right = fake_mirror.routes[where]
@@ -224,7 +226,7 @@ def test_malformed_answer_names_the_mirror_and_changes_nothing(
     assert pull(fake_mirror).stored == 10 and PeerStatus.objects.get().last_error == ""
 
 
-def test_a_mirror_that_is_gone_is_named(fake_mirror, log):
+def test_unreachable_mirror_is_named_in_the_error(fake_mirror, log):
     fake_mirror.close()
     assert "does not answer" in pull(fake_mirror).refused[0]
 
@@ -252,7 +254,7 @@ def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(fake_mirro
 
 
 def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
-    fake_mirror, log, hurry, monkeypatch
+    fake_mirror, log, short_limits, monkeypatch
 ):
     monkeypatch.setattr(client, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
@@ -317,9 +319,15 @@ def certificate(folder, host: str) -> ssl.SSLContext:
     )
     now = datetime.now(UTC)
     made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
-        .not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1)).sign(key, hashes.SHA256())
-    )  # fmt: skip
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -1,4 +1,4 @@
-"""A restored site decides nothing before it has its own last decisions back; and one person is one volunteer."""
+"""Test that a restored site is read-only until it has its last events, and pseudonyms."""
 
 import time
 
@@ -130,7 +130,7 @@ def test_a_restored_site_that_stands_alone_waits_for_nobody(person):
     assert not writer.is_restore_pending() and person("bob@example.org").rename("Bob")
 
 
-# ---- one volunteer ---------------------------------------------------------------------------------------------------
+# ---- one volunteer
 
 
 def signed_for(reply: JoinReply) -> str:

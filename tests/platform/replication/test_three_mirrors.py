@@ -1,4 +1,4 @@
-"""Whatever happened at three mirrors, and however it is heard: rows and hash are one."""
+"""Test that three mirrors converge to the same rows and state hash in any order of events."""
 
 import json
 import time
@@ -17,80 +17,124 @@ from coordinator.eventlog import private_data, projection
 from coordinator.eventlog.event import open_event
 from coordinator.runs.spec_form import spec_from_fields
 
-WHO = [f"01890000-0000-7000-8000-{n:012x}" for n in range(3)]
+PEOPLE = [f"01890000-0000-7000-8000-{n:012x}" for n in range(3)]
 AT = "2026-01-01T00:00:00.000001Z"
 
 
-def happenings(chance: Random) -> tuple[list[LogBuilder], list[private_data.PrivateRecord]]:
-    """Three mirrors that hear nothing of each other do things to the same people, teams, machines and runs."""
-    mirrors, kept = [LogBuilder(n) for n in (1, 2, 3)], []
+def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.PrivateRecord]]:
+    """Write the logs of three disconnected mirrors about the same people, teams and runs.
+
+    Returns:
+        The logs, and the private data that their events name.
+    """
+    mirrors = [LogBuilder(n) for n in (1, 2, 3)]
+    private_records: list[private_data.PrivateRecord] = []
     spec = spec_from_fields({"seed": 1})
     clock = time.time() - 1000
 
-    def keep(**said) -> str:
-        body = projection.canonical_json(said)
-        kept.append(private_data.PrivateRecord(digest("0" * 32 + body), "0" * 32, body))
-        return kept[-1].digest
+    def store_private(**fields) -> str:
+        body = projection.canonical_json(fields)
+        record = private_data.PrivateRecord(digest("0" * 32 + body), "0" * 32, body)
+        private_records.append(record)
+        return record.digest
 
-    def written(version: int) -> dict:
+    def draft_settings(version: int) -> dict:
         draft = json.loads(spec.to_json())
-        about = keep(slug="barn", name=chance.choice(["Barn", "Hay"]), draft=draft)
+        about = store_private(slug="barn", name=random.choice(["Barn", "Hay"]), draft=draft)
         return {"version": version, "about": about, "text": "a" * 16}
 
     bans: list[str] = []
-    for n, who in enumerate(WHO):  # people come first, or what is theirs waits
-        said = {"about": keep(name=f"P{n}", email=f"{n}@example.org", password="!"), "joined": AT}
-        chance.choice(mirrors).append("person.join", who, said, at=clock)
-    for _ in range(chance.randint(20, 50)):
-        mirror, who, n = chance.choice(mirrors), chance.choice(WHO), chance.randint(0, 2)
+    # People come first; what belongs to them would wait for them.
+    for n, person in enumerate(PEOPLE):
+        about = store_private(name=f"P{n}", email=f"{n}@example.org", password="!")
+        payload = {"about": about, "joined": AT}
+        random.choice(mirrors).append("person.join", person, payload, at=clock)
+    for _ in range(random.randint(20, 50)):
+        mirror = random.choice(mirrors)
+        person = random.choice(PEOPLE)
+        n = random.randint(0, 2)
         thing, place = (
-            WHO[n].replace("-8000-", "-9000-"),
-            WHO[n].replace("-8000-", f"-a{chance.randint(0, 9)}00-"),
+            PEOPLE[n].replace("-8000-", "-9000-"),
+            PEOPLE[n].replace("-8000-", f"-a{random.randint(0, 9)}00-"),
         )
-        about = keep(name=f"P{n}", email=f"{who[-1]}@example.org", password="!")
+        about = store_private(name=f"P{n}", email=f"{person[-1]}@example.org", password="!")
         create = {
-            "word": digest("barn"), "owner": who, "report_every": 1.0, "quorum": 1, "created": AT,
-            "settings": written(0), "terms": {"version": 0, "access": "team", "team": thing},
-        }  # fmt: skip
-        found = {"place": place, "person": who, "joined": AT, "leads": True}
-        type, which, said = chance.choice([
-            ("person.join", who, {"about": about, "joined": AT}),
-            ("person.about", who, {"about": about}),
-            ("person.grant", who, {"right": "organiser", "given": bool(n)}),
-            ("person.ban", who, {"at": AT}),
-            ("person.unban", who, {"lifts": bans[: chance.randint(0, 3)]}),
-            ("machine.enrol", digest(str(n)), {"id": place, "owner": who, "enrolled": AT, "about": keep(
-                hostname=f"pc {n}", system="", processor="", cores=n, memory_bytes=n, accelerator="")}),
-            ("machine.revoke", digest(str(n)), {"at": AT}),
-            ("team.found", thing, found | {"name": chance.choice(["Wool", "wool"]), "slug": "wool", "created": AT}),
-            ("team.join", thing, found | {"leads": False}),
-            ("team.part", thing, {"places": [place]}),
-            ("team.rename", thing, {"name": chance.choice(["Wool", "Silk"])}),
-            ("run.create", thing, create),
-            ("run.edit", thing, written(chance.randint(1, 3))),
-            ("run.becomes", thing, {"status": chance.choice(["training", "paused"]), "epoch": n, "at": AT}),
-            ("run.extend", thing, {"tokens": n + 1}),
-            ("pause.start", digest(str(n)), {"at": AT}),
-            ("pause.end", digest(str(n)), {}),
-            ("credit.receipt", f"{thing}:{digest(str(n))}:{'a' * 16}",
-             {"day": f"2026-01-0{n + 1}", "first": n + 1, "last": n + 4, "tokens": 40}),
-        ])  # fmt: skip
-        clock += chance.random()
-        made = mirror.append(type, which, said, at=clock)
-        if type == "person.ban":
-            bans.append(open_event(made).id)
-    return mirrors, kept
+            "word": digest("barn"),
+            "owner": person,
+            "report_every": 1.0,
+            "quorum": 1,
+            "created": AT,
+            "settings": draft_settings(0),
+            "terms": {"version": 0, "access": "team", "team": thing},
+        }
+        found = {"place": place, "person": person, "joined": AT, "leads": True}
+        event_type, name, payload = random.choice(
+            [
+                ("person.join", person, {"about": about, "joined": AT}),
+                ("person.about", person, {"about": about}),
+                ("person.grant", person, {"right": "organiser", "given": bool(n)}),
+                ("person.ban", person, {"at": AT}),
+                ("person.unban", person, {"lifts": bans[: random.randint(0, 3)]}),
+                (
+                    "machine.enrol",
+                    digest(str(n)),
+                    {
+                        "id": place,
+                        "owner": person,
+                        "enrolled": AT,
+                        "about": store_private(
+                            hostname=f"pc {n}",
+                            system="",
+                            processor="",
+                            cores=n,
+                            memory_bytes=n,
+                            accelerator="",
+                        ),
+                    },
+                ),
+                ("machine.revoke", digest(str(n)), {"at": AT}),
+                (
+                    "team.found",
+                    thing,
+                    found
+                    | {"name": random.choice(["Wool", "wool"]), "slug": "wool", "created": AT},
+                ),
+                ("team.join", thing, found | {"leads": False}),
+                ("team.part", thing, {"places": [place]}),
+                ("team.rename", thing, {"name": random.choice(["Wool", "Silk"])}),
+                ("run.create", thing, create),
+                ("run.edit", thing, draft_settings(random.randint(1, 3))),
+                (
+                    "run.becomes",
+                    thing,
+                    {"status": random.choice(["training", "paused"]), "epoch": n, "at": AT},
+                ),
+                ("run.extend", thing, {"tokens": n + 1}),
+                ("pause.start", digest(str(n)), {"at": AT}),
+                ("pause.end", digest(str(n)), {}),
+                (
+                    "credit.receipt",
+                    f"{thing}:{digest(str(n))}:{'a' * 16}",
+                    {"day": f"2026-01-0{n + 1}", "first": n + 1, "last": n + 4, "tokens": 40},
+                ),
+            ]
+        )
+        clock += random.random()
+        event = mirror.append(event_type, name, payload, at=clock)
+        if event_type == "person.ban":
+            bans.append(open_event(event).id)
+    return mirrors, private_records
 
 
 @pytest.mark.django_db
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=examples(3, 20), deadline=None, derandomize=True)
 def test_three_mirrors_converge_to_equal_rows_and_hash_in_any_order(seed):
-    mirrors, kept = happenings(Random(seed))
+    mirrors, private_records = random_logs(Random(seed))
     events = [event for mirror in mirrors for event in mirror.events]
     with transaction.atomic():
-        first = rebuild_in_random_order(events, kept, seed)
+        first = rebuild_in_random_order(events, private_records, seed)
         assert first[1] != "0" * 64
         for n in (1, 2):
-            assert rebuild_in_random_order(events, kept, seed + n) == first
+            assert rebuild_in_random_order(events, private_records, seed + n) == first
         transaction.set_rollback(True)

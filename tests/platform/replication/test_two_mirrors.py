@@ -1,4 +1,4 @@
-"""Two real mirrors: one begins from the other, each goes on while the other is dead, and both show a run whole."""
+"""Test two real mirrors: joining, working while the other is dead, and showing whole runs."""
 
 import httpx
 import pytest
@@ -14,18 +14,21 @@ from helpers.mirror_pair import (
 
 @pytest.fixture
 def sites(state, tmp_path):
-    with two_mirrors(tmp_path) as made:
-        yield made
+    """Yield two mirrors that do not know each other."""
+    with two_mirrors(tmp_path) as mirrors:
+        yield mirrors
 
 
 def people(site: MirrorProcess) -> str:
+    """Return the names of all people at a mirror."""
     return site.shell(
-        "from coordinator.accounts.models import User; print(sorted(User.objects.values_list('name', flat=True)))"
+        "from coordinator.accounts.models import User\n"
+        "print(sorted(User.objects.values_list('name', flat=True)))"
     )
 
 
-def pulled(site: MirrorProcess) -> str:
-    """Its state hash after a pull that nothing was wrong with."""
+def state_hash_after_pull(site: MirrorProcess) -> str:
+    """Pull without an error and return the site's state hash."""
     lines = site.manage("replication", "pull").strip().splitlines()
     assert not [line for line in lines if line.startswith("  ")], lines
     return lines[-1]
@@ -48,7 +51,7 @@ def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_p
         "replication", "join", a.url, "--list", "0" * 64, fails=True
     )
     joined = b.manage("replication", "join", a.url, "--list", digest).strip().splitlines()[-1]
-    assert "Ida" in people(b), "what events only name by a digest has come, too"
+    assert "Ida" in people(b), "private data was pulled as well"
 
     a.kill()
     assert "does not answer" in b.manage("replication", "pull")
@@ -62,10 +65,10 @@ def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_p
         "Bob",
     )
     b.start()
-    there = pulled(a)
+    there = state_hash_after_pull(a)
     assert there != joined and "Bob" in people(a) and "Ida" in people(a)
     a.start()
-    assert pulled(b) == there, "one state on both"
+    assert state_hash_after_pull(b) == there, "one state on both"
 
 
 def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, tmp_path):
@@ -81,31 +84,33 @@ def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, 
     barn.send_reports(a, run, 1, 2, 3, 4)
     loft.send_reports(b, run, 1, 2, 3, rate=100.0)
 
-    def whole(site: MirrorProcess) -> bool:
-        seen = site.snapshot(run)
-        machines = {row["name"]: row["tokens"] for row in seen["workers"]} == {
-            "barn": 2000,
-            "loft": 1500,
-        }
-        losses = [x for x, _ in seen["train"]] == [1000, 2000, 3000, 4000]
-        joined = [event["what"] for event in seen["events"]].count("joined")
-        return machines and losses and joined == 2 and len(seen["plans"]) == 2
+    def is_complete(site: MirrorProcess) -> bool:
+        snapshot = site.snapshot(run)
+        tokens = {row["name"]: row["tokens"] for row in snapshot["workers"]}
+        losses = [x for x, _ in snapshot["train"]]
+        joined = [event["what"] for event in snapshot["events"]].count("joined")
+        return (
+            tokens == {"barn": 2000, "loft": 1500}
+            and losses == [1000, 2000, 3000, 4000]
+            and joined == 2
+            and len(snapshot["plans"]) == 2
+        )
 
     for site in (a, b):
-        wait_until(lambda site=site: whole(site), f"all machines at {site.name}")
+        wait_until(lambda site=site: is_complete(site), f"all machines at {site.name}")
 
     a.kill()
-    barn.send_reports(b, run, 4, 5)  # what A had not confirmed comes again
+    barn.send_reports(b, run, 4, 5)  # A had not confirmed report 4
     wait_until(lambda: b.snapshot(run)["run"]["tokens"] == 5000, "the next report")
     wait_until(lambda: len(b.snapshot(run)["train"]) == 5, "the next loss")
-    seen = b.snapshot(run)
-    assert seen["run"]["workers_known"] == 2
-    assert [x for x, _ in seen["train"]] == [1000, 2000, 3000, 4000, 5000], (
-        "no hole, and nothing twice"
-    )
-    assert [event["what"] for event in seen["events"]].count("joined") == 2, "it did not join again"
+    snapshot = b.snapshot(run)
+    assert snapshot["run"]["workers_known"] == 2
+    losses = [x for x, _ in snapshot["train"]]
+    assert losses == [1000, 2000, 3000, 4000, 5000], "no gap and no duplicate"
+    joined = [event["what"] for event in snapshot["events"]].count("joined")
+    assert joined == 2, "the machine did not join again"
     answer = httpx.get(f"{b.url}/live/{run}/", headers={"Origin": a.url}, timeout=30)
     assert answer.headers["Access-Control-Allow-Origin"] == a.url
     wait_until(
-        lambda: b.snapshot(run)["run"]["workers_alive"] == 0, "what is heard of no more to grow old"
+        lambda: b.snapshot(run)["run"]["workers_alive"] == 0, "silent machines to count as gone"
     )
