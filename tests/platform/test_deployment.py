@@ -42,13 +42,13 @@ def manage(*command: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_djangos_checks_find_nothing_in_a_deployed_site(state):
+def test_django_checks_find_nothing_in_a_deployed_site(state):
     done = manage("check", "--deploy", "--fail-level", "INFO", **DEPLOYED)
     assert done.returncode == 0, done.stderr
     assert "no issues" in done.stdout
 
 
-def test_a_deployed_site_speaks_tls_alone_and_says_so(state):
+def test_deployed_site_requires_tls(state):
     told = json.loads(
         manage("shell", "-v", "0", "-c", TOLD, **DEPLOYED).stdout.strip().splitlines()[-1]
     )

@@ -103,12 +103,12 @@ def test_no_field_of_a_report_breaks_the_site(
 @pytest.mark.parametrize(
     "path", ["/runs/a-run/reports", "/runs/a-run/join", "/runs/a-run/manifest", "/enrolments"]
 )
-def test_a_body_that_is_nothing_is_refused(quiet, launched_run, sent, path):
+def test_empty_body_is_refused(quiet, launched_run, sent, path):
     launched_run(quiet.machine.owner, seed=2)
     assert quiet.send_request("POST", path, sent=sent).status_code in (400, 422)
 
 
-def test_what_a_machine_says_of_itself_cannot_hide_or_turn_text_around(quiet):
+def test_machine_description_cannot_contain_control_characters(quiet):
     about = coordinator_messages.MachineDescription(
         hostname="pc\0‮\x1b[31m 🛖", processor="\0", cores=4
     )
@@ -121,7 +121,7 @@ def test_what_a_machine_says_of_itself_cannot_hide_or_turn_text_around(quiet):
     assert Enrolment.objects.get().about["processor"] == ""
 
 
-def test_a_machine_whose_clock_says_1970_does_not_stretch_the_chart(
+def test_report_of_a_clock_in_1970_does_not_stretch_the_chart(
     person, launched_run, numbered_report
 ):
     run, ada = launched_run(person())
@@ -161,7 +161,7 @@ def test_a_spec_with_numbers_beyond_all_bounds_is_refused_by_name(part, name):
     assert any(name in field for field in refused.value.problems)
 
 
-def test_a_code_that_another_person_decided_says_nothing_of_their_machine(person, client):
+def test_used_enrolment_code_reveals_nothing_to_others(person, client):
     asked = coordinator_messages.EnrolmentRequest(
         mirror="0" * 64,
         key="a" * 64,
@@ -186,9 +186,7 @@ def test_revoked_machines_come_last(person, volunteer, client):
     assert page.index(b"pc-2") < page.index(b"pc-1")
 
 
-def test_a_machine_that_floods_the_site_with_reports_is_told_to_wait(
-    volunteer, person, monkeypatch
-):
+def test_machine_that_floods_the_site_with_reports_is_throttled(volunteer, person, monkeypatch):
     """And nobody else is."""
     monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 4)  # a join, and three reports
     owner = person()

@@ -183,7 +183,7 @@ def test_report_needs_few_indexed_queries(crowd, numbered_report):
     assert full_scans(queries.captured_queries) == []
 
 
-def test_storing_reports_takes_equally_many_statements_for_any_crowd(
+def test_storing_reports_takes_equally_many_statements_for_any_number(
     crowd, volunteer, numbered_report
 ):
     run, ada, owner = crowd

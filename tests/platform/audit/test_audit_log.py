@@ -20,7 +20,7 @@ def staff(person, client) -> Client:
     return client
 
 
-def test_a_decision_is_noted_with_who_did_what_to_what(person, draft):
+def test_audit_entry_names_actor_action_and_subject(person, draft):
     ada = person(name="Ada")
     run = draft(ada, name="Evening shift")
     at, other = timezone.now(), uuid.uuid4()
@@ -35,7 +35,7 @@ def test_a_decision_is_noted_with_who_did_what_to_what(person, draft):
     assert entry.detail["before"] == "draft" and entry.detail["other"] == str(other)
 
 
-def test_nobody_logged_in_is_nobody(person, rf):
+def test_anonymous_user_is_recorded_as_no_actor(person, rf):
     from django.contrib.auth.models import AnonymousUser
 
     record("user.tested", person(), actor=AnonymousUser())
@@ -51,7 +51,7 @@ def test_a_hostile_name_is_kept_as_far_as_postgres_can(person, draft):
     assert entry.detail["why"] == "y" * 1000 and entry.detail["list"] == ["", {"": ""}]
 
 
-def test_what_was_done_outlives_its_subject_and_its_actor(person):
+def test_audit_entry_survives_its_subject_and_actor(person):
     ada, bob = person(), person("bob@example.org", name="Bob")
     record("user.tested", bob, actor=ada, reason="spam")
     ada.delete()
@@ -60,7 +60,7 @@ def test_what_was_done_outlives_its_subject_and_its_actor(person):
     assert entry.actor is None and entry.subject_name == "Bob"
 
 
-def test_what_is_forgotten_keeps_only_that_it_happened(person):
+def test_redacted_entry_records_only_that_it_happened(person):
     bob, eve = person("bob@example.org", name="Bob"), person("eve@example.org", name="Eve")
     record("user.tested", bob, reason="spam")
     record("user.tested", eve)

@@ -22,7 +22,7 @@ def test_stop_ends_every_child(tmp_path):
     assert all(child.poll() is not None for child in children) and not family.children
 
 
-def test_stop_ends_what_was_left_of_a_child_that_somebody_else_killed(tmp_path):
+def test_stop_ends_descendants_of_a_killed_child(tmp_path):
     family = ProcessGroup(tmp_path)
     forks = (
         f"import subprocess, sys; child = subprocess.Popen([sys.executable, *{SLEEP!r}]); "
@@ -45,7 +45,7 @@ def test_a_child_that_fails_is_named_with_its_last_words(tmp_path):
     assert "so long" in family.log_tail("clumsy")
 
 
-def test_a_family_ends_what_one_that_was_killed_left_behind(tmp_path):
+def test_group_ends_orphans_of_a_killed_group(tmp_path):
     script = f"""
         import os, signal, sys
         sys.path.insert(0, "platform")

@@ -25,7 +25,7 @@ NAMES = st.text(
     st.dictionaries(NAMES, st.tuples(TEXT, st.booleans()), max_size=6),
     st.sets(st.sampled_from(["state", "stale"])),
 )
-def test_whatever_text_is_put_is_there_as_django_would_write_it(rows, update):
+def test_text_is_stored_as_django_would_store_it(rows, update):
     Aggregate.objects.all().delete()
     before = [
         Aggregate(name=name, state="before", missing_references=name) for name in sorted(rows)[::2]
@@ -52,7 +52,7 @@ def test_whatever_text_is_put_is_there_as_django_would_write_it(rows, update):
 
 
 @pytest.mark.django_db
-def test_numbers_times_and_what_is_missing_come_back_as_they_were():
+def test_numbers_times_and_nulls_are_stored_unchanged():
     ada = User.objects.create_user("ada@example.org")
     at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     made = Machine(
@@ -75,7 +75,7 @@ def test_numbers_times_and_what_is_missing_come_back_as_they_were():
     assert (found.key, found.revoked) == ("a" * 64, at)
 
 
-def test_what_does_not_fit_leaves_nothing(transactional_db):
+def test_row_that_violates_a_constraint_stores_nothing(transactional_db):
     with pytest.raises(DatabaseError):
         bulk_upsert([Aggregate(name="fits"), Aggregate(name="n" * 211)])
     assert not Aggregate.objects.exists()

@@ -20,7 +20,7 @@ from coordinator.lib import site_identity
 # ---- our own
 
 
-def test_what_is_recorded_is_numbered_chained_signed_and_folded(db, note_rows):
+def test_recorded_event_is_numbered_chained_signed_and_folded(db, note_rows):
     first = writer.record("note.write", "a", {"text": "one"})
     second = writer.record("note.write", "note:a", {"text": "two"})
     origin = Origin.objects.get()
@@ -54,7 +54,7 @@ def test_a_payload_that_its_kind_does_not_know_is_our_own_mistake(db, note_rows)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_record_at_the_same_moment_get_numbers_one_after_the_other(note_rows):
+def test_concurrent_events_get_consecutive_numbers(note_rows):
     def tell(name: int) -> None:
         for n in range(10):
             writer.record("note.write", str(name), {"text": str(n)})
@@ -95,7 +95,7 @@ def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, note_row
     assert projection.current_state("note:a") == {"text": "here"}
 
 
-def test_the_state_hash_is_that_of_whoever_took_the_same_events(db, note_rows):
+def test_state_hash_is_equal_after_the_same_events(db, note_rows):
     one, other = LogBuilder(1), LogBuilder(2)
     for n in range(5):
         one.append("note.write", f"{n % 2}", {"text": f"one {n}"})
@@ -130,7 +130,7 @@ def test_a_log_with_a_hole_is_refused_whole(db, note_rows):
     assert note_rows == {"a": "0"}
 
 
-def test_what_does_not_follow_what_is_here_is_refused(db, note_rows):
+def test_event_that_does_not_continue_the_log_is_refused(db, note_rows):
     other = LogBuilder()
     ingest.ingest_events(other.events)
     wrong = other.sign("note.write", "a", {"text": "x"}, prev="1" * 64)
@@ -142,7 +142,7 @@ def test_what_does_not_follow_what_is_here_is_refused(db, note_rows):
     )
 
 
-def test_what_is_altered_forged_or_from_a_stranger_is_refused(db, note_rows):
+def test_altered_forged_or_foreign_event_is_refused(db, note_rows):
     other, thief = LogBuilder(), LogBuilder(8)
     other.append("note.write", "a", {"text": "true"})
     altered = other.events[1].model_copy(
@@ -211,7 +211,7 @@ def stale() -> set[str]:
     return set(Aggregate.objects.filter(stale=True).values_list("name", flat=True))
 
 
-def test_what_was_kept_before_a_crash_is_folded_after_it(db, note_rows):
+def test_events_stored_before_a_crash_are_folded_after_it(db, note_rows):
     other = LogBuilder()
     other.append("note.write", "a", {"text": "one"})
     other.append("song.sing", "b", {"text": "la"})
@@ -225,7 +225,7 @@ def test_what_was_kept_before_a_crash_is_folded_after_it(db, note_rows):
     assert ingest.project_pending() == 0 and projection.state_hash() == before and not stale()
 
 
-def test_what_is_folded_for_a_change_made_here_waits_no_more(db, note_rows):
+def test_local_change_folds_pending_events_of_its_aggregate(db, note_rows):
     other = LogBuilder()
     other.append("note.write", "a", {"text": "one"})
     ingest.ingest_events(other.events, defer=True)
@@ -274,7 +274,7 @@ def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):
     assert "ends with event 2: it signed two events with the number 3" in rejection(more)
 
 
-def test_a_proof_convinces_who_has_seen_only_one_side_or_none(db, note_rows):
+def test_fork_proof_convinces_a_mirror_with_one_event_or_none(db, note_rows):
     liar = LogBuilder()
     other = liar.sign("note.write", "a", {"text": "to you this"})
     mine = liar.append("note.write", "a", {"text": "to me that"})
@@ -334,7 +334,7 @@ def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, note_row
 # ---- by hand, and for everybody
 
 
-def test_the_status_page_tells_the_heads_and_the_state_hash(db, note_rows):
+def test_status_page_shows_heads_and_state_hash(db, note_rows):
     made = writer.record("note.write", "a", {"text": "x"})
     told = Client().get("/status").json()
     assert (told["key"], told["state"]) == (site_identity.identity().key, projection.state_hash())

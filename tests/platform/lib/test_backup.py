@@ -112,7 +112,7 @@ def test_a_backup_that_was_cut_off_changes_nothing(person, elsewhere, settings, 
         call_command("restore", tmp_path / "nowhere")
 
 
-def test_the_table_of_settings_is_what_the_code_says():
+def test_table_of_settings_matches_the_code():
     from coordinator.staff.management.commands import settings_table
 
     text = OPERATE.read_text()

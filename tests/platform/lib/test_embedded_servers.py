@@ -53,7 +53,7 @@ def other_process(folder: Path) -> tuple[subprocess.Popen, list[str]]:
     return process, process.stdout.readline().split()
 
 
-def test_what_was_stored_is_there_after_a_restart_at_the_same_addresses(folder):
+def test_data_and_addresses_survive_a_restart(folder):
     first = embedded_servers.start(folder)
     with psycopg.connect(first[0]) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
@@ -88,7 +88,7 @@ def test_reserved_addresses_are_the_ones_the_servers_get(folder):
     assert embedded_servers.reserve(folder) == embedded_servers.start(folder, durable=False)
 
 
-def test_valkey_listens_to_those_who_know_its_password_alone(folder):
+def test_valkey_requires_its_password(folder):
     folder.mkdir()
     _, url = embedded_servers.start(folder, postgres=False)
     with (
@@ -148,7 +148,7 @@ def test_a_clock_that_was_set_does_not_make_strangers_of_running_processes(folde
         valkey.ping()
 
 
-def test_after_a_power_cut_the_servers_start_whoever_has_their_pids_now(folder):
+def test_servers_start_after_a_power_cut_with_reused_pids(folder):
     first = embedded_servers.start(folder)
     with psycopg.connect(first[0]) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
@@ -167,7 +167,7 @@ def test_after_a_power_cut_the_servers_start_whoever_has_their_pids_now(folder):
     stranger.wait()
 
 
-def test_a_running_server_is_known_to_who_may_not_look_where_it_works(folder, monkeypatch):
+def test_running_server_is_recognised_without_access_to_its_folder(folder, monkeypatch):
     def denied(self):
         raise psutil.AccessDenied(self.pid)
 
@@ -260,7 +260,7 @@ def test_a_site_that_is_asked_to_end_leaves_no_server_behind(folder):
     )
 
 
-def test_a_database_url_keeps_what_it_says_of_the_connection():
+def test_database_url_options_are_passed_to_the_connection():
     from coordinator.settings import database
 
     found = database("postgresql://ada:a%40b@db.example:6432/barn?sslmode=verify-full")

@@ -41,39 +41,42 @@ class Slow(ThreadedHandler):
         return HttpResponse("done")
 
 
-async def come(site: ThreadedHandler) -> ApplicationCommunicator:
+async def send_request(site: ThreadedHandler) -> ApplicationCommunicator:
+    """Send one request and return its client."""
     browser = ApplicationCommunicator(site, dict(SCOPE))
     await browser.send_input({"type": "http.request", "body": b""})
     return browser
 
 
-async def answered(browser: ApplicationCommunicator) -> int:
+async def read_status(browser: ApplicationCommunicator) -> int:
+    """Return the status of the response."""
     return (await browser.receive_output(20))["status"]
 
 
-async def crowd(site: Slow, inside: int) -> list[ApplicationCommunicator]:
-    """MANY come; returns once so many of them are at work, and no more."""
-    browsers, ends = [await come(site) for _ in range(MANY)], time.monotonic() + 20
-    while site.inside < inside:
-        assert time.monotonic() < ends, f"{site.inside} of {inside} are at work"
+async def send_requests(site: Slow, running: int) -> list[ApplicationCommunicator]:
+    """Send MANY requests and wait until exactly `running` of them run."""
+    browsers = [await send_request(site) for _ in range(MANY)]
+    deadline = time.monotonic() + 20
+    while site.inside < running:
+        assert time.monotonic() < deadline, f"{site.inside} of {running} requests run"
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)
-    assert site.inside == inside, "the others wait at the door"
+    assert site.inside == running, "the others wait"
     return browsers
 
 
 @pytest.fixture
-def patient(monkeypatch):
-    """No turn is given up early."""
+def long_busy_slots(monkeypatch):
+    """Let requests occupy their slots until they end."""
     monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 20.0)
 
 
-async def test_few_are_at_work_at_once_and_all_are_answered(patient):
+async def test_few_requests_run_at_once_and_all_are_answered(long_busy_slots):
     site = Slow()
-    browsers = await crowd(site, BUSY_REQUESTS)
+    browsers = await send_requests(site, BUSY_REQUESTS)
     site.open.set()
-    assert [await answered(each) for each in browsers] == [200] * MANY
-    assert site.most == BUSY_REQUESTS, "nor did more come in later"
+    assert [await read_status(each) for each in browsers] == [200] * MANY
+    assert site.most == BUSY_REQUESTS, "no more ran at once later"
     assert site.served == MANY
 
 
@@ -81,49 +84,49 @@ async def test_request_that_waits_for_postgres_releases_its_slot(monkeypatch):
     """Let all requests wait at the same time, as they do while Postgres is away."""
     monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 0.05)
     site = Slow()
-    browsers = await crowd(site, MANY)
+    browsers = await send_requests(site, MANY)
     site.open.set()
-    assert [await answered(each) for each in browsers] == [200] * MANY
+    assert [await read_status(each) for each in browsers] == [200] * MANY
     monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 20.0)
     site.open.clear()
-    again = await crowd(
+    again = await send_requests(
         site, BUSY_REQUESTS
     )  # a turn that was given up early is not given back a second time
     site.open.set()
-    assert [await answered(each) for each in again] == [200] * MANY
+    assert [await read_status(each) for each in again] == [200] * MANY
 
 
-async def test_who_has_left_the_door_is_not_served(patient):
+async def test_disconnected_client_is_not_served(long_busy_slots):
     site = Slow()
-    browsers = await crowd(site, BUSY_REQUESTS)
+    browsers = await send_requests(site, BUSY_REQUESTS)
     for browser in browsers[BUSY_REQUESTS:]:
         await browser.send_input({"type": "http.disconnect"})
     site.open.set()
-    assert [await answered(each) for each in browsers[:BUSY_REQUESTS]] == [200] * BUSY_REQUESTS
+    assert [await read_status(each) for each in browsers[:BUSY_REQUESTS]] == [200] * BUSY_REQUESTS
     for browser in browsers[BUSY_REQUESTS:]:
         await browser.wait(20)
     assert site.served == BUSY_REQUESTS
 
 
-async def test_a_request_that_fails_gives_its_turn_to_the_next(patient):
+async def test_a_request_that_fails_gives_its_turn_to_the_next(long_busy_slots):
     class Broken(ThreadedHandler):
         def get_response(self, request):
             raise RuntimeError("this request fails")
 
     site = Broken()
     for _ in range(2 * BUSY_REQUESTS):
-        browser = await come(site)
+        browser = await send_request(site)
         with pytest.raises(RuntimeError, match="this request fails"):
             await browser.wait(20)
 
 
-async def test_what_is_there_from_the_start_is_left_alone_by_the_collector():
+async def test_collector_ignores_objects_that_exist_at_the_start():
     before = gc.get_threshold()
     server = ApplicationCommunicator(application, {"type": "lifespan", "asgi": {"version": "3.0"}})
     try:
         await server.send_input({"type": "lifespan.startup"})
         assert await server.receive_output(20) == {"type": "lifespan.startup.complete"}
-        assert gc.get_freeze_count() > 100_000, "all of Django, and more"
+        assert gc.get_freeze_count() > 100_000, "all objects of Django are frozen"
         assert gc.get_threshold()[0] == GC_THRESHOLD
     finally:
         gc.unfreeze()

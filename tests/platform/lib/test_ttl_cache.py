@@ -23,7 +23,7 @@ def test_an_answer_is_good_for_its_time_and_no_longer():
     assert memo.get("b", time.monotonic) > kept
 
 
-def test_it_keeps_so_many_and_never_what_could_not_be_found():
+def test_cache_is_bounded_and_stores_no_missing_values():
     memo: TtlCache[int, int] = TtlCache(60.0, max_entries=3)
     for key in range(100):
         memo.get(key, lambda key=key: key)

@@ -131,7 +131,7 @@ def test_a_label_cannot_break_out_of_its_quotes(client, valkey):
     assert r'barnraise_tasks_total{task="a\"} 9\nb\\"} 1' in client.get("/metrics").content.decode()
 
 
-def test_metrics_are_shown_to_who_has_the_token_where_there_is_one(client, valkey, settings):
+def test_metrics_require_the_token_if_one_is_set(client, valkey, settings):
     settings.METRICS_TOKEN = "sesame"
     assert client.get("/metrics").status_code == 401
     assert client.get("/metrics", headers={"Authorization": "Bearer wrong"}).status_code == 401
@@ -168,7 +168,7 @@ def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launche
     assert set(said) >= {"at", "level", "logger", "text", "seconds", "method"}
 
 
-def test_what_cannot_be_json_is_logged_as_text_and_a_traceback_is_whole():
+def test_log_writes_other_objects_as_text_and_tracebacks_whole():
     try:
         raise ValueError("ours\nof two lines")
     except ValueError:

@@ -237,17 +237,17 @@ def test_a_mirror_whose_epoch_was_passed_does_not_try_its_letter_again(person, o
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
-def test_a_site_without_others_notes_nothing_in_its_log(person):
+def test_single_site_records_no_lease(person):
     Notification.create_once(
         NotificationDraft(person(), NotificationType.RUN_STARTED, "one", "It started")
     )
     assert tasks.send_emails() == 1
-    assert not LogEvent.objects.filter(type__startswith="duty.").exists()
+    assert not LogEvent.objects.filter(type__startswith="lease.").exists()
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
-def test_webhooks_and_what_somebody_wants_to_hear_are_the_same_elsewhere(person):
+def test_webhooks_and_preferences_are_rebuilt(person):
     ada = person()
     hook = Webhook.objects.create(
         person=ada, url="https://example.org/x", secret="whsec_" + "A" * 43 + "=", kinds=[]

@@ -110,7 +110,7 @@ def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, word
         run("mirror_list", *(word.format(**names) for word in words))
 
 
-def test_a_new_mirror_begins_from_any_one_other(log):
+def test_new_mirror_bootstraps_from_any_other(log):
     mirror = FakeMirror(log)
     first = signed_list(1, local_entry(), mirror.list_entry)
     mirror.lists = [first]
@@ -123,7 +123,7 @@ def test_a_new_mirror_begins_from_any_one_other(log):
     mirror.close()
 
 
-def test_who_is_not_of_the_list_cannot_begin_from_it_and_hears_how_to_be(log):
+def test_unlisted_site_cannot_join_and_learns_how_to_be_listed(log):
     mirror = FakeMirror(log)
     mirror.lists = [signed_list(1, mirror.list_entry)]
     with pytest.raises(CommandError, match=f"--key {site_identity.identity().key}"):

@@ -43,7 +43,7 @@ def seqs(found) -> list[int]:
     return [event.seq for page in found for event in page.open_events()]
 
 
-def test_a_log_comes_whole_whoever_reads_it(log):
+def test_log_is_fetched_whole_with_and_without_an_executor(log):
     with (
         ThreadPoolExecutor(1) as crew,
         prefetched(fetch_pages(PageServer(log), log.origin, 0, crew)) as found,
@@ -57,7 +57,7 @@ def test_a_log_comes_whole_whoever_reads_it(log):
         assert page.part.events == [] and page.open_events() == []
 
 
-def test_a_process_reads_as_we_do_and_says_what_is_wrong(log):
+def test_process_decodes_pages_and_errors_like_this_one(log):
     """In a process of its own what it found, and what it refused, must survive the way back."""
     altered = log.events[4].model_copy(update={"body": log.events[4].body.replace('"3"', '"4"')})
     assert altered != log.events[4]
@@ -87,7 +87,7 @@ def test_silence_comes_after_the_pages_that_came_before_it(log):
 
 
 @given(st.integers(0, 20), st.integers(0, 25))
-def test_who_leaves_early_has_what_was_made_in_its_order(length, taken):
+def test_early_exit_leaves_the_pages_read_in_order(length, taken):
     made = []
 
     def source():

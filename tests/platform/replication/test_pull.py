@@ -273,9 +273,7 @@ def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
     assert fake_mirror.requests[-1] == "POST /mirrors/change-notice"
 
 
-def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(
-    fake_mirror, log, monkeypatch
-):
+def test_mirror_is_pulled_once_its_database_is_back(fake_mirror, log, monkeypatch):
     monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
     key, right = fake_mirror.identity.key, fake_mirror.routes["GET /mirrors/heads"]
     fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: (

@@ -40,7 +40,7 @@ def asks(identity: Identity, method: str, path: str, message=None, **changed):
     )
 
 
-def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(fake_mirror, log):
+def test_listed_mirror_gets_heads_and_any_stored_log(fake_mirror, log):
     pull(fake_mirror)
     answer = asks(fake_mirror.identity, "GET", "/mirrors/heads")
     heads = open_signed(
@@ -112,7 +112,7 @@ def test_without_a_list_no_mirror_is_known():
     assert asks(STRANGER, "GET", "/mirrors/heads").status_code == 403
 
 
-def test_anybody_gets_the_list_and_what_leads_to_it(fake_mirror):
+def test_mirror_list_and_its_predecessors_are_public(fake_mirror):
     second = signed_list(2, local_entry(), fake_mirror.list_entry)
     mirror_list.ingest_lists([second])
     told = MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
