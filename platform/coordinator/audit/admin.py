@@ -24,8 +24,8 @@ class SubjectKindFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin) -> list[tuple[str, str]]:
         """Return the kinds that occur."""
-        kinds = cache.get_or_set("audit:kinds", self._kinds, KINDS_CACHE_SECONDS)
-        return [(kind, kind) for kind in kinds]  # pyright: ignore[reportOptionalIterable] - the stub makes the rows optional
+        kinds = cache.get_or_set("audit:kinds", self._kinds, KINDS_CACHE_SECONDS) or []
+        return [(kind, kind) for kind in kinds]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
         """Filter by the chosen kind."""

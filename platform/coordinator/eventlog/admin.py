@@ -57,12 +57,12 @@ class OriginAdmin(ReadOnlyAdmin):
     @admin.display(description="forked")
     def forked(self, origin: Origin) -> str:
         """Return whether a fork is proven."""
-        return "proven" if origin.proofs.all() else "no"  # pyright: ignore[reportAttributeAccessIssue] - a related manager
+        return "proven" if origin.proofs.all() else "no"
 
     @admin.display(description="newest events")
     def events(self, origin: Origin) -> str:
         """Return one line for each of the newest events."""
-        newest = origin.events.order_by("-seq")[:NEWEST_EVENTS]  # pyright: ignore[reportAttributeAccessIssue] - a related manager
+        newest = origin.events.order_by("-seq")[:NEWEST_EVENTS]
         lines = [
             f"{event.seq}  {event.type}  {event.aggregate}"
             f"{'' if event.accepted else '  (withdrawn)'}"

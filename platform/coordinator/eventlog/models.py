@@ -1,5 +1,7 @@
 """Store the logs of all origins, the state that follows from them, and evidence of forks."""
 
+from typing import TYPE_CHECKING
+
 from django.db import models
 from django.utils import timezone
 
@@ -33,6 +35,10 @@ class Origin(models.Model):
         last_valid_seq: Last valid event of a truncated log; None if it is not truncated.
         truncation_reason: Why it was truncated.
     """
+
+    if TYPE_CHECKING:
+        events: "models.Manager[LogEvent]"
+        proofs: "models.Manager[ForkProof]"
 
     id = models.CharField(max_length=32, primary_key=True)
     key = models.CharField(max_length=64, db_index=True)

@@ -20,6 +20,7 @@ def bulk_upsert(rows: Sequence[models.Model], update: Sequence[str] = ()) -> Non
     if not rows:
         return
     meta = rows[0]._meta
+    assert meta.pk is not None  # every stored model has a primary key
     fields = meta.concrete_fields
     columns = ", ".join(f'"{field.column}"' for field in fields)
     typed_columns = ", ".join(f'"{field.column}" {field.db_type(connection)}' for field in fields)
@@ -30,6 +31,6 @@ def bulk_upsert(rows: Sequence[models.Model], update: Sequence[str] = ()) -> Non
         cursor.execute(
             f'INSERT INTO "{meta.db_table}" ({columns}) '
             f"SELECT {columns} FROM json_to_recordset(%s::json) AS records({typed_columns}) "
-            f'ON CONFLICT ("{meta.pk.column}") {on_conflict}',  # pyright: ignore[reportOptionalMemberAccess] - every model has a key
+            f'ON CONFLICT ("{meta.pk.column}") {on_conflict}',
             [json.dumps(records, ensure_ascii=False, default=str)],
         )

@@ -178,12 +178,15 @@ def print_mirrors(several: MirrorCluster, path: str, console: Console) -> None:
 
 def print_dead_mirrors(several: MirrorCluster | None, console: Console) -> None:
     """Print which mirrors died since the last call."""
-    for each in several.newly_dead() if several else ():
-        left = (
-            ", ".join(other.url for other in several.running)  # pyright: ignore[reportOptionalMemberAccess] - set whenever several mirrors run
-            or "none: training goes on all the same"
+    if several is None:
+        return
+    for mirror in several.newly_dead():
+        running = ", ".join(other.url for other in several.running)
+        console.print(
+            f"{mirror.name} at {mirror.url} is gone. Still running: "
+            f"{running or 'none, but training continues'}",
+            soft_wrap=True,
         )
-        console.print(f"{each.name} at {each.url} is gone. What is left: {left}", soft_wrap=True)
 
 
 def _interrupt(number: int, frame: Any) -> None:
