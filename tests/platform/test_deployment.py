@@ -49,10 +49,10 @@ def test_django_checks_find_nothing_in_a_deployed_site(state):
 
 
 def test_deployed_site_requires_tls(state):
-    told = json.loads(
+    values = json.loads(
         manage("shell", "-v", "0", "-c", TOLD, **DEPLOYED).stdout.strip().splitlines()[-1]
     )
-    assert told == {
+    assert values == {
         "SESSION_COOKIE_SECURE": True,
         "CSRF_COOKIE_SECURE": True,
         "SESSION_COOKIE_HTTPONLY": True,

@@ -1,4 +1,4 @@
-"""Input that nobody sends by accident: it is refused or made harmless, never a 500."""
+"""Test that malformed and hostile input is refused or made harmless, and never causes a 500."""
 
 import json
 import time

@@ -55,7 +55,7 @@ def test_text_is_stored_as_django_would_store_it(rows, update):
 def test_numbers_times_and_nulls_are_stored_unchanged():
     ada = User.objects.create_user("ada@example.org")
     at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-    made = Machine(
+    machine = Machine(
         key="a" * 64,
         owner=ada,
         hostname='pc "1"',
@@ -64,12 +64,13 @@ def test_numbers_times_and_nulls_are_stored_unchanged():
         enrolled=at,
         revoked=None,
     )
-    bulk_upsert([made])
+    bulk_upsert([machine])
     found = Machine.objects.get()
     for field in Machine._meta.concrete_fields:
-        assert getattr(found, field.attname) == getattr(made, field.attname), field.name
+        assert getattr(found, field.attname) == getattr(machine, field.attname), field.name
     bulk_upsert(
-        [Machine(id=made.id, key="b" * 64, owner=ada, enrolled=at, revoked=at)], update=["revoked"]
+        [Machine(id=machine.id, key="b" * 64, owner=ada, enrolled=at, revoked=at)],
+        update=["revoked"],
     )
     found.refresh_from_db()
     assert (found.key, found.revoked) == ("a" * 64, at)

@@ -25,10 +25,10 @@ def test_recorded_event_is_numbered_chained_signed_and_folded(db, note_rows):
     second = writer.record("note.write", "note:a", {"text": "two"})
     origin = Origin.objects.get()
     assert (origin.key, origin.ours, origin.head_seq) == (site_identity.identity().key, True, 3)
-    begun, *told = writer.read_events(origin.pk, 0)
-    assert open_event(begun).type == "origin.begin" and open_event(begun).prev == NO_DIGEST
-    assert [open_event(each).seq for each in told] == [2, 3]
-    assert open_event(told[1]).prev == digest(told[0].body) == first.digest
+    beginning, *notes = writer.read_events(origin.pk, 0)
+    assert open_event(beginning).type == "origin.begin" and open_event(beginning).prev == NO_DIGEST
+    assert [open_event(each).seq for each in notes] == [2, 3]
+    assert open_event(notes[1]).prev == digest(notes[0].body) == first.digest
     assert second.hlc > first.hlc
     assert projection.current_state("note:a") == {"text": "two"}
     assert writer.log_heads() == {origin.pk: (3, second.digest)}
@@ -55,12 +55,12 @@ def test_a_payload_that_its_kind_does_not_know_is_our_own_mistake(db, note_rows)
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_events_get_consecutive_numbers(note_rows):
-    def tell(name: int) -> None:
+    def record_notes(name: int) -> None:
         for n in range(10):
             writer.record("note.write", str(name), {"text": str(n)})
         connection.close()
 
-    threads = [threading.Thread(target=tell, args=(n,)) for n in range(4)]
+    threads = [threading.Thread(target=record_notes, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -81,11 +81,11 @@ def hash_from_nothing() -> str:
 # ---- others'
 
 
-def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, note_rows):
+def test_other_log_is_stored_folded_and_served_unchanged(db, note_rows):
     other = LogBuilder()
     other.append("note.write", "a", {"text": "from afar"})
-    told = ingest.ingest_events(other.events)
-    assert (told.stored, told.rejected, told.forked) == (2, {}, [])
+    result = ingest.ingest_events(other.events)
+    assert (result.stored, result.rejected, result.forked) == (2, {}, [])
     assert note_rows == {"a": "from afar"}
     assert writer.read_events(other.origin, 0) == other.events
     assert writer.read_events(other.origin, 1) == other.events[1:]
@@ -119,9 +119,9 @@ def test_a_log_with_a_hole_is_refused_whole(db, note_rows):
     for n in range(4):
         other.append("note.write", "a", {"text": str(n)})
     ingest.ingest_events(other.events[:2])
-    said = rejection(other.events[2], other.events[4])
+    reason = rejection(other.events[2], other.events[4])
     assert (
-        said
+        reason
         == f"Log {other.origin[:8]} has a hole: event 5 came, and 3 is the last before it here."
     )
     assert "has a hole" in rejection(
@@ -176,13 +176,15 @@ def event_with_wrong_aggregate(other: LogBuilder) -> Signed:
     )
 
 
-def test_one_origins_fault_costs_the_others_nothing(db, note_rows):
+def test_fault_in_one_log_does_not_affect_the_others(db, note_rows):
     good, bad = LogBuilder(1), LogBuilder(2)
     good.append("note.write", "a", {"text": "good"})
     bad.append("note.write", "b", {"text": "1"})
     bad.append("note.write", "b", {"text": "2"})
-    told = ingest.ingest_events([*good.events, bad.events[0], bad.events[2]])
-    assert told.stored == 2 and list(told.rejected) == [bad.origin] and note_rows == {"a": "good"}
+    result = ingest.ingest_events([*good.events, bad.events[0], bad.events[2]])
+    assert (
+        result.stored == 2 and list(result.rejected) == [bad.origin] and note_rows == {"a": "good"}
+    )
 
 
 def test_an_unknown_kind_is_kept_and_means_something_after_the_upgrade(db, note_rows):
@@ -259,8 +261,8 @@ def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):
     liar.append("note.write", "b", {"text": "and more"})
     ingest.ingest_events(liar.events)
     assert note_rows == {"a": "to me that", "b": "and more"}
-    told = ingest.ingest_events([*before_fork, other])
-    assert told.forked == [liar.origin]
+    result = ingest.ingest_events([*before_fork, other])
+    assert result.forked == [liar.origin]
     proof = ForkProof.objects.get()
     assert proof.seq == 3 and {proof.first["body"], proof.second["body"]} == {
         liar.events[2].body,
@@ -335,11 +337,14 @@ def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, note_row
 
 
 def test_status_page_shows_heads_and_state_hash(db, note_rows):
-    made = writer.record("note.write", "a", {"text": "x"})
-    told = Client().get("/status").json()
-    assert (told["key"], told["state"]) == (site_identity.identity().key, projection.state_hash())
-    assert told["heads"] == {made.origin_id: {"seq": 2, "digest": made.digest}}
-    assert abs(told["time"] - time.time()) < 60
+    event = writer.record("note.write", "a", {"text": "x"})
+    status = Client().get("/status").json()
+    assert (status["key"], status["state"]) == (
+        site_identity.identity().key,
+        projection.state_hash(),
+    )
+    assert status["heads"] == {event.origin_id: {"seq": 2, "digest": event.digest}}
+    assert abs(status["time"] - time.time()) < 60
 
 
 def test_staff_cut_a_log_and_rebuild_by_hand(db, note_rows, capsys):
@@ -353,11 +358,11 @@ def test_staff_cut_a_log_and_rebuild_by_hand(db, note_rows, capsys):
     call_command("eventlog", "rebuild")
     assert note_rows == {"a": "one"}
     call_command("eventlog", "show")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "1 events withdrawn" in said
-        and "truncated after 2: it lies" in said
-        and projection.state_hash() in said
+        "1 events withdrawn" in output
+        and "truncated after 2: it lies" in output
+        and projection.state_hash() in output
     )
     with pytest.raises(CommandError, match="No log 111 is known here"):
         call_command("eventlog", "truncate", "111", "2", "who")

@@ -44,8 +44,8 @@ def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(db, note_r
     writer.record_peer_clock("1" * 64, right)
     writer.record_peer_clock("2" * 64, right + 1)
     with caplog.at_level(logging.ERROR):
-        made = writer.record("note.write", "a", {"text": "x"})
-    assert abs(hlc.to_seconds(made.hlc) - right) < 5
+        event = writer.record("note.write", "a", {"text": "x"})
+    assert abs(hlc.to_seconds(event.hlc) - right) < 5
     assert (
         "+3599 s from the other mirrors'" in caplog.text
         or "+3600 s from the other mirrors'" in caplog.text
@@ -59,8 +59,8 @@ def test_clock_set_wrong_between_measurements_spoils_no_event(db, note_rows, mon
         writer.record_peer_clock(key * 64, right)
     set_wrong = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + FAR})
     monkeypatch.setattr(writer, "time", set_wrong)
-    made = writer.record("note.write", "a", {"text": "x"})
-    assert abs(hlc.to_seconds(made.hlc) - right) < 5
+    event = writer.record("note.write", "a", {"text": "x"})
+    assert abs(hlc.to_seconds(event.hlc) - right) < 5
 
 
 def test_an_event_from_the_far_future_waits_until_then(db, note_rows):

@@ -62,21 +62,26 @@ def elsewhere(valkey, settings, tmp_path):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(
+def test_site_is_restored_whole_on_a_new_machine(
     person, launched_run, numbered_report, elsewhere, tmp_path, client
 ):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(1))
-    ours, before, kept, said = site_identity.identity().key, rows(), tmp_path / "kept", StringIO()
-    call_command("backup", kept, stdout=said)
-    assert "database.dump" in said.getvalue()
-    assert {"database.dump", "mirror.key"} <= {path.name for path in kept.iterdir()}
-    assert all(path.stat().st_mode & 0o077 == 0 for path in kept.iterdir()), "its owner's alone"
+    ours, before, folder, output = (
+        site_identity.identity().key,
+        rows(),
+        tmp_path / "kept",
+        StringIO(),
+    )
+    call_command("backup", folder, stdout=output)
+    assert "database.dump" in output.getvalue()
+    assert {"database.dump", "mirror.key"} <= {path.name for path in folder.iterdir()}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir()), "its owner's alone"
     with pytest.raises(CommandError, match="holds a backup already"):
-        call_command("backup", kept)
+        call_command("backup", folder)
 
     elsewhere()
-    call_command("restore", kept, stdout=said)
+    call_command("restore", folder, stdout=output)
     found = rows()
     assert found.pop("eventlog_origin") != before.pop("eventlog_origin"), (
         "its log goes on as a new one"
@@ -94,7 +99,7 @@ def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(
     begun = Origin.objects.get(ours=True)
     assert begun != old and begun.events.first().event.payload["after"] == old.pk
     with pytest.raises(CommandError, match="tables already"):
-        call_command("restore", kept)
+        call_command("restore", folder)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -127,5 +132,5 @@ def test_every_variable_that_the_site_reads_is_in_the_table():
     platform = ROOT / "platform" / "coordinator"
     reads = re.compile(r"""environ(?:\.get\(|\[)["']([A-Z_]+)["']""")
     read = {name for path in platform.rglob("*.py") for name in reads.findall(path.read_text())}
-    told = set(re.findall(r"^\| `([A-Z_]+)`", settings_table.settings_table(), re.M))
-    assert read - told <= {"DJANGO_SETTINGS_MODULE", "BARNRAISE_DEBUG"}, "for us alone"
+    documented = set(re.findall(r"^\| `([A-Z_]+)`", settings_table.settings_table(), re.M))
+    assert read - documented <= {"DJANGO_SETTINGS_MODULE", "BARNRAISE_DEBUG"}, "for us alone"

@@ -159,13 +159,13 @@ def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launche
     finally:
         access.removeHandler(handler)
         access.setLevel(logging.NOTSET)
-    said = json.loads(lines[-1])
+    line = json.loads(lines[-1])
     assert (
-        said["request_id"] == "a-workers-own-1"
-        and said["path"] == "/api/v1/mirror"
-        and said["status"] == 200
+        line["request_id"] == "a-workers-own-1"
+        and line["path"] == "/api/v1/mirror"
+        and line["status"] == 200
     )
-    assert set(said) >= {"at", "level", "logger", "text", "seconds", "method"}
+    assert set(line) >= {"at", "level", "logger", "text", "seconds", "method"}
 
 
 def test_log_writes_other_objects_as_text_and_tracebacks_whole():
@@ -176,10 +176,10 @@ def test_log_writes_other_objects_as_text_and_tracebacks_whole():
             "x", 40, "f", 1, "odd %s", (object,), True, extra={"thing": {1, 2}}
         )
         record.exc_info = __import__("sys").exc_info()
-    said = json.loads(log_format.JsonFormatter().format(record))
+    line = json.loads(log_format.JsonFormatter().format(record))
     assert (
-        "ValueError: ours" in said["traceback"]
-        and said["thing"]
+        "ValueError: ours" in line["traceback"]
+        and line["thing"]
         and "\n" not in log_format.JsonFormatter().format(record)
     )
 
@@ -286,13 +286,13 @@ def test_finer_sums_go_sooner_and_the_chart_keeps_its_beginning(member):
 def test_old_losses_are_thinned_to_one_an_hour_and_validations_stay(member):
     now = time.time()
     old = (now - 40 * DAY) // 3600 * 3600
-    made = [("train", old + n * 600) for n in range(12)] + [
+    losses = [("train", old + n * 600) for n in range(12)] + [
         ("validation", old + n) for n in range(5)
     ]
-    made += [("train", now - n) for n in range(5)]
+    losses += [("train", now - n) for n in range(5)]
     LossPoint.objects.bulk_create(
         LossPoint(membership=member, seq=n, position=0, kind=kind, tokens=n, loss=1.0, at=at)
-        for n, (kind, at) in enumerate(made)
+        for n, (kind, at) in enumerate(losses)
     )
     assert delete_old_rows(now) == 10 and delete_old_rows(now) == 0
     assert LossPoint.objects.filter(kind="validation").count() == 5

@@ -133,13 +133,13 @@ def test_isolated_mirror_waits_before_it_acquires_a_lease(duty, there):
 @pytest.fixture
 def other():
     """Yield a second mirror of the list, which was seen just now."""
-    made = FakeMirror(LogBuilder())
+    mirror = FakeMirror(LogBuilder())
     ours = list_entry(site_identity.identity(), "https://here.example.org")
-    first = signed_list(1, ours, made.list_entry)
+    first = signed_list(1, ours, mirror.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
-    heard(made, 0)
-    yield made
-    made.close()
+    heard(mirror, 0)
+    yield mirror
+    mirror.close()
 
 
 def heard(other: FakeMirror, seconds_ago: float) -> None:

@@ -87,18 +87,20 @@ def test_silence_comes_after_the_pages_that_came_before_it(log):
 
 
 @given(st.integers(0, 20), st.integers(0, 25))
-def test_early_exit_leaves_the_pages_read_in_order(length, taken):
-    made = []
+def test_early_exit_leaves_the_pages_read_in_order(length, count):
+    produced = []
 
     def source():
         for n in range(length):
-            made.append(n)
+            produced.append(n)
             yield n
 
     with prefetched(source()) as found:
-        got = [n for _, n in zip(range(taken), found, strict=False)]
-    assert got == list(range(min(length, taken)))
-    assert made == list(range(len(made))) and len(made) <= min(length, taken + PAGES_AHEAD + 1)
+        read = [n for _, n in zip(range(count), found, strict=False)]
+    assert read == list(range(min(length, count)))
+    assert produced == list(range(len(produced))) and len(produced) <= min(
+        length, count + PAGES_AHEAD + 1
+    )
 
 
 def test_it_goes_no_further_ahead_than_it_may():

@@ -105,14 +105,14 @@ def test_a_nudge_goes_to_the_others_once_for_many_changes(fake_mirror, valkey, s
 
 
 def test_status_reports_whether_each_mirror_is_in_sync(fake_mirror, log):
-    (told,) = Client().get("/status").json()["mirrors"]
-    assert (told["in_sync"], told["last_seen"], told["last_error"]) == (None, None, "")
+    (status,) = Client().get("/status").json()["mirrors"]
+    assert (status["in_sync"], status["last_seen"], status["last_error"]) == (None, None, "")
     pull(fake_mirror)
-    (told,) = Client().get("/status").json()["mirrors"]
+    (status,) = Client().get("/status").json()["mirrors"]
     assert (
-        told["in_sync"] is (state_hash() == "0" * 64)
-        and told["last_seen"] > 0
-        and told["url"] == fake_mirror.url
+        status["in_sync"] is (state_hash() == "0" * 64)
+        and status["last_seen"] > 0
+        and status["url"] == fake_mirror.url
     )
 
 
@@ -161,7 +161,7 @@ def test_a_page_that_is_not_the_log_is_refused_whole(fake_mirror, log, what):
     fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
         events=events[int(query["after"]) :]
     )
-    told = pull(fake_mirror)
+    result = pull(fake_mirror)
     assert count_stored(log) == (3 if what == "cut short" else 0)
     sentence = {
         "altered": "its signature does not match",
@@ -170,7 +170,8 @@ def test_a_page_that_is_not_the_log_is_refused_whole(fake_mirror, log, what):
         "nothing": "has 10 events of log",
     }[what]
     assert (
-        sentence in "".join(told.refused) and not Origin.objects.filter(pk=stranger.origin).exists()
+        sentence in "".join(result.refused)
+        and not Origin.objects.filter(pk=stranger.origin).exists()
     )
 
 
@@ -218,9 +219,9 @@ def test_malformed_answer_names_the_mirror_and_changes_nothing(
     where = f"GET /mirrors/logs/{log.origin}" if where == "the log" else where
     right = fake_mirror.routes[where]
     fake_mirror.routes[where] = lambda query, who: answer()
-    told = pull(fake_mirror)
-    assert sentence in told.refused[0] and told.refused[0].startswith("the small one")
-    assert count_stored(log) == 0 and PeerStatus.objects.get().last_error == told.refused[0][:300]
+    result = pull(fake_mirror)
+    assert sentence in result.refused[0] and result.refused[0].startswith("the small one")
+    assert count_stored(log) == 0 and PeerStatus.objects.get().last_error == result.refused[0][:300]
     fake_mirror.routes[where] = right
     monkeypatch.undo()
     assert pull(fake_mirror).stored == 10 and PeerStatus.objects.get().last_error == ""
@@ -316,7 +317,7 @@ def certificate(folder, host: str) -> ssl.SSLContext:
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)]),
     )
     now = datetime.now(UTC)
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -329,7 +330,7 @@ def certificate(folder, host: str) -> ssl.SSLContext:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    (folder / "tls.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
+    (folder / "tls.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM) + private)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.pem")
     return context
@@ -374,7 +375,7 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(fake_mirror, l
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("create_list", "sentence"),
     [
         (
             lambda fake_mirror: signed_list(2, local_entry(), fake_mirror.list_entry, expires=5.0),
@@ -391,8 +392,10 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(fake_mirror, l
         ),
     ],
 )
-def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(fake_mirror, log, told, sentence):
-    wrong = told(fake_mirror)
+def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(
+    fake_mirror, log, create_list, sentence
+):
+    wrong = create_list(fake_mirror)
     fake_mirror.lists = [wrong]
     fake_mirror.routes["GET /mirrors/list"] = lambda query, who: MirrorLists(lists=[wrong])
     fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: fake_mirror.identity.sign(

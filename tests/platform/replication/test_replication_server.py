@@ -1,4 +1,4 @@
-"""What other mirrors ask of this one, and what they are told."""
+"""Test what this site answers to other mirrors."""
 
 import time
 
@@ -26,8 +26,10 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
 
 
-def asks(identity: Identity, method: str, path: str, message=None, **changed):
-    path, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
+def send_request(identity: Identity, method: str, path: str, message=None, **changed):
+    """Send a signed request to this site in the name of another mirror."""
+    path = "/api/v1" + path
+    body = b"" if message is None else message.model_dump_json().encode()
     token = changed.get("token") or identity.sign_request(
         site_identity.identity().key, method, path, body, time.time()
     )
@@ -42,7 +44,7 @@ def asks(identity: Identity, method: str, path: str, message=None, **changed):
 
 def test_listed_mirror_gets_heads_and_any_stored_log(fake_mirror, log):
     pull(fake_mirror)
-    answer = asks(fake_mirror.identity, "GET", "/mirrors/heads")
+    answer = send_request(fake_mirror.identity, "GET", "/mirrors/heads")
     heads = open_signed(
         messages.Signed.model_validate_json(answer.content),
         "heads",
@@ -54,11 +56,11 @@ def test_listed_mirror_gets_heads_and_any_stored_log(fake_mirror, log):
         and heads.to == fake_mirror.identity.key
         and heads.mirrors == 1
     )
-    answer = asks(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=6&most=2")
+    answer = send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=6&most=2")
     page = LogPart.model_validate_json(answer.content)
     assert page.events == log.events[6:8] and page.more
     page = LogPart.model_validate_json(
-        asks(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=8").content
+        send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?after=8").content
     )
     assert page.events == log.events[8:] and not page.more
 
@@ -67,7 +69,7 @@ def test_a_page_is_bounded_in_bytes(fake_mirror, log, monkeypatch):
     pull(fake_mirror)
     monkeypatch.setattr("coordinator.api.replication_endpoints.protocol.PAGE_BYTES", 1000)
     page = LogPart.model_validate_json(
-        asks(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}").content
+        send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}").content
     )
     assert 1 <= len(page.events) < 10 and page.more
 
@@ -77,23 +79,29 @@ def test_a_page_is_bounded_in_bytes(fake_mirror, log, monkeypatch):
 )
 def test_a_page_that_makes_no_sense_is_refused(fake_mirror, log, query):
     assert (
-        asks(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?{query}").status_code == 422
+        send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?{query}").status_code
+        == 422
     )
 
 
 def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(fake_mirror):
     assert Client().get("/api/v1/mirrors/heads").status_code == 401
-    assert "is no mirror of list 1" in asks(STRANGER, "GET", "/mirrors/heads").json()["error"]
+    assert (
+        "is no mirror of list 1" in send_request(STRANGER, "GET", "/mirrors/heads").json()["error"]
+    )
     token = fake_mirror.identity.sign_request(
         site_identity.identity().key, "GET", "/api/v1/mirrors/heads", b"", time.time()
     )
-    assert asks(fake_mirror.identity, "GET", "/mirrors/heads", token=token).status_code == 200
     assert (
-        "made before"
-        in asks(fake_mirror.identity, "GET", "/mirrors/heads", token=token).json()["error"]
+        send_request(fake_mirror.identity, "GET", "/mirrors/heads", token=token).status_code == 200
     )
     assert (
-        asks(fake_mirror.identity, "GET", "/mirrors/fork-evidence", token=token).status_code == 401
+        "made before"
+        in send_request(fake_mirror.identity, "GET", "/mirrors/heads", token=token).json()["error"]
+    )
+    assert (
+        send_request(fake_mirror.identity, "GET", "/mirrors/fork-evidence", token=token).status_code
+        == 401
     )
     mirror_list.ingest_lists(
         [
@@ -104,12 +112,12 @@ def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(fake_mirr
             )
         ]
     )
-    answer = asks(fake_mirror.identity, "GET", "/mirrors/heads")
+    answer = send_request(fake_mirror.identity, "GET", "/mirrors/heads")
     assert answer.status_code == 403 and "was expelled" in answer.json()["error"]
 
 
 def test_without_a_list_no_mirror_is_known():
-    assert asks(STRANGER, "GET", "/mirrors/heads").status_code == 403
+    assert send_request(STRANGER, "GET", "/mirrors/heads").status_code == 403
 
 
 def test_mirror_list_and_its_predecessors_are_public(fake_mirror):
@@ -139,13 +147,13 @@ def test_personal_data_goes_out_sealed_to_the_one_question(fake_mirror):
     )
     lock, other = encryption.RequestKey(), encryption.RequestKey()
     wants = PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=lock.key)
-    answer = asks(fake_mirror.identity, "POST", "/mirrors/private-data", wants)
+    answer = send_request(fake_mirror.identity, "POST", "/mirrors/private-data", wants)
     sealed = EncryptedPrivateData.model_validate_json(answer.content)
     assert lock.decrypt(sealed) == [private_data.PrivateRecord(wants.digests[0], "s" * 32, "{}")]
     with pytest.raises(Exception, match="cannot be decrypted"):
         other.decrypt(sealed)
     assert (
-        asks(
+        send_request(
             fake_mirror.identity,
             "POST",
             "/mirrors/private-data",
@@ -161,7 +169,7 @@ def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(fake_mirror, monkey
     for begun in range(2):
         for _ in range(3):
             assert (
-                asks(
+                send_request(
                     fake_mirror.identity,
                     "POST",
                     "/mirrors/change-notice",

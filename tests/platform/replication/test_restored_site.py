@@ -29,49 +29,51 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 @pytest.fixture
 def other():
     """Another mirror, which keeps what this site wrote, too."""
-    made = FakeMirror(LogBuilder())
+    mirror = FakeMirror(LogBuilder())
     first = signed_list(
-        1, list_entry(site_identity.identity(), "https://here.example.org"), made.list_entry
+        1, list_entry(site_identity.identity(), "https://here.example.org"), mirror.list_entry
     )
     mirror_list.ingest_lists([first], vouched=first.digest)
-    yield made
-    made.close()
+    yield mirror
+    mirror.close()
 
 
-def keep(other: FakeMirror, kept: list) -> None:
-    """From now on it serves these events of ours."""
-    origin, last = open_event(kept[0]).origin, kept[-1]
+def serve_own_log(other: FakeMirror, events: list) -> None:
+    """Let the other mirror serve these events of this site's log."""
+    origin, last = open_event(events[0]).origin, events[-1]
     heads = other.heads
 
-    def both(who: str):
-        told = heads(who)
-        ours = LogHead(seq=len(kept), digest=digest(last.body))
-        return told.model_copy(update={"heads": {**told.heads, origin: ours}})
+    def log_heads(who: str):
+        other_heads = heads(who)
+        ours = LogHead(seq=len(events), digest=digest(last.body))
+        return other_heads.model_copy(update={"heads": {**other_heads.heads, origin: ours}})
 
-    other.routes["GET /mirrors/heads"] = lambda query, who: other.identity.sign("heads", both(who))
+    other.routes["GET /mirrors/heads"] = lambda query, who: other.identity.sign(
+        "heads", log_heads(who)
+    )
     other.routes[f"GET /mirrors/logs/{origin}"] = lambda query, who: LogPart(
-        events=kept[int(query["after"]) :][:100]
+        events=events[int(query["after"]) :][:100]
     )
 
 
 @pytest.fixture
 def restored(other, person):
-    """Ada was banned after the backup; the other mirror knows. Returns (Ada, the log as it was)."""
+    """Restore a backup from before Ada's ban, which the other mirror has; return her and the log."""
     ada, root = person(), person("root@example.org", is_staff=True)
     backup = LogEvent.objects.count()
-    said, total = Aggregate.objects.get(pk=f"person:{ada.pk}").state, state_hash()
+    person_state, total = Aggregate.objects.get(pk=f"person:{ada.pk}").state, state_hash()
     ada.ban(root, "spam")
-    kept = [each for each in all_events() if each.key == site_identity.identity().key]
-    keep(other, kept)
+    own_events = [each for each in all_events() if each.key == site_identity.identity().key]
+    serve_own_log(other, own_events)
     lost = LogEvent.objects.order_by("seq")[backup:]
     assert [event.type for event in lost] == ["person.ban"]
     last = LogEvent.objects.order_by("seq")[backup - 1]
     LogEvent.objects.filter(seq__gt=last.seq).delete()
     Origin.objects.update(ours=False, head_seq=last.seq, head_digest=last.digest, head_hlc=last.hlc)
-    Aggregate.objects.filter(pk=f"person:{ada.pk}").update(state=said)
+    Aggregate.objects.filter(pk=f"person:{ada.pk}").update(state=person_state)
     LogState.objects.update(state_sum=total, restore_pending=True)
     User.objects.filter(pk=ada.pk).update(is_active=True, banned=None)
-    return ada, kept
+    return ada, own_events
 
 
 def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other, person):
@@ -102,8 +104,10 @@ def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other
 
 
 def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(restored, other):
-    _, kept = restored
-    keep(other, [*kept[:-1], kept[-1].model_copy(update={"signature": "0" * 128})])
+    _, own_events = restored
+    serve_own_log(
+        other, [*own_events[:-1], own_events[-1].model_copy(update={"signature": "0" * 128})]
+    )
     done = pull.pull_from(mirror_list.other_mirrors()[0])
     assert done.refused and writer.is_restore_pending()
     other.close()
@@ -113,12 +117,12 @@ def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(restore
     )
 
 
-def test_its_operator_lets_it_go_on_where_no_other_can_be_reached(restored, other, capsys):
-    ada, kept = restored
+def test_operator_resumes_a_restored_site_without_other_mirrors(restored, other, capsys):
+    ada, own_events = restored
     call_command("eventlog", "resume")
     assert "started a new log" in capsys.readouterr().out and not writer.is_restore_pending()
     assert ada.rename("Ada again")
-    ingest.ingest_events(kept)  # later it comes all the same
+    ingest.ingest_events(own_events)  # later it comes all the same
     assert User.objects.get(pk=ada.pk).banned
     call_command("eventlog", "resume")
     assert "does not wait" in capsys.readouterr().out
@@ -144,31 +148,31 @@ def test_all_mirrors_sign_one_opaque_pseudonym_for_a_person(
     run, first = launched_run(ada)
     second = volunteer(ada, 2)
     theirs = volunteer(person("bob@example.org"), 3)
-    said = signed_for(first.join(run))
-    assert signed_for(second.join(run)) == said != signed_for(theirs.join(run))
+    pseudonym = signed_for(first.join(run))
+    assert signed_for(second.join(run)) == pseudonym != signed_for(theirs.join(run))
     own = volunteer_salt.volunteer_pseudonym(ada.pk)
-    assert own == said
-    kept = all_private_data()
+    assert own == pseudonym
+    private_records = all_private_data()
     state = current_state("salt:volunteers")
-    body = next(each.body for each in kept if each.digest == state["about"])
+    body = next(each.body for each in private_records if each.digest == state["about"])
     assert site_identity.volunteer_salt().hex() in body
-    told = "".join(LogEvent.objects.values_list("body", flat=True))
-    assert site_identity.volunteer_salt().hex() not in told, "in no event"
+    bodies = "".join(LogEvent.objects.values_list("body", flat=True))
+    assert site_identity.volunteer_salt().hex() not in bodies, "in no event"
 
 
 def test_later_site_uses_the_first_salt_once_it_has_arrived(other, person):
     ada = person()
     before = volunteer_salt.volunteer_pseudonym(ada.pk)
-    made = LogBuilder(78)
-    kept = private_data.PrivateRecord("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
-    about = digest(kept.salt + kept.body)
+    older_log = LogBuilder(78)
+    salt_record = private_data.PrivateRecord("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
+    about = digest(salt_record.salt + salt_record.body)
     early = time.time() - 1000
-    made.events, made.hlc = [], 0
-    made.append("origin.begin", made.origin, {"name": "elder", "after": None}, at=early)
-    made.append("salt.create", "volunteers", {"about": about}, at=early)
-    assert not ingest.ingest_events(made.events).rejected
+    older_log.events, older_log.hlc = [], 0
+    older_log.append("origin.begin", older_log.origin, {"name": "elder", "after": None}, at=early)
+    older_log.append("salt.create", "volunteers", {"about": about}, at=early)
+    assert not ingest.ingest_events(older_log.events).rejected
     assert volunteer_salt.volunteer_pseudonym(ada.pk) == before, "until it has come"
-    private_data.ingest([private_data.PrivateRecord(about, kept.salt, kept.body)])
+    private_data.ingest([private_data.PrivateRecord(about, salt_record.salt, salt_record.body)])
     after = volunteer_salt.volunteer_pseudonym(ada.pk)
     assert after != before and after == volunteer_salt.volunteer_pseudonym(str(ada.pk))
     assert Identity(b"q" * 32).key not in after
