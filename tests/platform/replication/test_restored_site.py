@@ -58,7 +58,7 @@ def serve_own_log(other: FakeMirror, events: list) -> None:
 
 @pytest.fixture
 def restored(other, person):
-    """Restore a backup from before Ada's ban, which the other mirror has; return her and the log."""
+    """Restore a backup from before Ada's ban, which another mirror has; return her and the log."""
     ada, root = person(), person("root@example.org", is_staff=True)
     backup = LogEvent.objects.count()
     person_state, total = Aggregate.objects.get(pk=f"person:{ada.pk}").state, state_hash()
