@@ -264,7 +264,7 @@ def test_slug_used_at_two_mirrors_goes_to_the_same_run_at_both(person, draft):
         assert rebuild_in_random_order(all_events(), all_private_data(), seed) == both
 
 
-def test_verdicts_are_rebuilt(person, launched_run, numbered_report, proven):
+def test_verdicts_are_rebuilt(person, launched_run, numbered_report, rebuilt_rows):
     ada = person()
     run, mine = launched_run(ada)
     assert mine.report(run, numbered_report(1)).status_code == 200
