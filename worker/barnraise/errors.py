@@ -1,73 +1,83 @@
-"""What can go wrong, for callers who want to tell cases apart.
+"""Define the errors that callers of Barnraise can tell apart.
 
 BarnraiseError
-├── SpecError          a run's spec, or one field of it, makes no sense (also a ValueError)
-├── StateError         a state folder that is another run's, another version's, damaged, or in use
-├── PlanError          a model does not fit into what a machine may use, with what would
-├── DamageError        what was read back from a disk is not what was written
-├── TextError          text could not be prepared, or a shard is not what its digest says
-├── MessageError       a message from another machine is malformed, unsigned, altered, or not for us
-│   ├── TicketError    …and the reason is its ticket
-│   └── MirrorListError      …and it is a mirror list that does not take the place of the one held
-└── CoordinatorError   a coordinator refused, with a sentence
-    └── CoordinatorUnreachableError  …or did not answer at all; nothing is lost, try again later
+├── SpecError          a run's spec or one of its fields is invalid (also a ValueError)
+├── StateError         a state folder belongs to another run or version, is damaged, or is in use
+├── PlanError          a model does not fit into what a machine may use
+├── DamageError        data read from a disk differs from the data that was written
+├── TextError          text could not be prepared, or a shard does not match its digest
+├── MessageError       a message is malformed, unsigned, altered, or not addressed to this machine
+│   ├── TicketError        the message's ticket is invalid
+│   └── MirrorListError    the message's mirror list may not replace the current one
+└── CoordinatorError   a coordinator refused a request and gave a reason
+    └── CoordinatorUnreachableError  no coordinator answered; the request can be retried later
 
-An expected failure (a peer vanished, nobody answered) is a value where it can be one; these are for the rest. Our own
-bugs are `assert`s.
+An expected failure, such as a peer that disappeared, is a return value where possible. Errors are
+for the other cases. Bugs of our own are `assert`s.
 """
 
 
 class BarnraiseError(Exception):
-    pass
+    """Serve as the base of all errors that Barnraise raises on purpose."""
 
 
 class SpecError(BarnraiseError, ValueError):
-    """`problems` maps a field's dotted name to a sentence that says what to change."""
+    """Report invalid fields of a spec.
 
-    def __init__(self, problems: dict[str, str]):
+    `problems` maps a field's dotted name to a sentence that says what to change.
+    """
+
+    def __init__(self, problems: dict[str, str]) -> None:
         self.problems = problems
         super().__init__("; ".join(f"{field}: {sentence}" for field, sentence in problems.items()))
 
 
 class StateError(BarnraiseError):
-    pass
+    """Report a state folder that cannot be used."""
 
 
 class PlanError(BarnraiseError):
-    pass
+    """Report a model that does not fit into what a machine may use."""
 
 
 class DamageError(BarnraiseError):
-    pass
+    """Report data on a disk that differs from the data that was written."""
 
 
 class TextError(BarnraiseError):
-    pass
+    """Report text that could not be prepared or does not match its digest."""
 
 
 class MessageError(BarnraiseError):
-    pass
+    """Report a message that this machine must not accept."""
 
 
 class TicketError(MessageError):
-    pass
+    """Report a message whose ticket is invalid."""
 
 
 class MirrorListError(MessageError):
-    """`forged`: nobody who looked at it should have passed it on; else it may have been right once, or elsewhere."""
+    """Report a mirror list that may not replace the current one.
 
-    def __init__(self, sentence: str, forged: bool = False):
+    `forged` is true if no honest peer that checked the list could have forwarded it. Otherwise the
+    list may have been valid earlier or elsewhere.
+    """
+
+    def __init__(self, sentence: str, forged: bool = False) -> None:
         self.forged = forged
         super().__init__(sentence)
 
 
 class CoordinatorError(BarnraiseError):
-    """`status` is the HTTP status, 0 where there was none."""
+    """Report that a coordinator refused a request.
 
-    def __init__(self, sentence: str, status: int = 0):
+    `status` is the HTTP status, or 0 if there was none.
+    """
+
+    def __init__(self, sentence: str, status: int = 0) -> None:
         self.status = status
         super().__init__(sentence)
 
 
 class CoordinatorUnreachableError(CoordinatorError):
-    pass
+    """Report that no coordinator answered."""
