@@ -1,11 +1,11 @@
-"""Where a worker keeps what is its own: one home for the machine, one folder for each run it works on.
+"""Read and write a worker's state on disk: one directory per machine, one folder in it per run.
 
-home/key                     the machine's Ed25519 key
-home/coordinator.json        which coordinator knows it, and as what
-home/limits.json             how much of it a worker may use
-home/hardware.json           what it can do, as measured
-home/runs/<run>/folder.json  whose state this is: format, run, spec digest, incarnation
-home/runs/<run>/…            spec.json, join.json, ledger, blobs, checkpoints, spool, status.json
+key                     the machine's Ed25519 key
+coordinator.json        the coordinator where the machine is enrolled, and its id there
+limits.json             how much of the machine a worker may use
+hardware.json           the measured speeds and sizes of the machine
+runs/<run>/folder.json  the owner of this folder: format, run, spec digest, incarnation
+runs/<run>/…            spec.json, join.json, ledger, blobs, checkpoints, spool, status.json
 """
 
 import json
@@ -28,11 +28,11 @@ from barnraise.protocol.types import Id, Message, PublicKey
 
 log = logging.getLogger("barnraise")
 
-FORMAT = 1  # of a run's folder
+FORMAT = 1  # version of the layout of a run's folder
 
 
 class SiteMembership(Message):
-    """What a coordinator told this machine when it was enrolled."""
+    """Record a machine's enrolment as the coordinator confirmed it."""
 
     url: str
     mirror: MirrorView
@@ -41,7 +41,10 @@ class SiteMembership(Message):
 
 
 class RunLabel(Message):
-    """What a run's folder says it is. `spec` is the spec's digest, empty until the run is launched."""
+    """Identify the owner of a run's folder.
+
+    `spec` is the spec's digest; it is empty until the run is launched.
+    """
 
     format: int
     run: Id
@@ -51,8 +54,13 @@ class RunLabel(Message):
 
 
 class StateDir:
-    def __init__(self, path: Path):
-        """Raises StateError when the key in it is damaged."""
+    """Give access to a machine's state directory; creates its key on first use.
+
+    Raises:
+        StateError: the key in the directory is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self.identity = Identity.load_or_create(path / "key")
@@ -63,10 +71,16 @@ class StateDir:
 
     @classmethod
     def default_path(cls) -> Path:
+        """Return `$BARNRAISE_HOME`, or `~/.barnraise` if that is not set."""
         return Path(os.environ.get("BARNRAISE_HOME") or Path.home() / ".barnraise")
 
     @property
     def membership(self) -> SiteMembership:
+        """Read the machine's enrolment.
+
+        Raises:
+            StateError: the machine is not enrolled, or the file is damaged.
+        """
         path = self.path / "coordinator.json"
         try:
             return SiteMembership.model_validate_json(path.read_bytes())
@@ -78,42 +92,58 @@ class StateDir:
             raise StateError(f"{path} is damaged: run `barnraise login URL` again") from None
 
     def save_membership(self, membership: SiteMembership) -> None:
+        """Replace the machine's enrolment."""
         write_atomically(
             self.path / "coordinator.json", membership.model_dump_json(indent=1).encode()
         )
 
     @property
     def limits(self) -> Limits:
-        """What was last said; nothing said, nothing limited. Raises StateError when the file is damaged."""
+        """Read the saved limits; without a file nothing is limited.
+
+        Raises:
+            StateError: the file is damaged or holds an invalid limit.
+        """
         path = self.path / "limits.json"
         if not path.exists():
             return Limits()
         try:
             return Limits(**json.loads(path.read_bytes()))
         except (ValueError, TypeError):
-            raise StateError(f"{path} is damaged: remove it, and say the limits again") from None
+            raise StateError(f"{path} is damaged: remove it and set the limits again") from None
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
         write_atomically(self.path / "limits.json", json.dumps(asdict(limits), indent=1).encode())
 
     def run_folders(self) -> list[Path]:
-        """Folders of the runs this machine has worked on."""
+        """List the folders of the runs that this machine has worked on."""
         return sorted(p.parent for p in (self.path / "runs").glob("*/folder.json"))
 
     def open_run(self, run: str) -> "RunDir":
+        """Open and lock the folder of a run; see `RunDir`."""
         return RunDir(self.path / "runs" / run, run, self.identity.key)
 
 
 class RunDir:
-    """One run's state on this machine, locked while a worker uses it. Another run's or version's is refused by name."""
+    """Hold one run's state on this machine, locked while a worker uses it.
 
-    def __init__(self, path: Path, run: str, key: str):
+    Args:
+        path: the folder; created if it is missing.
+        run: the id of the run that the folder must belong to.
+        key: the public key of the machine that the folder must belong to.
+
+    Raises:
+        StateError: another worker uses the folder, it is damaged, or it belongs to another run,
+            another machine or another version of the layout. The message names the difference.
+    """
+
+    def __init__(self, path: Path, run: str, key: str) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(
-            path / "lock", thread_local=False
-        )  # whichever thread closes the folder frees it
+        # Not local to a thread: the folder may be closed by another thread than the one that
+        # opened it.
+        self._lock = FileLock(path / "lock", thread_local=False)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -127,10 +157,13 @@ class RunDir:
     def _load_label(self, run: str, key: str) -> RunLabel:
         path = self.path / "folder.json"
         if not path.exists():
-            ours = ("lock", "folder.json.new")  # the latter: cut off while it was made
-            if foreign := sorted(p.name for p in self.path.iterdir() if p.name not in ours):
+            # A crash while the folder was created leaves "folder.json.new".
+            own_names = ("lock", "folder.json.new")
+            foreign = sorted(p.name for p in self.path.iterdir() if p.name not in own_names)
+            if foreign:
                 raise StateError(
-                    f"{self.path} has no folder.json, yet holds {', '.join(foreign[:5])}: not a run's folder"
+                    f"{self.path} has no folder.json, yet holds {', '.join(foreign[:5])}: "
+                    "not a run's folder"
                 )
             label = RunLabel(format=FORMAT, run=run, key=key, incarnation=secrets.token_hex(8))
             write_atomically(path, label.model_dump_json(indent=1).encode())
@@ -139,7 +172,8 @@ class RunDir:
             raw = json.loads(path.read_bytes())
             if isinstance(raw, dict) and raw.get("format") != FORMAT:
                 raise StateError(
-                    f"{self.path} is of format {raw.get('format')}; this version works with {FORMAT}"
+                    f"{self.path} is of format {raw.get('format')}; "
+                    f"this version works with {FORMAT}"
                 )
             label = RunLabel.model_validate(raw)
         except ValueError as error:
@@ -153,15 +187,23 @@ class RunDir:
         return label
 
     def pin_spec(self, spec: str) -> None:
-        """Ties the folder to the launched spec of this digest. Raises StateError if it was another's."""
+        """Tie the folder to the launched spec with this digest.
+
+        Raises:
+            StateError: the folder is already tied to another spec.
+        """
         if self.label.spec and self.label.spec != spec:
             raise StateError(
-                f"{self.path} was trained under spec {self.label.spec[:8]}, and the run has {spec[:8]} now"
+                f"{self.path} was trained under spec {self.label.spec[:8]}, "
+                f"and the run has {spec[:8]} now"
             )
         self._update_label(spec=spec)
 
     def renew_incarnation(self) -> str:
-        """A new life: somebody knows updates of mine that this folder has lost."""
+        """Start a new incarnation and return its id.
+
+        This is necessary when a peer holds updates of this machine that the folder has lost.
+        """
         self._update_label(incarnation=secrets.token_hex(8))
         return self.label.incarnation
 
@@ -170,11 +212,15 @@ class RunDir:
         write_atomically(self.path / "folder.json", self.label.model_dump_json(indent=1).encode())
 
     def save_message(self, name: str, message: Message) -> None:
+        """Write a message as JSON to the file `name` in the folder, durably."""
         write_atomically(self.path / name, message.model_dump_json(indent=1).encode())
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """Write the file that `barnraise status` reads: replaced whole, never half-written; no state, so not fsynced, and
-        a disk that refuses it (full, or on Windows while somebody reads) stops nobody."""
+        """Replace the file that `barnraise status` reads.
+
+        The file is replaced whole. It is not part of the state, so it is not flushed to the disk,
+        and an error (a full disk, or on Windows a reader) is logged and does not stop training.
+        """
         fresh = self.path / "status.json.new"
         try:
             fresh.write_text(json.dumps(status))
@@ -183,4 +229,5 @@ class RunDir:
             log.debug("status.json was not written: %s", error)
 
     def close(self) -> None:
+        """Release the lock."""
         self._lock.release()

@@ -1,7 +1,7 @@
-"""What static analysis decides for one machine: what lies where, what moves when, and how long a step will take. Pure.
+"""Describe how one machine trains one model: where its state lies and how a step is scheduled.
 
-`Plan` is the decision: the engine and its schedule obey it. `make_plan` searches for it; it is found before anything is
-allocated, and what does not fit is refused with the nearest things that would.
+Pure. `search.make_plan` finds a `Plan` before anything is allocated; `program.py` turns it into
+operations, and the engine executes these.
 """
 
 import math
@@ -10,90 +10,101 @@ from functools import cache, cached_property
 
 from barnraise.spec import Fragment, ModelSpec
 
-PAGE = 4096
-TILE_GRAIN = 2048  # elements: tiles begin on whole pages in every precision, and on whole blocks of 8-bit moments
-STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")  # of state, as they are kept
+PAGE = 4096  # bytes
+# Tiles are multiples of this many elements, so that they begin on whole pages in every precision
+# and on whole blocks of 8-bit moments.
+TILE_GRAIN = 2048
+STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")
 
 
 def round_to_pages(size: int) -> int:
+    """Round a number of bytes up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one machine trains one model. Fragments by index: 0 the embedding, then the blocks, last the final norm.
+    """Describe how one machine trains one model.
 
-    Tiers: "device" (a GPU's memory), "host" (RAM), "disk". Without a GPU the RAM is where the layers compute, unless
-    `staged`, when they are copied to buffers of their own as they would be to a GPU.
+    Fragments are numbered: 0 is the embedding, then come the blocks, the last is the final norm.
+    The tiers are "device" (a GPU's memory), "host" (RAM) and "disk". Without a GPU the layers
+    compute in RAM; with `staged` they are first copied to separate buffers, as with a GPU.
     """
 
     model: ModelSpec
     device: str = "cpu"  # "cpu" or "cuda"
-    threads: int = 2  # of the CPU
-    dtype: str = "float32"  # what is streamed and multiplied: "bfloat16" splits the master copy
-    staged: bool = False  # the device has memory of its own
-    sequences: int = 1  # of a micro-batch
-    micro_batches: int = 1  # of a step, M
-    forward_groups: tuple[
-        tuple[int, ...], ...
-    ] = ()  # blocks computed before the next are touched, bottom up
-    backward_groups: tuple[tuple[int, ...], ...] = ()  # top down, each ascending within
-    retained_blocks: int = (
-        0  # so many of the top blocks keep what backward needs; the others compute it again
-    )
-    kept_inputs: str = "block"  # what is kept of a forward: the inputs of each "block", or of each backward "group"
-    boundaries: str = "device"  # where kept inputs wait: where they are computed, or on the "host"
+    threads: int = 2  # CPU threads
+    # The type of the streamed weights and of the multiplications. With "bfloat16" the master copy
+    # is split into two halves of 16 bits.
+    dtype: str = "float32"
+    staged: bool = False  # whether the device has memory of its own
+    sequences: int = 1  # per micro-batch
+    micro_batches: int = 1  # per step
+    # Blocks that all micro-batches pass before the next group is touched, from the bottom up.
+    forward_groups: tuple[tuple[int, ...], ...] = ()
+    # The same for the backward pass, from the top down; the blocks of a group ascend.
+    backward_groups: tuple[tuple[int, ...], ...] = ()
+    # How many of the top blocks retain their activations for backward; the others recompute them.
+    retained_blocks: int = 0
+    # The inputs that forward keeps: those of each "block", or of each backward "group".
+    kept_inputs: str = "block"
+    # Where the kept inputs wait: where they are computed ("device"), or on the "host".
+    boundaries: str = "device"
     weights: tuple[str, ...] = ()  # tier of each fragment's master copy
-    moments: tuple[str, ...] = ()
-    gradients: str = (
-        "host"  # where gradients wait for exact clipping: "host" or, with moments on disk, "disk"
-    )
-    exchange: str = "host"  # anchor, outer momentum, error feedback
+    moments: tuple[str, ...] = ()  # tier of each fragment's moments
+    # Where gradients wait for exact clipping: "host" or, for moments on disk, "disk".
+    gradients: str = "host"
+    exchange: str = "host"  # tier of the anchor, the outer momentum and the error feedback
     moments_bits: int = 32
     clipping: str = "exact"
-    crash_safety: str = (
-        "round"  # "exact" and "restart": the state is on disk; "round": a checkpoint once a round
-    )
-    slots: int = 0  # buffers that blocks without one of their own are paged through
-    host_slots: int = 2  # between disk and device
+    # With "exact" and "restart" the state is on disk; with "round" it is checkpointed each round.
+    crash_safety: str = "round"
+    slots: int = 0  # buffers for blocks that have no buffer of their own
+    host_slots: int = 2  # buffers in RAM between disk and device
     gradient_slots: int = 2  # for blocks whose gradients do not wait where they are computed
-    host_gradient_slots: int = 2  # for what comes from a device
-    ring: int = 4  # tiles under way between disk and optimizer
+    host_gradient_slots: int = 2  # buffers in RAM for gradients that come from a device
+    ring: int = 4  # buffers for tiles on their way between disk and optimizer
     tile: int = 0  # elements
-    # what was predicted
-    step_seconds: float = 0.0  # of a step
-    bottleneck: str = ""  # the resource that takes longest: "compute", "disk", "link", "optimizer"
+    # The following fields are predictions.
+    step_seconds: float = 0.0
+    # The busiest resource: "compute", "disk", "link" or "optimizer"; "disk writes a day" if that
+    # limit slows the steps down.
+    bottleneck: str = ""
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
     written_per_step: int = 0  # bytes to disk
-    written_per_day: int = 0
+    written_per_day: int = 0  # bytes to disk
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
+        """List the model's fragments in order."""
         return _fragments(self.model)
 
     @property
     def blocks(self) -> range:
+        """Return the indices of the fragments that are blocks."""
         return range(1, self.model.layers + 1)
 
     @property
     def last_fragment(self) -> int:
+        """Return the index of the final norm."""
         return self.model.layers + 1
 
     @property
     def on_disk(self) -> bool:
-        """Whether the state's home is the disk: memory then holds some of it as well, and never alone."""
+        """Whether all of the state is on disk, so that memory holds only copies of parts of it."""
         return self.crash_safety != "round"
 
     @property
     def commits_steps(self) -> bool:
+        """Whether each step's state is committed to disk."""
         return self.crash_safety == "exact"
 
-    # ---- what the schedule asks ------------------------------------------------------------------------------
+    # ---- rules of the schedule ----
 
     def update_order(self) -> list[int]:
-        """Who is needed first by the next forward comes first."""
+        """List the fragments in the order in which the next forward needs them."""
         return [0, self.last_fragment, *self.blocks]
 
     def spills_gradient(self, i: int) -> bool:
@@ -102,7 +113,10 @@ class Plan:
         return waits and self.moments[i] == "disk"
 
     def has_gradient_buffer(self, i: int) -> bool:
-        """Whether fragment i's gradient has a buffer of its own where it is computed: the ends, and all that wait."""
+        """Whether fragment i's gradient has a buffer of its own where it is computed.
+
+        The embedding and the final norm have one, and each block whose gradient waits there.
+        """
         if i not in self.blocks:
             return True
         waits_here = not self.staged or self.weights[i] == "device"
@@ -110,20 +124,25 @@ class Plan:
 
     @property
     def defers_updates(self) -> bool:
-        """Whether the updates of a step are made during the next one's forward: exact clipping waits for the last
-        gradient, and there is something to hide the updates under."""
+        """Whether the updates of a step run during the next step's forward.
+
+        Exact clipping must wait for the last gradient. Deferring pays where the updates use other
+        resources than the forward (the host or the disk), so that the two overlap.
+        """
         return self.clipping == "exact" and (self.staged or self.on_disk)
 
     def host_gradient_slot(self, i: int) -> int:
-        """Which buffer in memory takes a block's gradient from the device."""
+        """Return the number of the buffer in RAM that receives a block's gradient."""
         return i % self.host_gradient_slots
 
     def validate(self) -> None:
-        """What the schedule takes for granted and the planner sees to."""
-        ends, moved = (
-            (self.weights[0], self.weights[-1]),
-            [i for i in self.blocks if self.weights[i] != "device"],
-        )
+        """Check what the schedule relies on.
+
+        Raises:
+            AssertionError: the planner made a plan that cannot be executed.
+        """
+        ends = (self.weights[0], self.weights[-1])
+        moved = [i for i in self.blocks if self.weights[i] != "device"]
         assert "disk" not in ends, (
             "the ends' weights are used all the time: they cannot lie on disk"
         )
@@ -143,12 +162,12 @@ class Plan:
         if not self.staged:
             return
         for i in moved:
-            apart = (
+            assert self.weights[i] != "disk" or self.moments[i] == "disk", (
                 "moments of weights that come from disk to a device pass through the ring with them"
             )
-            assert self.weights[i] != "disk" or self.moments[i] == "disk", apart
+        # Each group holds the blocks whose gradients are in memory at the same time.
         together = [tuple(moved)] if self.clipping == "exact" else self.backward_groups
-        for group in together:  # gradients that wait in memory at the same time
+        for group in together:
             slots = [self.host_gradient_slot(i) for i in group if i in moved]
             waiting = [
                 self.host_gradient_slot(i)
@@ -157,34 +176,39 @@ class Plan:
             ]
             shared = any(slots.count(slot) > 1 for slot in waiting)
             assert not shared, (
-                f"{self.host_gradient_slots} gradient slots in memory are too few for what waits there"
+                f"{self.host_gradient_slots} gradient slots in memory are too few for "
+                "what waits there"
             )
 
     def uses_ring(self, i: int) -> bool:
+        """Whether the update of fragment i reads its state from disk through the ring."""
         return self.moments[i] == "disk"
 
     def tile_count(self, i: int) -> int:
+        """Count the tiles of fragment i."""
         return -(-self.fragments[i].size // self.tile)
 
     def tile_bounds(self, i: int, t: int) -> tuple[int, int]:
-        """[begin, end) of tile t, in elements."""
+        """Return the elements [begin, end) of fragment i that tile t covers."""
         return t * self.tile, min((t + 1) * self.tile, self.fragments[i].size)
 
     def writes_weights(self, i: int) -> bool:
+        """Whether each update writes the weights of fragment i to disk."""
         return self.commits_steps or (self.on_disk and self.weights[i] == "disk")
 
     def writes_moments(self, i: int) -> bool:
+        """Whether each update writes the moments of fragment i to disk."""
         return self.commits_steps or (self.on_disk and self.moments[i] == "disk")
 
-    # ---- sizes -----------------------------------------------------------------------------------------------
+    # ---- sizes ----
 
     @property
     def streamed_bytes(self) -> int:
-        """Of one weight as it is streamed."""
+        """Return the bytes of one streamed weight."""
         return 2 if self.dtype == "bfloat16" else 4
 
     def record_bytes(self, kind: str, elements: int) -> int:
-        """Bytes of one tile's record: whole pages."""
+        """Return the bytes of one tile's record, in whole pages."""
         if kind == "weights":
             return round_to_pages(self.streamed_bytes * elements)
         if kind != "moments":
@@ -192,27 +216,33 @@ class Plan:
         return sum(moments_part_bytes(elements, self.moments_bits, self.dtype))
 
     def tile_record_bytes(self, kind: str, i: int) -> list[int]:
-        """Bytes of each tile's record of fragment i."""
-        size = self.fragments[i].size
-        whole, rest = divmod(size, self.tile)
-        return [self.record_bytes(kind, self.tile)] * whole + (
-            [self.record_bytes(kind, rest)] if rest else []
-        )
+        """Return the bytes of the record of each tile of fragment i."""
+        whole, rest = divmod(self.fragments[i].size, self.tile)
+        sizes = [self.record_bytes(kind, self.tile)] * whole
+        if rest:
+            sizes.append(self.record_bytes(kind, rest))
+        return sizes
 
     def total_bytes(self, kind: str, i: int) -> int:
-        """Bytes of all of them."""
-        return self._totals[kind][0 if i == 0 else 2 if i == self.last_fragment else 1]
+        """Return the bytes of all records of one kind of fragment i's state."""
+        embedding, block, final_norm = self._totals[kind]
+        if i == 0:
+            return embedding
+        return final_norm if i == self.last_fragment else block
 
     @cached_property
     def _totals(self) -> dict[str, list[int]]:
-        """By kind: of the embedding, of a block (all are alike), of the final norm."""
+        """Map kind of state → bytes of the embedding, of a block (all are alike), of the norm."""
         return {
             kind: [sum(self.tile_record_bytes(kind, i)) for i in (0, 1, self.last_fragment)]
             for kind in STATE_KINDS
         }
 
     def ring_bytes(self) -> int:
-        """Of one buffer of the ring: what an update needs of a tile and memory does not hold."""
+        """Return the bytes of one buffer of the ring.
+
+        It holds the parts of a tile that an update needs and memory does not hold.
+        """
         size = self.record_bytes("moments", self.tile)
         if any(self.spills_gradient(i) for i in self.blocks):
             size += round_to_pages(4 * self.tile)
@@ -221,7 +251,11 @@ class Plan:
         return size
 
     def file_bytes(self) -> int:
-        """Of the state on disk: two of each record, or of the anchor alone; and gradients that wait there."""
+        """Return the bytes of the state on disk.
+
+        There are two slots for each record, or for the anchor only, and space for the gradients
+        that wait on disk.
+        """
         if not self.on_disk:
             return 0
         size = 0
@@ -229,17 +263,20 @@ class Plan:
             slots = 2 if self.has_two_slots(kind) else 1
             ends = self.total_bytes(kind, 0) + self.total_bytes(kind, self.last_fragment)
             size += slots * (ends + self.model.layers * self.total_bytes(kind, 1))
-        return size + sum(map(self.spills_gradient, self.blocks)) * self.total_bytes(
-            "anchor", 1
-        )  # four bytes an element as well
+        # A gradient is as large as an anchor: both have four bytes per element.
+        return size + sum(map(self.spills_gradient, self.blocks)) * self.total_bytes("anchor", 1)
 
     def has_two_slots(self, kind: str) -> bool:
+        """Whether the file has two slots for each record, so that one is always intact."""
         return self.crash_safety == "exact" or kind == "anchor"
 
 
 def moments_part_bytes(elements: int, bits: int, dtype: str) -> list[int]:
-    """Bytes of the parts of a tile's moments, each in whole pages: m, v, scales where there are any, and the low halves
-    of split weights."""
+    """Return the bytes of each part of a tile's moments, in whole pages.
+
+    The parts are m, v, the scales of 8-bit moments, and the low halves of split weights; the
+    latter two only where there are any.
+    """
     scales = [round_to_pages(8 * -(-elements // TILE_GRAIN))] if bits == 8 else []
     low = [round_to_pages(2 * elements)] if dtype == "bfloat16" else []
     return [
@@ -257,8 +294,12 @@ def _fragments(model: ModelSpec) -> tuple[Fragment, ...]:
 
 @cache
 def tile_elements(model: ModelSpec, whole: bool) -> int:
-    """Elements of a tile: an eighth of a block, so that reading, updating and writing overlap within one; for a state
-    in memory alone the largest fragment whole. By the model alone: a state on disk fits every plan of its model."""
+    """Return the number of elements of a tile.
+
+    A tile is an eighth of a block, so that reading, updating and writing overlap within a block.
+    With `whole`, for a state in memory only, it is the largest fragment. The size depends on the
+    model only, so that a state on disk fits every plan of its model.
+    """
     sizes = [fragment.size for fragment in model.fragments()]
     wanted = max(sizes) if whole else min(max(sizes[1] // 8, 1 << 16), 1 << 24)
     return math.ceil(wanted / TILE_GRAIN) * TILE_GRAIN

@@ -1,46 +1,48 @@
-"""What one step of a swapped model does, in order: a plan turned into plain operations. Pure.
+"""Turn a plan into the ordered list of operations of one step of a swapped model.
 
-The order is *vertical*: every micro-batch goes through a group of blocks before the next group is touched, so that
-weights travel twice a step and not twice a micro-batch. The list is a correct sequential program. What may overlap
-follows from it: each operation names the buffers it reads and changes, works on one lane, and waits for those before it
-that touch the same buffers (`Hazards`). The engine runs the list so; `timeline.py` predicts with the very same rules.
+Pure. The order is *vertical*: every micro-batch passes a group of blocks before the next group is
+touched, so that weights travel twice per step and not twice per micro-batch. The list is a correct
+sequential program. It also defines what may overlap: each operation names the buffers that it reads
+and changes, runs on one lane, and waits for the earlier operations that touch the same buffers
+(`Hazards`). The engine runs the list by these rules, and `simulator.py` predicts with them.
 
-Blocks are paged with the future known (Belady 1966): a buffer is given up for the block whose next use is farthest, so
-that what forward used last is still there when backward begins.
+The future uses of all blocks are known, so paging is optimal (Belady 1966): a buffer is taken from
+the block whose next use is farthest. The last blocks of forward are therefore still in memory when
+backward begins.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from barnraise.planning.plan import Plan
 
 
 class OperationKind(StrEnum):
-    """What an operation does. `blocks` are fragments' indices; `slots` the buffers given to them, in the same order."""
+    """Name what an operation does."""
 
     READ = "read"  # a block's weights: disk → memory
-    LOAD = "load"  # memory → device
+    LOAD = "load"  # a fragment's weights: memory → device
     EMBED = "embed"  # tokens → the first block's inputs
     FORWARD = "forward"  # all micro-batches through a group
-    HEAD = "head"  # losses, and their gradients by the last block's outputs
+    HEAD = "head"  # losses, and their gradients with respect to the last block's outputs
     BACKWARD = "backward"  # all micro-batches back through a group; leaves its gradients
-    EMBED_BACKWARD = "embed backward"  # and the tied table's two gradients are added
-    NORM = "norm"  # of one fragment's gradient
+    EMBED_BACKWARD = "embed backward"  # also adds the two gradients of the tied table
+    NORM = "norm"  # the norm of one fragment's gradient
     OFFLOAD = "offload"  # a gradient: device → memory
     SPILL = "spill"  # a gradient: memory → disk
-    FETCH = "fetch"  # a tile of what an update needs and memory does not hold: disk → ring
-    UPDATE = (
-        "update"  # AdamW on a fragment, or on one tile of it; other machines' updates are folded in
-    )
-    STORE = "store"  # a tile: ring → disk, or a fragment's moments that memory holds
+    FETCH = "fetch"  # the parts of a tile that an update needs and memory lacks: disk → ring
+    UPDATE = "update"  # AdamW on a fragment or a tile of it, with the updates of other machines
+    STORE = "store"  # a tile: ring → disk, or a fragment's moments: memory → disk
     WRITE = "write"  # a block's weights: memory → disk
-    COMMIT = "commit"  # what is on disk is now the state
+    COMMIT = "commit"  # makes what is on disk the current state
 
 
 class LaneName(StrEnum):
+    """Name a resource that executes one operation at a time."""
+
     COMPUTE = "compute"
     IN = "copy in"
     OUT = "copy out"
@@ -49,18 +51,21 @@ class LaneName(StrEnum):
     WRITE = "disk write"
 
 
-Resource = tuple[Any, ...]  # a buffer's name: ("slot", 2), ("ring", 0), ("record", "weights", 7)
+Resource = tuple[str | int, ...]  # a buffer's name: ("slot", 2), ("ring", 0), ("tile", 7, 1)
+Token = TypeVar("Token")
 
 
 @dataclass(frozen=True)
 class Operation:
+    """Describe one operation: what it does to which fragments, and the buffers it touches."""
+
     kind: OperationKind
     lane: LaneName
-    blocks: tuple[int, ...] = ()
-    slots: tuple[int, ...] = ()  # weights' slots; -1: the fragment's own buffer
-    gradients: tuple[int, ...] = ()  # gradients' slots; -1: the fragment's own buffer
-    tile: int = -1  # -1: the whole fragment
-    ring_slot: int = -1  # which buffer of the ring
+    blocks: tuple[int, ...] = ()  # indices of fragments
+    slots: tuple[int, ...] = ()  # the slot of each one's weights; -1 is the fragment's own buffer
+    gradients: tuple[int, ...] = ()  # the same for gradients
+    tile: int = -1  # -1 is the whole fragment
+    ring_slot: int = -1  # the buffer of the ring; -1 is none
     uses: tuple[Resource, ...] = ()
     changes: tuple[Resource, ...] = ()
 
@@ -71,32 +76,39 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """Operations in order, and which block is in which slot afterwards."""
+    """List operations in order, and map each paged block to its slot after them."""
 
     operations: tuple[Operation, ...]
-    cached: Mapping[int, int] = field(default_factory=dict)
+    cached: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
-class Hazards:
-    """For each operation in turn, the earlier ones it must wait for: the last change of what it uses, and the last
-    change and all uses since of what it changes. Tokens stand for operations: indices here, events in the engine."""
+class Hazards(Generic[Token]):
+    """Find the earlier operations that each operation must wait for.
+
+    An operation waits for the last change of each buffer that it uses, and for the last change and
+    all later uses of each buffer that it changes. Tokens represent operations: spans in the
+    simulator, events in the engine. Tokens are compared by identity.
+    """
 
     def __init__(self) -> None:
-        self._changed: dict[Resource, Any] = {}
-        self._used: dict[Resource, list[Any]] = {}
+        self._changed: dict[Resource, Token] = {}
+        self._used: dict[Resource, list[Token]] = {}
 
-    def dependencies(self, op: Operation) -> list[Any]:
-        found: dict[int, Any] = {}
+    def dependencies(self, op: Operation) -> list[Token]:
+        """Return the tokens of the recorded operations that `op` must wait for."""
+        by_identity: dict[int, Token] = {}
         for resource in op.uses:
-            if (token := self._changed.get(resource)) is not None:
-                found[id(token)] = token
+            token = self._changed.get(resource)
+            if token is not None:
+                by_identity[id(token)] = token
         for resource in op.changes:
             for token in (*self._used.get(resource, ()), self._changed.get(resource)):
                 if token is not None:
-                    found[id(token)] = token
-        return list(found.values())
+                    by_identity[id(token)] = token
+        return list(by_identity.values())
 
-    def record(self, op: Operation, token: Any) -> None:
+    def record(self, op: Operation, token: Token) -> None:
+        """Record that `op`, represented by `token`, comes next."""
         for resource in op.uses:
             if resource not in op.changes:
                 self._used.setdefault(resource, []).append(token)
@@ -108,26 +120,38 @@ class Hazards:
 def step_program(
     plan: "Plan", pending: bool = False, cached: Mapping[int, int] | None = None
 ) -> Program:
-    """One optimizer step. `pending`: the updates of the step before are still to be made (exact clipping waits for the
-    last gradient; the updates then run during this forward). `cached`: what earlier programs left in the slots."""
+    """Return the program of one optimizer step.
+
+    Args:
+        plan: the plan to execute.
+        pending: whether the updates of the previous step are still to be made. Exact clipping
+            waits for the last gradient, so the updates then run during this forward.
+        cached: the slot of each block that earlier programs left in the slots.
+    """
     return _Writer(plan, cached or {}).step(pending)
 
 
 def flush_program(plan: "Plan", cached: Mapping[int, int] | None = None) -> Program:
-    """The pending updates alone."""
+    """Return the program of the pending updates alone; see `step_program`."""
     return _Writer(plan, cached or {}).flush()
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A stretch that needs some blocks in slots: a forward, a backward, or an update in place."""
+    """Describe a part of a program that needs some blocks in slots."""
 
-    what: OperationKind
+    kind: OperationKind
     blocks: tuple[int, ...]
 
 
+def _updates(blocks: Iterable[int]) -> list[_Stage]:
+    return [_Stage(OperationKind.UPDATE, (i,)) for i in blocks]
+
+
 class _Writer:
-    def __init__(self, plan: "Plan", cached: Mapping[int, int]):
+    """Write one program; keeps track of which block is in which slot."""
+
+    def __init__(self, plan: "Plan", cached: Mapping[int, int]) -> None:
         plan.validate()
         self.plan = plan
         self.ops: list[Operation] = []
@@ -136,71 +160,87 @@ class _Writer:
         self.gradient_of: dict[int, int] = {}
         self.next_gradient = 0
         self.last = len(plan.weights) - 1
+        # All (fragment, tile) that pass through the ring, in order of use.
+        self.tiles: list[tuple[int, int]] = []
         self.fetched = 0  # tiles requested so far
-        self.tiles: list[
-            tuple[int, int]
-        ] = []  # all tiles that pass through the ring, in order of use
-        self.stored = 0
+        self.stored = 0  # tiles updated and stored so far
 
-    # ---- programs --------------------------------------------------------------------------------------------
+    # ---- programs ----
 
     def step(self, pending: bool) -> Program:
+        """Write the program of a step; see `step_program`."""
         plan = self.plan
         immediate = plan.clipping != "exact"
-        updates = plan.update_order()
-        forward: list[_Stage] = []
-        if pending and plan.staged:
-            forward += [_Stage(OperationKind.UPDATE, (i,)) for i in updates]
-        elif pending:
-            forward += [_Stage(OperationKind.UPDATE, (i,)) for i in (0, self.last)]
-        for number, group in enumerate(plan.forward_groups):
-            if pending and not plan.staged:
-                forward += [_Stage(OperationKind.UPDATE, (i,)) for i in group]
-            if number == 0:
-                forward.append(_Stage(OperationKind.EMBED, ()))
-            forward.append(_Stage(OperationKind.FORWARD, group))
-        backward: list[_Stage] = [_Stage(OperationKind.HEAD, ())]
-        for group in plan.backward_groups:
-            backward.append(_Stage(OperationKind.BACKWARD, group))
-            if immediate:
-                backward += [_Stage(OperationKind.UPDATE, (i,)) for i in reversed(group)]
-        backward.append(_Stage(OperationKind.EMBED_BACKWARD, ()))
-        if immediate:
-            backward += [_Stage(OperationKind.UPDATE, (i,)) for i in (self.last, 0)]
-        nearest = [_Stage(OperationKind.FORWARD, group) for group in plan.forward_groups]
+        forward = self._forward_stages(pending)
+        next_forward = [_Stage(OperationKind.FORWARD, group) for group in plan.forward_groups]
         self._run(
-            [*forward, *backward],
-            [] if plan.staged else nearest,
+            [*forward, *self._backward_stages(immediate)],
+            [] if plan.staged else next_forward,
             commit_after=len(forward) - 1 if pending else -1,
         )
         if immediate:
             self._commit()
         return Program(tuple(self.ops), self.slot_of)
 
+    def _forward_stages(self, pending: bool) -> list[_Stage]:
+        """List the stages of a forward, with the pending updates before the uses of the weights."""
+        plan = self.plan
+        stages: list[_Stage] = []
+        if pending and plan.staged:
+            stages += _updates(plan.update_order())
+        elif pending:
+            stages += _updates((0, self.last))
+        for number, group in enumerate(plan.forward_groups):
+            if pending and not plan.staged:
+                stages += _updates(group)
+            if number == 0:
+                stages.append(_Stage(OperationKind.EMBED, ()))
+            stages.append(_Stage(OperationKind.FORWARD, group))
+        return stages
+
+    def _backward_stages(self, immediate: bool) -> list[_Stage]:
+        """List the stages of a backward; `immediate` updates follow the gradients of each group."""
+        stages = [_Stage(OperationKind.HEAD, ())]
+        for group in self.plan.backward_groups:
+            stages.append(_Stage(OperationKind.BACKWARD, group))
+            if immediate:
+                stages += _updates(reversed(group))
+        stages.append(_Stage(OperationKind.EMBED_BACKWARD, ()))
+        if immediate:
+            stages += _updates((self.last, 0))
+        return stages
+
     def flush(self) -> Program:
-        self._run([_Stage(OperationKind.UPDATE, (i,)) for i in self.plan.update_order()], [])
+        """Write the program of the pending updates alone."""
+        self._run(_updates(self.plan.update_order()), [])
         self._commit()
         return Program(tuple(self.ops), self.slot_of)
 
-    # ---- stages ----------------------------------------------------------------------------------------------
+    # ---- stages ----
 
     def _run(self, stages: list[_Stage], after: list[_Stage], commit_after: int = -1) -> None:
-        """`after`: what the next program begins with, for foresight."""
+        """Write the operations of the stages.
+
+        Args:
+            stages: the stages of this program.
+            after: the stages with which the next program begins; only paging looks at them.
+            commit_after: the index of the stage that a commit follows; -1 for none.
+        """
         plan = self.plan
-        updated = [stage.blocks[0] for stage in stages if stage.what is OperationKind.UPDATE]
+        updated = [stage.blocks[0] for stage in stages if stage.kind is OperationKind.UPDATE]
         self.tiles = [
             (i, t) for i in updated if plan.uses_ring(i) for t in range(plan.tile_count(i))
         ]
         horizon = [*stages, *after]
         needs = [[i for i in stage.blocks if self._paged(stage, i)] for stage in horizon]
         first_update = next(
-            (k for k, stage in enumerate(stages) if stage.what is OperationKind.UPDATE), None
+            (k for k, stage in enumerate(stages) if stage.kind is OperationKind.UPDATE), None
         )
         for at, stage in enumerate(stages):
-            if not (plan.staged and stage.what is OperationKind.UPDATE):
+            if not (plan.staged and stage.kind is OperationKind.UPDATE):
                 self._page(needs, at)
             if first_update is not None and (
-                at == first_update or (stage.what is OperationKind.HEAD and at < first_update)
+                at == first_update or (stage.kind is OperationKind.HEAD and at < first_update)
             ):
                 self._fetch(up_to=plan.ring)
             self._emit(stage)
@@ -208,15 +248,16 @@ class _Writer:
                 self._commit()
 
     def _paged(self, stage: _Stage, i: int) -> bool:
-        """Whether a stage needs fragment i in a slot: blocks that have no buffer of their own where they are used."""
+        """Whether a stage needs fragment i in a slot, because it has no buffer of its own there."""
         if i in (0, self.last) or self.plan.weights[i] == "device":
             return False
         if self.plan.staged:
-            return stage.what is not OperationKind.UPDATE  # those work where the master copy lies
+            # Updates work where the master copy lies.
+            return stage.kind is not OperationKind.UPDATE
         return self.plan.weights[i] == "disk"
 
     def _page(self, needs: list[list[int]], at: int) -> None:
-        """Brings in what this stage needs, and ahead of time what the next ones do, as far as slots go."""
+        """Load the blocks that stage `at` needs, then those of later stages while slots suffice."""
 
         def next_use(i: int) -> int:
             return next((k for k in range(at, len(needs)) if i in needs[k]), len(needs))
@@ -231,77 +272,93 @@ class _Writer:
                         assert k > at, f"{self.plan.slots} slots cannot hold what one stage needs"
                         return
                     self.free.append(self.slot_of.pop(victim))
-                self._bring(i, self.free.pop(0))
+                self._load(i, self.free.pop(0))
             if k - at > len(needs[at]) + self.plan.slots:
                 return
 
-    def _bring(self, i: int, slot: int) -> None:
-        plan, self.slot_of[i] = self.plan, slot
-        from_disk = plan.weights[i] == "disk"
-        if plan.staged:
-            source: Resource = ("home", i)
-            if from_disk:
-                source = ("stage", i % plan.host_slots)
-                self._add(
-                    OperationKind.READ,
-                    LaneName.READ,
-                    (i,),
-                    (i % plan.host_slots,),
-                    uses=[("record", i)],
-                    changes=[source],
-                )
-            self._add(
+    def _load(self, i: int, slot: int) -> None:
+        """Load the weights of block i into a slot."""
+        plan = self.plan
+        self.slot_of[i] = slot
+        if not plan.staged:
+            self._read(i, slot, ("slot", slot))
+            return
+        source: Resource = ("home", i)
+        if plan.weights[i] == "disk":
+            host_slot = i % plan.host_slots
+            source = ("stage", host_slot)
+            self._read(i, host_slot, source)
+        self.ops.append(
+            Operation(
                 OperationKind.LOAD,
                 LaneName.IN,
                 (i,),
                 (slot,),
-                uses=[source],
-                changes=[("slot", slot)],
+                uses=(source,),
+                changes=(("slot", slot),),
             )
-        else:
-            self._add(
+        )
+
+    def _read(self, i: int, slot: int, target: Resource) -> None:
+        """Read the weights of block i from disk."""
+        self.ops.append(
+            Operation(
                 OperationKind.READ,
                 LaneName.READ,
                 (i,),
                 (slot,),
-                uses=[("record", i)],
-                changes=[("slot", slot)],
+                uses=(("record", i),),
+                changes=(target,),
             )
+        )
 
     def _emit(self, stage: _Stage) -> None:
         blocks = stage.blocks
-        match stage.what:
+        match stage.kind:
             case OperationKind.EMBED:
-                self._add(
-                    OperationKind.EMBED,
-                    LaneName.COMPUTE,
-                    (0,),
-                    uses=[self._end(0)],
-                    changes=[("stream",)],
+                self.ops.append(
+                    Operation(
+                        OperationKind.EMBED,
+                        LaneName.COMPUTE,
+                        (0,),
+                        uses=(self._end(0),),
+                        changes=(("stream",),),
+                    )
                 )
             case OperationKind.FORWARD:
-                uses = [self._weights(i) for i in blocks]
-                self._add(
-                    OperationKind.FORWARD,
-                    LaneName.COMPUTE,
-                    blocks,
-                    self._slots(blocks),
-                    uses=uses,
-                    changes=[("stream",)],
+                self.ops.append(
+                    Operation(
+                        OperationKind.FORWARD,
+                        LaneName.COMPUTE,
+                        blocks,
+                        self._slots(blocks),
+                        uses=tuple(self._weights(i) for i in blocks),
+                        changes=(("stream",),),
+                    )
                 )
             case OperationKind.HEAD:
-                ends = [self._end(0), self._end(self.last)]
-                mine = [("stream",), ("head gradient",), ("gradient", "own", self.last)]
-                self._add(
-                    OperationKind.HEAD, LaneName.COMPUTE, (self.last,), uses=ends, changes=mine
+                self.ops.append(
+                    Operation(
+                        OperationKind.HEAD,
+                        LaneName.COMPUTE,
+                        (self.last,),
+                        uses=(self._end(0), self._end(self.last)),
+                        changes=(("stream",), ("head gradient",), ("gradient", "own", self.last)),
+                    )
                 )
             case OperationKind.BACKWARD:
                 self._backward(blocks)
             case OperationKind.EMBED_BACKWARD:
-                mine = [("stream",), ("head gradient",), ("gradient", "own", 0)]
-                self._add(OperationKind.EMBED_BACKWARD, LaneName.COMPUTE, (0,), changes=mine)
+                self.ops.append(
+                    Operation(
+                        OperationKind.EMBED_BACKWARD,
+                        LaneName.COMPUTE,
+                        (0,),
+                        changes=(("stream",), ("head gradient",), ("gradient", "own", 0)),
+                    )
+                )
                 for i in (self.last, 0):
-                    self._finished(i, ("gradient", "own", i), -1)
+                    self._finish_gradient(i, ("gradient", "own", i), -1)
             case OperationKind.UPDATE:
                 self._update(blocks[0])
             case _:
@@ -313,149 +370,196 @@ class _Writer:
             if not self.plan.has_gradient_buffer(i):
                 self.gradient_of[i] = self.next_gradient % self.plan.gradient_slots
                 self.next_gradient += 1
-        slots = tuple(self.gradient_of[i] for i in blocks)
-        gradients = [self._gradient(i) for i in blocks]
-        self._add(
-            OperationKind.BACKWARD, LaneName.COMPUTE, blocks, self._slots(blocks), slots,
-            uses=[self._weights(i) for i in blocks], changes=[("stream",), *gradients],
-        )  # fmt: skip
-        for i in reversed(blocks):
-            self._finished(i, self._gradient(i), self.gradient_of[i])
-
-    def _finished(self, i: int, gradient: Resource, slot: int) -> None:
-        """A fragment's gradient is whole: its norm is taken, and it goes where it waits for its update."""
-        plan = self.plan
-        self._add(
-            OperationKind.NORM,
-            LaneName.COMPUTE,
-            (i,),
-            gradients=(slot,),
-            uses=[gradient],
-            changes=[("norm", i)],
+        self.ops.append(
+            Operation(
+                OperationKind.BACKWARD,
+                LaneName.COMPUTE,
+                blocks,
+                self._slots(blocks),
+                tuple(self.gradient_of[i] for i in blocks),
+                uses=tuple(self._weights(i) for i in blocks),
+                changes=(("stream",), *(self._gradient(i) for i in blocks)),
+            )
         )
-        if plan.staged and plan.weights[i] != "device":
-            self._add(
-                OperationKind.OFFLOAD, LaneName.OUT, (i,), gradients=(slot,), uses=[gradient], changes=[self._host_gradient(i)]
-            )  # fmt: skip
-        if plan.spills_gradient(i):
-            source = self._host_gradient(i) if plan.staged else gradient
-            self._add(
-                OperationKind.SPILL,
-                LaneName.WRITE,
+        for i in reversed(blocks):
+            self._finish_gradient(i, self._gradient(i), self.gradient_of[i])
+
+    def _finish_gradient(self, i: int, gradient: Resource, slot: int) -> None:
+        """Compute the norm of a complete gradient and move it to where it waits for its update."""
+        plan = self.plan
+        self.ops.append(
+            Operation(
+                OperationKind.NORM,
+                LaneName.COMPUTE,
                 (i,),
                 gradients=(slot,),
-                uses=[source],
-                changes=[("spilled", i)],
+                uses=(gradient,),
+                changes=(("norm", i),),
             )
+        )
+        if plan.staged and plan.weights[i] != "device":
+            self.ops.append(
+                Operation(
+                    OperationKind.OFFLOAD,
+                    LaneName.OUT,
+                    (i,),
+                    gradients=(slot,),
+                    uses=(gradient,),
+                    changes=(self._host_gradient(i),),
+                )
+            )
+        if plan.spills_gradient(i):
+            source = self._host_gradient(i) if plan.staged else gradient
+            self.ops.append(
+                Operation(
+                    OperationKind.SPILL,
+                    LaneName.WRITE,
+                    (i,),
+                    gradients=(slot,),
+                    uses=(source,),
+                    changes=(("spilled", i),),
+                )
+            )
+
+    # ---- updates ----
 
     def _update(self, i: int) -> None:
+        """Update fragment i, write what belongs on disk, and refresh the device's copy."""
         plan = self.plan
-        slot = self.slot_of.get(i, -1) if not plan.staged else -1
-        weights = self._weights(i) if not plan.staged else ("home", i)
-        lane = (
-            LaneName.OPTIMIZER if plan.staged and plan.weights[i] != "device" else LaneName.COMPUTE
+        updated_on_host = plan.staged and plan.weights[i] != "device"
+        weights = ("home", i) if plan.staged else self._weights(i)
+        update = Operation(
+            OperationKind.UPDATE,
+            LaneName.OPTIMIZER if updated_on_host else LaneName.COMPUTE,
+            (i,),
+            (-1 if plan.staged else self.slot_of.get(i, -1),),
+            (self.gradient_of.get(i, -1),),
+            uses=(("norm", i), *self._waiting_gradient(i)),
+            changes=(weights,),
         )
-        gradient_slot = self.gradient_of.get(i, -1)
-        if plan.spills_gradient(i):
-            gradient: Resource = ("ring gradient",)  # it comes with the tile
-        elif plan.staged and plan.weights[i] != "device":
-            gradient = self._host_gradient(i)
-        else:
-            gradient = self._gradient(i)
-        common = {"slots": (slot,), "gradients": (gradient_slot,)}
         if plan.uses_ring(i):
-            for t in range(plan.tile_count(i)):
-                self._fetch(up_to=self.stored + 1)
-                ring = ("ring", self.stored % plan.ring)
-                number = self.stored % plan.ring
-                uses = [("norm", i)] if plan.spills_gradient(i) else [("norm", i), gradient]
-                self._add(
-                    OperationKind.UPDATE,
-                    lane,
-                    (i,),
-                    tile=t,
-                    ring=number,
-                    uses=uses,
-                    changes=[weights, ring],
-                    **common,
-                )
-                kept: list[Resource] = [("tile", i, t)]
-                if plan.staged and plan.weights[i] == "disk":
-                    kept.append(("record", i))
-                self._add(
-                    OperationKind.STORE,
-                    LaneName.WRITE,
-                    (i,),
-                    tile=t,
-                    ring=number,
-                    uses=[ring],
-                    changes=kept,
-                )
-                self.stored += 1
-                self._fetch(up_to=self.stored + plan.ring)
+            self._update_tiles(i, update)
         else:
-            moments = ("moments", i)
-            self._add(
-                OperationKind.UPDATE, lane, (i,), uses=[("norm", i), gradient], changes=[weights, moments], **common
-            )  # fmt: skip
-            if plan.writes_moments(i):
-                self._add(
-                    OperationKind.STORE,
+            self._update_whole(i, update)
+        # Weights that pass through the ring were stored with their tiles.
+        stored_with_tiles = plan.staged and plan.weights[i] == "disk"
+        if plan.writes_weights(i) and not stored_with_tiles:
+            self.ops.append(
+                Operation(
+                    OperationKind.WRITE,
                     LaneName.WRITE,
                     (i,),
-                    uses=[moments],
-                    changes=[("tile", i, 0)],
+                    update.slots,
+                    uses=(weights,),
+                    changes=(("record", i),),
                 )
-        if plan.writes_weights(i) and not (
-            plan.staged and plan.weights[i] == "disk"
-        ):  # those went with their tiles
-            self._add(
-                OperationKind.WRITE,
-                LaneName.WRITE,
-                (i,),
-                (slot,),
-                uses=[weights],
-                changes=[("record", i)],
             )
-        if not plan.staged or plan.weights[i] == "device":
+        if not updated_on_host:
             return
         if i in (0, self.last):
-            self._add(
-                OperationKind.LOAD, LaneName.IN, (i,), (-1,), uses=[weights], changes=[("end", i)]
+            self.ops.append(
+                Operation(
+                    OperationKind.LOAD,
+                    LaneName.IN,
+                    (i,),
+                    (-1,),
+                    uses=(weights,),
+                    changes=(("end", i),),
+                )
             )
-        elif i in self.slot_of:  # the device's copy is of yesterday
+        elif i in self.slot_of:
+            # The device's copy is from before the update.
             self.free.append(self.slot_of.pop(i))
 
+    def _waiting_gradient(self, i: int) -> tuple[Resource, ...]:
+        """Name the buffer where a gradient waits; a spilled one comes with the tiles instead."""
+        plan = self.plan
+        if plan.spills_gradient(i):
+            return ()
+        if plan.staged and plan.weights[i] != "device":
+            return (self._host_gradient(i),)
+        return (self._gradient(i),)
+
+    def _update_tiles(self, i: int, update: Operation) -> None:
+        """Update fragment i tile by tile through the ring."""
+        plan = self.plan
+        for t in range(plan.tile_count(i)):
+            self._fetch(up_to=self.stored + 1)
+            ring_slot = self.stored % plan.ring
+            ring: Resource = ("ring", ring_slot)
+            self.ops.append(
+                replace(update, tile=t, ring_slot=ring_slot, changes=(*update.changes, ring))
+            )
+            stored: list[Resource] = [("tile", i, t)]
+            if plan.staged and plan.weights[i] == "disk":
+                stored.append(("record", i))
+            self.ops.append(
+                Operation(
+                    OperationKind.STORE,
+                    LaneName.WRITE,
+                    (i,),
+                    tile=t,
+                    ring_slot=ring_slot,
+                    uses=(ring,),
+                    changes=tuple(stored),
+                )
+            )
+            self.stored += 1
+            self._fetch(up_to=self.stored + plan.ring)
+
+    def _update_whole(self, i: int, update: Operation) -> None:
+        """Update fragment i at once, with moments that memory holds."""
+        moments: Resource = ("moments", i)
+        self.ops.append(replace(update, changes=(*update.changes, moments)))
+        if self.plan.writes_moments(i):
+            self.ops.append(
+                Operation(
+                    OperationKind.STORE,
+                    LaneName.WRITE,
+                    (i,),
+                    uses=(moments,),
+                    changes=(("tile", i, 0),),
+                )
+            )
+
     def _fetch(self, up_to: int) -> None:
+        """Fetch tiles into the ring until `up_to` of them have been requested."""
         plan = self.plan
         while self.fetched < min(up_to, len(self.tiles)):
             i, t = self.tiles[self.fetched]
-            ring = self.fetched % plan.ring
+            ring_slot = self.fetched % plan.ring
             uses: list[Resource] = [("tile", i, t)]
             if plan.spills_gradient(i):
                 uses.append(("spilled", i))
-            self._add(
-                OperationKind.FETCH,
-                LaneName.READ,
-                (i,),
-                tile=t,
-                ring=ring,
-                uses=uses,
-                changes=[("ring", ring)],
+            self.ops.append(
+                Operation(
+                    OperationKind.FETCH,
+                    LaneName.READ,
+                    (i,),
+                    tile=t,
+                    ring_slot=ring_slot,
+                    uses=tuple(uses),
+                    changes=(("ring", ring_slot),),
+                )
             )
             self.fetched += 1
 
     def _commit(self) -> None:
         if self.plan.commits_steps:
-            self._add(OperationKind.COMMIT, LaneName.WRITE, changes=[("manifest",)])
+            self.ops.append(
+                Operation(OperationKind.COMMIT, LaneName.WRITE, changes=(("manifest",),))
+            )
 
-    # ---- names -----------------------------------------------------------------------------------------------
+    # ---- names of buffers ----
 
     def _weights(self, i: int) -> Resource:
         return ("slot", self.slot_of[i]) if i in self.slot_of else ("home", i)
 
     def _end(self, i: int) -> Resource:
-        """The embedding and the final norm are used at both ends of a pass: they stay where the blocks compute."""
+        """Name the buffer of the embedding or the final norm that computations use.
+
+        Both are used at both ends of a pass, so they stay where the blocks compute.
+        """
         return ("end", i) if self.plan.staged and self.plan.weights[i] != "device" else ("home", i)
 
     def _slots(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
@@ -466,25 +570,6 @@ class _Writer:
         return ("gradient", "own", i) if slot < 0 else ("gradient", "pool", slot)
 
     def _host_gradient(self, i: int) -> Resource:
-        ends = i in (0, self.last)
-        return (
-            ("host gradient", "end", i)
-            if ends
-            else ("host gradient", self.plan.host_gradient_slot(i))
-        )
-
-    def _add(
-        self,
-        kind: OperationKind,
-        lane: LaneName,
-        blocks: tuple[int, ...] = (),
-        slots: tuple[int, ...] = (),
-        gradients: tuple[int, ...] = (),
-        tile: int = -1,
-        ring: int = -1,
-        uses: Iterable[Resource] = (),
-        changes: Iterable[Resource] = (),
-    ) -> None:
-        self.ops.append(
-            Operation(kind, lane, blocks, slots, gradients, tile, ring, tuple(uses), tuple(changes))
-        )
+        if i in (0, self.last):
+            return ("host gradient", "end", i)
+        return ("host gradient", self.plan.host_gradient_slot(i))

@@ -1,4 +1,4 @@
-"""A plan for people: one sentence, a table of what lies where, and a picture of what overlaps what."""
+"""Show a plan to people: a sentence, tables of its state and figures, and a step's timeline."""
 
 from collections.abc import Iterable
 
@@ -26,40 +26,52 @@ LANES = (
     ("disk read", (LaneName.READ,)),
     ("disk write", (LaneName.WRITE,)),
 )
-MARKS = {  # of what a column of the picture is mostly spent on
-    OperationKind.EMBED: ("e", "cyan"), OperationKind.FORWARD: ("▓", "cyan"), OperationKind.HEAD: ("h", "magenta"), OperationKind.BACKWARD: ("▒", "blue"),
-    OperationKind.EMBED_BACKWARD: ("e", "blue"), OperationKind.UPDATE: ("█", "green"), OperationKind.COMMIT: ("c", "yellow"),
+# The mark and its style for a column of the timeline, by the operation that fills most of it.
+MARKS = {
+    OperationKind.EMBED: ("e", "cyan"),
+    OperationKind.FORWARD: ("▓", "cyan"),
+    OperationKind.HEAD: ("h", "magenta"),
+    OperationKind.BACKWARD: ("▒", "blue"),
+    OperationKind.EMBED_BACKWARD: ("e", "blue"),
+    OperationKind.UPDATE: ("█", "green"),
+    OperationKind.COMMIT: ("c", "yellow"),
     OperationKind.SPILL: ("s", "yellow"),
-}  # fmt: skip
-HALF = 0.5  # of a column's time: from there on it counts as busy throughout
+}
+LEGEND = "▓ forward ▒ backward h head e embedding █ update ■ moving bytes"
+HALF = 0.5  # a column that is busy for more than this part of its time shows its mark
 
 
 def tokens(plan: Plan) -> int:
-    """Of one step."""
+    """Count the tokens of one step."""
     return plan.micro_batches * plan.sequences * plan.model.context
 
 
 def in_memory(plan: Plan) -> int:
-    """Blocks whose training state stays in memory, or on the device."""
+    """Count the blocks whose training state stays in memory or on the device."""
     return sum("disk" not in (plan.weights[i], plan.moments[i]) for i in plan.blocks)
 
 
 def sentence(plan: Plan) -> str:
-    """The plan in plain words, at most 300 characters."""
-    layers, held, groups = plan.model.layers, in_memory(plan), len(plan.forward_groups)
+    """Describe the plan in one sentence of at most 300 characters."""
+    layers = plan.model.layers
+    resident = in_memory(plan)
+    groups = len(plan.forward_groups)
     where = "on the GPU, fed from memory" if plan.device == "cuda" else "on the CPU"
     if not plan.on_disk:
         state = "everything is kept in memory"
-    elif held:
-        state = f"{held} of {layers} layers stay in memory, the others come from disk"
+    elif resident:
+        state = f"{resident} of {layers} layers stay in memory, the others come from disk"
     else:
         state = "the layers come from disk, one group after the other"
-    passes = f"in {groups} group{'s' if groups > 1 else ''}, {plan.micro_batches} micro-batches of {plan.sequences}"
+    passes = (
+        f"in {groups} group{'s' if groups > 1 else ''}, "
+        f"{plan.micro_batches} micro-batches of {plan.sequences}"
+    )
     return f"{layers} layers {where}, {passes}; {state}; what limits is the {plan.bottleneck}."
 
 
 def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
-    """As the coordinator is told."""
+    """Build the description of the plan that the worker reports to the coordinator."""
     return PlanView(
         device="".join(c for c in hardware.name if c.isprintable())[:80],
         device_bytes=plan.device_bytes,
@@ -79,24 +91,24 @@ def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
     )
 
 
-# ---- the table -----------------------------------------------------------------------------------------------
+# ---- tables ----
 
 
 def state_bytes(plan: Plan) -> dict[str, dict[str, int]]:
-    """kind of state → tier → bytes there, each record once."""
-    found: dict[str, dict[str, int]] = {}
+    """Map kind of state → tier → bytes there, with each record counted once."""
+    sizes: dict[str, dict[str, int]] = {}
     for kind in STATE_KINDS:
         tiers = {"weights": plan.weights, "moments": plan.moments}.get(
             kind, (plan.exchange,) * (plan.last_fragment + 1)
         )
         for i, tier in enumerate(tiers):
-            row = found.setdefault(kind, dict.fromkeys(TIERS, 0))
+            row = sizes.setdefault(kind, dict.fromkeys(TIERS, 0))
             row[tier] += plan.total_bytes(kind, i)
-    return found
+    return sizes
 
 
 def where_table(plan: Plan) -> Table:
-    """What lies where."""
+    """Build the table of the bytes of each kind of state in each tier."""
     shown = [tier for tier in TIERS if tier != "device" or plan.staged]
     heads = {**TIERS, "device": "GPU" if plan.device == "cuda" else "compute"}
     table = Table(box=None, pad_edge=False)
@@ -119,8 +131,10 @@ def where_table(plan: Plan) -> Table:
 
 
 def figures(plan: Plan) -> Table:
-    """How it trains, and how fast."""
-    groups, model = len(plan.forward_groups), plan.model
+    """Build the table of how the plan trains, and how fast."""
+    groups = len(plan.forward_groups)
+    model = plan.model
+    tokens_per_second = tokens(plan) / plan.step_seconds
     largest = max(len(group) for group in plan.forward_groups)
     kept = f", {plan.retained_blocks} keep what backward needs" if plan.retained_blocks else ""
     clipping = {
@@ -150,7 +164,8 @@ def figures(plan: Plan) -> Table:
         ("crash safety", SAFETY[plan.crash_safety]),
         (
             "a step",
-            f"{format_seconds(plan.step_seconds)} for {tokens(plan):,} tokens: {tokens(plan) / plan.step_seconds:,.0f} tokens/s",
+            f"{format_seconds(plan.step_seconds)} for {tokens(plan):,} tokens: "
+            f"{tokens_per_second:,.0f} tokens/s",
         ),
         ("what limits", plan.bottleneck),
         ("disk, a day", f"{day} written"),
@@ -159,34 +174,40 @@ def figures(plan: Plan) -> Table:
     return table
 
 
-# ---- the picture ---------------------------------------------------------------------------------------------
+# ---- timeline ----
 
 
 def timeline(plan: Plan, hardware: Hardware, width: int = 80) -> list[Text]:
-    """One line a lane that does anything, over one step in its stride; a column is mostly what its mark says."""
+    """Draw one line for each lane that is used in a step, a ruler and a legend.
+
+    A column shows the mark of the operation that fills most of it.
+    """
     spans = [span for span in StepSimulation(plan, hardware).spans if span.end > span.begin]
-    first, last = min(span.begin for span in spans), max(span.end for span in spans)
+    first = min(span.begin for span in spans)
+    last = max(span.end for span in spans)
     columns = max(20, width - 12)
-    lines = []
+    lines: list[Text] = []
     for name, lanes in LANES:
-        mine = [span for span in spans if span.op.lane in lanes]
-        if mine:
-            lines.append(Text.assemble((f"{name:<11} ", "bold"), _bar(mine, first, last, columns)))
+        in_lane = [span for span in spans if span.op.lane in lanes]
+        if in_lane:
+            bar = _bar(in_lane, first, last, columns)
+            lines.append(Text.assemble((f"{name:<11} ", "bold"), bar))
     ruler = f"{'':<12}0{format_seconds(last - first):>{columns - 1}}"
     return [*lines, Text(ruler, "dim"), Text(f"{'':<12}{LEGEND}", "dim")]
 
 
-LEGEND = "▓ forward ▒ backward h head e embedding █ update ■ moving bytes"
-
-
 def _bar(spans: Iterable[Span], first: float, last: float, columns: int) -> Text:
-    """A column's mark is that of what fills most of it; a dot where something is done in it, but not for long."""
+    """Draw one lane's line.
+
+    A column shows the mark of the operation that fills most of it, a dot if the lane works in it
+    for less than half of the time, and a space if the lane is idle.
+    """
     step = (last - first) / columns
     filled: list[dict[OperationKind, float]] = [{} for _ in range(columns)]
     for span in spans:
-        for at in range(
-            int((span.begin - first) / step), min(columns - 1, int((span.end - first) / step)) + 1
-        ):
+        first_column = int((span.begin - first) / step)
+        last_column = min(columns - 1, int((span.end - first) / step))
+        for at in range(first_column, last_column + 1):
             begin = first + at * step
             inside = min(span.end, begin + step) - max(span.begin, begin)
             if inside > 0:

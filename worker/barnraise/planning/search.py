@@ -15,6 +15,7 @@ A model that cannot fit is refused before anything is allocated, with the neares
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
@@ -26,13 +27,13 @@ from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import PRESETS, ModelSpec, preset
 
-RESERVE = 0.15  # of the RAM, left to the system and the program where no limit says otherwise
-DEVICE_RESERVE = 0.08
-SIMULATED = 8  # candidates of each way of clipping that are looked at closely first
-EXACT_COSTS = 1.10  # exact clipping is given up only where it makes a step this much longer
-RESIDENTS = 12  # steps in how many fragments stay on the device
-GROUPS = (1, 2, 4, 8)  # blocks whose inputs are computed again from one kept input
-DAY = 86_400.0
+RESERVE = 0.15  # part of the RAM left to the system and the program if no limit is set
+DEVICE_RESERVE = 0.08  # the same part of a GPU's memory
+SIMULATED = 8  # candidates of each way of clipping that are simulated first
+EXACT_COSTS = 1.10  # exact clipping is dropped only if it makes a step longer by this factor
+RESIDENTS = 12  # the number of fragments on the device is tried in this many steps
+GROUPS = (1, 2, 4, 8)  # blocks per kept input
+DAY = 86_400.0  # seconds
 
 
 def make_plan(
@@ -42,27 +43,39 @@ def make_plan(
     step_sequences: int = 8,
     advise: bool = True,
 ) -> Plan:
-    """The quickest plan for steps of so many sequences. Raises PlanError naming the resource that is short and, with
-    `advise`, the nearest things that would fit."""
+    """Find the plan with the fastest steps of `step_sequences` sequences.
+
+    Args:
+        hardware: the measured machine.
+        model: the model to train.
+        limits: what the machine may use; no limits if None.
+        step_sequences: the sequences of one optimizer step.
+        advise: whether an error also lists the nearest changes that would fit.
+
+    Raises:
+        PlanError: the model does not fit. The message names the resource that is short.
+    """
     search = _Search(hardware, model, limits or Limits(), step_sequences)
-    found = search.best()
-    if found is None:
+    best = search.best()
+    if best is None:
         raise PlanError(search.refusal(advise))
-    return found
+    return best
 
 
 class _Search:
-    def __init__(self, hardware: Hardware, model: ModelSpec, limits: Limits, step_sequences: int):
-        self.hardware, self.model, self.limits, self.step_sequences = (
-            hardware,
-            model,
-            limits,
-            step_sequences,
-        )
+    """Search the plans of one model on one machine; remember the plan that came nearest to fit."""
+
+    def __init__(
+        self, hardware: Hardware, model: ModelSpec, limits: Limits, step_sequences: int
+    ) -> None:
+        self.hardware = hardware
+        self.model = model
+        self.limits = limits
+        self.step_sequences = step_sequences
         self.cuda = hardware.device == "cuda"
         self.staged = self.cuda or limits.device_memory is not None
-        given = limits.memory
-        self.memory = given if given is not None else int(hardware.memory * (1 - RESERVE))
+        unreserved = int(hardware.memory * (1 - RESERVE))
+        self.memory = unreserved if limits.memory is None else limits.memory
         self.device_memory = limits.device_memory
         if self.device_memory is None and self.cuda:
             self.device_memory = int(hardware.device_memory * (1 - DEVICE_RESERVE))
@@ -70,44 +83,53 @@ class _Search:
         self.dtype = limits.precision
         if self.dtype == "auto":
             self.dtype = hardware.dtype if self.staged else "float32"
-        self.shortest: tuple[int, int, int] | None = (
-            None  # (host, device, disk) of the plan that came nearest
-        )
-        self.missing = math.inf  # bytes missing on the tier that lacks most
+        # The bytes (host, device, disk) of the plan that came nearest to fit, and its need divided
+        # by the budget on the tier that lacks most.
+        self.shortest: tuple[int, int, int] | None = None
+        self.missing = math.inf
 
-    # ---- 1 candidates
+    # ---- 1 candidates ----
 
     def best(self) -> Plan | None:
+        """Return the fastest plan, or None if none fits.
+
+        Exact clipping is the recipe's own: it is preferred where it is nearly as fast.
+        """
         fitting = [plan for candidate in self._candidates() for plan in self._fill_tiers(candidate)]
         if not fitting:
             return None
         clippings = sorted({plan.clipping for plan in fitting})
         best = {
-            each: self._pick_fastest([plan for plan in fitting if plan.clipping == each])
-            for each in clippings
+            clipping: self._pick_fastest([plan for plan in fitting if plan.clipping == clipping])
+            for clipping in clippings
         }
-        quickest = min(best.values(), key=lambda plan: plan.step_seconds)
-        exact = best.get(
-            "exact", quickest
-        )  # the recipe's own clipping, where it is nearly as quick
-        return exact if exact.step_seconds <= EXACT_COSTS * quickest.step_seconds else quickest
+        fastest = min(best.values(), key=lambda plan: plan.step_seconds)
+        exact = best.get("exact", fastest)
+        return exact if exact.step_seconds <= EXACT_COSTS * fastest.step_seconds else fastest
 
     def _pick_fastest(self, fitting: list[Plan]) -> Plan:
-        """Of all with one way of clipping: the most promising are looked at closely, half of them those that were best
-        if all that can go on at once did, half if nothing did; then all that are like the quickest of these but for how
-        much stays on the device."""
+        """Simulate the most promising of the plans with one way of clipping; return the fastest.
+
+        Half of the simulated plans are the best if all resources overlap perfectly, half if
+        nothing overlaps. Then follow all plans with the shape of the fastest of these, which
+        differ from it in how much stays on the device.
+        """
         estimates = [(self._estimate_seconds(plan), plan) for plan in fitting]
-        few: list[Plan] = []
-        for which in (0, 1):
-            estimates.sort(key=lambda each: each[0][which])
-            few += [plan for _, plan in estimates if plan not in few][: SIMULATED // 2]
-        first = min(map(self._simulate, few), key=lambda plan: plan.step_seconds)
-        like = [plan for plan in fitting if plan not in few and _shape(plan) == _shape(first)]
-        return min([first, *map(self._simulate, like)], key=lambda plan: plan.step_seconds)
+        promising: list[Plan] = []
+        overlapped = sorted(estimates, key=lambda estimate: estimate[0][0])
+        promising += [plan for _, plan in overlapped][: SIMULATED // 2]
+        sequential = sorted(overlapped, key=lambda estimate: estimate[0][1])
+        promising += [plan for _, plan in sequential if plan not in promising][: SIMULATED // 2]
+        first = min(map(self._simulate, promising), key=lambda plan: plan.step_seconds)
+        similar = [
+            plan for plan in fitting if plan not in promising and _shape(plan) == _shape(first)
+        ]
+        return min([first, *map(self._simulate, similar)], key=lambda plan: plan.step_seconds)
 
     def _candidates(self) -> Iterator[Plan]:
-        """Everything at its smallest: what memory is left is given out by `_fill_tiers`."""
-        wanted, n = self.limits.clipping, self.model.layers + 2
+        """Yield plans of the smallest size; `_fill_tiers` distributes the memory that is left."""
+        wanted = self.limits.clipping
+        fragments = self.model.layers + 2
         clippings = ("exact", "layer") if wanted == "auto" else (wanted,)
         sizes = [s for s in range(self.step_sequences, 0, -1) if self.step_sequences % s == 0]
         for sequences in sizes:
@@ -131,8 +153,8 @@ class _Search:
                         backward_groups=tuple(reversed(forward)),
                         kept_inputs="block" if group == 1 else "group",
                         boundaries="device",
-                        weights=("host",) * n,
-                        moments=("host",) * n,
+                        weights=("host",) * fragments,
+                        moments=("host",) * fragments,
                         moments_bits=self.limits.moments_bits,
                         clipping=clipping,
                         slots=0,
@@ -140,39 +162,41 @@ class _Search:
                         tile=tile_elements(self.model, whole=False),
                     )
 
-    # ---- 2 fill tiers
+    # ---- 2 fill tiers ----
 
     def _fill_tiers(self, plan: Plan) -> list[Plan]:
-        """The candidate with its states as near as they fit; nothing where even the smallest does not."""
-        if (held := self._in_memory(plan)) is None:
-            return (
-                [self._promote_tensors(swapped)]
-                if (swapped := self._on_disk(plan)) is not None
-                else []
-            )
-        ways = [held]
-        if self.cuda:  # resident fragments are updated on the device, in turn with its computation
-            n = self.model.layers + 2
-            most = self._largest_that_fits(held, n, self._with_resident)
-            some = sorted(
-                {n * k // RESIDENTS for k in range(1, RESIDENTS)} - {0}
-            )  # whatever fits: the same with more
-            ways += [
-                most,
-                *filter(self._fits, (self._with_resident(held, count) for count in some)),
-            ]
-        if held.kept_inputs == "block":
-            ways = [
-                self._largest_that_fits(way, self.model.layers, self._with_retained) for way in ways
-            ]
-        return ways
+        """Place the candidate's state as near to the computation as it fits.
+
+        Returns:
+            Plans that fit and differ in how much stays on the device; none if even the smallest
+            does not fit.
+        """
+        in_memory = self._in_memory(plan)
+        if in_memory is None:
+            on_disk = self._on_disk(plan)
+            return [] if on_disk is None else [self._promote_tensors(on_disk)]
+        plans = [in_memory]
+        if self.cuda:
+            # The device updates resident fragments between its computations, so the largest number
+            # that fits is not always the fastest. The counts do not depend on the budget: more
+            # memory only adds plans.
+            fragments = self.model.layers + 2
+            plans.append(self._largest_that_fits(in_memory, fragments, self._with_resident))
+            counts = sorted({fragments * k // RESIDENTS for k in range(1, RESIDENTS)} - {0})
+            resident = (self._with_resident(in_memory, count) for count in counts)
+            plans += filter(self._fits, resident)
+        if in_memory.kept_inputs == "block":
+            layers = self.model.layers
+            plans = [self._largest_that_fits(way, layers, self._with_retained) for way in plans]
+        return plans
 
     def fits(self) -> bool:
-        """Whether anything does."""
+        """Whether any plan fits."""
         smallest = [plan for plan in self._candidates() if plan.sequences == 1]
         return any(self._in_memory(plan) or self._on_disk(plan) for plan in smallest)
 
     def _fits(self, plan: Plan) -> bool:
+        """Return whether a plan fits; remember it if it came nearest so far."""
         needs = memory_model.host_bytes(plan), memory_model.device_bytes(plan), plan.file_bytes()
         budgets = self.memory, self.device_memory, self.disk
         missing = max(
@@ -187,7 +211,7 @@ class _Search:
     def _largest_that_fits(
         self, plan: Plan, high: int, change: Callable[[Plan, int], Plan]
     ) -> Plan:
-        """`change(plan, k)` with the largest k ≤ high that fits; plan itself fits, as k = 0."""
+        """Return `change(plan, k)` with the largest k ≤ high that fits; the plan fits as k = 0."""
         low = 0
         while low < high:
             middle = (low + high + 1) // 2
@@ -198,7 +222,7 @@ class _Search:
         return change(plan, low) if low else plan
 
     def _in_memory(self, plan: Plan) -> Plan | None:
-        """Everything in RAM, what is computed with a window of it."""
+        """Place everything in RAM, with a window for the computation if the plan is staged."""
         plan = replace(
             plan, tile=tile_elements(self.model, whole=True), crash_safety="round", ring=0
         )
@@ -206,14 +230,15 @@ class _Search:
         return self._with_boundaries(plan, self._fits)
 
     def _with_boundaries(self, plan: Plan, fits: Callable[[Plan], object]) -> Plan | None:
-        """With kept inputs where they are computed or, if that is on a GPU and too much, in RAM."""
+        """Keep inputs where they are computed or, if they do not fit on a GPU, in RAM."""
         for where in ("device", "host") if self.cuda else ("device",):
-            if fits(changed := replace(plan, boundaries=where)):
+            changed = replace(plan, boundaries=where)
+            if fits(changed):
                 return changed
         return None
 
     def _with_window(self, plan: Plan) -> Plan:
-        """Slots for a group and the next; gradients on their way."""
+        """Provide slots for a group and the next one, and for gradients in transfer."""
         group = max(len(g) for g in plan.forward_groups)
         waits = plan.clipping == "exact" and plan.gradients == "host"
         return replace(
@@ -223,32 +248,33 @@ class _Search:
         )
 
     def _with_resident(self, plan: Plan, count: int) -> Plan:
-        """`count` fragments with all their training state on the device: the ends first, then the top blocks."""
+        """Place `count` fragments with all their training state on the device.
+
+        The embedding and the final norm come first, then the top blocks.
+        """
         last = plan.last_fragment
         order = [0, last, *range(last - 1, 0, -1)]
-        mine = set(order[:count])
-        tiers = tuple("device" if i in mine else "host" for i in range(last + 1))
-        paged = self.model.layers - len(mine - {0, last})
+        resident = set(order[:count])
+        tiers = tuple("device" if i in resident else "host" for i in range(last + 1))
+        paged = self.model.layers - len(resident - {0, last})
         return replace(plan, weights=tiers, moments=tiers, slots=min(plan.slots, paged))
 
     def _with_retained(self, plan: Plan, count: int) -> Plan:
-        """The top blocks keep what their backward needs, as far as their weights stay where they are."""
+        """Retain the activations of the top blocks, as far as their weights stay in place."""
         if plan.staged or "disk" in plan.weights:
             near = "device" if plan.staged else "host"
-            top = next(
-                (
-                    k
-                    for k in range(plan.model.layers)
-                    if plan.weights[plan.last_fragment - 1 - k] != near
-                ),
-                plan.model.layers,
-            )
-            count = min(count, top)
+            in_place = 0
+            for i in reversed(plan.blocks):
+                if plan.weights[i] != near:
+                    break
+                in_place += 1
+            count = min(count, in_place)
         return replace(plan, retained_blocks=count)
 
     def _on_disk(self, plan: Plan) -> Plan | None:
-        """Everything on disk, at its smallest."""
-        layers, group = self.model.layers, max(len(g) for g in plan.forward_groups)
+        """Place everything on disk, with the smallest buffers."""
+        layers = self.model.layers
+        group = max(len(g) for g in plan.forward_groups)
         moments = ("disk",) * (layers + 2)
         plan = replace(
             plan, moments=moments, exchange="disk", gradients="disk", slots=group + 1, ring=2
@@ -257,15 +283,17 @@ class _Search:
             plan = replace(plan, slots=min(2 * group + 1, layers), host_gradient_slots=group + 2)
         for tier in ("host", "disk") if self.staged else ("disk",):
             placed = replace(plan, weights=("host", *[tier] * layers, "host"))
-            if (found := self._with_boundaries(placed, self._with_crash_safety)) is not None:
-                safe = self._with_crash_safety(found)
+            fitting = self._with_boundaries(placed, self._with_crash_safety)
+            if fitting is not None:
+                safe = self._with_crash_safety(fitting)
                 assert safe is not None
                 return safe
         return None
 
     def _promote_tensors(self, plan: Plan) -> Plan:
-        """What memory is left, in the order of what a byte of it saves."""
-        layers, group = self.model.layers, max(len(g) for g in plan.forward_groups)
+        """Distribute the memory that is left, in the order of what a byte saves."""
+        layers = self.model.layers
+        group = max(len(g) for g in plan.forward_groups)
         tiles = -(-plan.fragments[1].size // plan.tile)
         for ring in (tiles, tiles + 2):
             plan = self._replace_if_fits(plan, ring=ring)
@@ -275,38 +303,34 @@ class _Search:
                 plan, gradients="host", host_gradient_slots=layers if self.staged else 2
             )
         if "disk" in plan.weights and self.staged:
-            plan = self._largest_that_fits(
-                plan, layers, lambda p, k: replace(p, weights=_spread_evenly(p, "weights", k))
-            )
+            plan = self._largest_that_fits(plan, layers, _with_weights_in_memory)
+        # Spilled gradients, and weights that go from disk to a device, pass through the ring
+        # together with moments: these then stay on disk.
         spills = self.staged and plan.clipping == "exact" and plan.gradients == "disk"
-        if not spills and not (
-            self.staged and "disk" in plan.weights
-        ):  # those come through the ring with moments
-            plan = self._largest_that_fits(
-                plan, layers, lambda p, k: replace(p, moments=_spread_evenly(p, "moments", k))
-            )
+        if not spills and not (self.staged and "disk" in plan.weights):
+            plan = self._largest_that_fits(plan, layers, _with_moments_in_memory)
             plan = self._replace_if_fits(plan, moments=("host", *plan.moments[1:-1], "host"))
         if "disk" in plan.weights and not self.staged:
-            plan = self._largest_that_fits(
-                plan, layers, lambda p, k: replace(p, weights=_spread_evenly(p, "weights", k))
-            )
+            plan = self._largest_that_fits(plan, layers, _with_weights_in_memory)
         return self._replace_if_fits(plan, exchange="host")
 
     def _with_crash_safety(self, plan: Plan) -> Plan | None:
+        """Return the plan with the safest crash safety that fits and is allowed."""
         wanted = self.limits.crash_safety
         for safety in ("exact", "restart") if wanted == "auto" else (wanted,):
-            if self._fits(safe := replace(plan, crash_safety=safety)):
+            safe = replace(plan, crash_safety=safety)
+            if self._fits(safe):
                 return safe
         return None
 
-    def _replace_if_fits(self, plan: Plan, **changes) -> Plan:
+    def _replace_if_fits(self, plan: Plan, **changes: Any) -> Plan:
         changed = replace(plan, **changes)
         return changed if self._fits(changed) else plan
 
-    # ---- 3 estimate and 4 simulate
+    # ---- 3 estimate and 4 simulate ----
 
     def _bytes_written(self, plan: Plan) -> int:
-        """Bytes to disk in a step."""
+        """Return the bytes that a step writes to disk."""
         size = 0
         for i in range(plan.last_fragment + 1):
             size += plan.total_bytes("weights", i) if plan.writes_weights(i) else 0
@@ -315,7 +339,10 @@ class _Search:
         return size
 
     def _estimate_seconds(self, plan: Plan) -> tuple[float, float]:
-        """Roughly the seconds of a step: the busiest resource's, and all of them one after the other."""
+        """Estimate the seconds of a step with perfect overlap and with none.
+
+        The former are those of the busiest resource, the latter the sum over all resources.
+        """
         steps = StepSimulation(plan, self.hardware)
         compute = sum(steps.operation_seconds(op) for op in _compute_operations(plan))
         read = sum(
@@ -325,22 +352,25 @@ class _Search:
             for i in range(plan.last_fragment + 1)
         )
         disk = read / self.hardware.disk_read + self._bytes_written(plan) / self.hardware.disk_write
-        moved = {"host": 0, "device": 0}
+        elements = {"host": 0, "device": 0}
         for fragment, tier in zip(plan.fragments, plan.weights, strict=True):
-            moved["device" if tier == "device" else "host"] += fragment.size
-        here, there = (
+            elements["device" if tier == "device" else "host"] += fragment.size
+        host_update, device_update = (
             cost_model.adam_seconds(
-                self.hardware, moved[where], plan.dtype, plan.moments_bits, where
+                self.hardware, elements[where], plan.dtype, plan.moments_bits, where
             )
-            for where in moved
+            for where in elements
         )
-        compute += there if plan.staged else here
-        lanes = (compute, disk, here) if plan.staged else (compute, disk)
+        compute += device_update if plan.staged else host_update
+        lanes = (compute, disk, host_update) if plan.staged else (compute, disk)
         return max(lanes), sum(lanes)
 
     def _simulate(self, plan: Plan) -> Plan:
+        """Return the plan with its predictions filled in."""
         steps = StepSimulation(plan, self.hardware)
-        busy, seconds, written = steps.busy_seconds(), steps.step_seconds, self._bytes_written(plan)
+        busy = steps.busy_seconds()
+        seconds = steps.step_seconds
+        written = self._bytes_written(plan)
         groups = {
             "compute": busy[LaneName.COMPUTE],
             "disk": busy[LaneName.READ] + busy[LaneName.WRITE],
@@ -349,8 +379,11 @@ class _Search:
         }
         binding = max(groups, key=lambda name: groups[name])
         daily = self.limits.disk_writes_per_day
-        if daily and written and seconds < (paced := written * DAY / daily):
-            seconds, binding = paced, "disk writes a day"
+        if daily and written:
+            allowed_seconds = written * DAY / daily
+            if seconds < allowed_seconds:
+                seconds = allowed_seconds
+                binding = "disk writes a day"
         return replace(
             plan,
             step_seconds=seconds,
@@ -362,69 +395,70 @@ class _Search:
             written_per_day=int(written * DAY / seconds) if written else 0,
         )
 
-    # ---- refuse
+    # ---- refuse ----
 
     def refusal(self, advise: bool) -> str:
+        """Explain which resource is short and, with `advise`, what would fit."""
         assert self.shortest is not None
         host, device, disk = self.shortest
-        short = []
+        short: list[str] = []
         if host > self.memory:
             short.append(f"{format_bytes(host)} of memory, and may use {format_bytes(self.memory)}")
         if self.device_memory is not None and device > self.device_memory:
             short.append(
-                f"{format_bytes(device)} of {self.hardware.name}'s memory, and may use {format_bytes(self.device_memory)}"
+                f"{format_bytes(device)} of {self.hardware.name}'s memory, "
+                f"and may use {format_bytes(self.device_memory)}"
             )
         if disk > self.disk:
             short.append(f"{format_bytes(disk)} of disk, and may use {format_bytes(self.disk)}")
-        text = f"this model does not fit: at the least it needs {'; '.join(short) or 'other limits than these'}"
+        needs = "; ".join(short) or "other limits than these"
+        text = f"this model does not fit: at the least it needs {needs}"
         if not advise:
             return text
         nearest = self._nearest()
         return f"{text}. What would fit: {'; '.join(nearest)}" if nearest else text
 
     def _nearest(self) -> list[str]:
-        """Up to three changes, each enough by itself."""
-        limits, found = self.limits, []
+        """List up to three changes, each enough by itself."""
+        limits = self.limits
+        advice: list[str] = []
 
         def fits(
-            model: ModelSpec = self.model, sequences: int = self.step_sequences, **changes
+            model: ModelSpec = self.model, sequences: int = self.step_sequences, **changes: Any
         ) -> bool:
             return _Search(self.hardware, model, replace(limits, **changes), sequences).fits()
 
         smaller = [s for s in (4, 2, 1) if s < self.step_sequences and fits(sequences=s)]
         if smaller:
-            found.append(f"steps of {smaller[0]} sequences instead of {self.step_sequences}")
+            advice.append(f"steps of {smaller[0]} sequences instead of {self.step_sequences}")
         if limits.moments_bits == 32 and fits(moments_bits=8):
-            found.append("Adam's moments in 8 bits")
-        for name, now in (
-            ("memory", self.memory),
-            ("device_memory", self.device_memory),
-            ("disk", self.disk),
-        ):
-            if now is None:
+            advice.append("Adam's moments in 8 bits")
+        budgets = {"memory": self.memory, "device_memory": self.device_memory, "disk": self.disk}
+        for name, budget in budgets.items():
+            if budget is None:
                 continue
-            more = next(
-                (now * f for f in (1.25, 1.5, 2, 3, 4, 8, 16) if fits(**{name: int(now * f)})), None
-            )
-            if more is not None:
-                found.append(f"{format_bytes(int(more))} of {name.replace('_', ' ')}")
+            for factor in (1.25, 1.5, 2, 3, 4, 8, 16):
+                if fits(**{name: int(budget * factor)}):
+                    more = format_bytes(int(budget * factor))
+                    advice.append(f"{more} of {name.replace('_', ' ')}")
+                    break
         sizes = {name: preset(name).parameters for name in PRESETS}
-        mine = self.model.parameters
-        others = sorted(
-            (name for name in PRESETS if sizes[name] < mine), key=lambda name: -sizes[name]
+        smaller_presets = sorted(
+            (name for name in PRESETS if sizes[name] < self.model.parameters),
+            key=lambda name: -sizes[name],
         )
-        other = next((name for name in others if fits(model=preset(name))), None)
-        if other:
-            found.append(f"the preset {other}")
-        return found[:3]
+        largest = next((name for name in smaller_presets if fits(model=preset(name))), None)
+        if largest:
+            advice.append(f"the preset {largest}")
+        return advice[:3]
 
 
-def _shape(plan: Plan) -> tuple:
+def _shape(plan: Plan) -> tuple[int, tuple[tuple[int, ...], ...]]:
     return plan.sequences, plan.forward_groups
 
 
 def _compute_operations(plan: Plan) -> Iterator[Operation]:
-    """The computing of a step."""
+    """Yield the computations of a step."""
     for kind, groups in (
         (OperationKind.FORWARD, plan.forward_groups),
         (OperationKind.BACKWARD, plan.backward_groups),
@@ -435,10 +469,21 @@ def _compute_operations(plan: Plan) -> Iterator[Operation]:
     yield Operation(OperationKind.HEAD, LaneName.COMPUTE, (plan.last_fragment,))
 
 
-def _spread_evenly(plan: Plan, kind: str, count: int) -> tuple[str, ...]:
-    """Tiers with `count` blocks in memory, evenly among those on disk, so that reading never piles up; the ends stay as
-    they are."""
-    layers, tiers = plan.model.layers, list(getattr(plan, kind))
+def _spread_evenly(plan: Plan, tiers: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return tiers with `count` blocks in memory, spread evenly among the blocks on disk.
+
+    So the reads spread over the step as well. The tiers of the embedding and the final norm stay.
+    """
+    layers = plan.model.layers
+    spread = list(tiers)
     for i in plan.blocks:
-        tiers[i] = "host" if i * count // layers > (i - 1) * count // layers else "disk"
-    return tuple(tiers)
+        spread[i] = "host" if i * count // layers > (i - 1) * count // layers else "disk"
+    return tuple(spread)
+
+
+def _with_weights_in_memory(plan: Plan, count: int) -> Plan:
+    return replace(plan, weights=_spread_evenly(plan, plan.weights, count))
+
+
+def _with_moments_in_memory(plan: Plan, count: int) -> Plan:
+    return replace(plan, moments=_spread_evenly(plan, plan.moments, count))

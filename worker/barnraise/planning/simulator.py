@@ -1,11 +1,12 @@
-"""When each operation of a plan's steps would run on a given machine: the very program the engine runs, with seconds
-from `costs` in place of the work. Pure.
+"""Predict when each operation of a plan's steps would run on a given machine.
+
+Pure. The simulation takes the same program as the engine and the durations from `cost_model.py`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from barnraise.planning import cost_model, program
 from barnraise.planning.hardware import Hardware
@@ -15,25 +16,41 @@ if TYPE_CHECKING:
     from barnraise.planning.plan import Plan
 
 COMMIT_SECONDS = 0.01  # two flushes of a disk's cache
-SQUARED_BYTES = 12  # of an element whose square is made and then added up: read twice, written once
-TILES = 8  # of a block are told apart, as the tiles of a smaller model are; a block of GPT-3 175B has 108
+# Memory traffic per element of a norm: the element is read, its square written and read again.
+SQUARED_BYTES = 12
+# The number of tiles of a block that are simulated apart; a block of GPT-3 175B has 108 tiles.
+TILES = 8
 
 
 @dataclass(frozen=True)
 class Span:
+    """Say when an operation runs, in seconds."""
+
     op: Operation
-    begin: float  # seconds
+    begin: float
     end: float
 
 
 def simulate(
     programs: Sequence[Sequence[Operation]], seconds: Callable[[Operation], float], eager: bool
 ) -> list[list[Span]]:
-    """Runs programs one after the other. `eager`: who submits does not wait for what is computed (a GPU's kernels)."""
-    hazards, free, clock = Hazards(), dict.fromkeys(LaneName, 0.0), 0.0
+    """Simulate programs one after the other.
+
+    Args:
+        programs: the operations of each program, in order.
+        seconds: the duration of an operation.
+        eager: whether the engine submits operations without waiting for earlier computations, as
+            with a GPU's kernels.
+
+    Returns:
+        The spans of each program's operations, in order.
+    """
+    hazards: Hazards[Span] = Hazards()
+    free = dict.fromkeys(LaneName, 0.0)  # when each lane finishes its last operation
+    clock = 0.0  # when the last computation ends
     done: list[list[Span]] = []
     for ops in programs:
-        spans = []
+        spans: list[Span] = []
         for op in ops:
             begin = max(
                 free[op.lane],
@@ -42,7 +59,7 @@ def simulate(
             )
             span = Span(op, begin, begin + seconds(op))
             free[op.lane] = span.end
-            if op.lane in (LaneName.READ, LaneName.WRITE):  # one disk
+            if op.lane in (LaneName.READ, LaneName.WRITE):  # both lanes share one disk
                 free[LaneName.READ] = free[LaneName.WRITE] = span.end
             if op.lane is LaneName.COMPUTE:
                 clock = span.end
@@ -53,26 +70,31 @@ def simulate(
 
 
 def _coarse(plan: "Plan") -> "Plan":
-    """The plan with tiles that stand for several of its own where blocks have many, in a ring of about as many bytes:
-    what one overlaps with hardly depends on it, and how long this takes does."""
+    """Merge tiles of a plan whose blocks have many, with a ring of about as many bytes.
+
+    Merging hardly changes what overlaps, but makes the simulation much faster.
+    """
     merged = -(-plan.tile_count(1) // TILES)
     if merged == 1:
         return plan
-    return replace(
-        plan, tile=plan.tile * merged, ring=max(2, plan.ring // merged) if plan.ring else 0
-    )
+    ring = max(2, plan.ring // merged) if plan.ring else 0
+    return replace(plan, tile=plan.tile * merged, ring=ring)
 
 
 class StepSimulation:
-    """A plan's steps in their stride on `hardware`."""
+    """Simulate a plan's steps on `hardware`, after the first steps have filled the buffers."""
 
-    def __init__(self, plan: "Plan", hardware: Hardware):
-        self.plan, self.hardware = _coarse(plan), hardware
-        self._known: dict[Any, float] = {}
+    def __init__(self, plan: "Plan", hardware: Hardware) -> None:
+        self.plan = _coarse(plan)
+        self.hardware = hardware
+        self._seconds_of: dict[tuple[object, ...], float] = {}  # durations computed so far
 
     @cached_property
     def spans(self) -> list[Span]:
-        """Of one step, after a first; begins at 0 with its own first computation's wait."""
+        """Return the spans of one step that follows another.
+
+        Time 0 is the end of the previous step's last computation.
+        """
         first = program.step_program(self.plan)
         second = program.step_program(
             self.plan, pending=self.plan.defers_updates, cached=first.cached
@@ -82,13 +104,13 @@ class StepSimulation:
             third = program.step_program(
                 self.plan, pending=self.plan.defers_updates, cached=second.cached
             )
-        before, mine = simulate(
+        before, spans = simulate(
             [second.operations, third.operations],
             self.operation_seconds,
             eager=self.plan.device == "cuda",
         )
         start = self._end(before)
-        return [Span(s.op, s.begin - start, s.end - start) for s in mine]
+        return [Span(s.op, s.begin - start, s.end - start) for s in spans]
 
     @staticmethod
     def _end(spans: Sequence[Span]) -> float:
@@ -96,96 +118,131 @@ class StepSimulation:
 
     @property
     def step_seconds(self) -> float:
+        """Return the duration of a step in seconds."""
         return self._end(self.spans) + self._undeferred
 
     @property
     def _undeferred(self) -> float:
-        """Exact clipping with nothing to hide under: the updates follow the step."""
+        """Return the seconds of the updates that follow the step under exact clipping.
+
+        They are 0 if the updates run during the step.
+        """
         plan = self.plan
         if plan.clipping != "exact" or plan.defers_updates:
             return 0.0
         return sum(self._update(i, plan.fragments[i].size) for i in range(plan.last_fragment + 1))
 
     def busy_seconds(self) -> dict[LaneName, float]:
-        """Seconds each lane works in a step."""
-        found = dict.fromkeys(LaneName, 0.0)
+        """Return the seconds each lane works in a step."""
+        seconds = dict.fromkeys(LaneName, 0.0)
         for span in self.spans:
-            found[span.op.lane] += span.end - span.begin
-        found[LaneName.COMPUTE] += self._undeferred
-        return found
+            seconds[span.op.lane] += span.end - span.begin
+        seconds[LaneName.COMPUTE] += self._undeferred
+        return seconds
 
     def operation_seconds(self, op: Operation) -> float:
-        plan, i = self.plan, op.blocks[0] if op.blocks else 0
+        """Return the predicted duration of an operation in seconds."""
+        plan = self.plan
+        i = op.blocks[0] if op.blocks else 0
         blocks_are_alike = op.kind is not OperationKind.BACKWARD and 0 < i < plan.last_fragment
-        which = (
-            (len(op.blocks), plan.weights[i], plan.spills_gradient(i))
-            if blocks_are_alike
-            else op.blocks
-        )
+        which: tuple[object, ...] = op.blocks
+        if blocks_are_alike:
+            which = (len(op.blocks), plan.weights[i], plan.spills_gradient(i))
         key = (op.kind, which, op.tile, op.ring_slot >= 0)
-        if key not in self._known:
-            self._known[key] = self._seconds(op)
-        return self._known[key]
+        if key not in self._seconds_of:
+            self._seconds_of[key] = self._seconds(op)
+        return self._seconds_of[key]
 
     def _seconds(self, op: Operation) -> float:
-        plan, hw, model = self.plan, self.hardware, self.plan.model
-        again = plan.last_fragment - plan.retained_blocks  # blocks below compute again
         match op.kind:
-            case OperationKind.READ:
-                return plan.total_bytes("weights", op.blocks[0]) / hw.disk_read
-            case OperationKind.FETCH:
-                return self._tile_bytes(op) / hw.disk_read
-            case OperationKind.STORE:
-                size = (
-                    self._tile_bytes(op, back=True)
-                    if op.ring_slot >= 0
-                    else plan.total_bytes("moments", op.blocks[0])
-                )
-                return size / hw.disk_write
-            case OperationKind.WRITE:
-                return plan.total_bytes("weights", op.blocks[0]) / hw.disk_write
-            case OperationKind.SPILL:
-                return plan.total_bytes("anchor", op.blocks[0]) / hw.disk_write
+            case OperationKind.READ | OperationKind.FETCH:
+                return self._bytes_read(op) / self.hardware.disk_read
+            case OperationKind.STORE | OperationKind.WRITE | OperationKind.SPILL:
+                return self._bytes_written(op) / self.hardware.disk_write
             case OperationKind.LOAD:
-                return plan.fragments[op.blocks[0]].size * plan.streamed_bytes / hw.to_device
+                return self._size(op) * self.plan.streamed_bytes / self.hardware.to_device
             case OperationKind.OFFLOAD:
-                return plan.fragments[op.blocks[0]].size * 4 / hw.from_device
-            case OperationKind.EMBED | OperationKind.EMBED_BACKWARD:
-                return plan.micro_batches * cost_model.embed_seconds(hw, model, plan.sequences)
-            case OperationKind.FORWARD:
-                each = cost_model.block_forward_seconds(hw, model, plan.sequences, dtype=plan.dtype)
-                return plan.micro_batches * len(op.blocks) * each
-            case OperationKind.BACKWARD:
-                forward = cost_model.block_forward_seconds(
-                    hw, model, plan.sequences, dtype=plan.dtype
-                )
-                backward = cost_model.block_backward_seconds(
-                    hw, model, plan.sequences, dtype=plan.dtype
-                )
-                anew = cost_model.block_again_seconds(hw, model, plan.sequences, dtype=plan.dtype)
-                recomputed = sum(i < again for i in op.blocks)
-                whole = (
-                    max(0, recomputed - 1) if plan.kept_inputs == "group" else 0
-                )  # for the inputs of others
-                return plan.micro_batches * (
-                    whole * forward + recomputed * anew + len(op.blocks) * backward
-                )
-            case OperationKind.HEAD:
-                return plan.micro_batches * cost_model.head_seconds(
-                    hw, model, plan.sequences, dtype=plan.dtype
-                )
+                return self._size(op) * 4 / self.hardware.from_device
             case OperationKind.NORM:
-                return plan.fragments[op.blocks[0]].size * SQUARED_BYTES / hw.stream
+                return self._size(op) * SQUARED_BYTES / self.hardware.stream
             case OperationKind.UPDATE:
-                begin, end = (
-                    plan.tile_bounds(op.blocks[0], op.tile)
-                    if op.tile >= 0
-                    else (0, plan.fragments[op.blocks[0]].size)
-                )
-                return self._update(op.blocks[0], end - begin)
+                elements = self._size(op)
+                if op.tile >= 0:
+                    begin, end = self.plan.tile_bounds(op.blocks[0], op.tile)
+                    elements = end - begin
+                return self._update(op.blocks[0], elements)
             case OperationKind.COMMIT:
                 return COMMIT_SECONDS
-        raise AssertionError(op)
+            case _:
+                return self._computation_seconds(op)
+
+    def _size(self, op: Operation) -> int:
+        """Return the number of elements of an operation's fragment."""
+        return self.plan.fragments[op.blocks[0]].size
+
+    def _bytes_read(self, op: Operation) -> int:
+        """Return the bytes that a READ or FETCH reads from disk."""
+        if op.kind is OperationKind.READ:
+            return self.plan.total_bytes("weights", op.blocks[0])
+        return self._tile_bytes(op)
+
+    def _bytes_written(self, op: Operation) -> int:
+        """Return the bytes that a STORE, WRITE or SPILL writes to disk."""
+        if op.kind is OperationKind.WRITE:
+            return self.plan.total_bytes("weights", op.blocks[0])
+        if op.kind is OperationKind.SPILL:
+            return self.plan.total_bytes("anchor", op.blocks[0])
+        if op.ring_slot >= 0:
+            return self._tile_bytes(op, back=True)
+        return self.plan.total_bytes("moments", op.blocks[0])
+
+    def _computation_seconds(self, op: Operation) -> float:
+        """Return the seconds of a computation for all micro-batches of a step."""
+        plan = self.plan
+        hardware = self.hardware
+        model = plan.model
+        match op.kind:
+            case OperationKind.EMBED | OperationKind.EMBED_BACKWARD:
+                return plan.micro_batches * cost_model.embed_seconds(
+                    hardware, model, plan.sequences
+                )
+            case OperationKind.FORWARD:
+                forward = cost_model.block_forward_seconds(
+                    hardware, model, plan.sequences, dtype=plan.dtype
+                )
+                return plan.micro_batches * len(op.blocks) * forward
+            case OperationKind.BACKWARD:
+                return plan.micro_batches * self._backward_seconds(op)
+            case OperationKind.HEAD:
+                return plan.micro_batches * cost_model.head_seconds(
+                    hardware, model, plan.sequences, dtype=plan.dtype
+                )
+            case _:
+                raise AssertionError(op)
+
+    def _backward_seconds(self, op: Operation) -> float:
+        """Return the seconds of the backward of a group of blocks for one micro-batch.
+
+        Blocks below the retained ones recompute their activations. If forward kept only the inputs
+        of the group, all but one of these blocks also run a whole forward, which gives the inputs
+        of the others.
+        """
+        plan = self.plan
+        hardware = self.hardware
+        model = plan.model
+        forward = cost_model.block_forward_seconds(
+            hardware, model, plan.sequences, dtype=plan.dtype
+        )
+        backward = cost_model.block_backward_seconds(
+            hardware, model, plan.sequences, dtype=plan.dtype
+        )
+        recompute = cost_model.block_again_seconds(
+            hardware, model, plan.sequences, dtype=plan.dtype
+        )
+        first_retained = plan.last_fragment - plan.retained_blocks
+        recomputed = sum(i < first_retained for i in op.blocks)
+        repeated = max(0, recomputed - 1) if plan.kept_inputs == "group" else 0
+        return repeated * forward + recomputed * recompute + len(op.blocks) * backward
 
     def _update(self, i: int, elements: int) -> float:
         plan = self.plan
@@ -195,14 +252,13 @@ class StepSimulation:
         )
 
     def _tile_bytes(self, op: Operation, back: bool = False) -> int:
-        """Of what passes through the ring with one tile, to memory or `back`."""
-        plan, (i,) = self.plan, op.blocks
+        """Return the bytes that pass through the ring with one tile, to memory or `back`."""
+        plan = self.plan
+        (i,) = op.blocks
         begin, end = plan.tile_bounds(i, op.tile)
         size = plan.record_bytes("moments", end - begin)
         if plan.staged and plan.weights[i] == "disk":
             size += plan.record_bytes("weights", end - begin)
-        return (
-            size
-            if back or not plan.spills_gradient(i)
-            else size + plan.record_bytes("anchor", end - begin)
-        )
+        if plan.spills_gradient(i) and not back:
+            size += plan.record_bytes("anchor", end - begin)
+        return size

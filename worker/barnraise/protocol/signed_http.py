@@ -32,7 +32,7 @@ class RequestFailedError(BarnraiseError):
     `status` is the HTTP status, 0 where there was no answer at all.
     """
 
-    def __init__(self, sentence: str, status: int = 0):
+    def __init__(self, sentence: str, status: int = 0) -> None:
         self.status = status
         super().__init__(sentence)
 
@@ -40,7 +40,7 @@ class RequestFailedError(BarnraiseError):
 class ProblemError(BarnraiseError):
     """The other side refuses the request: `problem` says why, `status` is the HTTP status."""
 
-    def __init__(self, problem: Problem, status: int):
+    def __init__(self, problem: Problem, status: int) -> None:
         self.problem = problem
         self.status = status
         super().__init__(problem.error)
@@ -67,9 +67,13 @@ class SignedHttpClient:
     """
 
     def __init__(
-        self, url: str, identity: Identity, key: str = "", name: str = "",
+        self,
+        url: str,
+        identity: Identity,
+        key: str = "",
+        name: str = "",
         options: HttpOptions | None = None,
-    ):  # fmt: skip
+    ) -> None:
         self.url = url.rstrip("/")
         self.identity = identity
         self.key = key
@@ -109,7 +113,8 @@ class SignedHttpClient:
             headers: more headers to send.
 
         Raises:
-            RequestFailedError: no answer came, it was too large or too slow, or it is not of the API.
+            RequestFailedError: no answer came, it was too large or too slow, or it is not an
+                answer of the API.
             ProblemError: the mirror refuses.
         """
         body = b"" if message is None else message.model_dump_json().encode()
@@ -139,7 +144,11 @@ class SignedHttpClient:
     def _send(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        """Send one request, signed if the mirror's key is known; return the status and the body of the answer."""
+        """Send one request, signed if the mirror's key is known.
+
+        Returns:
+            The status and the body of the answer.
+        """
         sent = dict(headers)
         if body:
             sent["Content-Type"] = "application/json"
@@ -158,7 +167,11 @@ class SignedHttpClient:
         return response.status_code, bytes(content)
 
     def _read_bounded(self, response: httpx.Response, content: bytearray) -> None:
-        """Append the answer's body to `content`. Raises RequestFailedError when it passes a limit."""
+        """Append the answer's body to `content`.
+
+        Raises:
+            RequestFailedError: the answer exceeds a limit of bytes or seconds.
+        """
         options = self._options
         deadline = None if options.max_seconds is None else time.monotonic() + options.max_seconds
         for piece in response.iter_bytes():
