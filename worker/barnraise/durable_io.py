@@ -36,7 +36,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def move_into_place(temporary: Path, path: Path) -> None:
-    """Give a finished file its final name durably: after a crash it is there whole or not at all."""
+    """Give a finished file its final name durably: after a crash it is whole or absent."""
     sync_file(temporary)
     temporary.replace(path)
     sync_folder(path.parent)

@@ -1,6 +1,7 @@
 """Show a plan to people: a sentence, tables of its state and figures, and a step's timeline."""
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 from rich.table import Table
 from rich.text import Text
@@ -82,8 +83,8 @@ def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
         micro_tokens=plan.sequences * plan.model.context,
         layers=plan.model.layers,
         resident=in_memory(plan),
-        clipping=plan.clipping,
-        crash_safety=plan.crash_safety,
+        clipping=cast(Any, plan.clipping),  # pydantic verifies both words
+        crash_safety=cast(Any, plan.crash_safety),
         binding=plan.bottleneck[:40],
         predicted_seconds=plan.step_seconds,
         disk_written_per_day=plan.written_per_day,

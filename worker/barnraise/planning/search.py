@@ -438,7 +438,8 @@ class _Search:
             if budget is None:
                 continue
             for factor in (1.25, 1.5, 2, 3, 4, 8, 16):
-                if fits(**{name: int(budget * factor)}):
+                larger: dict[str, Any] = {name: int(budget * factor)}
+                if fits(**larger):
                     more = format_bytes(int(budget * factor))
                     advice.append(f"{more} of {name.replace('_', ' ')}")
                     break
