@@ -199,6 +199,17 @@ def _write_one(aggregate: Aggregate) -> bool:
     return True
 
 
+def mark_reference_lost(reference: str) -> None:
+    """Let the aggregates that refer to a deleted row be written again if the row returns.
+
+    Args:
+        reference: The name of the aggregate whose row was deleted, for example "team:0192…".
+    """
+    name = reference.partition(":")[2]
+    referring = Aggregate.objects.filter(state__contains=name, missing_references="")
+    referring.exclude(pk=reference).update(missing_references=reference)
+
+
 def _write_isolated(aggregate: Aggregate) -> bool:
     """Write one aggregate in a savepoint, so that an error of the database costs no other row."""
     try:

@@ -8,12 +8,17 @@ import pytest
 from django.db import transaction
 from helpers.effort import examples
 from helpers.event_log_builder import LogBuilder
-from helpers.rebuild_site import rebuild_in_random_order
+from helpers.rebuild_site import (
+    empty_tables,
+    rebuild_in_one_batch,
+    rebuild_in_random_order,
+    replicated_rows,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.protocol.signing import digest
-from coordinator.eventlog import private_data, projection
+from coordinator.eventlog import ingest, private_data, projection
 from coordinator.eventlog.event import open_event
 from coordinator.runs.spec_form import spec_from_fields
 
@@ -124,6 +129,53 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
         if event_type == "person.ban":
             bans.append(open_event(event).id)
     return mirrors, private_records
+
+
+@pytest.mark.django_db
+def test_team_that_was_empty_for_a_while_gets_its_runs_back():
+    """A team without members has no row, so its runs refer to none until somebody has joined."""
+    person, team = PEOPLE[0], PEOPLE[0].replace("-8000-", "-9000-")
+    places = [team.replace("-9000-", f"-a{n}00-") for n in (1, 2)]
+    private_records: list[private_data.PrivateRecord] = []
+
+    def store_private(**fields) -> str:
+        body = projection.canonical_json(fields)
+        private_records.append(private_data.PrivateRecord(digest("0" * 32 + body), "0" * 32, body))
+        return private_records[-1].digest
+
+    north, east, south = (LogBuilder(n) for n in (1, 2, 3))
+    about = store_private(name="P0", email="0@example.org", password="!")
+    member = {"person": person, "joined": AT}
+    draft = json.loads(spec_from_fields({"seed": 1}).to_json())
+    run = {
+        "word": digest("barn"),
+        "owner": person,
+        "report_every": 1.0,
+        "quorum": 1,
+        "created": AT,
+        "settings": {
+            "version": 0,
+            "about": store_private(slug="barn", name="Barn", draft=draft),
+            "text": "a" * 16,
+        },
+        "terms": {"version": 0, "access": "team", "team": team},
+    }
+    founded = {"place": places[0], "leads": True, "name": "Wool", "slug": "wool", "created": AT}
+    north.append("person.join", person, {"about": about, "joined": AT})
+    north.append("team.found", team, member | founded)
+    north.append("run.create", team, run)
+    east.append("team.part", team, {"places": [places[0]]})
+    south.append("team.join", team, member | {"place": places[1], "leads": False})
+    logs = [north, east, south]
+    events = [event for log in logs for event in log.events]
+    expected = rebuild_in_one_batch(events, private_records)
+    assert expected[0]["Run"][0]["team_id"] is not None
+    empty_tables()
+    for log in logs:
+        assert not ingest.ingest_events(log.events).rejected
+        private_data.ingest(private_records)
+        ingest.project_pending()
+    assert (replicated_rows(), projection.state_hash()) == expected
 
 
 @pytest.mark.django_db

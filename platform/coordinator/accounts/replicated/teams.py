@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, Field
 
 from barnraise.protocol.types import Id, Message, PlainText
 from coordinator.accounts.models import Team, TeamMember, User
-from coordinator.eventlog import uniqueness
+from coordinator.eventlog import projection, uniqueness
 from coordinator.eventlog.registry import (
     AggregateType,
     DependencyMissingError,
@@ -117,7 +117,9 @@ def unique_values(state: State) -> Claimed:
 def store(which: str, state: State | None) -> None:
     """Write the team's row and its members."""
     if state is None:
-        Team.objects.filter(pk=which).delete()
+        deleted, _ = Team.objects.filter(pk=which).delete()
+        if deleted:  # somebody may have joined at another mirror meanwhile: the team then returns
+            projection.mark_reference_lost(f"team:{which}")
         return
     people = {member["person"] for member in state["members"]}
     known = User.objects.filter(pk__in=people).values_list("pk", flat=True)
