@@ -148,8 +148,8 @@ def _updates(blocks: Iterable[int]) -> list[_Stage]:
     return [_Stage(OperationKind.UPDATE, (i,)) for i in blocks]
 
 
+class _Writer:
     """Write one program and record the block that each slot holds."""
-    """Write one program; keeps track of which block is in which slot."""
 
     def __init__(self, plan: "Plan", cached: Mapping[int, int]) -> None:
         plan.validate()
