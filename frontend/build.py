@@ -1,4 +1,4 @@
-"""Builds the frontend with the node and npm that pip installed: `python frontend/build.py [--test]`.
+"""Build the frontend with the node and npm from pip: `python frontend/build.py [--test]`.
 
 Modules are installed again only when package-lock.json changed since the last time.
 """
@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> int:
+    """Install what changed, then build or test."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--test", action="store_true", help="check types and run the unit tests instead of building"
@@ -31,7 +32,7 @@ def main() -> int:
 
 
 def npm(*arguments: str) -> None:
-    """npm by its own node, whatever else is on PATH; its scripts find that node too."""
+    """Run npm with its own node, whatever is on PATH; its scripts find that node too."""
     root = Path(executable.ROOT_DIR)
     folder = root if os.name == "nt" else root / "bin"
     node, script = (

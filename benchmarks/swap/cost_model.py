@@ -89,7 +89,7 @@ def measure_parts(model: ModelSpec, sequences: int) -> dict[str, float]:
 
 def predict_parts(hardware: Hardware, model: ModelSpec, sequences: int) -> dict[str, float]:
     """Predict the seconds that `measure_parts` measures."""
-    recompute = cost_model.block_again_seconds(hardware, model, sequences)
+    recompute = cost_model.block_recompute_seconds(hardware, model, sequences)
     return {
         "forward": cost_model.block_forward_seconds(hardware, model, sequences),
         "backward": recompute + cost_model.block_backward_seconds(hardware, model, sequences),

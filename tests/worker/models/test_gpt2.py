@@ -11,8 +11,8 @@ from torch import nn
 
 from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
+from barnraise.planning import cost_model
 from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, preset
-from barnraise.swap import fused_loss as loss_module
 from barnraise.swap.fused_loss import head_loss, head_step
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
@@ -165,8 +165,8 @@ def test_sequence_shorter_than_the_context_begins_at_position_zero():
 
 @pytest.mark.parametrize("rows", [1, 5, 72, 1000])
 def test_sliced_cross_entropy_matches_the_whole_one(rows, monkeypatch):
-    monkeypatch.setattr(loss_module, "CPU_SLICE", rows * TINY.vocabulary)
-    monkeypatch.setattr(loss_module, "ROWS", 1)
+    monkeypatch.setattr(cost_model, "LOSS_CPU_LOGITS", rows * TINY.vocabulary)
+    monkeypatch.setattr(cost_model, "LOSS_ROWS", 1)
     targets = random_text(TINY)[:, 1:]
     results = []
     for sliced in (True, False):

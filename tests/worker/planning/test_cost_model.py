@@ -14,7 +14,7 @@ from barnraise.planning.hardware import Hardware, MatmulRates, UpdateRate
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap import fused_loss
 from barnraise.swap.forward_backward import BlockEnd
-from barnraise.swap.leaves import ADDED_AT_ONCE, Leaves
+from barnraise.swap.leaves import Leaves
 
 SHAPES = [  # width, heads, sequences, context
     (128, 4, 8, 128), (128, 2, 2, 1024), (256, 8, 3, 256), (512, 8, 4, 512), (768, 12, 1, 1024), (768, 12, 2, 1024),
@@ -141,7 +141,7 @@ def test_the_memory_of_the_head_is_predicted(width, vocabulary, sequences, conte
     step = peak_allocated(lambda: fused_loss.head_step(final, token, x, targets, 1.0, gradient))
     assert is_just_above(cost_model.head_peak_bytes(model, sequences, threads=threads), step)
     alone = peak_allocated(lambda: fused_loss.head_loss(final, token, x, targets))
-    assert is_just_above(cost_model.head_peak_bytes(model, sequences, wanted=False), alone)
+    assert is_just_above(cost_model.head_peak_bytes(model, sequences, with_gradients=False), alone)
 
 
 def test_the_memory_of_the_embedding_is_predicted():
@@ -158,15 +158,6 @@ def test_many_threads_have_scratch_of_their_own():
     model = preset("gpt2-124m")
     for peak in (cost_model.forward_peak_bytes, cost_model.backward_peak_bytes):
         assert peak(model, 1, threads=2) < peak(model, 1, threads=128)
-
-
-def test_the_heads_slices_are_those_of_the_loss():
-    assert (cost_model.LOSS_ROWS, cost_model.LOSS_CPU, cost_model.LOSS_GPU) == (
-        fused_loss.ROWS,
-        fused_loss.CPU_SLICE,
-        fused_loss.GPU_SLICE,
-    )
-    assert (cost_model.LOSS_WORDS, cost_model.SPILLED) == (fused_loss.WORDS, ADDED_AT_ONCE)
 
 
 def test_half_as_many_bits_take_less_memory():
@@ -200,7 +191,7 @@ PARTS = (
 
 def test_rates_are_interpolated_by_logarithm_and_level_outside():
     rates = ((100, 1.0), (400, 3.0))
-    assert [cost_model.at(rates, size) for size in (10, 100, 200, 400, 4000)] == pytest.approx(
+    assert [cost_model.rate_at(rates, size) for size in (10, 100, 200, 400, 4000)] == pytest.approx(
         [1, 1, 2, 3, 3]
     )
 

@@ -62,11 +62,6 @@ def test_the_scratch_that_is_counted_is_that_of_the_longest_tile_there_is(
     threads, coded, monkeypatch
 ):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert (memory_model.CPU_TILE, memory_model.GPU_TILE, memory_model.BLOCK) == (
-        tile_threads.TILE,
-        tile_threads.DEVICE_TILE,
-        tile_threads.BLOCK,
-    )
     for model in (*SHAPES, ModelSpec(layers=1, width=512, heads=8, context=8, vocabulary=256)):
         plan, sizes = resident(model, threads=threads, **coded), []
         for fragment in plan.fragments:
@@ -74,7 +69,7 @@ def test_the_scratch_that_is_counted_is_that_of_the_longest_tile_there_is(
                 lambda _, __, tile, sizes=sizes: sizes.append(tile.numel()),
                 torch.empty(fragment.size),
             )
-        assert memory_model.scratch_bytes(plan) == 4 * memory_model.BUFFERS[
+        assert memory_model.scratch_bytes(plan) == 4 * memory_model.TILE_BUFFERS[
             plan.dtype, plan.moments_bits
         ] * max(sizes)
 
@@ -158,7 +153,7 @@ def consume(updates) -> None:
 @pytest.mark.parametrize("kind", ["resident", "staged", "exact", "staged disk"])
 @pytest.mark.parametrize("model", SHAPES, ids=["d128", "d96", "d256"])
 def test_what_is_done_between_steps_takes_no_more_than_is_said(model, kind, dtype, tmp_path):
-    assert memory_model.ENCODED_AT_ONCE == BLOCK
+    assert memory_model.CODEC_ELEMENTS == BLOCK
     plan = tiny_plan(
         kind, model, dtype=dtype, **({"tile": 1 << 15} if "disk" in kind or kind == "exact" else {})
     )

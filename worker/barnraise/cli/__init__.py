@@ -1,0 +1,1 @@
+"""The `barnraise` command, one file for each group of commands."""

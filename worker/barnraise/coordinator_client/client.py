@@ -1,4 +1,4 @@
-"""Call a coordinator's API from a worker: one signed request, one checked answer for each method."""
+"""Call a coordinator's API from a worker: one signed request and one checked answer a method."""
 
 import secrets
 import time

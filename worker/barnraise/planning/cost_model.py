@@ -1,8 +1,13 @@
-"""What a model costs, in closed form: FLOPs, bytes and, on a given `Hardware`, seconds. No torch, nothing measured.
+"""Compute what a model costs in closed form: FLOPs, bytes and, on a `Hardware`, seconds. Pure.
 
-Notation: n = sequences · context tokens in a micro-batch, d the width, u = 4·n·d one fp32 stream [n, d] in bytes.
-Counts are of `barnraise.models.gpt2`'s functions and tested against torch's own counters. With bfloat16 (`dtype`) products
-run at that dtype's rate; see each function for what is approximate there.
+Notation:
+    n: sequences · context, the tokens of a micro-batch
+    d: the model's width
+    u: 4·n·d, the bytes of one fp32 stream [n, d]
+
+The counts are those of `barnraise.models.gpt2`'s functions, and are tested against torch's own
+counters. With bfloat16 (`dtype`) products run at that dtype's rate. Each function says what is
+approximate in it.
 """
 
 import math
@@ -10,64 +15,77 @@ import math
 from barnraise.planning.hardware import Hardware, Rates
 from barnraise.spec import ModelSpec
 
-FP32 = 4
-LOSS_ROWS, LOSS_WORDS, LOSS_CPU, LOSS_GPU = (
-    256,
-    1 << 13,
-    1 << 20,
-    1 << 26,
-)  # swap/loss.py's slices; a test compares
-SPILLED = 1 << 18  # swap/arena.py's; a test compares
-ADDED_BYTES = 12  # a gradient that was made and then added: read twice, written once, fp32; all but `down`'s are
+FP32_BYTES = 4
+BF16_BYTES = 2
+# How the fused loss slices the logits; `swap/fused_loss.py` takes these numbers from here.
+LOSS_ROWS = 256  # the fewest tokens of a slice
+LOSS_WORDS = 1 << 13  # words of the table whose gradient is added at once
+LOSS_CPU_LOGITS = 1 << 20  # logits of a slice on a CPU: 4 MiB
+LOSS_GPU_LOGITS = 1 << 26
+# Elements of a gradient that `swap/leaves.py` adds at once.
+GRADIENT_CHUNK = 1 << 18
+# Bytes a parameter of a gradient that is added: read twice, written once, in fp32.
+ADDED_GRADIENT_BYTES = 12
+# The backward of causal attention has this many times the FLOPs of its forward.
+ATTENTION_BACKWARD = 2.5
 
 
-# ---- work ----------------------------------------------------------------------------------------------------
+# ---- work ----------------------------------------------------------------------------------------
 
 
 def block_parameters(model: ModelSpec) -> int:
+    """Return the number of parameters of one block."""
     return 12 * model.width**2 + 13 * model.width
 
 
 def block_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
-    """Of the four products of a block's forward; the backward has twice as many."""
+    """Return the FLOPs of a block's four products forward; the backward has twice as many."""
     return 2 * sequences * (context or model.context) * 12 * model.width**2
 
 
 def attention_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
-    """Of a causal attention's forward, counted as the half that is not masked; the backward has 2.5 times as many."""
+    """Return the FLOPs of causal attention forward, counted as the half that is not masked.
+
+    The backward has 2.5 times as many.
+    """
     return 2 * sequences * (context or model.context) ** 2 * model.width
 
 
 def head_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
-    """Of the logits; the backward has twice as many. The embedding is a look-up and has none."""
+    """Return the FLOPs of the logits; the backward has twice as many. The embedding has none."""
     return 2 * sequences * (context or model.context) * model.width * model.vocabulary
 
 
 def parameter_bytes(model: ModelSpec) -> int:
-    """Of all fp32 weights, without padding."""
-    return FP32 * model.parameters
+    """Return the bytes of all fp32 weights, without padding."""
+    return FP32_BYTES * model.parameters
 
 
-# ---- memory --------------------------------------------------------------------------------------------------
-# Bytes torch's allocator gives out, to the byte in fp32 on a CPU. With bfloat16 weights under autocast the stream and
-# the norms stay fp32, all between is half; a library's own workspace (oneDNN, cuBLAS) is not counted there.
+# ---- memory --------------------------------------------------------------------------------------
+# Bytes that torch's allocator hands out, to the byte in fp32 on a CPU. With bfloat16 weights under
+# autocast the stream and the norms stay fp32, and everything between them takes half. The workspace
+# of a library (oneDNN, cuBLAS) is not counted.
 
 
 def stream_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
-    """u: one fp32 [sequences, context, width], such as a block's input or its gradient."""
-    return FP32 * sequences * (context or model.context) * model.width
+    """Return u: one fp32 [sequences, context, width], such as a block's input or its gradient."""
+    return FP32_BYTES * sequences * (context or model.context) * model.width
 
 
 def saved_bytes(
     model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32"
 ) -> int:
-    """What a block's forward with grad leaves allocated: 15 u for backward (norm1 1, qkv 3, mixed 1, sum 1, norm2 1, up
-    4, gelu 4), 1 u of output, the norms' means and deviations, attention's logarithms."""
-    d, u = model.width, stream_bytes(model, sequences, context)
-    small = FP32 * sequences * (context or model.context) * (4 + model.heads)
-    return (
-        16 * u + small if dtype == "float32" else 9 * u + small + 4 * FP32 * d
-    )  # the norms' weights in fp32
+    """Return the bytes that a block's forward with gradients leaves allocated.
+
+    These are 15 u for the backward (norm1 1, qkv 3, mixed 1, sum 1, norm2 1, up 4, gelu 4), 1 u of
+    output, the norms' means and deviations, and attention's logarithms.
+    """
+    u = stream_bytes(model, sequences, context)
+    statistics = FP32_BYTES * sequences * (context or model.context) * (4 + model.heads)
+    if dtype == "float32":
+        return 16 * u + statistics
+    norm_weights = 4 * FP32_BYTES * model.width
+    return 9 * u + statistics + norm_weights
 
 
 def forward_peak_bytes(
@@ -77,12 +95,22 @@ def forward_peak_bytes(
     dtype: str = "float32",
     threads: int = 1,
 ) -> int:
-    """A block's forward without grad, its input not counted: the sum, norm2, up and gelu. `threads`: of the CPU."""
-    u, scratch = (
-        stream_bytes(model, sequences, context),
-        _attention_scratch(model, context, threads, 1),
-    )
-    return max(10 * u, 5 * u + scratch) if dtype == "float32" else max(6 * u, 7 * u // 2 + scratch)
+    """Return the peak of a block's forward without gradients, its input not counted.
+
+    The peak holds the sum, norm2, up and gelu.
+
+    Args:
+        model: the model's shape.
+        sequences: sequences of the micro-batch.
+        context: tokens of a sequence; by default the model's.
+        dtype: "float32" or "bfloat16".
+        threads: of the CPU.
+    """
+    u = stream_bytes(model, sequences, context)
+    scratch = _attention_scratch_bytes(model, context, threads, tiles=1)
+    if dtype == "float32":
+        return max(10 * u, 5 * u + scratch)
+    return max(6 * u, 7 * u // 2 + scratch)
 
 
 def backward_peak_bytes(
@@ -92,84 +120,99 @@ def backward_peak_bytes(
     dtype: str = "float32",
     threads: int = 1,
 ) -> int:
-    """Recompute and backward of a block; not counted are its input, its output's gradient, parameters and their .grad.
-    The peak is at gelu, with the gradients on both its sides; or where `up` has its weights' gradient made; or, with
-    many threads, within attention. The output is not there: nobody computes it again."""
-    d, u, saved = (
-        model.width,
-        stream_bytes(model, sequences, context),
-        saved_bytes(model, sequences, context, dtype),
-    )
-    scratch = _attention_scratch(model, context, threads, 2)
+    """Return the peak of a block's recomputation and backward.
+
+    Not counted are its input, its output's gradient, its parameters and their gradients. The peak
+    is at gelu, with the gradients on both its sides; or where the gradient of `up`'s weights is
+    computed; or, with many threads, inside attention. The output is not recomputed.
+    """
+    d = model.width
+    u = stream_bytes(model, sequences, context)
+    saved = saved_bytes(model, sequences, context, dtype)
+    scratch = _attention_scratch_bytes(model, context, threads, tiles=2)
+    up_parameters = 4 * d * d + 4 * d
     if dtype == "float32":
-        return max(
-            saved + 3 * u + FP32 * d,
-            saved - 4 * u + FP32 * (4 * d * d + 4 * d + 1),
-            saved - 6 * u + scratch,
-        )
-    added = min(4 * d * d, SPILLED)  # to the gradient so far, which is fp32
-    down = saved + 3 * u // 2 + (FP32 + 2) * added
-    return max(
-        down, saved - 5 * u // 2 + 2 * (4 * d * d + 4 * d) + FP32 * added, saved - 4 * u + scratch
-    )
+        at_gelu = saved + 3 * u + FP32_BYTES * d
+        at_up = saved - 4 * u + FP32_BYTES * (up_parameters + 1)
+        in_attention = saved - 6 * u + scratch
+        return max(at_gelu, at_up, in_attention)
+    # A bfloat16 gradient is added to the sum so far, which is fp32, one chunk at a time.
+    chunk = min(4 * d * d, GRADIENT_CHUNK)
+    at_down = saved + 3 * u // 2 + (FP32_BYTES + BF16_BYTES) * chunk
+    at_up = saved - 5 * u // 2 + BF16_BYTES * up_parameters + FP32_BYTES * chunk
+    in_attention = saved - 4 * u + scratch
+    return max(at_down, at_up, in_attention)
 
 
 def head_peak_bytes(
     model: ModelSpec,
     sequences: int,
-    context: int | None = None,
     dtype: str = "float32",
     threads: int = 1,
     device: str = "cpu",
-    wanted: bool = True,
+    with_gradients: bool = True,
 ) -> int:
-    """The loss of `swap.loss`, with gradients (`wanted`) or without; its input and the table's gradient not counted.
-    Slabs of logits decide: each slice's, its softmax and the softmax before it. With few words, the norm's backward."""
-    d, words, tokens = model.width, model.vocabulary, sequences * (context or model.context)
-    u, rows = stream_bytes(model, sequences, context), min(tokens, loss_rows(words, device))
-    last, chances, norms = (
-        min(rows, tokens - rows),
-        FP32 * tokens,
-        2 * FP32 * tokens,
-    )  # of the norm: mean, deviation
+    """Return the peak of the fused loss; its input and the table's gradient are not counted.
+
+    The slices of logits decide: one slice, its softmax and the softmax of the slice before. With
+    few words the backward of the norm decides.
+    """
+    d = model.width
+    vocabulary = model.vocabulary
+    tokens = sequences * model.context
+    u = stream_bytes(model, sequences)
+    rows = min(tokens, loss_rows(vocabulary, device))
+    last_rows = min(rows, tokens - rows)
+    losses = FP32_BYTES * tokens
+    norm_statistics = 2 * FP32_BYTES * tokens  # mean and deviation of the norm
     if dtype == "float32":
-        slabs = FP32 * words * max(2 * rows, rows + 2 * last)
+        slices = FP32_BYTES * vocabulary * max(2 * rows, rows + 2 * last_rows)
     else:
-        part, logits = (
-            2 * rows * d + 2 * FP32 * d,
-            2 * rows * words,
-        )  # and the norm's weights in fp32
-        added = (
-            6 * min(words, LOSS_WORDS) * d if wanted else 0
-        )  # to the table's gradient: as made, and in fp32
-        softmax = (5 if device == "cpu" else 3) * logits  # a CPU's needs the logits in fp32
-        slabs = part + max(softmax + (logits if last else 0), logits + added)
-    if not wanted:
-        return u + slabs + chances
-    return max(
-        2 * u + norms + chances + slabs, 3 * u + norms + chances + 2 * FP32 * d * (1 + threads)
-    )
+        stream_slice = BF16_BYTES * rows * d + 2 * FP32_BYTES * d  # with the norm's fp32 weights
+        logits = BF16_BYTES * rows * vocabulary
+        # What is added to the table's gradient: as computed, and in fp32.
+        added_bytes = FP32_BYTES + BF16_BYTES
+        added = added_bytes * min(vocabulary, LOSS_WORDS) * d if with_gradients else 0
+        softmax = (5 if device == "cpu" else 3) * logits  # a CPU needs the logits in fp32
+        slices = stream_slice + max(softmax + (logits if last_rows else 0), logits + added)
+    if not with_gradients:
+        return u + slices + losses
+    while_slicing = 2 * u + norm_statistics + losses + slices
+    in_norm_backward = 3 * u + norm_statistics + losses + 2 * FP32_BYTES * d * (1 + threads)
+    return max(while_slicing, in_norm_backward)
 
 
 def loss_rows(vocabulary: int, device: str = "cpu") -> int:
-    """Tokens in one slice of the head."""
-    return max(LOSS_ROWS, (LOSS_CPU if device == "cpu" else LOSS_GPU) // vocabulary)
+    """Return the number of tokens in one slice of the head."""
+    logits = LOSS_CPU_LOGITS if device == "cpu" else LOSS_GPU_LOGITS
+    return max(LOSS_ROWS, logits // vocabulary)
 
 
 def embed_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
-    """The look-up: the rows found and their sum with the positions."""
+    """Return the peak of the look-up: the rows found, and their sum with the positions."""
     return 2 * stream_bytes(model, sequences, context)
 
 
-def _attention_scratch(model: ModelSpec, context: int | None, threads: int, tiles: int) -> int:
-    """torch's flash attention on a CPU keeps `tiles` tiles of scores a thread, and in forward one of output."""
+def _attention_scratch_bytes(
+    model: ModelSpec, context: int | None, threads: int, tiles: int
+) -> int:
+    """Return the bytes of torch's flash attention on a CPU.
+
+    Each thread holds `tiles` tiles of scores, and in the forward (one tile) a tile of output.
+    """
     length = context or model.context
-    rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
+    if length >= 768:
+        rows = 256
+    elif length >= 192:
+        rows = 64
+    else:
+        rows = 32
+    rows = min(length, rows)
     output = rows * (2 + model.width // model.heads) if tiles == 1 else 0
-    return FP32 * threads * (tiles * rows * min(length, 512) + output)
+    return FP32_BYTES * threads * (tiles * rows * min(length, 512) + output)
 
 
-# ---- seconds -------------------------------------------------------------------------------------------------
+# ---- seconds -------------------------------------------------------------------------------------
 
 
 def block_forward_seconds(
@@ -179,24 +222,27 @@ def block_forward_seconds(
     context: int | None = None,
     dtype: str = "float32",
 ) -> float:
-    """One block over one micro-batch, with grad or without."""
-    products = block_flops(model, sequences, context) / at(hw.in_dtype(dtype).forward, model.width)
-    mixing = attention_flops(model, sequences, context) / _attention_rate(hw, model, context)
-    return products + mixing + 18 * stream_bytes(model, sequences, context) / hw.elementwise
+    """Return the seconds of one block forward over one micro-batch, with gradients or without."""
+    product_rate = rate_at(hw.in_dtype(dtype).forward, model.width)
+    products = block_flops(model, sequences, context) / product_rate
+    attention = attention_flops(model, sequences, context) / _attention_rate(hw, model, context)
+    return products + attention + 18 * stream_bytes(model, sequences, context) / hw.elementwise
 
 
-def block_again_seconds(
+def block_recompute_seconds(
     hw: Hardware,
     model: ModelSpec,
     sequences: int,
     context: int | None = None,
     dtype: str = "float32",
 ) -> float:
-    """The recompute before a block's backward: a forward without its last product, which nobody needs."""
-    spared = (
-        block_flops(model, sequences, context) / 3 / at(hw.in_dtype(dtype).forward, model.width)
-    )
-    return block_forward_seconds(hw, model, sequences, context, dtype) - spared
+    """Return the seconds of the recomputation before a block's backward.
+
+    It is a forward without the last product, whose output the backward does not need.
+    """
+    product_rate = rate_at(hw.in_dtype(dtype).forward, model.width)
+    last_product = block_flops(model, sequences, context) / 3 / product_rate
+    return block_forward_seconds(hw, model, sequences, context, dtype) - last_product
 
 
 def block_backward_seconds(
@@ -206,18 +252,16 @@ def block_backward_seconds(
     context: int | None = None,
     dtype: str = "float32",
 ) -> float:
-    """The gradients of one block over one micro-batch, without the recompute before."""
-    products = (
-        2 * block_flops(model, sequences, context) / at(hw.in_dtype(dtype).backward, model.width)
-    )
-    slower = (hw.attention_backward or hw.attention) / hw.attention
-    mixing = (
-        2.5
-        * attention_flops(model, sequences, context)
-        / (_attention_rate(hw, model, context) * slower)
-    )
+    """Return the seconds of one block's gradients over one micro-batch, without recomputation."""
+    product_rate = rate_at(hw.in_dtype(dtype).backward, model.width)
+    products = 2 * block_flops(model, sequences, context) / product_rate
+    slowdown = (hw.attention_backward or hw.attention) / hw.attention
+    attention_rate = _attention_rate(hw, model, context) * slowdown
+    attention = ATTENTION_BACKWARD * attention_flops(model, sequences, context) / attention_rate
     streams = 45 * stream_bytes(model, sequences, context) / hw.elementwise
-    return products + mixing + streams + ADDED_BYTES * 2 / 3 * block_parameters(model) / hw.stream
+    # All gradients but those of `down` are added to a sum.
+    added = ADDED_GRADIENT_BYTES * 2 / 3 * block_parameters(model) / hw.stream
+    return products + attention + streams + added
 
 
 def head_seconds(
@@ -226,52 +270,61 @@ def head_seconds(
     sequences: int,
     context: int | None = None,
     dtype: str = "float32",
-    wanted: bool = True,
+    with_gradients: bool = True,
 ) -> float:
-    """The loss of one micro-batch, with gradients (`wanted`) or without."""
-    flops, rates = head_flops(model, sequences, context), hw.in_dtype(dtype)
-    logits = FP32 * sequences * (context or model.context) * model.vocabulary
-    usual = hw.logits and dtype == (hw.dtype if hw.device == "cuda" else "float32")
-    seconds = flops / (at(hw.logits, model.vocabulary) if usual else at(rates.forward, model.width))
+    """Return the seconds of the loss of one micro-batch."""
+    flops = head_flops(model, sequences, context)
+    rates = hw.in_dtype(dtype)
+    logits = FP32_BYTES * sequences * (context or model.context) * model.vocabulary
+    measured_dtype = hw.dtype if hw.device == "cuda" else "float32"
+    if hw.logits and dtype == measured_dtype:
+        seconds = flops / rate_at(hw.logits, model.vocabulary)
+    else:
+        seconds = flops / rate_at(rates.forward, model.width)
     seconds += 3 * logits / hw.elementwise
-    if wanted:
-        seconds += 2 * flops / at(rates.backward, model.width) + 2 * logits / hw.elementwise
+    if with_gradients:
+        backward_rate = rate_at(rates.backward, model.width)
+        seconds += 2 * flops / backward_rate + 2 * logits / hw.elementwise
     return seconds
 
 
 def embed_seconds(
     hw: Hardware, model: ModelSpec, sequences: int, context: int | None = None
 ) -> float:
-    """The look-up of one micro-batch forward; backward adds about as much again."""
+    """Return the seconds of one micro-batch's look-up; the backward takes about as long again."""
     return 5 * stream_bytes(model, sequences, context) / hw.elementwise
 
 
 def adam_seconds(
     hw: Hardware, parameters: int, dtype: str = "float32", bits: int = 32, where: str = "host"
 ) -> float:
+    """Return the seconds of AdamW over so many parameters."""
     return parameters / hw.update_rate(where, dtype, bits)
 
 
-def at(rates: Rates, size: float) -> float:
-    """The rate at `size`: between the measured sizes along the logarithm of size, beyond them the nearest one's."""
-    (low, slow), *rest = rates
+def rate_at(rates: Rates, size: float) -> float:
+    """Return the rate at a size.
+
+    Between measured sizes it is interpolated along the logarithm of the size; outside of them the
+    nearest measured rate holds.
+    """
+    (low, low_rate), *others = rates
     if size <= low:
-        return slow
-    for high, fast in rest:
+        return low_rate
+    for high, high_rate in others:
         if size <= high:
-            return slow + (fast - slow) * math.log(size / low) / math.log(high / low)
-        low, slow = high, fast
-    return slow
+            position = math.log(size / low) / math.log(high / low)
+            return low_rate + (high_rate - low_rate) * position
+        low, low_rate = high, high_rate
+    return low_rate
 
 
 def _attention_rate(hw: Hardware, model: ModelSpec, context: int | None) -> float:
-    """Forward FLOP/s: at this context, times what this head width does to it."""
-    along = (
-        at(hw.attention_contexts, context or model.context)
-        if hw.attention_contexts
-        else hw.attention
-    )
-    across = (
-        at(hw.attention_heads, model.width / model.heads) if hw.attention_heads else hw.attention
-    )
-    return along * across / hw.attention
+    """Return attention's forward FLOP/s: the context's rate, scaled by the effect of head width."""
+    by_context = hw.attention
+    if hw.attention_contexts:
+        by_context = rate_at(hw.attention_contexts, context or model.context)
+    by_head_width = hw.attention
+    if hw.attention_heads:
+        by_head_width = rate_at(hw.attention_heads, model.width / model.heads)
+    return by_context * by_head_width / hw.attention

@@ -1,5 +1,6 @@
-"""A machine: what it can do, as `probe.py` measured it, and how much memory it has. The planner's one view of it; plain
-data, without torch.
+"""Describe a machine: its rates, as the hardware probe measured them, and its memory.
+
+This is the planner's only view of the machine. Plain data, without torch.
 """
 
 import ctypes
@@ -11,15 +12,25 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-Rates = tuple[tuple[int, float], ...]  # (a size, a rate at it), ascending in size
+Rates = tuple[tuple[int, float], ...]  # (a size, the rate at it), ascending in size
+
+# Options of glibc's mallopt, from malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8
 
 
 @dataclass(frozen=True)
 class MatmulRates:
-    """FLOP/s of matrix products in one dtype by width d: forward is [1024, d] x [d, 4d] with a bias, backward the mean
-    of the two products of its gradient."""
+    """FLOP/s of matrix products in one dtype, by width d.
+
+    Attributes:
+        dtype: "float32" or "bfloat16".
+        forward: of [1024, d] x [d, 4d] with a bias.
+        backward: the mean of the two products of its gradient.
+    """
 
     dtype: str
     forward: Rates
@@ -28,9 +39,16 @@ class MatmulRates:
 
 @dataclass(frozen=True)
 class UpdateRate:
-    """Parameters/s of AdamW over weights streamed in `dtype` and moments of so many bits."""
+    """Parameters/s of AdamW over weights streamed in one dtype and moments of so many bits.
 
-    where: str  # "host", with all threads, or "device"
+    Attributes:
+        where: "host", with all threads, or "device".
+        dtype: the weights' dtype.
+        bits: of each moment.
+        rate: parameters a second.
+    """
+
+    where: str
     dtype: str
     bits: int
     rate: float
@@ -38,71 +56,105 @@ class UpdateRate:
 
 @dataclass(frozen=True)
 class Hardware:
-    """All rates measured; bytes/s, FLOP/s, parameters/s. The fields with defaults refine the ones above them: without
-    them, those hold for all sizes and both passes."""
+    """A machine's measured rates, in bytes/s, FLOP/s and parameters/s.
 
-    device: str  # "cpu" or "cuda"
-    name: str  # of the CPU or GPU
-    cores: int  # threads torch computes with on the CPU
-    memory: int  # bytes of RAM in all (cgroup limit respected)
-    device_memory: int  # bytes of GPU memory; 0 without one
-    disk: int  # bytes free where state will lie
-    dtype: str  # what pays for matrix products here: "float32" or "bfloat16"
-    matmul: Rates  # (width d, FLOP/s of [1024, d] x [d, 4d] in `dtype`), ascending in width
-    attention: (
-        float  # FLOP/s of causal scaled_dot_product_attention forward (counted as dense half)
-    )
-    elementwise: float  # bytes/s (read + written) of streaming elementwise work: gelu, layer norm, residual adds
-    to_device: float  # B/s, host → device, pinned (on a CPU: memcpy within RAM)
+    The fields with defaults refine those above them: without them, those above hold for all sizes
+    and for both passes.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        name: of the CPU or GPU.
+        cores: threads that torch computes with on the CPU.
+        memory: bytes of RAM in all; a cgroup's limit is respected.
+        device_memory: bytes of GPU memory; 0 without a GPU.
+        disk: bytes free where the state will lie.
+        dtype: what pays for matrix products here: "float32" or "bfloat16".
+        matmul: by width d, of [1024, d] x [d, 4d] in `dtype`.
+        attention: of causal scaled_dot_product_attention forward, counted as the dense half.
+        elementwise: bytes/s read and written by streaming work: gelu, layer norm, residual sums.
+        to_device: bytes/s from host to device, pinned; on a CPU memcpy within RAM.
+        from_device: bytes/s back.
+        stream: bytes/s of RAM as STREAM's triad measures it, with all threads.
+        adam: parameters/s of fp32 AdamW in RAM with all threads, 28 bytes a parameter.
+        disk_read: bytes/s past the page cache, in requests of megabytes, with their checksums.
+        disk_write: the same for writing.
+        products: the rates of every dtype that was measured, float32 first.
+        attention_contexts: by context, with heads 64 wide.
+        attention_heads: by head width, at a context of 1,024.
+        attention_backward: FLOP/s of attention's gradient, 2.5 x the forward's FLOPs.
+        logits: by vocabulary V, of [256, 512] x [512, V] in the dtype that training uses here.
+        updates: AdamW in every form; `adam` is the host's in fp32.
+    """
+
+    device: str
+    name: str
+    cores: int
+    memory: int
+    device_memory: int
+    disk: int
+    dtype: str
+    matmul: Rates
+    attention: float
+    elementwise: float
+    to_device: float
     from_device: float
-    stream: float  # B/s, STREAM-triad-like RAM rate with all threads
-    adam: float  # parameters/s of fp32 AdamW in RAM, all threads (28 bytes a parameter)
-    disk_read: float  # B/s past the page cache, multi-megabyte requests, each with its checksum
+    stream: float
+    adam: float
+    disk_read: float
     disk_write: float
-    products: tuple[MatmulRates, ...] = ()  # every dtype that was measured, float32 first
-    attention_contexts: Rates = ()  # (context, FLOP/s) with heads 64 wide
-    attention_heads: Rates = ()  # (head width, FLOP/s) at a context of 1,024
-    attention_backward: float = 0.0  # FLOP/s of its gradient, 2.5 x the forward's FLOPs
-    logits: Rates = ()  # (vocabulary V, FLOP/s of [256, 512] x [512, V]) in what is trained with here
-    updates: tuple[UpdateRate, ...] = ()  # in every form; `adam` is the host's of fp32
+    products: tuple[MatmulRates, ...] = ()
+    attention_contexts: Rates = ()
+    attention_heads: Rates = ()
+    attention_backward: float = 0.0
+    logits: Rates = ()
+    updates: tuple[UpdateRate, ...] = ()
 
     def in_dtype(self, dtype: str) -> MatmulRates:
-        """The products' rates in `dtype`; the nearest known ones where it was not measured."""
-        unknown = MatmulRates(dtype, self.matmul, self.matmul)
-        return next((known for known in self.products if known.dtype == dtype), unknown)
+        """Return the products' rates in `dtype`, or `matmul`'s if it was not measured."""
+        unmeasured = MatmulRates(dtype, self.matmul, self.matmul)
+        return next((rates for rates in self.products if rates.dtype == dtype), unmeasured)
 
     def update_rate(self, where: str, dtype: str, bits: int) -> float:
-        """Parameters/s; plain fp32's in RAM where it was not measured."""
-        form = where, dtype, bits
-        return next((u.rate for u in self.updates if (u.where, u.dtype, u.bits) == form), self.adam)
+        """Return AdamW's parameters/s in one form; plain fp32's in RAM if it was not measured."""
+        form = (where, dtype, bits)
+        matching = (u.rate for u in self.updates if (u.where, u.dtype, u.bits) == form)
+        return next(matching, self.adam)
 
     def to_json(self) -> str:
+        """Return the measurements as JSON, for `from_json`."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "Hardware":
-        """What `to_json` gave. Raises ValueError for other fields."""
-        raw = json.loads(text)
+        """Return the measurements that `to_json` wrote.
+
+        Raises:
+            ValueError: The text has other fields.
+        """
+        fields: dict[str, Any] = json.loads(text)
         try:
-            raw["products"] = [MatmulRates(**_tuples(each)) for each in raw["products"]]
-            raw["updates"] = [UpdateRate(**each) for each in raw["updates"]]
-            return cls(**_tuples(raw))
+            fields["products"] = [MatmulRates(**_to_tuples(each)) for each in fields["products"]]
+            fields["updates"] = [UpdateRate(**each) for each in fields["updates"]]
+            return cls(**_to_tuples(fields))
         except (TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"not a machine's measurements: {error}") from None
 
 
-def _tuples(raw: Any) -> Any:
-    if isinstance(raw, dict):
-        return {name: _tuples(value) for name, value in raw.items()}
-    return tuple(_tuples(value) for value in raw) if isinstance(raw, list) else raw
+def _to_tuples(value: Any) -> Any:
+    """Return JSON data with tuples instead of lists."""
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {name: _to_tuples(each) for name, each in items}
+    if isinstance(value, list):
+        return tuple(_to_tuples(each) for each in cast("list[Any]", value))
+    return value
 
 
 def memory_bytes() -> int:
-    """RAM this process may hope for: the machine's, or its cgroup's limit where that is lower."""
+    """Return the RAM this process may use: the machine's, or its cgroup's lower limit."""
     if sys.platform == "win32":
-        status = (
-            ctypes.c_ulonglong * 8
-        )()  # MEMORYSTATUSEX: length and load in the first, then total physical
+        # MEMORYSTATUSEX: the first word holds its length and the load, the second the physical RAM.
+        status = (ctypes.c_ulonglong * 8)()
         ctypes.cast(status, ctypes.POINTER(ctypes.c_ulong))[0] = ctypes.sizeof(status)
         if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
             raise OSError("Windows does not say how much memory there is")
@@ -111,54 +163,60 @@ def memory_bytes() -> int:
     return min([total, *cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 
 
-def cgroup_limits(mine: Path, root: Path) -> list[int]:
-    """The memory limits of this process's control group and of those around it, version 1 and 2; none outside Linux.
-    Inside a container the paths may be of the host and not be there: then the root's own limit counts."""
-    if not mine.exists():
+def cgroup_limits(membership: Path, root: Path) -> list[int]:
+    """Return the memory limits of this process's control group and of those around it.
+
+    Versions 1 and 2 are understood; outside Linux there are none. Inside a container the paths may
+    be the host's and not exist: the root's own limit counts then.
+
+    Args:
+        membership: the file that lists the process's groups, one a line.
+        root: where the control groups are mounted.
+    """
+    if not membership.exists():
         return []
-    found = []
-    for line in mine.read_text().splitlines():
+    texts: list[str] = []
+    for line in membership.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        base, file = (
-            (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-        )
-        here = base / path.lstrip("/")
-        limits = [group / file for group in [here, *here.parents] if group.is_relative_to(base)]
-        found += [limit.read_text().strip() for limit in limits if limit.exists()]
-    return [int(text) for text in found if text.isdigit()]  # else "max"
+        if controllers:  # version 1
+            base, file = root / "memory", "memory.limit_in_bytes"
+        else:
+            base, file = root, "memory.max"
+        group = base / path.lstrip("/")
+        files = [each / file for each in [group, *group.parents] if each.is_relative_to(base)]
+        texts += [each.read_text().strip() for each in files if each.exists()]
+    return [int(text) for text in texts if text.isdigit()]  # the other text is "max"
 
 
 def retain_freed_memory() -> None:
-    """Make the C library retain freed memory from now on.
+    """Make glibc retain freed memory from now on; other C libraries are left alone.
 
-    glibc returns blocks of over 32 MiB at once, and touching
-    a page again can cost more than computing on it (1.4 ms a MiB in a virtual machine, measured). The probe and the
-    engine both want this; other C libraries are left alone."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.malloc_trim(0)  # what lies about from before
-        for option, value in (
-            (-3, 1 << 30),
-            (-1, (1 << 31) - 1),
-            (-8, 1),
-        ):  # M_MMAP_THRESHOLD, M_TRIM_…, M_ARENA_MAX
-            libc.mallopt(option, value)
+    glibc returns blocks of over 32 MiB at once, and touching their pages again can cost more than
+    computing on them (1.4 ms a MiB in a virtual machine, measured). The probe and the engine need
+    this.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return
+    libc.malloc_trim(0)  # return what was freed before
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    libc.mallopt(M_ARENA_MAX, 1)
 
 
 def cpu_name() -> str:
+    """Return the CPU's name, or the architecture if the system does not state one."""
     if sys.platform == "darwin":
-        asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return (
-            subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-            or platform.machine()
-        )
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or platform.machine()
     info = Path("/proc/cpuinfo")
-    named = (
-        [line for line in info.read_text().splitlines() if "model name" in line]
-        if info.exists()
-        else []
-    )
-    return (
-        named[0].partition(":")[2].strip() if named else platform.processor() or platform.machine()
-    )
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if "model name" in line:
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

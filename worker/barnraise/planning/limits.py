@@ -1,4 +1,4 @@
-"""How much of this machine a worker may use. None: as much as there is (less what the system itself needs)."""
+"""State how much of this machine a worker may use. Pure."""
 
 from dataclasses import dataclass
 
@@ -6,25 +6,38 @@ from barnraise.errors import StateError
 
 CLIPPINGS = ("auto", "none", "exact", "layer")
 SAFETIES = ("auto", "exact", "restart")
+PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes. `memory` is for the model and its states: the program itself takes some 300 MB besides."""
+    """What a worker may use; None means all there is, less what the system itself needs.
+
+    Attributes:
+        memory: bytes of RAM for the model and its state. The program takes some 300 MB besides.
+        device_memory: bytes of GPU memory. On a machine without a GPU: the layers that are being
+            computed stay in so much of the RAM.
+        disk: bytes of disk.
+        disk_writes_per_day: bytes a day; a consumer SSD wears out after some hundred times its
+            size.
+        uplink: bytes a second that updates may take of the line.
+        clipping: gradients are clipped by the global norm ("exact"), by each layer's own norm
+            ("layer"), or not at all ("none").
+        crash_safety: what a crash costs with state on disk: the step ("exact", twice the space) or
+            the round ("restart").
+        moments_bits: 32, or 8: a quarter of Adam's memory, slightly other results.
+        precision: "float32", "bfloat16" or what pays on this machine ("auto").
+    """
 
     memory: int | None = None
-    device_memory: int | None = (
-        None  # on a machine without a GPU: keep the layers being computed in so much of the RAM
-    )
+    device_memory: int | None = None
     disk: int | None = None
-    disk_writes_per_day: int | None = (
-        None  # a consumer SSD wears out after some hundred times its size
-    )
-    uplink: int | None = None  # bytes a second that its updates may take of the line
-    clipping: str = "auto"  # how gradients are clipped: by the global norm ("exact"), each layer's own, or not at all
-    crash_safety: str = "auto"  # of a state on disk: lose the step ("exact", twice the space) or the round ("restart")
-    moments_bits: int = 32  # 8: a quarter of Adam's memory, slightly other results
-    precision: str = "auto"  # "float32", "bfloat16" or what pays on this machine
+    disk_writes_per_day: int | None = None
+    uplink: int | None = None
+    clipping: str = "auto"
+    crash_safety: str = "auto"
+    moments_bits: int = 32
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink"):
@@ -43,7 +56,7 @@ class Limits:
             )
         if self.moments_bits not in (8, 32):
             raise StateError(f"Adam's moments take 32 or 8 bits, not {self.moments_bits}")
-        if self.precision not in ("auto", "float32", "bfloat16"):
+        if self.precision not in PRECISIONS:
             raise StateError(
                 f"precision must be auto, float32 or bfloat16; '{self.precision}' is not"
             )

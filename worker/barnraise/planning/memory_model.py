@@ -1,61 +1,65 @@
-"""How many bytes a plan takes on each tier: what the store and the buffers allocate, to the page, and the activations
-of a step and of what is done between steps. Pure; tested against what is measured.
+"""Compute the bytes that a plan takes on each tier. Pure.
+
+Counted are what the store and the buffers allocate, to the page, the activations of a step, and
+what the work between two steps takes. Tested against measurements.
 """
 
 from barnraise.planning import cost_model
 from barnraise.planning.plan import STATE_KINDS, Plan, round_to_pages
 
-HELD_OUT = 32  # sequences a validation loss is taken over
-OWED = 16  # bytes an element of a tile while a round's step is added to what is owed
-ENCODED = 7  # bytes an element of a fragment while it is encoded: integers, payload, its parts
-ENCODING, ENCODED_AT_ONCE = (
-    32,
-    1 << 17,
-)  # bytes an element, and elements, that the codec works on at once
-SAID, ANCHORED = (
-    5,
-    4,
-)  # bytes an element while an update with its payload is applied, and of a replica tile
-DECODED = 9  # bytes an element while an update is decoded and added to another
-CPU_TILE, GPU_TILE, BLOCK = (
-    1 << 19,
-    1 << 22,
-    2048,
-)  # elements updated at a time: swap/crew.py's; a test compares
-BUFFERS = {
+HELD_OUT = 32  # sequences over which the validation loss is taken
+
+# Bytes an element while a round becomes an update.
+ACCUMULATE_BYTES = 16  # of a tile: a round's step is added to the residual
+ENCODE_BYTES = 7  # of a fragment: the integers, the payload and its parts
+CODEC_BYTES = 32  # of the elements that the codec works on at once
+CODEC_ELEMENTS = 1 << 17
+APPLY_BYTES = 5  # of a fragment: an update and its payload are added to the anchor
+REPLICA_TILE_BYTES = 4  # of a tile of the replica at the same time
+DECODE_BYTES = 9  # of a fragment: an update is decoded and added to another
+
+# Elements updated at a time; `swap/tile_threads.py` takes these numbers from here.
+CPU_TILE = 1 << 19
+GPU_TILE = 1 << 22
+TILE_BLOCK = 2048  # tiles begin on multiples of it
+# fp32 buffers of one tile that a thread needs, by the weights' dtype and the moments' bits.
+TILE_BUFFERS = {
     ("float32", 32): 1,
     ("float32", 8): 3,
     ("bfloat16", 32): 2,
     ("bfloat16", 8): 5,
-}  # a thread's, of a tile each
+}
 
 
 def device_bytes(plan: Plan) -> int:
-    """Of the compute memory apart from RAM: 0 where there is none."""
+    """Return the bytes of device memory apart from RAM; 0 on a machine without a device."""
     if not plan.staged:
         return 0
     scratch = scratch_bytes(plan, plan.device) if plan.device != "cpu" else 0
-    return _compute(plan) + _states(plan, "device") + scratch + activations(plan)
+    return _compute_bytes(plan) + _state_bytes(plan, "device") + scratch + activations(plan)
 
 
 def host_bytes(plan: Plan) -> int:
-    """Of RAM, at the worst moment."""
-    size = _states(plan, "host") + _between_tiers(plan) + plan.threads * scratch_bytes(plan)
+    """Return the bytes of RAM at the worst moment."""
+    size = _state_bytes(plan, "host") + _transfer_bytes(plan)
+    size += plan.threads * scratch_bytes(plan)
     if plan.staged:
-        return size + _waiting(plan) + between_steps(plan)
-    return size + _compute(plan) + max(activations(plan), between_steps(plan))
+        return size + _waiting_bytes(plan) + between_steps(plan)
+    return size + _compute_bytes(plan) + max(activations(plan), between_steps(plan))
 
 
 def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
-    """Of one thread that takes norms and makes updates."""
-    threads, most = (plan.threads, CPU_TILE) if device == "cpu" else (1, GPU_TILE)
-    largest = max(fragment.size for fragment in plan.fragments) // BLOCK
-    tile = min(most, max(1, -(-largest // threads)) * BLOCK)
-    return 4 * tile * BUFFERS[plan.dtype, plan.moments_bits]
+    """Return the bytes of one thread that computes norms and updates."""
+    threads = plan.threads if device == "cpu" else 1
+    largest_tile = CPU_TILE if device == "cpu" else GPU_TILE
+    blocks = max(fragment.size for fragment in plan.fragments) // TILE_BLOCK
+    blocks_per_thread = -(-blocks // threads)
+    tile = min(largest_tile, max(1, blocks_per_thread) * TILE_BLOCK)
+    return 4 * tile * TILE_BUFFERS[plan.dtype, plan.moments_bits]
 
 
-def _states(plan: Plan, tier: str) -> int:
-    """Of the records a tier holds."""
+def _state_bytes(plan: Plan, tier: str) -> int:
+    """Return the bytes of the records that a tier holds."""
     size = 0
     for kind in STATE_KINDS:
         tiers = {"weights": plan.weights, "moments": plan.moments}.get(
@@ -66,8 +70,8 @@ def _states(plan: Plan, tier: str) -> int:
     return size
 
 
-def _compute(plan: Plan) -> int:
-    """Of the slots and gradients where the blocks are computed."""
+def _compute_bytes(plan: Plan) -> int:
+    """Return the bytes of slots and gradients where the blocks are computed."""
     block = plan.fragments[1].size
     size = plan.slots * plan.record_bytes("weights", block)
     if plan.staged:
@@ -84,11 +88,12 @@ def _compute(plan: Plan) -> int:
 
 
 def _ends(plan: Plan) -> tuple[int, int]:
+    """Return the indices of the embedding and the final norm, which are no blocks."""
     return 0, plan.last_fragment
 
 
-def _between_tiers(plan: Plan) -> int:
-    """Of the ring, of blocks on their way from disk to a device, and of the spare tiles."""
+def _transfer_bytes(plan: Plan) -> int:
+    """Return the bytes of the ring, of blocks between disk and device, and of spare tiles."""
     size = 0
     if plan.staged and "disk" in plan.weights:
         size += plan.host_slots * plan.record_bytes("weights", plan.fragments[1].size)
@@ -99,8 +104,8 @@ def _between_tiers(plan: Plan) -> int:
     return size
 
 
-def _waiting(plan: Plan) -> int:
-    """Of gradients and boundaries in RAM that a device handed over."""
+def _waiting_bytes(plan: Plan) -> int:
+    """Return the bytes of gradients and activations that a device has moved to RAM."""
     size = plan.host_gradient_slots * round_to_pages(4 * plan.fragments[1].size)
     size += sum(
         round_to_pages(4 * plan.fragments[i].size)
@@ -114,59 +119,68 @@ def _waiting(plan: Plan) -> int:
 
 
 def activations(plan: Plan) -> int:
-    """What a step's tensors take at the worst moment, besides the static buffers."""
-    model, layers = plan.model, plan.model.layers
+    """Return the bytes of a step's tensors at the worst moment, besides the static buffers."""
+    model = plan.model
     stream = cost_model.stream_bytes(model, plan.sequences)
-    inner = 0
+    retained = plan.retained_blocks
+    first_retained = plan.last_fragment - retained
+    inputs_in_group = 0
     if plan.kept_inputs == "group":
-        kept = len(
-            [g for g in plan.backward_groups if g[0] < plan.last_fragment - plan.retained_blocks]
-        )
-        inner = max(len(group) for group in plan.backward_groups) - 1
+        kept_inputs = sum(group[0] < first_retained for group in plan.backward_groups)
+        inputs_in_group = max(len(group) for group in plan.backward_groups) - 1
     else:
-        kept = layers - plan.retained_blocks
+        kept_inputs = model.layers - retained
     if plan.boundaries == "host":
-        kept = min(kept, 2)
-    waiting = (kept + 1) * plan.micro_batches * stream
-    as_planned = {"dtype": plan.dtype}
-    saved = cost_model.saved_bytes(model, plan.sequences, **as_planned)
-    graphs = plan.retained_blocks * plan.micro_batches * saved
-    if plan.retained_blocks:
+        kept_inputs = min(kept_inputs, 2)
+    waiting = (kept_inputs + 1) * plan.micro_batches * stream
+
+    saved = cost_model.saved_bytes(model, plan.sequences, dtype=plan.dtype)
+    graphs = retained * plan.micro_batches * saved
+    if retained:
         graphs += plan.micro_batches * stream
     backward = cost_model.backward_peak_bytes(
-        model, plan.sequences, threads=plan.threads, **as_planned
+        model, plan.sequences, dtype=plan.dtype, threads=plan.threads
     )
-    with_graphs = graphs + max(
-        cost_model.head_peak_bytes(model, plan.sequences, device=plan.device, **as_planned),
-        cost_model.forward_peak_bytes(model, plan.sequences, threads=plan.threads, **as_planned),
-        backward - saved + stream if plan.retained_blocks else 0,
+    head = cost_model.head_peak_bytes(model, plan.sequences, dtype=plan.dtype, device=plan.device)
+    forward = cost_model.forward_peak_bytes(
+        model, plan.sequences, dtype=plan.dtype, threads=plan.threads
     )
-    again = 0  # blocks that compute again do so when the graphs above them are gone, but for those of their own group
+    retained_backward = backward - saved + stream if retained else 0
+    with_graphs = graphs + max(head, forward, retained_backward)
+
+    # Blocks are recomputed when the graphs above them are gone, except those of their own group.
+    recomputed = 0
     for group in plan.backward_groups:
-        mine = sum(i >= plan.last_fragment - plan.retained_blocks for i in group)
-        if mine < len(group):
-            again = max(again, backward + mine * plan.micro_batches * saved)
-    transient = max(with_graphs, again)
+        graphs_of_group = sum(i >= first_retained for i in group)
+        if graphs_of_group < len(group):
+            recomputed = max(recomputed, backward + graphs_of_group * plan.micro_batches * saved)
     tokens = 8 * plan.micro_batches * plan.sequences * (model.context + 1)
-    return waiting + inner * stream + transient + tokens
+    return waiting + inputs_in_group * stream + max(with_graphs, recomputed) + tokens
 
 
 def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
-    """What validating, harvesting and folding in take at the worst moment, besides the static buffers."""
+    """Return the bytes of evaluating, ending a round and applying updates, at the worst moment.
+
+    Args:
+        plan: the plan.
+        held_out: sequences over which the validation loss is taken.
+    """
     model = plan.model
-    table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
-    copied = plan.exchange == "disk"  # a fragment of the anchor is then a copy
+    table = 4 * plan.fragments[0].size
+    block = 4 * plan.fragments[1].size
+    copies = 2 if plan.exchange == "disk" else 1  # a fragment of an anchor on disk is a copy
     streams = held_out * cost_model.stream_bytes(model, 1) + 8 * held_out * (model.context + 1)
     forward = cost_model.forward_peak_bytes(model, plan.sequences, threads=plan.threads)
-    head = cost_model.head_peak_bytes(model, plan.sequences, device=plan.device, wanted=False)
-    evaluated = max(
-        table * (2 if copied else 1),
-        table + streams + max(block * (2 if copied else 1), block + forward, head),
+    head = cost_model.head_peak_bytes(
+        model, plan.sequences, device=plan.device, with_gradients=False
     )
+    evaluating = max(table * copies, table + streams + max(block * copies, block + forward, head))
+
     largest = max(fragment.size for fragment in plan.fragments)
-    encoded = ENCODED * largest + ENCODING * min(largest, ENCODED_AT_ONCE)
-    said = SAID * largest + ANCHORED * min(plan.tile, largest)
-    harvested = max(encoded, OWED * min(plan.tile, largest), said) + (
-        4 * largest if plan.staged else 0
-    )
-    return max(evaluated, harvested, DECODED * largest)
+    tile = min(plan.tile, largest)
+    encoding = ENCODE_BYTES * largest + CODEC_BYTES * min(largest, CODEC_ELEMENTS)
+    applying = APPLY_BYTES * largest + REPLICA_TILE_BYTES * tile
+    ending_round = max(encoding, ACCUMULATE_BYTES * tile, applying)
+    if plan.staged:
+        ending_round += 4 * largest
+    return max(evaluating, ending_round, DECODE_BYTES * largest)

@@ -236,7 +236,7 @@ class StepSimulation:
         backward = cost_model.block_backward_seconds(
             hardware, model, plan.sequences, dtype=plan.dtype
         )
-        recompute = cost_model.block_again_seconds(
+        recompute = cost_model.block_recompute_seconds(
             hardware, model, plan.sequences, dtype=plan.dtype
         )
         first_retained = plan.last_fragment - plan.retained_blocks

@@ -13,17 +13,11 @@ import torch
 from torch import Tensor
 
 from barnraise.models.gpt2 import Weights, norm
+from barnraise.planning.cost_model import LOSS_WORDS, loss_rows
 
-CPU_SLICE = 1 << 20  # logits of a slice: 4 MiB
-GPU_SLICE = 1 << 26
-
-# Rows of a slice at the least: each slice reads the whole table, whose 50,257 × 768 elements
-# outweigh a few logits.
-ROWS = 256
-
-# Rows of the table whose gradients are computed at a time where they are not fp32, because they
-# need an fp32 copy.
-WORDS = 1 << 13
+# The memory model counts with the same slices. A slice has LOSS_ROWS tokens at least: each slice
+# reads the whole table, whose 50,257 × 768 elements outweigh a few logits. Gradients of the table
+# that are not fp32 need an fp32 copy, so that LOSS_WORDS rows of them are computed at a time.
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ def head_step(
 def _sweep(x: Tensor, token: Tensor, targets: Tensor, gradients: _Gradients | None) -> Tensor:
     """Return the mean cross-entropy of rows x [n, d] with targets [n], slice by slice."""
     rows, vocabulary = x.shape[0], token.shape[0]
-    slice_rows = max(ROWS, (CPU_SLICE if x.device.type == "cpu" else GPU_SLICE) // vocabulary)
+    slice_rows = loss_rows(vocabulary, x.device.type)
     probabilities = torch.empty(rows, dtype=torch.float32, device=x.device)  # of the targets
     for begin in range(0, rows, slice_rows):
         part = x[begin : begin + slice_rows].to(token.dtype)
@@ -106,6 +100,6 @@ def _add_gradients(
         gradients.token.addmm_(dlogits.t(), part)
         return
     gradients.x[rows] = dlogits @ token
-    for first in range(0, len(token), WORDS):
-        words = slice(first, first + WORDS)
+    for first in range(0, len(token), LOSS_WORDS):
+        words = slice(first, first + LOSS_WORDS)
         gradients.token[words].add_(dlogits[:, words].t() @ part)

@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 
 from barnraise.models.gpt2 import Weights, views
+from barnraise.planning.cost_model import GRADIENT_CHUNK
 from barnraise.spec import Fragment
-
-# Elements of a bf16 gradient added at a time: a CPU makes an fp32 copy of them.
-ADDED_AT_ONCE = 1 << 18
 
 
 class Leaves:
@@ -50,7 +48,7 @@ class Leaves:
         if right.dtype == torch.float32:
             sums.addmm_(left.t(), right)
             return
-        rows = max(1, ADDED_AT_ONCE // right.shape[1])
+        rows = max(1, GRADIENT_CHUNK // right.shape[1])
         for total, part in zip(sums.split(rows), left.split(rows, dim=1), strict=True):
             total.add_(part.t() @ right)
 
@@ -61,8 +59,8 @@ class Leaves:
     def _move_gradient(self, leaf: Tensor, name: str) -> None:
         """Add a bf16 leaf's gradient to the fp32 sum; autograd would sum in the leaf's type."""
         assert leaf.grad is not None
-        sums = self._sums[name].reshape(-1).split(ADDED_AT_ONCE)
-        gradient = leaf.grad.reshape(-1).split(ADDED_AT_ONCE)
+        sums = self._sums[name].reshape(-1).split(GRADIENT_CHUNK)
+        gradient = leaf.grad.reshape(-1).split(GRADIENT_CHUNK)
         for total, part in zip(sums, gradient, strict=True):
             total.add_(part)
         leaf.grad = None

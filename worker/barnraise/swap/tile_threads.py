@@ -15,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 from torch import Tensor
 
-BLOCK = 2048  # elements: tiles begin on multiples of it
+from barnraise.planning import memory_model
 
-# Elements of a tile on a CPU: 2 MB, which fits the cache of several threads. With smaller tiles,
-# Python and its lock take a noticeable share of the time.
-TILE = 1 << 19
-DEVICE_TILE = 1 << 22  # elements of a tile on a GPU, which is efficient with few large calls
+# Tiles begin on multiples of a block. A CPU's tile has 2 MB, which fits the cache of several
+# threads: with smaller tiles, Python and its lock take a noticeable share of the time. A GPU is
+# efficient with few large calls.
+BLOCK = memory_model.TILE_BLOCK
+TILE = memory_model.CPU_TILE
+DEVICE_TILE = memory_model.GPU_TILE
 
 
 class Scratch:

@@ -97,7 +97,7 @@ class _ShardStream:
         return self.token_count - context
 
     def read_windows(self, begins: Sequence[int], context: int) -> torch.Tensor:
-        """Read the windows of context + 1 tokens at these positions: int64 [windows, context + 1]."""
+        """Read the windows at these positions: int64 [windows, context + 1]."""
         rows = np.empty((len(begins), context + 1), np.int64)
         for row, begin in zip(rows, begins, strict=True):
             self._read_into(begin, row)
