@@ -1,7 +1,8 @@
-"""What a run is: the model, its text and its recipe. Immutable once launched, and named by its digest.
+"""Specify a run: the model, its text and its recipe. Pure.
 
-Pure data and closed forms over the standard library: the site checks forms with this file, the planner sizes machines
-with it, and every peer lays its parameter vector out by it. No torch, no numpy.
+A spec is immutable once launched and named by its digest. The site checks forms with this file, the
+planner sizes machines with it, and every peer lays out its parameter vector by it. Standard library
+only.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import ipaddress
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,38 +19,56 @@ from barnraise.errors import SpecError
 
 FORMAT = 1  # of the spec and of every update; a new format is a new run
 UNIT_BITS = 26  # the anchor's fixed point: one unit is 2**-26
-ALIGN = 64  # fragments are multiples of this many elements (fused AdamW differs in the last bits on odd tails)
+# Fragments are multiples of so many elements: fused AdamW differs in the last bits on odd tails.
+ALIGN = 64
 TENSOR_ALIGN = 16  # elements: every tensor starts on a 64-byte boundary
 MAX_UPDATE_UNITS = 1 << 26  # an update moves no weight by more than 1.0
 SOURCES = ("stdlib", "huggingface", "urls", "files")
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")
-# Rounds end together by the clock, said in turns or at once; or each ends in its own time. Nobody waits.
+# Rounds end together by the clock, published one fragment after another ("streams") or all at once
+# ("windows"); or each round ends in its own time ("async"). Nobody waits.
 STRATEGIES = ("streams", "windows", "async")
-# What an author says of an update: all values, or the largest so many of each chunk of 4096, in 2, 4 or 8 bits.
-_KEPT = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # 1…4095
+# An update holds all values, or the largest so many of each chunk of 4,096, in 2, 4 or 8 bits.
+_LARGEST = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # from 1 to 4,095
 AUTO = "auto"  # each author chooses compression and round length by its uplink
-CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_KEPT})x(?P<bits>[248])", re.ASCII)
+CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_LARGEST})x(?P<bits>[248])", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor lies in its fragment. `initial` is "normal", "ones" or "zeros"; `deviation` in 2**-26 units."""
+    """Where one tensor lies in its fragment.
+
+    Attributes:
+        name: the tensor's name.
+        shape: its shape.
+        offset: elements from the fragment's start.
+        initial: its initial values: "normal", "ones" or "zeros".
+        deviation: the standard deviation of "normal", in units of 2**-26.
+    """
 
     name: str
     shape: tuple[int, ...]
-    offset: int  # elements from the fragment's start
+    offset: int
     initial: str = "zeros"
     deviation: int = 0
 
     @property
     def size(self) -> int:
+        """Return the number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """One layer: the unit of swapping, compression, transfer and digest. `size` in elements, padding included."""
+    """One layer: the unit of swapping, compression, transfer and digest.
+
+    Attributes:
+        index: its place in the parameter vector.
+        name: the layer's name.
+        slots: its tensors.
+        size: elements, padding included.
+    """
 
     index: int
     name: str
@@ -58,7 +78,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A GPT as GPT-2 and GPT-3 have it: pre-LayerNorm, learned positions, GELU, head tied to the token embedding."""
+    """A GPT as in GPT-2 and GPT-3: pre-LayerNorm, learned positions, GELU, tied head."""
 
     layers: int
     width: int
@@ -68,15 +88,14 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        """Weights that are trained, without padding; the tied head counts once."""
+        """Return the number of trained weights, without padding; the tied head counts once."""
         return sum(slot.size for fragment in self.fragments() for slot in fragment.slots)
 
     def fragments(self) -> tuple[Fragment, ...]:
-        """The parameter vector's layout: the embedding, one fragment a block, the final norm."""
+        """Return the parameter vector's layout: embedding, one fragment a block, final norm."""
         narrow = self.deviation(1)
-        deep = self.deviation(
-            2 * self.layers
-        )  # GPT-2: what feeds the residual stream starts smaller with depth
+        # As in GPT-2, weights that feed the residual stream start smaller in deeper models.
+        deep = self.deviation(2 * self.layers)
         d = self.width
         embedding = [
             ("token", (self.vocabulary, d), narrow),
@@ -106,21 +125,27 @@ class ModelSpec:
 
     @staticmethod
     def deviation(depth: int) -> int:
-        """0.02 / √depth in 2**-26 units, by integers alone."""
+        """Return 0.02 / √depth in units of 2**-26, computed with integers only."""
         return math.isqrt((1 << 2 * UNIT_BITS) // (2500 * depth))
 
 
-def _lay_out(index: int, name: str, tensors) -> Fragment:
-    slots, offset = [], 0
-    for tensor, shape, start in tensors:
-        kind, deviation = ("normal", start) if isinstance(start, int) else (start, 0)
-        slots.append(Slot(tensor, shape, offset, kind, deviation))
+def _lay_out(
+    index: int, name: str, tensors: Sequence[tuple[str, tuple[int, ...], int | str]]
+) -> Fragment:
+    """Lay out the tensors (name, shape, deviation or kind of initial values) of one fragment."""
+    slots: list[Slot] = []
+    offset = 0
+    for tensor, shape, initial in tensors:
+        if isinstance(initial, int):
+            slots.append(Slot(tensor, shape, offset, "normal", initial))
+        else:
+            slots.append(Slot(tensor, shape, offset, initial))
         offset = -(-(offset + math.prod(shape)) // TENSOR_ALIGN) * TENSOR_ALIGN
     return Fragment(index, name, tuple(slots), -(-offset // ALIGN) * ALIGN)
 
 
-# Presets: (layers, width, heads, context); GPT-2 from Radford et al. 2019, GPT-3 from Brown et al. 2020, table 2.1
-# (13B there has 5140-wide layers of 40 heads; 5120 is what divides evenly and what everybody trains).
+# Presets: (layers, width, heads, context), GPT-2 from Radford et al. 2019, GPT-3 from Brown et al.
+# 2020, table 2.1. There the 13B model is 5,140 wide with 40 heads; 5,120 divides evenly.
 _SHAPES = {
     "gpt-nano": (4, 128, 4, 128),
     "gpt-micro": (6, 256, 8, 256),
@@ -138,7 +163,15 @@ _SHAPES = {
 
 
 def preset(name: str, vocabulary: int | None = None) -> ModelSpec:
-    """The named model; `vocabulary` defaults to 2,048 below GPT-2 and to 50,257 from there on."""
+    """Return the model of a preset.
+
+    Args:
+        name: one of `PRESETS`.
+        vocabulary: by default 2,048 below GPT-2 and 50,257 from there on.
+
+    Raises:
+        SpecError: There is no such preset.
+    """
     if name not in _SHAPES:
         raise SpecError(
             {"model": f"there is no preset '{name}'; the presets are {', '.join(_SHAPES)}"}
@@ -151,18 +184,26 @@ PRESETS = tuple(_SHAPES)
 
 @dataclass(frozen=True)
 class TextSpec:
-    """Where the text comes from and how it becomes tokens. The tokens themselves are named by the manifest."""
+    """Where the text comes from and how it becomes tokens. The manifest names the tokens.
+
+    Attributes:
+        source: one of `SOURCES`.
+        places: of the source: a dataset's id, or addresses.
+        tokenizer: "bytes" or "bpe".
+        held_out: share of the tokens reserved for validation.
+        shard_tokens: tokens of a shard.
+    """
 
     source: str = "stdlib"
-    places: tuple[str, ...] = ()  # of the source: a dataset's id, or addresses
+    places: tuple[str, ...] = ()
     tokenizer: str = "bpe"
-    held_out: float = 0.02  # share of the tokens kept back for validation
+    held_out: float = 0.02
     shard_tokens: int = 1 << 20
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the run learns. Token counts are of the whole run's ledger unless they say otherwise."""
+    """How the run learns. Token counts refer to the whole run's ledger."""
 
     token_budget: int = 10_000_000
     learning_rate: float = 1e-3
@@ -177,27 +218,32 @@ class Recipe:
     outer_rate: float = 0.6  # η
     outer_momentum: float = 0.7  # μ
     feedback_decay: float = 1.0  # β of the error feedback
-    speculation: float = (
-        1.0  # trust in the guess of updates under way, as the study found best; 0: none is made
-    )
+    speculation: float = 1.0  # weight of the predicted updates in flight; 0: no prediction
     evaluate_every: int = 20_000
 
 
 @dataclass(frozen=True)
 class Start:
-    """The weights of another run that this one begins with; without a `run`, those of its own seed. `digest`: BLAKE3 of
-    them as one checkpoint; `tokenizer`: of that run's, "" for bytes; `fragments`: of each, pinned at launch."""
+    """The weights of another run that this one begins with.
+
+    Attributes:
+        run: that run's id; "" for the weights of this run's own seed.
+        digest: BLAKE3 of the weights as one checkpoint.
+        tokens: tokens that they were trained on there.
+        tokenizer: the digest of that run's tokenizer; "" for bytes.
+        fragments: the digest of each fragment, pinned at launch.
+    """
 
     run: str = ""
     digest: str = ""
-    tokens: int = 0  # behind them there
+    tokens: int = 0
     tokenizer: str = ""
     fragments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """All that a peer must know to train in a run and to judge the updates of others. Keys are hex Ed25519 keys."""
+    """What a peer must know to train in a run and validate updates. Keys are hex Ed25519 keys."""
 
     model: ModelSpec
     text: TextSpec = field(default_factory=TextSpec)
@@ -208,20 +254,24 @@ class RunSpec:
     threshold: int = 1  # how many root keys must sign
     manifest: str = ""  # BLAKE3 of the signed manifest's body; pinned at launch
     max_tokens_per_update: int = 1 << 26
-    verdict_horizon: int = 20  # rounds of ledger tokens an archive peer keeps updates for
+    verdict_horizon: int = 20  # rounds of ledger tokens for which an archive peer stores updates
     start: Start = field(default_factory=Start)
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """One text for one spec: the digest of these exact bytes names the run's rules."""
+        """Return the spec's canonical text; the digest of these bytes names the run's rules."""
         raw = dataclasses.asdict(self)
         if not self.start.run:
-            del raw["start"]  # the text that runs had before there was such a thing
+            del raw["start"]
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "RunSpec":
-        """Raises SpecError for anything that is not a sensible spec, unknown names included."""
+        """Return the spec of a text.
+
+        Raises:
+            SpecError: The text is no valid spec; unknown names are refused too.
+        """
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -232,8 +282,8 @@ class RunSpec:
         return spec
 
 
-def _build(cls, raw: Any, where: str):
-    """A dataclass from plain JSON, strict about names and types."""
+def _build(cls: Any, raw: Any, where: str) -> Any:
+    """Build a dataclass from plain JSON, strict about names and types."""
     if not isinstance(raw, dict):
         raise SpecError({where or "spec": "must be an object"})
     known = {f.name: f for f in dataclasses.fields(cls)}
@@ -251,7 +301,8 @@ def _build(cls, raw: Any, where: str):
     return cls(**values)
 
 
-def _typed(kind: Any, value: Any, where: str):
+def _typed(kind: Any, value: Any, where: str) -> Any:
+    """Return a JSON value as a field of this type."""
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, where + ".")
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
@@ -266,91 +317,44 @@ def _typed(kind: Any, value: Any, where: str):
         and all(isinstance(v, str) for v in value)
     ):
         return tuple(value)
-    raise SpecError(
-        {
-            where: f"must be {'a number' if kind in (int, float) else 'text'}, not {json.dumps(value)[:40]}"
-        }
-    )
+    wanted = "a number" if kind in (int, float) else "text"
+    raise SpecError({where: f"must be {wanted}, not {json.dumps(value)[:40]}"})
+
+
+class _Problems(dict[str, str]):
+    """Dotted field → a sentence that says what to change."""
+
+    def check_range(self, name: str, value: float, low: float, high: float, label: str) -> None:
+        """Add a problem unless low ≤ value ≤ high; NaN is outside."""
+        if not low <= value <= high:
+            self[name] = f"{label} must be between {low:,} and {high:,}; this is {value:,}"
+
+    def check_choice(self, name: str, value: str, choices: tuple[str, ...], label: str) -> None:
+        """Add a problem unless the value is one of the choices."""
+        if value not in choices:
+            self[name] = f"{label} must be one of {', '.join(choices)}; '{value[:40]}' is not"
 
 
 def problems(spec: RunSpec) -> dict[str, str]:
-    """What keeps a spec from being trained: dotted field → a sentence that says what to change. Empty when sound."""
-    model, text, recipe = spec.model, spec.text, spec.recipe
-    found: dict[str, str] = {}
+    """Return what prevents a spec from being trained, or nothing if it is valid.
 
-    def within(name: str, value: float, low: float, high: float, what: str) -> None:
-        if not low <= value <= high:  # nor is NaN
-            found[name] = f"{what} must be between {low:,} and {high:,}; this is {value:,}"
-
-    def one_of(name: str, value: str, known: tuple[str, ...], what: str) -> None:
-        if value not in known:
-            found[name] = f"{what} must be one of {', '.join(known)}; '{value[:40]}' is not"
-
-    within("model.layers", model.layers, 1, 256, "the number of layers")
-    within("model.width", model.width, 16, 65_536, "the width")
-    within("model.heads", model.heads, 1, 512, "the number of heads")
-    within("model.context", model.context, 8, 16_384, "the context, in tokens,")
-    within("model.vocabulary", model.vocabulary, 256, 65_536, "the vocabulary")
-    if "model.heads" not in found and "model.width" not in found and model.width % model.heads:
-        near = [h for h in range(1, model.width + 1) if model.width % h == 0]
-        best = min(near, key=lambda h: abs(h - model.heads))
-        found["model.heads"] = (
-            f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
-        )
-    one_of("text.source", text.source, SOURCES, "the source")
-    if "text.source" not in found and (wrong := _places(text)):
-        found["text.places"] = wrong
-    one_of("text.tokenizer", text.tokenizer, TOKENIZERS, "the tokenizer")
-    if text.tokenizer == "bytes" and model.vocabulary != 256 and "model.vocabulary" not in found:
-        found["model.vocabulary"] = (
-            "the bytes tokenizer has 256 tokens; set the vocabulary to 256 or choose bpe"
-        )
-    if text.tokenizer == "bpe" and model.vocabulary < 300 and "model.vocabulary" not in found:
-        found["model.vocabulary"] = (
-            "bpe starts from the 256 bytes; give it a vocabulary of 300 or more"
-        )
-    within("text.held_out", text.held_out, 0.001, 0.5, "the held-out share")
-    within("text.shard_tokens", text.shard_tokens, 1 << 16, 1 << 28, "the tokens a shard")
-    within("recipe.token_budget", recipe.token_budget, 1_000, 10**15, "the token budget")
-    within("recipe.learning_rate", recipe.learning_rate, 1e-8, 1.0, "the learning rate")
-    one_of("recipe.schedule", recipe.schedule, SCHEDULES, "the schedule")
-    within("recipe.warmup_tokens", recipe.warmup_tokens, 0, 10**15, "the warm-up, in tokens,")
-    within("recipe.weight_decay", recipe.weight_decay, 0.0, 1.0, "the weight decay")
-    within("recipe.clip", recipe.clip, 1e-3, 1e6, "the gradient norm to clip at")
-    within("recipe.step_sequences", recipe.step_sequences, 1, 65_536, "the sequences a step")
-    within("recipe.round_steps", recipe.round_steps, 1, 10_000, "the steps a round")
-    one_of("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
-    if recipe.codec != AUTO and not CODEC.fullmatch(recipe.codec):
-        found["recipe.codec"] = (
-            f"the codec must be auto, dense8, dense4, dense2, or one like top64x2; '{recipe.codec[:40]}' is not"
-        )
-    within("recipe.outer_rate", recipe.outer_rate, 1e-3, 10.0, "the outer rate")
-    within("recipe.outer_momentum", recipe.outer_momentum, 0.0, 0.99, "the outer momentum")
-    within(
-        "recipe.feedback_decay", recipe.feedback_decay, 0.0, 1.0, "the decay of the error feedback"
-    )
-    within(
-        "recipe.speculation",
-        recipe.speculation,
-        0.0,
-        1.0,
-        "the trust in a guess of updates under way",
-    )
-    within(
-        "recipe.evaluate_every",
-        recipe.evaluate_every,
-        1_000,
-        10**15,
-        "the tokens between two validations",
-    )
-    within("seed", spec.seed, 0, 2**63 - 1, "the seed")
-    within("max_tokens_per_update", spec.max_tokens_per_update, 1, 1 << 40, "the tokens an update")
-    within("verdict_horizon", spec.verdict_horizon, 1, 100_000, "the verdict horizon, in rounds,")
-    tokens = recipe.step_sequences * model.context * recipe.round_steps
-    if tokens > spec.max_tokens_per_update and "recipe.round_steps" not in found:
-        limit = f"{spec.max_tokens_per_update:,}"
+    Returns:
+        Dotted field → a sentence that says what to change.
+    """
+    found = _Problems()
+    _check_model(spec.model, found)
+    _check_text(spec.text, spec.model, found)
+    _check_recipe(spec.recipe, found)
+    found.check_range("seed", spec.seed, 0, 2**63 - 1, "the seed")
+    most = spec.max_tokens_per_update
+    found.check_range("max_tokens_per_update", most, 1, 1 << 40, "the tokens an update")
+    horizon = spec.verdict_horizon
+    found.check_range("verdict_horizon", horizon, 1, 100_000, "the verdict horizon, in rounds,")
+    tokens = spec.recipe.step_sequences * spec.model.context * spec.recipe.round_steps
+    if tokens > most and "recipe.round_steps" not in found:
         found["recipe.round_steps"] = (
-            f"a round of {tokens:,} tokens is over the {limit} an update may hold; take fewer steps"
+            f"a round of {tokens:,} tokens is over the {most:,} an update may hold; "
+            "take fewer steps"
         )
     if wrong := _start(spec):
         found["start"] = wrong
@@ -361,12 +365,70 @@ def problems(spec: RunSpec) -> dict[str, str]:
     return found
 
 
-def _start(spec: RunSpec) -> str:
-    """What is wrong with the weights it begins with; "" for nothing."""
-    start, names = (
-        spec.start,
-        {spec.start.digest, *spec.start.fragments, spec.start.tokenizer or "0" * 64},
+def _check_model(model: ModelSpec, found: _Problems) -> None:
+    found.check_range("model.layers", model.layers, 1, 256, "the number of layers")
+    found.check_range("model.width", model.width, 16, 65_536, "the width")
+    found.check_range("model.heads", model.heads, 1, 512, "the number of heads")
+    found.check_range("model.context", model.context, 8, 16_384, "the context, in tokens,")
+    found.check_range("model.vocabulary", model.vocabulary, 256, 65_536, "the vocabulary")
+    if "model.heads" not in found and "model.width" not in found and model.width % model.heads:
+        divisors = [h for h in range(1, model.width + 1) if model.width % h == 0]
+        best = min(divisors, key=lambda h: abs(h - model.heads))
+        found["model.heads"] = (
+            f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
+        )
+
+
+def _check_text(text: TextSpec, model: ModelSpec, found: _Problems) -> None:
+    found.check_choice("text.source", text.source, SOURCES, "the source")
+    if "text.source" not in found and (wrong := _places(text)):
+        found["text.places"] = wrong
+    found.check_choice("text.tokenizer", text.tokenizer, TOKENIZERS, "the tokenizer")
+    if "model.vocabulary" not in found:
+        if text.tokenizer == "bytes" and model.vocabulary != 256:
+            found["model.vocabulary"] = (
+                "the bytes tokenizer has 256 tokens; set the vocabulary to 256 or choose bpe"
+            )
+        if text.tokenizer == "bpe" and model.vocabulary < 300:
+            found["model.vocabulary"] = (
+                "bpe starts from the 256 bytes; give it a vocabulary of 300 or more"
+            )
+    found.check_range("text.held_out", text.held_out, 0.001, 0.5, "the held-out share")
+    found.check_range(
+        "text.shard_tokens", text.shard_tokens, 1 << 16, 1 << 28, "the tokens a shard"
     )
+
+
+def _check_recipe(recipe: Recipe, found: _Problems) -> None:
+    ranges = (
+        ("token_budget", 1_000, 10**15, "the token budget"),
+        ("learning_rate", 1e-8, 1.0, "the learning rate"),
+        ("warmup_tokens", 0, 10**15, "the warm-up, in tokens,"),
+        ("weight_decay", 0.0, 1.0, "the weight decay"),
+        ("clip", 1e-3, 1e6, "the gradient norm to clip at"),
+        ("step_sequences", 1, 65_536, "the sequences a step"),
+        ("round_steps", 1, 10_000, "the steps a round"),
+        ("outer_rate", 1e-3, 10.0, "the outer rate"),
+        ("outer_momentum", 0.0, 0.99, "the outer momentum"),
+        ("feedback_decay", 0.0, 1.0, "the decay of the error feedback"),
+        ("speculation", 0.0, 1.0, "the weight of predicted updates in flight"),
+        ("evaluate_every", 1_000, 10**15, "the tokens between two validations"),
+    )
+    for name, low, high, label in ranges:
+        found.check_range(f"recipe.{name}", getattr(recipe, name), low, high, label)
+    found.check_choice("recipe.schedule", recipe.schedule, SCHEDULES, "the schedule")
+    found.check_choice("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
+    if recipe.codec != AUTO and not CODEC.fullmatch(recipe.codec):
+        found["recipe.codec"] = (
+            "the codec must be auto, dense8, dense4, dense2, or one like top64x2; "
+            f"'{recipe.codec[:40]}' is not"
+        )
+
+
+def _start(spec: RunSpec) -> str:
+    """Return what is wrong with the weights that a run begins with, or ""."""
+    start = spec.start
+    names = {start.digest, *start.fragments, start.tokenizer or "0" * 64}
     if not start.run:
         return "" if start == Start() else "names weights, but no run that they are of"
     if (
@@ -378,40 +440,36 @@ def _start(spec: RunSpec) -> str:
     if spec.model.layers > START_LAYERS:
         return f"a model of more than {START_LAYERS} layers cannot begin with another's weights yet"
     if start.fragments and len(start.fragments) != spec.model.layers + 2:
-        return f"must name {spec.model.layers + 2} fragments, as the model has; these are {len(start.fragments)}"
-    return (
-        ""
-        if bool(start.tokenizer) == (spec.text.tokenizer != "bytes")
-        else "has another kind of tokenizer"
-    )
+        wanted, given = spec.model.layers + 2, len(start.fragments)
+        return f"must name {wanted} fragments, as the model has; these are {given}"
+    if bool(start.tokenizer) != (spec.text.tokenizer != "bytes"):
+        return "has another kind of tokenizer"
+    return ""
 
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 START_LAYERS = 100  # their digests lie in the spec, which stays short
 _PART = r"[\w-][\w.-]{0,95}"
-DATASET = re.compile(
-    rf"{_PART}(/{_PART}){{1,5}}(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII
-)  # see `_places`
+# owner/name, then /folder, @revision and #column if needed.
+DATASET = re.compile(rf"{_PART}(/{_PART}){{1,5}}(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII)
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
 
 
 def _places(text: TextSpec) -> str:
-    """What is wrong with where the text comes from; "" for nothing. Whether an address leads anywhere, and not into
-    somebody's own network, is seen when it is fetched."""
+    """Return what is wrong with the places of a text, or "".
+
+    Whether an address leads to a text, and not into a private network, is verified by the download.
+    """
     places = text.places
     if text.source in ("stdlib", "files"):
         return f"the source {text.source} takes no addresses" if places else ""
     if text.source == "huggingface":
-        sound = len(places) == 1 and DATASET.fullmatch(places[0])
-        said = " ".join(places)[:60]
+        if len(places) == 1 and DATASET.fullmatch(places[0]):
+            return ""
         return (
-            ""
-            if sound
-            else (
-                "name one dataset as owner/name, where need be with /folder, @revision or #column after it; "
-                f"'{said}' is not one"
-            )
+            "name one dataset as owner/name, where need be with /folder, @revision or #column "
+            f"after it; '{' '.join(places)[:60]}' is not one"
         )
     if not 1 <= len(places) <= ADDRESSES or sum(map(len, places)) > PLACES_LENGTH:
         return f"give 1 to {ADDRESSES} addresses, of {PLACES_LENGTH:,} characters together at most"
@@ -422,10 +480,11 @@ def _places(text: TextSpec) -> str:
 
 
 def address_problem(address: str) -> str:
-    """Why a text cannot be fetched from an address, by its spelling alone; "" where it might."""
+    """Return why a text cannot be fetched from an address, by its spelling alone, or ""."""
     try:
         parts = urlsplit(address)
-        host, _ = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        _ = parts.port  # raises ValueError for a port that is no number
     except ValueError:
         return "is not an address"
     if (
