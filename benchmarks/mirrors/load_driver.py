@@ -37,7 +37,7 @@ from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
 from coordinator.replication import mirror_list
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.tokens.models import Token
 
@@ -141,7 +141,7 @@ class LoadDriver:
     def launch(self, name: str, fields: dict[str, Any], owner: str) -> Reply:
         """Create and launch the run that the drill's machines train."""
         person = User.objects.get(pk=owner)
-        run = Run.create(person, name, spec_from_fields(fields), report_every=1.0)
+        run = Run.create(person, NewRun(name, spec_from_fields(fields), report_every=1.0))
         run.launch()
         return {"run": str(run.pk), "slug": run.slug}
 

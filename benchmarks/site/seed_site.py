@@ -15,7 +15,7 @@ from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 
 MACHINES_PER_PERSON = 5
@@ -66,7 +66,7 @@ def create_training_run(name: str, report_every: float) -> Run:
         email="owner@example.org", defaults={"name": "The owner", "organiser": True}
     )
     spec = spec_from_fields({"recipe.token_budget": 10**13, "seed": 7})
-    run = Run.create(owner, name, spec, report_every=report_every)
+    run = Run.create(owner, NewRun(name, spec, report_every=report_every))
     manifest = coordinator_messages.TextManifest(
         run=str(run.pk),
         vocabulary=spec.model.vocabulary,

@@ -174,11 +174,11 @@ def test_live_messages_have_the_shape_that_the_page_reads(db, state):
     """The page's own tests read the same two files."""
     from coordinator.accounts.models import User
     from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, build_snapshot
-    from coordinator.runs.models import Run
+    from coordinator.runs.models import NewRun, Run
     from coordinator.runs.spec_form import spec_from_fields
 
     owner = User.objects.create_user("ada@example.org", "wooden-barn-9")
-    run = Run.create(owner, "First barn", spec_from_fields({}))
+    run = Run.create(owner, NewRun("First barn", spec_from_fields({})))
     told, picture = build_snapshot(run), RunSnapshot.capture(run)
     shown = json.loads(read_golden("live_snapshot"))
     assert set(told) == set(shown) and set(told["run"]) == set(shown["run"])

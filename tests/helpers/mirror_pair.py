@@ -172,7 +172,7 @@ run = create_launched_run(ida, "Two roofs", signer, **{{"recipe.token_budget": "
 admit_machine(run, barn, JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
 run.refresh_from_db()
 advance_run(run)
-draft = models.Run.create(ida, "A draft", spec_from_fields({{}}))
+draft = models.Run.create(ida, models.NewRun("A draft", spec_from_fields({{}})))
 print(json.dumps({{"run": str(run.pk), "draft": draft.slug}}))
 """
 

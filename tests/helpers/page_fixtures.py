@@ -58,7 +58,7 @@ def create_machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity
 
 
 def create_launched_run(owner: User, name: str, signer: Identity, **fields: str) -> runs.Run:
-    run = runs.Run.create(owner, name, spec_from_fields(fields), report_every=EVERY)
+    run = runs.Run.create(owner, runs.NewRun(name, spec_from_fields(fields), report_every=EVERY))
     shard = {
         "train": [coordinator_messages.Shard(digest=digest("a"), tokens=9_000)],
         "held_out": [coordinator_messages.Shard(digest=digest("b"), tokens=900)],
@@ -191,7 +191,7 @@ def create_examples() -> str:
     run.resume(actor=ida)
     over = create_launched_run(jonas, "Dusk", signer)
     over.cancel(actor=ida)
-    waiting = runs.Run.create(ida, "A draft", spec_from_fields({}))
+    waiting = runs.Run.create(ida, runs.NewRun("A draft", spec_from_fields({})))
 
     team = Team.create("The <b>Weavers</b> \u202eof the very long name 🧵", ida)
     team.add_member(jonas, ida)

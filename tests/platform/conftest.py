@@ -144,12 +144,12 @@ def volunteer(db, valkey):
 @pytest.fixture
 def draft(db):
     """Return a function that creates a draft run of a person."""
-    from coordinator.runs.models import Run
+    from coordinator.runs.models import NewRun, Run
     from coordinator.runs.spec_form import spec_from_fields
 
     def create(owner, name: str = "A run", **fields) -> Run:
         spec = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7})
-        return Run.create(owner, name, spec, **{"report_every": 1.0, **fields})
+        return Run.create(owner, NewRun(name, spec, **{"report_every": 1.0, **fields}))
 
     return create
 

@@ -8,7 +8,7 @@ from django.db import connection
 from barnraise.protocol import enums
 from barnraise.spec import TextSpec
 from coordinator.accounts.models import User
-from coordinator.runs.models import Run, RunQuerySet
+from coordinator.runs.models import NewRun, Run, RunQuerySet
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.tasks import advance_runs
@@ -30,9 +30,8 @@ def test_runs_of_one_name_made_at_once_all_come_to_be(person, monkeypatch):
 
     def make() -> None:
         try:
-            made.append(
-                Run.create(User.objects.get(pk=owner.pk), "One name", spec_from_fields(BPE)).slug
-            )
+            new = NewRun("One name", spec_from_fields(BPE))
+            made.append(Run.create(User.objects.get(pk=owner.pk), new).slug)
         finally:
             connection.close()
 
@@ -47,7 +46,9 @@ def test_runs_of_one_name_made_at_once_all_come_to_be(person, monkeypatch):
 
 @pytest.mark.django_db
 def test_a_run_named_like_an_id_can_be_found_by_its_slug(person):
-    run = Run.create(person(), "01890af7-1111-7222-8333-444455556666", spec_from_fields(BPE))
+    run = Run.create(
+        person(), NewRun("01890af7-1111-7222-8333-444455556666", spec_from_fields(BPE))
+    )
     assert Run.objects.find(run.slug) == run
 
 

@@ -16,7 +16,7 @@ from barnraise.spec import RunSpec, preset
 from coordinator.accounts.models import Enrolment
 from coordinator.api import authentication
 from coordinator.lib import site_identity
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.history import load_history
@@ -190,7 +190,7 @@ def test_machine_that_floods_the_site_with_reports_is_throttled(volunteer, perso
     """And nobody else is."""
     monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 4)  # a join, and three reports
     owner = person()
-    run = Run.create(owner, "Flood", spec_from_fields({}))
+    run = Run.create(owner, NewRun("Flood", spec_from_fields({})))
     loud, calm = volunteer(owner, 1), volunteer(owner, 2)
     for each in (loud, calm):
         each.join(run)

@@ -28,7 +28,7 @@ from coordinator.fleet.verdicts import RetractionRequest, resolve_author
 from coordinator.runs.estimate import MachineEstimate, estimate
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints
@@ -116,14 +116,14 @@ def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
     """Create a draft, and launch it if `launch` is true."""
     require_organiser(request)
     spec = spec_from_fields({**OFFERED, **asked.fields}, asked.preset)
-    run = Run.create(
-        requesting_user(request),
+    new = NewRun(
         asked.name,
         spec,
         report_every=asked.report_every,
         quorum=asked.quorum,
         join_policy=merge_terms(OPEN_TO_ALL, asked.terms),
     )
+    run = Run.create(requesting_user(request), new)
     if asked.launch:
         run.launch(actor=requesting_user(request))
     return run_out(run)

@@ -20,7 +20,7 @@ from coordinator.accounts.models import Enrolment, Machine, User
 from coordinator.demo.multi_mirror import MirrorCluster
 from coordinator.demo.processes import ProcessGroup, free_port
 from coordinator.lib import embedded_servers, site_identity
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 
 OWNER = "owner@barnraise.local"
@@ -134,7 +134,7 @@ class DemoStack:
     def launch_run(self, owner: User, name: str, **fields: Any) -> Run:
         """Create and launch a run."""
         spec = spec_from_fields({key.replace("__", "."): value for key, value in fields.items()})
-        run = Run.create(owner, name, spec, report_every=1.0)
+        run = Run.create(owner, NewRun(name, spec, report_every=1.0))
         run.launch()
         return run
 

@@ -34,6 +34,46 @@ MAX_TOKEN_BUDGET = 10**15
 RESERVED_SLUGS = ("new", "estimate")  # /runs/new/ and /runs/estimate/ are pages
 
 
+@dataclasses.dataclass(frozen=True)
+class NewRun:
+    """Describe a run that is to be created.
+
+    Attributes:
+        name: what people call it.
+        spec: what to train, and how.
+        report_every: seconds between a machine's reports.
+        quorum: machines that must be alive before training starts.
+        join_policy: who may join.
+        parent: the run that this one is a copy of.
+    """
+
+    name: str
+    spec: RunSpec
+    report_every: float = 10.0
+    quorum: int = 1
+    join_policy: JoinPolicy = OPEN_TO_ALL
+    parent: "Run | None" = None
+
+    def problems(self) -> dict[str, str]:
+        """Return a sentence for each field that is not valid."""
+        name = _clean_name(self.name)
+        return (
+            _draft_problems(name, self.spec, self.report_every, self.quorum)
+            | self.join_policy.problems()
+        )
+
+    def to_columns(self) -> dict[str, Any]:
+        """Return the values of the columns of `Run`."""
+        return {
+            "parent": self.parent,
+            "name": _clean_name(self.name),
+            "draft": dataclasses.asdict(self.spec),
+            "report_every": self.report_every,
+            "quorum": self.quorum,
+            **self.join_policy.to_columns(),
+        }
+
+
 class Run(models.Model):
     """A run.
 
@@ -141,8 +181,8 @@ class Run(models.Model):
     def max_plausible_tokens(self) -> int:
         """The bound on token counts in reports.
 
-        A loss measured later than that is a lie or a mistake, and would squeeze all others into a
-        corner of the chart.
+        A loss measured later than that is wrong, and would squeeze all others into a corner of
+        the chart.
         """
         return 2 * max(self.ledger_tokens, self.token_budget)
 
@@ -218,51 +258,26 @@ class Run(models.Model):
     # ---- what happens to it ------------------------------------------------------------------
 
     @classmethod
-    def create(
-        cls,
-        owner: Any,
-        name: str,
-        spec: RunSpec,
-        *,
-        report_every: float = 10.0,
-        quorum: int = 1,
-        join_policy: JoinPolicy = OPEN_TO_ALL,
-        parent: "Run | None" = None,
-    ) -> "Run":
+    def create(cls, owner: Any, new: NewRun) -> "Run":
         """Create a draft.
 
         Args:
             owner: the person who may edit and control it.
-            name: what people call it.
-            spec: what to train, and how.
-            report_every: seconds between a machine's reports.
-            quorum: machines that must be alive before training starts.
-            join_policy: who may join.
-            parent: the run that this one is a copy of.
+            new: its name, spec and settings.
 
         Raises:
             SpecError: with a sentence for each field that is not valid.
         """
-        name = _clean_name(name)
-        found = _draft_problems(name, spec, report_every, quorum) | join_policy.problems()
-        if found:
-            raise SpecError(found)
+        field_problems = new.problems()
+        if field_problems:
+            raise SpecError(field_problems)
         pk = uuid7()
-        slug = slugify(name)[:60] or "run"
+        columns = {"id": pk, "owner": owner, **new.to_columns()}
+        slug = slugify(columns["name"])[:60] or "run"
         unique_slug = f"{slug}-{pk.hex[-8:]}"
         is_taken = ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists()
         if slug in RESERVED_SLUGS or is_taken:
             slug = unique_slug
-        columns = {
-            "id": pk,
-            "owner": owner,
-            "parent": parent,
-            "name": name,
-            "draft": dataclasses.asdict(spec),
-            "report_every": report_every,
-            "quorum": quorum,
-            **join_policy.to_columns(),
-        }
         with writer.log_transaction():
             try:
                 with transaction.atomic():
@@ -270,7 +285,7 @@ class Run(models.Model):
             except IntegrityError:  # another run of this name was created at the same moment
                 run = cls.objects.create(slug=unique_slug, **columns)
             writer.record("run.create", pk, run_events.creation_payload(run))
-            record("run.create", run, actor=owner, parent=parent and parent.pk)
+            record("run.create", run, actor=owner, parent=new.parent and new.parent.pk)
         return run
 
     def edit(self, name: str, spec: RunSpec, *, actor: Any = None) -> bool:
@@ -283,14 +298,14 @@ class Run(models.Model):
             SpecError: with a sentence for each field that is not valid.
         """
         name = _clean_name(name)
-        found = _draft_problems(name, spec, self.report_every, self.quorum)
-        if found:
-            raise SpecError(found)
+        field_problems = _draft_problems(name, spec, self.report_every, self.quorum)
+        if field_problems:
+            raise SpecError(field_problems)
         before = self.spec
         spec = dataclasses.replace(spec, start=before.start)
-        found = _start_fields_changed(before, spec)
-        if found:
-            raise SpecError(found)
+        changed_start_fields = _start_fields_changed(before, spec)
+        if changed_start_fields:
+            raise SpecError(changed_start_fields)
         columns: dict[str, Any] = {"name": name, "draft": dataclasses.asdict(spec)}
         if _manifest_inputs(before) != _manifest_inputs(spec):
             columns["manifest"] = None
@@ -368,9 +383,9 @@ class Run(models.Model):
         Raises:
             SpecError: with a sentence for each field that is not valid.
         """
-        found = policy.problems()
-        if found:
-            raise SpecError(found)
+        field_problems = policy.problems()
+        if field_problems:
+            raise SpecError(field_problems)
         columns = policy.to_columns()
         return self._decide("arrange", ~Q(**columns), actor=actor, **columns)
 
@@ -389,8 +404,7 @@ class Run(models.Model):
         spec = dataclasses.replace(
             self.spec, roots=(), threshold=1, owner="", manifest="", start=start
         )
-        return Run.create(
-            owner,
+        copy = NewRun(
             name or f"{self.name[:72]} (copy)",
             spec,
             parent=self,
@@ -398,6 +412,7 @@ class Run(models.Model):
             quorum=self.quorum,
             join_policy=self.join_policy,
         )
+        return Run.create(owner, copy)
 
     def archive(self, *, actor: Any = None) -> bool:
         """Remove a run that is over from every list; its page stays."""
@@ -493,14 +508,14 @@ def _start_fields_changed(before: RunSpec, spec: RunSpec) -> dict[str, str]:
     if not spec.start.run:
         return {}
     reason = "this run begins with another's weights"
-    found = {
+    field_problems = {
         f"model.{name}": f"must stay {value:,}: {reason}"
         for name, value in dataclasses.asdict(before.model).items()
         if getattr(spec.model, name) != value
     }
     if before.text.tokenizer != spec.text.tokenizer:
-        found["text.tokenizer"] = f"must stay {before.text.tokenizer}: {reason}"
-    return found
+        field_problems["text.tokenizer"] = f"must stay {before.text.tokenizer}: {reason}"
+    return field_problems
 
 
 def _manifest_inputs(spec: RunSpec) -> tuple[TextSpec, int, int]:
@@ -509,11 +524,13 @@ def _manifest_inputs(spec: RunSpec) -> tuple[TextSpec, int, int]:
 
 
 def _draft_problems(name: str, spec: RunSpec, report_every: float, quorum: int) -> dict[str, str]:
-    found = problems(spec)
+    field_problems = problems(spec)
     if not 1 <= len(name) <= 80:
-        found["name"] = "give the run a name of 1 to 80 characters"
+        field_problems["name"] = "give the run a name of 1 to 80 characters"
     if not 0.2 <= report_every <= 3600:
-        found["report_every"] = "the seconds between two reports must be between 0.2 and 3,600"
+        field_problems["report_every"] = (
+            "the seconds between two reports must be between 0.2 and 3,600"
+        )
     if not 1 <= quorum <= 10_000:
-        found["quorum"] = "the machines to wait for must be between 1 and 10,000"
-    return found
+        field_problems["quorum"] = "the machines to wait for must be between 1 and 10,000"
+    return field_problems

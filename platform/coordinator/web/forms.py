@@ -11,7 +11,7 @@ from barnraise.spec import AUTO, PRESETS, RunSpec, preset
 from coordinator.accounts.models import User
 from coordinator.lib.exceptions import UserError
 from coordinator.runs.join_policy import JoinPolicy
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.web import run_form_fields as words
 from coordinator.web.run_form_fields import (
@@ -223,10 +223,13 @@ class RunForm(ProblemForm):
         cleaned = self.cleaned_data
         try:
             if self.run is None:
-                own = {name: cleaned[name] for name in RUN_FIELDS}
-                return Run.create(
-                    owner, cleaned["name"], cleaned["spec"], join_policy=cleaned["terms"], **own
+                new = NewRun(
+                    cleaned["name"],
+                    cleaned["spec"],
+                    join_policy=cleaned["terms"],
+                    **{name: cleaned[name] for name in RUN_FIELDS},
                 )
+                return Run.create(owner, new)
             if not self.run.edit(cleaned["name"], cleaned["spec"], actor=owner):
                 self.add_error(
                     None, "The run was launched or changed in the meantime: reload its page."

@@ -15,7 +15,7 @@ from coordinator.audit.models import AuditEntry
 from coordinator.lib.exceptions import UserError
 from coordinator.runs.invitations import Guest, RunInvitation
 from coordinator.runs.join_policy import Access, JoinPolicy
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 
 pytestmark = pytest.mark.django_db
@@ -299,12 +299,8 @@ def test_another_runs_invitation_is_not_the_owners_to_withdraw(person, launched_
 
 def test_a_run_made_with_senseless_terms_is_refused_whoever_makes_it(person):
     with pytest.raises(SpecError) as refused:
-        Run.create(
-            person(),
-            "x",
-            spec_from_fields({}),
-            join_policy=JoinPolicy("nobody", -1, 1 << 60, "x" * 30_000),
-        )
+        policy = JoinPolicy("nobody", -1, 1 << 60, "x" * 30_000)
+        Run.create(person(), NewRun("x", spec_from_fields({}), join_policy=policy))
     assert set(refused.value.problems) == {"access", "least_memory", "least_device_memory", "notes"}
     assert json.dumps(refused.value.problems)
 

@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from barnraise.errors import SpecError
 from barnraise.spec import PRESETS
 from coordinator.accounts.models import User
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 
 
@@ -58,13 +58,13 @@ class Command(BaseCommand):
         if options["tokens"]:
             values["recipe.token_budget"] = options["tokens"]
         try:
-            run = Run.create(
-                user,
+            new = NewRun(
                 options["name"],
                 spec_from_fields(values, options["preset"]),
                 report_every=options["report_every"],
                 quorum=options["quorum"],
             )
+            run = Run.create(user, new)
         except SpecError as error:
             raise CommandError(str(error)) from None
         if options["launch"]:
