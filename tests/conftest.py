@@ -109,4 +109,4 @@ def site(state, tmp_path_factory):
     live_site = Site(tmp_path_factory.mktemp("site"))
     live_site.open()
     yield live_site
-    live_site.family.stop()
+    live_site.processes.stop()

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from helpers.chromium import found
+from helpers.chromium import find_browser
 from helpers.screenshots import open_page
 from playwright.sync_api import Browser, Page, sync_playwright
 
-QUIET = (
+BROWSER_FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-background-networking",
@@ -18,13 +18,16 @@ QUIET = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """For one module: Playwright keeps an event loop running in this thread, and others' tests bring their own."""
-    where = found()
-    assert where, (
+    """Launch a browser for one module.
+
+    Playwright runs an event loop in this thread, and other tests need event loops of their own.
+    """
+    executable = find_browser()
+    assert executable, (
         "the browser tests need Chromium: `make test` installs it, or name one in $CHROMIUM"
     )
     with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=where, args=QUIET)
+        yield playwright.chromium.launch(executable_path=executable, args=BROWSER_FLAGS)
 
 
 @pytest.fixture

@@ -1,14 +1,21 @@
-"""The same journey at a phone's width and by keyboard alone."""
+"""A person trains a run at the width of a phone and by keyboard alone."""
 
 import re
+from subprocess import Popen
 
 from helpers.live_site import CODE, PASSWORD, request_enrolment, wait_until
 from helpers.navigation import new_page_loaded
 from helpers.screenshots import open_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
-LONG = 240_000  # ms: the machine that tests run on may have others to serve
+PATIENCE_MS = 240_000  # other processes may use the machine that runs the tests
 EMAIL = "karin@example.org"
+FINISH_RUN = "from coordinator.runs.models import Run; assert Run.objects.find({slug!r}).finish()"
+HAS_FOCUS = "element => element === document.activeElement"
+IS_IN_SIGHT = """element => {
+  const box = element.getBoundingClientRect();
+  return box.bottom > 0 && box.top < innerHeight;
+}"""
 
 
 class Keys:
@@ -17,23 +24,22 @@ class Keys:
     def __init__(self, page: Page):
         self.page = page
 
-    def to(self, target: Locator, most: int = 150) -> None:
+    def focus(self, target: Locator, max_presses: int = 150) -> None:
         """Press Tab until the target has the focus, and check that it is in sight."""
         expect(target).to_be_visible()
-        for _ in range(most):
-            if target.evaluate("it => it === document.activeElement"):
-                seen = "it => { const box = it.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight }"
-                assert target.evaluate(seen), f"{target} has the focus, out of sight"
+        for _ in range(max_presses):
+            if target.evaluate(HAS_FOCUS):
+                assert target.evaluate(IS_IN_SIGHT), f"{target} has the focus, out of sight"
                 return
             self.page.keyboard.press("Tab")
-        raise AssertionError(f"{target} is not reached by {most} tabs")
+        raise AssertionError(f"{target} is not reached by pressing Tab {max_presses} times")
 
     def press(self, target: Locator, key: str = "Enter") -> None:
-        self.to(target)
+        self.focus(target)
         self.page.keyboard.press(key)
 
     def write(self, target: Locator, text: str) -> None:
-        self.to(target)
+        self.focus(target)
         self.page.keyboard.press("ControlOrMeta+A")
         self.page.keyboard.type(text)
 
@@ -54,12 +60,12 @@ class Keys:
 
 
 def test_person_trains_a_run_at_360_pixels_by_keyboard_alone(site, browser: Browser):
-    expect.set_options(timeout=LONG)
+    expect.set_options(timeout=PATIENCE_MS)
     with open_page(browser, site, width=360) as page:
         keys = Keys(page)
         sign_up(site, page, keys)
-        slug = create(page, keys)
-        joined = lend_a_machine(site, page, keys, slug)
+        slug = create_run(page, keys)
+        joined = join_with_a_machine(site, page, keys, slug)
         expect(page.locator("[data-figure=train]")).not_to_have_text("–")
         read_the_chart(page, keys)
         expect(page.locator("[data-events] li", has_text="shed joined")).to_have_count(1)
@@ -72,8 +78,7 @@ def test_person_trains_a_run_at_360_pixels_by_keyboard_alone(site, browser: Brow
         expect(page.locator("[data-status-chip]")).to_have_text("Paused")
         keys.submit("Resume")
         wait_until(lambda: site.status("shed")["step"] > step, "training again", 200)
-        end = f"from coordinator.runs.models import Run; assert Run.objects.find('{slug}').finish()"
-        site.manage("shell", "-v", "0", "-c", end)
+        site.manage("shell", "-v", "0", "-c", FINISH_RUN.format(slug=slug))
         assert joined.wait(240) == 0, site.log("join-shed")
         expect(page.locator("[data-status-chip]")).to_have_text("Finished")
         wait_until(
@@ -81,10 +86,10 @@ def test_person_trains_a_run_at_360_pixels_by_keyboard_alone(site, browser: Brow
             "a checkpoint",
             200,
         )
-        fits(page)
+        assert_fits_the_phone(page)
 
 
-def fits(page: Page) -> None:
+def assert_fits_the_phone(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 360, page.url
 
 
@@ -93,18 +98,19 @@ def sign_up(site, page: Page, keys: Keys) -> None:
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("#main$"))
     keys.follow("Lend a hand")
     keys.write(page.get_by_label("Email"), EMAIL)
     keys.write(page.get_by_label("Password"), PASSWORD)
     keys.write(page.get_by_label("Name"), "Karin")
-    fits(page)
+    assert_fits_the_phone(page)
     keys.submit_field()
     keys.write(page.get_by_label("Code"), CODE.search(site.newest_email(EMAIL))[1])
     keys.submit_field()
     expect(page.get_by_text("Karin", exact=True).first).to_be_visible()
 
 
-def create(page: Page, keys: Keys) -> str:
+def create_run(page: Page, keys: Keys) -> str:
     """Create a run with an error, correct it, and launch it."""
     keys.follow("New run")
     keys.write(page.locator("[name=name]"), "By keys")
@@ -113,20 +119,21 @@ def create(page: Page, keys: Keys) -> str:
     keys.write(page.locator("[name='report_every']"), "1")
     keys.submit("Create draft")
     expect(page.get_by_text("must be divisible by the heads").first).to_be_visible()
-    fits(page)
+    assert_fits_the_phone(page)
     keys.write(page.locator("[name='model.heads']"), "4")
     keys.submit("Create draft")
     expect(page.get_by_role("heading", name="By keys")).to_be_visible()
     keys.submit("Launch")
     expect(page.get_by_text("Waiting for one of the owner's machines")).to_be_visible()
-    fits(page)
+    assert_fits_the_phone(page)
     return page.url.rstrip("/").rsplit("/", 1)[1]
 
 
-def lend_a_machine(site, page: Page, keys: Keys, slug: str):
-    login, where = request_enrolment(site, "shed")
-    page.goto(where)
-    fits(page)
+def join_with_a_machine(site, page: Page, keys: Keys, slug: str) -> Popen:
+    """Enrol a machine and start training on it; return its process."""
+    login, address = request_enrolment(site, "shed")
+    page.goto(address)
+    assert_fits_the_phone(page)
     keys.submit("Approve")
     assert login.wait(120) == 0, site.log("login-shed")
     joined = site.barnraise("shed", "join", slug, "--threads", "1")
@@ -136,8 +143,9 @@ def lend_a_machine(site, page: Page, keys: Keys, slug: str):
 
 def read_the_chart(page: Page, keys: Keys) -> None:
     """Move along the chart by arrow keys; its x axis is remembered."""
-    plot, over = page.locator("[data-loss-chart] [data-plot]"), page.locator("[data-choice=across]")
-    expect(plot).to_have_attribute("aria-valuemax", re.compile(r"[1-9]"))  # two points at least
+    plot = page.locator("[data-loss-chart] [data-plot]")
+    x_axis = page.locator("[data-choice=across]")
+    expect(plot).to_have_attribute("aria-valuemax", re.compile(r"[1-9]"))  # at least two points
     keys.press(plot, "Home")
     expect(plot).to_have_attribute("aria-valuenow", "0")
     expect(plot).to_have_attribute(
@@ -146,13 +154,13 @@ def read_the_chart(page: Page, keys: Keys) -> None:
     page.keyboard.press("End")
     assert plot.get_attribute("aria-valuenow") != "0"
     page.reload()
-    keys.to(over)
+    keys.focus(x_axis)
     page.keyboard.type("time")
     expect(plot).to_have_attribute("aria-valuetext", re.compile(r"^Time \d\d:\d\d: training"))
     keys.press(page.get_by_label("Training, each machine"), "Space")
     expect(page.locator("[data-machine-lines]")).to_contain_text("shed")
     page.reload()
-    expect(over).to_have_value("time")
+    expect(x_axis).to_have_value("time")
     expect(page.get_by_label("Training, each machine")).to_be_checked()
     expect(page.locator("[data-machine-lines]")).to_contain_text("shed")
-    fits(page)
+    assert_fits_the_phone(page)

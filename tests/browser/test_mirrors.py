@@ -3,8 +3,15 @@
 import re
 
 import pytest
-from helpers.live_site import wait_until
-from helpers.mirror_pair import PASSWORD, ReportingMachine, create_run, publish_list, two_mirrors
+from helpers.live_site import log_in, wait_until
+from helpers.mirror_pair import (
+    PASSWORD,
+    MirrorProcess,
+    ReportingMachine,
+    create_run,
+    publish_list,
+    two_mirrors,
+)
 from helpers.screenshots import check_page, open_page
 from playwright.sync_api import expect
 
@@ -20,55 +27,60 @@ def sites(state, tmp_path_factory):
         b.manage("replication", "join", a.url, "--list", digest)
         b.start()
         yield a, b, names
-        expect.set_options(timeout=5_000)
+        expect.set_options(timeout=5_000)  # Playwright's default
+
+
+def tokens_of_the_curve(site: MirrorProcess, run: str) -> list[float]:
+    """Return the places of the training curve's points in a mirror's snapshot of a run."""
+    return [tokens for tokens, _ in site.snapshot(run)["train"]]
 
 
 def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, sites):
     a, b, names = sites
-    run, barn = names["run"], ReportingMachine(1)
+    run = names["run"]
+    barn = ReportingMachine(1)
     a.start_tasks()
     b.start_tasks()
     barn.send_reports(a, run, 1, 2, 3)
     with open_page(browser, a) as page:
-        reached: list[str] = []
-        page.on("websocket", lambda socket: reached.append(socket.url))
+        socket_urls: list[str] = []
+        page.on("websocket", lambda socket: socket_urls.append(socket.url))
         page.goto(f"/runs/{run}/")
-        sign, elsewhere = page.locator("[data-link]"), page.locator("[data-elsewhere]")
-        tokens, described = page.locator('[data-figure="tokens"]'), page.locator("#loss-words")
-        expect(sign).to_have_text(re.compile(r"Live\s*by A"))
+        connection, elsewhere = page.locator("[data-link]"), page.locator("[data-elsewhere]")
+        tokens = page.locator('[data-figure="tokens"]')
+        chart_description = page.locator("#loss-words")
+        expect(connection).to_have_text(re.compile(r"Live\s*by A"))
         expect(elsewhere).to_be_hidden()
         expect(tokens).to_have_text("3.00 K")
         barn.send_reports(a, run, 4, joined=True)
         expect(tokens).to_have_text("4.00 K")
-        wait_until(
-            lambda: [x for x, _ in b.snapshot(run)["train"]][-1:] == [4000], "B to hear of it"
-        )
-        drawn = described.text_content()
+        wait_until(lambda: tokens_of_the_curve(b, run)[-1:] == [4000], "the report at B")
+        description = chart_description.text_content()
 
         a.kill()
-        expect(sign).to_have_text("Reconnecting")
-        expect(sign).to_have_text(re.compile(r"Live\s*by B"))
+        expect(connection).to_have_text("Reconnecting")
+        expect(connection).to_have_text(re.compile(r"Live\s*by B"))
         expect(elsewhere).to_have_text("A does not answer. This page at B")
         assert elsewhere.get_by_role("link").get_attribute("href") == f"{b.url}/runs/{run}/"
         assert page.locator("[data-stale]").get_attribute("data-stale") == "false"
         expect(tokens).to_have_text("4.00 K")
-        assert described.text_content() == drawn, "the chart is what it was"
+        assert chart_description.text_content() == description, "the chart has not changed"
         barn.send_reports(b, run, 5)
         expect(tokens).to_have_text("5.00 K")
         expect(page.locator('[data-figure="known"]')).to_have_text("1")
         page.get_by_label("Training, each machine").check()
         expect(page.locator("[data-machine-lines]")).to_contain_text("barn")
         check_page(page, "run-elsewhere")
-        assert {re.match(r"ws://[^/]+", url)[0] for url in reached} == {
-            f"ws{s.url[4:]}" for s in (a, b)
+        assert {re.match(r"ws://[^/]+", url)[0] for url in socket_urls} == {
+            site.url.replace("http", "ws", 1) for site in (a, b)
         }
         wait_until(
-            lambda: [x for x, _ in b.snapshot(run)["train"]] == [1000, 2000, 3000, 4000, 5000],
-            "all once",
+            lambda: tokens_of_the_curve(b, run) == [1000, 2000, 3000, 4000, 5000],
+            "each report once at B",
         )
 
         a.start()
-        expect(sign).to_have_text(re.compile(r"Live\s*by A"))
+        expect(connection).to_have_text(re.compile(r"Live\s*by A"))
         expect(elsewhere).to_be_hidden()
         page.goto("/runs/")
         expect(page.get_by_text("Two roofs")).to_be_visible()
@@ -77,20 +89,16 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
 def test_draft_page_own_mirror_killed_links_to_another_mirror(browser, sites):
     a, b, names = sites
     with open_page(browser, a) as page:
-        reached: list[str] = []
-        page.goto("/accounts/login/")
-        page.get_by_label("Email").fill("ida@example.org")
-        page.get_by_label("Password").first.fill(PASSWORD)
-        page.get_by_role("button", name=re.compile("sign in", re.I)).last.click()
-        page.wait_for_url(lambda url: "/accounts/login" not in url)
+        requested_urls: list[str] = []
+        log_in(page, "ida@example.org", PASSWORD)
         page.goto(f"/runs/{names['draft']}/")
-        page.on("request", lambda request: reached.append(request.url))
-        page.on("websocket", lambda socket: reached.append(socket.url))
-        sign, elsewhere = page.locator("[data-link]"), page.locator("[data-elsewhere]")
-        expect(sign).to_have_text(re.compile(r"Live\s*by A"))
+        page.on("request", lambda request: requested_urls.append(request.url))
+        page.on("websocket", lambda socket: requested_urls.append(socket.url))
+        connection, elsewhere = page.locator("[data-link]"), page.locator("[data-elsewhere]")
+        expect(connection).to_have_text(re.compile(r"Live\s*by A"))
         a.kill()
-        expect(sign).to_have_text("Reconnecting")
+        expect(connection).to_have_text("Reconnecting")
         expect(elsewhere).to_have_text("This page at B")
         check_page(page, "run-draft-gone")
         page.wait_for_timeout(3_000)
-        assert not [url for url in reached if f":{b.port}" in url]
+        assert not [url for url in requested_urls if f":{b.port}" in url]

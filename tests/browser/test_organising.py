@@ -1,4 +1,4 @@
-"""An organiser and a volunteer in the browser: estimates, pausing a machine, invitation links."""
+"""An organiser and a volunteer in a browser: estimates, a paused machine, invitation links."""
 
 import re
 
@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 
 def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page):
-    """The real worker pauses by its directive, keeps its peers and its state, and resumes."""
+    """The real worker pauses when its directive says so, and resumes from the same step."""
     log_in(page)
     page.goto("/runs/new/")
     estimate = page.locator("#estimate")
@@ -23,7 +23,7 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     expect(estimate).to_contain_text("does not fit", timeout=20_000)
     check_page(page, "run-new-estimated")
     page.locator(".preset", has_text="gpt-nano").click()
-    page.locator("[name=name]").fill("Terms and ties")
+    page.locator("[name=name]").fill("Chess club run")
     page.get_by_label("People I invite by link").check()
     page.get_by_label("Notes").fill(
         "# Why\n\nTo *see* what happens.\n\n| a | b |\n|---|---|\n| 1 | 2 |"
@@ -33,7 +33,7 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     page.locator("[name='recipe.evaluate_every']").fill("4000")
     page.locator("[name='recipe.learning_rate']").fill("3e-3")
     click_and_load(page.get_by_role("button", name="Create draft"))
-    expect(page.get_by_role("heading", name="Terms and ties")).to_be_visible()
+    expect(page.get_by_role("heading", name="Chess club run")).to_be_visible()
     expect(page.get_by_role("heading", name="Why")).to_be_visible()
     page.get_by_label("Note", exact=True).fill("the chess club")
     click_and_load(page.get_by_role("button", name="Create link"))
@@ -50,17 +50,17 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     click_and_load(page.get_by_role("button", name="Pause"))
     expect(page.get_by_text("Paused", exact=True)).to_be_visible()
     wait_until(lambda: site.status("byre")["activity"] == "paused", "a pause on the machine", 30)
-    stopped = site.status("byre")["step"]
+    paused_step = site.status("byre")["step"]
     check_page(page, "machine-paused")
     page.goto("/machines/")
-    assert site.status("byre")["step"] == stopped
+    assert site.status("byre")["step"] == paused_step
     click_and_load(page.get_by_role("link", name="byre"))
     click_and_load(page.get_by_role("button", name="Resume"))
-    wait_until(lambda: site.status("byre")["step"] > stopped, "training again", 30)
+    wait_until(lambda: site.status("byre")["step"] > paused_step, "training again", 30)
 
     page.goto(f"/runs/{slug}/")
-    announced = page.locator("#checkpoints tbody tr")
-    wait_until(lambda: page.reload() and announced.count() > 0, "a checkpoint", 60)
+    checkpoints = page.locator("#checkpoints tbody tr")
+    wait_until(lambda: page.reload() and checkpoints.count() > 0, "a checkpoint", 60)
     check_page(page, "run-organised")
     page.get_by_role("button", name="Cancel run").wait_for()
     page.on("dialog", lambda dialog: dialog.accept())
@@ -69,7 +69,7 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     click_and_load(page.get_by_role("button", name="Archive"))
     expect(page.get_by_text("Archived")).to_be_visible()
     click_and_load(page.get_by_role("button", name="Copy run"))
-    expect(page.locator("[name=name]")).to_have_value("Terms and ties (copy)")
+    expect(page.locator("[name=name]")).to_have_value("Chess club run (copy)")
 
 
 def test_access_invitation_token_and_certificate_pages_work(site, page: Page):
@@ -86,15 +86,14 @@ def test_access_invitation_token_and_certificate_pages_work(site, page: Page):
     page.get_by_label("People I invite by link").check()
     click_and_load(page.get_by_role("button", name="Save"))
     click_and_load(page.get_by_role("button", name="Create link"))
-    link = page.locator("#invitations code").inner_text()
-    page.goto(link)
+    page.goto(page.locator("#invitations code").inner_text())
     expect(page.get_by_role("button", name="Accept")).to_be_visible()
     page.goto("/account/tokens/")
     expect(page.get_by_role("heading", name="Create a token")).to_be_visible()
     page.locator("#id_name").fill("nightly")
     click_and_load(page.get_by_role("button", name="Create token"))
     expect(page.locator(".command code")).to_contain_text("brn_")
-    check_page(page, "token-made")
+    check_page(page, "token-created")
     page.goto("/account/")
     click_and_load(page.get_by_role("link", name="Your certificate"))
     expect(page.get_by_text("This certifies that")).to_be_visible()

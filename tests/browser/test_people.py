@@ -2,28 +2,39 @@
 
 import re
 
-from helpers.live_site import CODE, log_in, wait_until
+from helpers.live_site import CODE, log_in, submit_login, wait_until
 from helpers.navigation import click_and_load
 from helpers.screenshots import DIALOG, check_page
 from playwright.sync_api import Browser, Page, expect
 
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
+CREATE_NOTIFICATIONS = f"""
+from coordinator.accounts.models import User
+from coordinator.notify.models import Notification
+from coordinator.notify.notification_types import NotificationDraft, NotificationType
+eve = User.objects.get(email={EVE!r})
+for kind in NotificationType:
+    title = "Evening shift: " + kind.label
+    text = "A sentence that says more."
+    Notification.create_once(NotificationDraft(eve, kind, kind, title, text, "/runs/"))
+"""
 
 
 def test_person_signs_up_adds_a_passkey_creates_a_team_and_leaves(site, browser: Browser):
     """Use `localhost`, because browsers bind a passkey to a host name."""
-    where = site.url.replace("127.0.0.1", "localhost")
-    context = browser.new_context(base_url=where, viewport={"width": 1280, "height": 900})
-    page, complaints = context.new_page(), []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    address = site.url.replace("127.0.0.1", "localhost")
+    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    script_errors: list[str] = []
+    page.on("pageerror", lambda error: script_errors.append(str(error)))
     sign_up(site, page)
     add_a_passkey(page)
-    sign_in_by_it(page)
+    sign_in_with_the_passkey(page)
     create_a_team(site, page)
-    look_at_the_rest(site, page)
-    leave(page)
+    use_notifications_and_webhooks(site, page)
+    delete_the_account(page)
     context.close()
-    assert not complaints
+    assert not script_errors
 
 
 def sign_up(site, page: Page) -> None:
@@ -46,9 +57,15 @@ def sign_up(site, page: Page) -> None:
 def add_a_passkey(page: Page) -> None:
     protocol = page.context.new_cdp_session(page)
     protocol.send("WebAuthn.enable")
-    key = {"protocol": "ctap2", "transport": "internal", "hasResidentKey": True, "hasUserVerification": True,
-           "isUserVerified": True, "automaticPresenceSimulation": True}  # fmt: skip
-    protocol.send("WebAuthn.addVirtualAuthenticator", {"options": key})
+    authenticator = {
+        "protocol": "ctap2",
+        "transport": "internal",
+        "hasResidentKey": True,
+        "hasUserVerification": True,
+        "isUserVerified": True,
+        "automaticPresenceSimulation": True,
+    }
+    protocol.send("WebAuthn.addVirtualAuthenticator", {"options": authenticator})
     page.goto("/account/")
     click_and_load(page.get_by_role("link", name="Passkeys, authenticator app and recovery codes"))
     page.goto("/accounts/2fa/webauthn/add/")
@@ -56,7 +73,7 @@ def add_a_passkey(page: Page) -> None:
     click_and_load(page.get_by_role("button", name="Confirm"))
     page.get_by_label("Name").fill("This laptop")
     page.get_by_label("Passwordless").check()
-    page.get_by_role("button", name="Add").click()
+    click_and_load(page.get_by_role("button", name="Add"))
     expect(page.get_by_role("heading", name="Recovery Codes")).to_be_visible()
     check_page(page, "recovery-codes")
     page.goto("/accounts/2fa/webauthn/")
@@ -66,12 +83,12 @@ def add_a_passkey(page: Page) -> None:
     expect(page.locator("main img")).to_be_visible()
 
 
-def sign_in_by_it(page: Page) -> None:
+def sign_in_with_the_passkey(page: Page) -> None:
     page.locator("details.menu summary").click()
     check_page(page, "menu")
     click_and_load(page.get_by_role("button", name="Sign out"))
     page.goto("/accounts/login/")
-    page.get_by_role("button", name="Use a passkey").click()
+    click_and_load(page.get_by_role("button", name="Use a passkey"))
     expect(page.get_by_text("Eve", exact=True).first).to_be_visible()
 
 
@@ -93,9 +110,9 @@ def create_a_team(site, page: Page) -> None:
     page.goto("/teams/")
 
 
-def look_at_the_rest(site, page: Page) -> None:
+def use_notifications_and_webhooks(site, page: Page) -> None:
     page.goto("/notifications/")
-    check_page(page, "notices-none")
+    check_page(page, "notifications-none")
     page.goto("/notifications/webhooks/")
     page.get_by_label("URL").fill("https://10.0.0.1/hook")
     click_and_load(page.get_by_role("button", name="Add webhook"))
@@ -106,20 +123,17 @@ def look_at_the_rest(site, page: Page) -> None:
     click_and_load(page.get_by_role("button", name="Send test"))
     expect(page.get_by_text("A test call was queued")).to_be_visible()
 
-    def answered() -> bool:
+    def failure_is_shown() -> bool:
         page.reload()
         return page.get_by_text("1 failure in a row").count() == 1
 
-    wait_until(answered, "the answer to a test call", 30)
-    news = "from coordinator.accounts.models import User as U; from coordinator.notify.models import Notification as N; "
-    news += "from coordinator.notify.notification_types import *; u = U.objects.get(email='eve@example.org'); "
-    news += "[N.create_once(NotificationDraft(u, k, k, 'Evening shift: ' + k.label, 'A sentence that says more.', '/runs/')) for k in NotificationType]"
-    site.manage("shell", "-v", "0", "-c", news)
+    wait_until(failure_is_shown, "the answer to a test call", 30)
+    site.manage("shell", "-v", "0", "-c", CREATE_NOTIFICATIONS)
     page.goto("/notifications/")
     assert "Evening shift" in site.newest_email(EVE, "5 notifications")
 
 
-def leave(page: Page) -> None:
+def delete_the_account(page: Page) -> None:
     page.goto("/account/delete/")
     if page.get_by_label("Password").count():
         page.get_by_label("Password").fill(SECRET)
@@ -127,7 +141,7 @@ def leave(page: Page) -> None:
     page.get_by_label("Your email address").fill("wrong@example.org")
     click_and_load(page.get_by_role("button", name="Delete my account"))
     expect(page.locator(".error")).to_contain_text("Your address here is")
-    check_page(page, "leave-mistake")
+    check_page(page, "delete-account-mistake")
     page.get_by_label("Your email address").fill(EVE)
     click_and_load(page.get_by_role("button", name="Delete my account"))
     expect(page.get_by_text("Your account is deleted")).to_be_visible()
@@ -139,9 +153,9 @@ def test_staff_see_the_dashboard_announce_and_ban(site, page: Page):
         "prepare_owner", "--email", "mallory@example.org", "--password", SECRET, "--name", "Mallory"
     )
     page.goto("/admin/")
-    renewed = page.locator("#figures").get_by_text("refreshed every five seconds")
-    first = renewed.inner_text()
-    wait_until(lambda: renewed.inner_text() != first, "figures that renew themselves", 20)
+    refreshed_at = page.locator("#figures").get_by_text("refreshed every five seconds")
+    first = refreshed_at.inner_text()
+    wait_until(lambda: refreshed_at.inner_text() != first, "figures that refresh", 20)
     page.goto("/admin/staff/announcement/add/")
     page.locator("[name=text]").fill("The water is off tonight from 22:00.")
     click_and_load(page.get_by_role("button", name="Save", exact=True))
@@ -154,20 +168,17 @@ def test_staff_see_the_dashboard_announce_and_ban(site, page: Page):
     dialog = page.locator("#dialog")
     dialog.locator("[name=reason]").fill("Spam, again and again.")
     check_page(page, "admin-ban", not_ours=DIALOG)
-    dialog.get_by_role("button", name="Ban").click()
+    click_and_load(dialog.get_by_role("button", name="Ban"))
     expect(page.get_by_text("Mallory is banned")).to_be_visible()
     page.goto("/admin/audit/auditentry/?q=Mallory")
     expect(page.get_by_text("user.ban").first).to_be_visible()
-    banned = page.context.browser.new_context(base_url=site.url).new_page()
-    banned.goto("/accounts/login/")
-    banned.get_by_label("Email").fill("mallory@example.org")
-    banned.get_by_label("Password").first.fill(SECRET)
-    click_and_load(banned.get_by_role("button", name="Sign in").last)
-    expect(banned.get_by_text("Spam, again and again.")).to_be_visible()
-    check_page(banned, "banned")
-    banned.context.close()
+    mallorys_page = page.context.browser.new_context(base_url=site.url).new_page()
+    submit_login(mallorys_page, "mallory@example.org", SECRET)
+    expect(mallorys_page.get_by_text("Spam, again and again.")).to_be_visible()
+    check_page(mallorys_page, "banned")
+    mallorys_page.context.close()
     page.goto("/admin/staff/announcement/")
     click_and_load(page.get_by_role("link", name="The water is off tonight").first)
     page.get_by_role("link", name="Withdraw").click()
-    page.locator("#dialog").get_by_role("button", name="Withdraw").click()
+    click_and_load(page.locator("#dialog").get_by_role("button", name="Withdraw"))
     expect(page.get_by_text("Withdrawn.", exact=True)).to_be_visible()

@@ -16,11 +16,17 @@ from barnraise.protocol.signing import Identity
 
 GOLDEN = paths.GOLDEN / "reports.json"
 REPORT = coordinator_messages.Reports.model_validate_json(GOLDEN.read_text()).reports[0]
-GPU = {
-    "device": "NVIDIA GeForce RTX 4090 Laptop GPU", "device_bytes": 12 << 30, "host_bytes": 48 << 30,
-    "disk_bytes": 120 << 30, "predicted_seconds": 41.0, "binding": "optimizer", "clipping": "layer",
-    "crash_safety": "restart", "sentence": "50 layers in 12 groups; updating them on the CPU is what limits.",
-}  # fmt: skip
+PLAN_ON_A_GPU = {
+    "device": "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "device_bytes": 12 << 30,
+    "host_bytes": 48 << 30,
+    "disk_bytes": 120 << 30,
+    "predicted_seconds": 41.0,
+    "binding": "optimizer",
+    "clipping": "layer",
+    "crash_safety": "restart",
+    "sentence": "50 layers in 12 groups; updating them on the CPU is what limits.",
+}
 
 
 class ReportingMachine:
@@ -29,11 +35,8 @@ class ReportingMachine:
     def __init__(self, site, page: Page, run: str, name: str):
         self.coordinator = CoordinatorClient(site.url, Identity(os.urandom(32)))
         self.coordinator.pin_mirror()
-        page.goto(
-            self.coordinator.request_enrolment(
-                coordinator_messages.MachineDescription(hostname=name)
-            ).url
-        )
+        description = coordinator_messages.MachineDescription(hostname=name)
+        page.goto(self.coordinator.request_enrolment(description).url)
         click_and_load(page.get_by_role("button", name="Approve"))
         expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
         joined = self.coordinator.join_run(run, [])
@@ -41,10 +44,8 @@ class ReportingMachine:
 
     def report(self, **changed) -> None:
         self.seq += 1
-        newest = REPORT.model_copy(
-            update={"seq": self.seq, "at": time.time(), "points": [], **changed}
-        )
-        self.coordinator.send_reports(self.run, [newest])
+        fields = {"seq": self.seq, "at": time.time(), "points": [], **changed}
+        self.coordinator.send_reports(self.run, [REPORT.model_copy(update=fields)])
 
 
 @pytest.fixture
@@ -59,7 +60,9 @@ def test_run_page_shows_plans_and_predicted_and_measured_steps(site, page: Page,
         ReportingMachine(site, page, run, name) for name in ("laptop", "tower", "workshop")
     )
     laptop.report(plan=None, step_seconds=None, exchange=None)
-    tower.report(plan=REPORT.plan.model_copy(update=GPU), step_seconds=50.0, anchor="c" * 64)
+    tower.report(
+        plan=REPORT.plan.model_copy(update=PLAN_ON_A_GPU), step_seconds=50.0, anchor="c" * 64
+    )
     workshop.report()
     page.goto(f"/runs/{workshop.slug}/")
     rows = {

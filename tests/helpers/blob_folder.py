@@ -6,6 +6,8 @@ from blake3 import blake3
 
 
 class BlobFolder:
+    """Store blobs as files of a folder, without the bookkeeping of `BlobStore`."""
+
     def __init__(self, path: Path):
         self.path = path
 

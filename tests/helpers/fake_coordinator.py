@@ -30,20 +30,26 @@ class FakeCoordinator:
 
     Attributes:
         routes: "METHOD /path" → a function of the body that returns a message or (status, message).
-        ahead: Seconds by which its clock is ahead.
+        clock_offset: Seconds by which its clock is ahead.
         reports: The reports that arrived, by number.
+        requests: The routes that were requested, in order.
+        acknowledged: The number up to which it confirms reports.
         failing: (status, sentence) for every report, or None.
-        rulings: Verdicts that it sends until the machine confirms them.
-        heeds: The verdicts that the machine confirmed last.
+        verdicts: Verdicts that it sends until the machine confirms them.
+        applied_verdicts: The digests of the verdicts that the machine confirmed last.
+        directive: The fields of the directive that it signs.
+        issued: When the directive was issued; None for now.
     """
 
     def __init__(self, identity: Identity | None = None, run: str = RUN):
         self.identity = identity or Identity(b"s" * 32)
-        self.rulings: list[SignedVerdict] = []
-        self.heeds: list[str] = []
-        self.ahead, self.mark, self.failing = 0.0, 0, None
+        self.verdicts: list[SignedVerdict] = []
+        self.applied_verdicts: list[str] = []
+        self.clock_offset = 0.0
+        self.acknowledged = 0
+        self.failing: tuple[int, str] | None = None
         self.reports: dict[int, BaseModel] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.directive = dict(run=run, machine=MACHINE, status=RunStatus.TRAINING, report_every=0.2)
         self.issued: float | None = None
         self.routes: dict[str, Callable] = {
@@ -52,7 +58,8 @@ class FakeCoordinator:
             ),
             f"POST /runs/{run}/reports": self._report,
         }
-        self.port, self._server = 0, None
+        self.port = 0
+        self._server = None
         self.open()
 
     @property
@@ -60,16 +67,16 @@ class FakeCoordinator:
         return f"http://127.0.0.1:{self.port}"
 
     def now(self) -> float:
-        return time.time() + self.ahead
+        return time.time() + self.clock_offset
 
     def open(self) -> None:
         """Start listening, at the same port as before."""
-        ours = self
+        coordinator = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                status, answer = ours.answer(
+                status, answer = coordinator.answer(
                     self.command, self.path, body, self.headers.get("Authorization", "")
                 )
                 data = answer if isinstance(answer, bytes) else answer.model_dump_json().encode()
@@ -94,8 +101,9 @@ class FakeCoordinator:
             self._server = None
 
     def answer(self, method: str, path: str, body: bytes, authorization: str):
+        """Answer one request with a status and a message or bytes."""
         route = f"{method} {path.removeprefix('/api/v1')}"
-        self.asked.append(route)
+        self.requests.append(route)
         if authorization:
             try:
                 check_request(
@@ -107,10 +115,8 @@ class FakeCoordinator:
                     self.now(),
                 )
             except MessageError as error:
-                told = self.identity.sign(
-                    "time", ServerTime(mirror=self.identity.key, time=self.now())
-                )
-                return 401, Problem(error=str(error), time=told)
+                now = ServerTime(mirror=self.identity.key, time=self.now())
+                return 401, Problem(error=str(error), time=self.identity.sign("time", now))
         if route not in self.routes:
             return 404, Problem(error=f"there is nothing at {path}")
         answer = self.routes[route](body)
@@ -123,11 +129,17 @@ class FakeCoordinator:
     def _report(self, body: bytes):
         if self.failing:
             return self.failing[0], Problem(error=self.failing[1])
-        sent = Reports.model_validate(json.loads(body))
-        self.heeds = sent.applied_verdicts
-        for report in sent.reports:
+        received = Reports.model_validate(json.loads(body))
+        self.applied_verdicts = received.applied_verdicts
+        for report in received.reports:
             self.reports[report.seq] = report
-        rulings = [each for each in self.rulings if digest(each.body) not in sent.applied_verdicts]
+        unconfirmed = [
+            verdict
+            for verdict in self.verdicts
+            if digest(verdict.body) not in received.applied_verdicts
+        ]
         return ReportReply(
-            acknowledged=self.mark, directive=self.signed_directive(), verdicts=rulings[:2]
+            acknowledged=self.acknowledged,
+            directive=self.signed_directive(),
+            verdicts=unconfirmed[:2],
         )

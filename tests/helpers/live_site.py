@@ -14,13 +14,19 @@ from typing import Any
 import httpx
 import psycopg
 from helpers.navigation import click_and_load
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS
 from playwright.sync_api import Page
 
 from coordinator.demo.processes import ProcessGroup, free_port
 
-MEASURED = ROOT / "build" / "hardware.json"
+HARDWARE_FILE = ROOT / "build" / "hardware.json"
 DATABASE = "barnraise_live"
+CREATE_EXAMPLES = f"""
+import sys
+sys.path.append({str(TESTS)!r})
+from helpers import page_fixtures
+print(page_fixtures.create_examples())
+"""
 CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in an email
 EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
 
@@ -29,16 +35,14 @@ class Site:
     """The site's processes on their own database."""
 
     def __init__(self, folder: Path):
-        self.folder, self.port = (
-            folder,
-            free_port(random.randrange(20_000, 30_000)),
-        )  # other test runs may use the machine too
+        self.folder = folder
+        self.port = free_port(random.randrange(20_000, 30_000))  # other processes run tests too
         database = re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", os.environ["DATABASE_URL"])
         valkey = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
         assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]
-        self.furnished: dict[str, str] = {}
+        self.example_names: dict[str, str] = {}
         self.url = f"http://127.0.0.1:{self.port}"
-        self.family = ProcessGroup(folder / "logs")
+        self.processes = ProcessGroup(folder / "logs")
         self.environment = {
             "DATABASE_URL": database,
             "REDIS_URL": valkey,
@@ -56,35 +60,37 @@ class Site:
         )
         self.start_web()
         self.start_celery()
-        measured = self.barnraise(
-            "anybody", "plan", "--model", "gpt-nano", "--threads", "1"
-        )  # before workers share it
-        assert measured.wait(400) == 0, self.log("plan-anybody")
+        # The hardware is measured once, before workers share the machine.
+        measuring = self.barnraise("anybody", "plan", "--model", "gpt-nano", "--threads", "1")
+        assert measuring.wait(400) == 0, self.log("plan-anybody")
         wait_until(self.is_answering, "the site", 180)
 
     def is_answering(self) -> bool:
-        assert self.family.children["site"].poll() is None, self.log("site")
+        assert self.processes.children["site"].poll() is None, self.log("site")
         try:
             return httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200
         except httpx.HTTPError:
             return False
 
     def manage(self, *command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, ROOT / "manage.py", *command], env={**os.environ, **self.environment},
-            capture_output=True, text=True, timeout=400, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        """Run a management command and return its output."""
+        process = subprocess.run(
+            [sys.executable, ROOT / "manage.py", *command],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert process.returncode == 0, process.stderr
+        return process.stdout.strip()
 
-    def furnish(self) -> dict[str, str]:
+    def create_examples(self) -> dict[str, str]:
         """Create the examples once and return their names."""
-        if not self.furnished:
-            there = f"import sys; sys.path.append({str(ROOT / 'tests')!r}); from helpers import page_fixtures; print(page_fixtures.create_examples())"
-            self.furnished = json.loads(
-                self.manage("shell", "-v", "0", "-c", there).splitlines()[-1]
-            )
-        return self.furnished
+        if not self.example_names:
+            output = self.manage("shell", "-v", "0", "-c", CREATE_EXAMPLES)
+            self.example_names = json.loads(output.splitlines()[-1])
+        return self.example_names
 
     def start_web(self) -> None:
         serve = (
@@ -96,57 +102,44 @@ class Site:
             "--port",
             str(self.port),
         )
-        self.family.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
+        self.processes.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
 
     def start_celery(self) -> None:
         celery = (sys.executable, "-m", "celery", "-A", "coordinator.celery:app")
-        self.family.start(
+        self.processes.start(
             "celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING", **self.environment
         )
-        self.family.start(
+        self.processes.start(
             "beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=", **self.environment
         )
 
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
         """Start the real `barnraise` command on a machine called `name`."""
-        home = str(self.folder / name)
-        alike = {
-            "OMP_NUM_THREADS": "1",
-            "BARNRAISE_HARDWARE": str(MEASURED),
-        }  # one machine, measured once
-        return self.family.start(
-            f"{command[0]}-{name}",
-            sys.executable,
-            "-m",
-            "barnraise",
-            *command,
-            "--home",
-            home,
-            **alike,
+        environment = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(HARDWARE_FILE)}
+        arguments = ("-m", "barnraise", *command, "--home", str(self.folder / name))
+        return self.processes.start(
+            f"{command[0]}-{name}", sys.executable, *arguments, **environment
         )
 
     def log(self, name: str) -> str:
-        return (self.family.logs / f"{name}.log").read_text(errors="replace")
+        return (self.processes.logs / f"{name}.log").read_text(errors="replace")
 
     def newest_email(self, to: str, about: str = "") -> str:
         """Wait for an email to an address that contains `about`, and return the newest."""
 
         def newest() -> str:
-            found = sorted(
-                (self.folder / "emails").glob("*.log"), key=lambda file: file.stat().st_mtime
-            )
-            emails = [
-                text
-                for file in found
-                if f"To: {to}\n" in (text := file.read_text()) and about in text
-            ]
+            files = (self.folder / "emails").glob("*.log")
+            oldest_first = sorted(files, key=lambda file: file.stat().st_mtime)
+            texts = [file.read_text() for file in oldest_first]
+            emails = [text for text in texts if f"To: {to}\n" in text and about in text]
             return emails[-1] if emails else ""
 
         return wait_until(newest, f"an email to {to}")
 
     def status(self, name: str) -> dict[str, Any]:
-        found = list((self.folder / name / "runs").glob("*/status.json"))
-        return json.loads(found[0].read_text()) if found else {}
+        """Return the status that a machine's worker wrote last, or {}."""
+        files = list((self.folder / name / "runs").glob("*/status.json"))
+        return json.loads(files[0].read_text()) if files else {}
 
 
 class Person:
@@ -168,20 +161,33 @@ class Person:
         return answer
 
 
-def wait_until(happened: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+def wait_until(condition: Callable[[], Any], description: str, seconds: float = 120.0) -> Any:
+    """Wait until the condition returns a true value, and return it.
+
+    Args:
+        condition: Called five times a second.
+        description: What the test waits for, for its failure.
+        seconds: The longest wait.
+    """
     deadline = time.monotonic() + seconds
-    while not (value := happened()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} seconds"
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{description}: not within {seconds:.0f} seconds"
         time.sleep(0.2)
     return value
 
 
-def log_in(page: Page) -> None:
+def submit_login(page: Page, email: str, password: str) -> None:
+    """Send the login form, and wait until its answer has loaded."""
     page.goto("/accounts/login/")
-    page.get_by_label("Email").first.fill(EMAIL)
-    page.get_by_label("Password").first.fill(PASSWORD)
-    page.get_by_role("button", name=re.compile("log in|sign in", re.I)).last.click()
-    page.wait_for_url(lambda url: "/accounts/login" not in url)
+    page.get_by_label("Email").first.fill(email)
+    page.get_by_label("Password").first.fill(password)
+    click_and_load(page.get_by_role("button", name="Sign in").last)
+
+
+def log_in(page: Page, email: str = EMAIL, password: str = PASSWORD) -> None:
+    """Log in; the organiser unless another person is given."""
+    submit_login(page, email, password)
+    assert "/accounts/login" not in page.url, "the login failed"
 
 
 def sign_up(site: Site, page: Page, email: str, name: str) -> None:
@@ -198,18 +204,18 @@ def sign_up(site: Site, page: Page, email: str, name: str) -> None:
 
 def request_enrolment(site: Site, machine: str) -> tuple[subprocess.Popen, str]:
     """Run `barnraise login` on a machine; return its process and the address that it prints."""
-    login, where = (
-        site.barnraise(machine, "login", site.url, "--name", machine),
-        re.compile(r"http://\S+/enrol/\S+/"),
+    login = site.barnraise(machine, "login", site.url, "--name", machine)
+    address = re.compile(r"http://\S+/enrol/\S+/")
+    match = wait_until(
+        lambda: address.search(site.log(f"login-{machine}")), "an enrolment to approve"
     )
-    return login, wait_until(
-        lambda: where.search(site.log(f"login-{machine}")), "a code to approve"
-    )[0]
+    return login, match[0]
 
 
 def enrol(site: Site, page: Page, machine: str) -> None:
-    login, where = request_enrolment(site, machine)
-    page.goto(where)
+    """Enrol a machine, and approve it in the browser."""
+    login, address = request_enrolment(site, machine)
+    page.goto(address)
     page.get_by_text(machine).first.wait_for()
     click_and_load(page.get_by_role("button", name="Approve"))
     assert login.wait(120) == 0, site.log(f"login-{machine}")

@@ -4,7 +4,7 @@ from barnraise.protocol.mirror_list import MirrorEntry, MirrorList, SignedMirror
 from barnraise.protocol.signing import Identity
 
 ROOTS = [Identity(bytes([200 + n]) * 32) for n in range(3)]
-EXPIRES = 4e9  # constant, so that every call makes the same list
+EXPIRES = 4e9  # constant, so that every call builds the same list
 
 
 def list_entry(identity: Identity, url: str, name: str = "a mirror", **fields) -> MirrorEntry:

@@ -156,7 +156,6 @@ def publish_list(a: MirrorProcess, b: MirrorProcess, folder: Path) -> str:
 CREATE_RUN = """
 import json, sys
 sys.path.append({tests!r})
-from helpers import page_fixtures
 from helpers.page_fixtures import create_launched_run, create_machine
 from coordinator.accounts.models import User
 from coordinator.fleet.join import admit_machine
@@ -167,8 +166,8 @@ from barnraise.protocol.coordinator_messages import JoinRequest
 ida = User.objects.get(name="Ida")
 barn, signer = create_machine(ida, "barn", 1)
 create_machine(ida, "loft", 2)
-page_fixtures.EVERY = 1.0
-run = create_launched_run(ida, "Two roofs", signer, **{{"recipe.token_budget": "100000"}})
+budget = {{"recipe.token_budget": "100000"}}
+run = create_launched_run(ida, "Two roofs", signer, report_every=1.0, **budget)
 admit_machine(run, barn, JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
 run.refresh_from_db()
 advance_run(run)

@@ -1,14 +1,15 @@
 """Examples of everything that a page shows; `create_examples` runs in a process of the site.
 
 Two people, four machines that reported for a day, an active run, a finished one, a draft; a team,
-invitations, a token, a webhook, notifications, an announcement. Names contain what a page must be able
-to show: markup, right-to-left text, emoji, and many characters.
+invitations, a token, a webhook, notifications, an announcement. Names contain what a page must be
+able to show: markup, right-to-left text, emoji, and many characters.
 """
 
 import json
 import math
 import random
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from django.core import signing
@@ -42,67 +43,127 @@ REPORT = coordinator_messages.Reports.model_validate_json(
 HARDWARE = coordinator_messages.JoinRequest.model_validate_json(
     (GOLDEN / "join_request.json").read_text()
 ).hardware
-HOSTILE = "Jonas <b>Weber</b> \u202eof the mill 🪵"
-NOTES = "# Why\n\nTo *see* whether it works.\n\n| width | loss |\n|---|---|\n| 128 | 3.1 |\n\n<script>alert(1)</script>"
-DAY, EVERY, TOKENS = 86_400, 600.0, 60_000
+HOSTILE_NAME = "Jonas <b>Weber</b> \u202eof the mill 🪵"
+NOTES = """# Why
+
+To *see* whether it works.
+
+| width | loss |
+|---|---|
+| 128 | 3.1 |
+
+<script>alert(1)</script>"""
+DAY_SECONDS = 86_400
+REPORT_SECONDS = 600.0
+REPORTS_A_DAY = 144
+TOKENS_PER_REPORT = 60_000  # by all machines together
+LEDGER_TOKENS = REPORTS_A_DAY * TOKENS_PER_REPORT
+TOKEN_SHARES = (0.4, 0.3, 0.2, 0.1)  # of the machines
 TODAY = time.time()
-dice = random.Random(5)
+random_numbers = random.Random(5)
+
+
+@dataclass(frozen=True)
+class ActiveRun:
+    """A run in training with its machines, their keys and their memberships, in one order."""
+
+    run: runs.Run
+    machines: list[Machine]
+    identities: list[Identity]
+    members: list[Membership]
 
 
 def create_machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity]:
     identity = Identity(bytes([seed]) * 32)
-    about = {"hostname": name, "system": "Linux 6.8", "processor": "Ryzen 7 7840U", "cores": 16}
-    return Machine.objects.create(
-        key=identity.key, owner=owner, memory_bytes=32 << 30, **about
-    ), identity
+    machine = Machine.objects.create(
+        key=identity.key,
+        owner=owner,
+        hostname=name,
+        system="Linux 6.8",
+        processor="Ryzen 7 7840U",
+        cores=16,
+        memory_bytes=32 << 30,
+    )
+    return machine, identity
 
 
-def create_launched_run(owner: User, name: str, signer: Identity, **fields: str) -> runs.Run:
-    run = runs.Run.create(owner, runs.NewRun(name, spec_from_fields(fields), report_every=EVERY))
-    shard = {
-        "train": [coordinator_messages.Shard(digest=digest("a"), tokens=9_000)],
-        "held_out": [coordinator_messages.Shard(digest=digest("b"), tokens=900)],
-    }
-    told = coordinator_messages.TextManifest(
-        run=str(run.pk), vocabulary=run.spec.model.vocabulary, tokenizer=digest("t"), **shard
+def create_launched_run(
+    owner: User,
+    name: str,
+    signer: Identity,
+    report_every: float = REPORT_SECONDS,
+    **fields: str,
+) -> runs.Run:
+    """Create a run that was launched a day ago and whose text is prepared.
+
+    Args:
+        owner: The run's owner.
+        name: The run's name.
+        signer: The key of the machine that prepared the text.
+        report_every: Seconds between two reports of a machine.
+        fields: Fields of the run's form that differ from its defaults.
+    """
+    new_run = runs.NewRun(name, spec_from_fields(fields), report_every=report_every)
+    run = runs.Run.create(owner, new_run)
+    manifest = coordinator_messages.TextManifest(
+        run=str(run.pk),
+        vocabulary=run.spec.model.vocabulary,
+        tokenizer=digest("t"),
+        train=[coordinator_messages.Shard(digest=digest("a"), tokens=9_000)],
+        held_out=[coordinator_messages.Shard(digest=digest("b"), tokens=900)],
     )
     run.launch(actor=owner)
-    run.accept_manifest(signer.sign("manifest", told), machine=Machine.objects.get(key=signer.key))
-    runs.Run.objects.filter(pk=run.pk).update(created=datetime.fromtimestamp(TODAY - DAY, UTC))
+    run.accept_manifest(
+        signer.sign("manifest", manifest), machine=Machine.objects.get(key=signer.key)
+    )
+    created = datetime.fromtimestamp(TODAY - DAY_SECONDS, UTC)
+    runs.Run.objects.filter(pk=run.pk).update(created=created)
     run.refresh_from_db()
     return run
 
 
 def noisy_loss(tokens: float) -> float:
-    return 2.1 + 5.4 * math.exp(-tokens / 700_000) + dice.gauss(0, 0.04)
+    return 2.1 + 5.4 * math.exp(-tokens / 700_000) + random_numbers.gauss(0, 0.04)
 
 
-def report_of_a_day(member: Membership, share: float, **last) -> None:
-    """Store a report every ten minutes with losses; `last` are fields of the newest report."""
-    reports = []
-    for n in range(1, 145):
-        at, ledger = TODAY - DAY + n * EVERY - dice.random(), n * TOKENS
-        points = [
+def measured_losses(ledger_tokens: int, with_validation: bool) -> list[reports_module.MeasuredLoss]:
+    """Return the losses that one report contains."""
+    losses = [
+        reports_module.MeasuredLoss(
+            kind="train",
+            tokens=ledger_tokens - quarter * TOKENS_PER_REPORT // 4,
+            loss=noisy_loss(ledger_tokens),
+        )
+        for quarter in (3, 2, 1, 0)
+    ]
+    if with_validation:
+        losses.append(
             reports_module.MeasuredLoss(
-                kind="train", tokens=ledger - k * TOKENS // 4, loss=noisy_loss(ledger)
+                kind="validation", tokens=ledger_tokens, loss=noisy_loss(ledger_tokens) + 0.1
             )
-            for k in (3, 2, 1, 0)
-        ]
-        if n % 12 == 0:
-            points.append(
-                reports_module.MeasuredLoss(
-                    kind="validation", tokens=ledger, loss=noisy_loss(ledger) + 0.1
-                )
-            )
-        told = {
-            "tokens": int(ledger * share),
-            "ledger_tokens": ledger,
-            "points": points,
+        )
+    return losses
+
+
+def store_reports_of_a_day(member: Membership, share: float, **newest) -> None:
+    """Store a report every ten minutes; `newest` are fields of the newest report."""
+    reports = []
+    for seq in range(1, REPORTS_A_DAY + 1):
+        at = TODAY - DAY_SECONDS + seq * REPORT_SECONDS - random_numbers.random()
+        ledger_tokens = seq * TOKENS_PER_REPORT
+        fields = {
+            "seq": seq,
+            "at": at,
+            "tokens": int(ledger_tokens * share),
+            "ledger_tokens": ledger_tokens,
+            "points": measured_losses(ledger_tokens, with_validation=seq % 12 == 0),
             "checkpoint": None,
+            "step": seq * 50,
+            "rate": 400 * share * random_numbers.uniform(0.9, 1.1),
         }
-        told |= {"step": n * 50, "rate": 400 * share * dice.uniform(0.9, 1.1)}
-        told |= last if n == 144 else {}
-        reports.append(REPORT.model_copy(update={"seq": n, "at": at, **told}))
+        if seq == REPORTS_A_DAY:
+            fields |= newest
+        reports.append(REPORT.model_copy(update=fields))
     rollup.store_reports({member.pk: (reports, [], TODAY)})
 
 
@@ -111,19 +172,23 @@ def attest(
 ) -> coordinator_messages.Attestation:
     """Attest that `witness` has applied the updates of `author`: `total` tokens."""
     update = messages.Update(
-        run=str(run.pk), peer=author.key, incarnation=REPORT.incarnation, seq=144, previous="0" * 64, tokens=60_000,
-        total=total, fragments=[],
-    )  # fmt: skip
-    head = author.sign("update", update)
-    word = witness.sign(
-        "attestation",
-        coordinator_messages.AttestationStatement(
-            run=str(run.pk), author=update.author, head=digest(head.body)
-        ),
+        run=str(run.pk),
+        peer=author.key,
+        incarnation=REPORT.incarnation,
+        seq=144,
+        previous="0" * 64,
+        tokens=TOKENS_PER_REPORT,
+        total=total,
+        fragments=[],
     )
+    head = author.sign("update", update)
+    statement = coordinator_messages.AttestationStatement(
+        run=str(run.pk), author=update.author, head=digest(head.body)
+    )
+    signed_statement = witness.sign("attestation", statement)
     return coordinator_messages.Attestation(
         head=coordinator_messages.SignedHeader(**head.model_dump()),
-        statement=coordinator_messages.SignedStatement(**word.model_dump()),
+        statement=coordinator_messages.SignedStatement(**signed_statement.model_dump()),
     )
 
 
@@ -141,88 +206,132 @@ def create_notifications(person: User) -> None:
         )
 
 
-@transaction.atomic
-def create_examples() -> str:
-    """Create the examples and return the names for addresses, as JSON."""
-    ida = User.objects.get(name="Ida")
-    jonas = User.objects.create_user("jonas@example.org", "oak-and-spruce-7", name=HOSTILE)
-    named = ((ida, "barn"), (ida, "loft"), (jonas, "granary"), (jonas, "<i>byre</i>"))
-    places = [create_machine(owner, name, seed) for seed, (owner, name) in enumerate(named, 1)]
-    signer = places[0][1]
+def create_active_run(ida: User, jonas: User) -> ActiveRun:
+    """Create a run that two machines of each person have joined."""
+    owners_and_names = ((ida, "barn"), (ida, "loft"), (jonas, "granary"), (jonas, "<i>byre</i>"))
+    machines, identities = [], []
+    for seed, (owner, name) in enumerate(owners_and_names, 1):
+        machine, identity = create_machine(owner, name, seed)
+        machines.append(machine)
+        identities.append(identity)
     run = create_launched_run(
-        ida, "Dawn over the <i>long</i> barn 🌾", signer, **{"recipe.token_budget": "12000000"}
+        ida,
+        "Dawn over the <i>long</i> barn 🌾",
+        identities[0],
+        **{"recipe.token_budget": "12000000"},
     )
     run.update_join_policy(JoinPolicy(Access.INVITATION, 8 * 10**9, 0, NOTES, None), actor=ida)
-    asked = coordinator_messages.JoinRequest(
+    request = coordinator_messages.JoinRequest(
         version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE
     )
-    members = [admit_machine(run, each, asked) for each, _ in places]
+    members = [admit_machine(run, machine, request) for machine in machines]
     advance_run(run)
-    shares = (0.4, 0.3, 0.2, 0.1)
-    for n, (member, share) in enumerate(zip(members, shares, strict=True)):
-        new = (
-            {"checkpoint": REPORT.checkpoint.model_copy(update={"tokens": 8_000_000})}
-            if n != 1
-            else {}
-        )
-        new |= {"activity": "left"} if n == 3 else {"peers": 2 if n else 1}
-        report_of_a_day(member, share, **new)
-    for n, member in enumerate(members[:3]):
-        seen = [
-            attest(run, author, witness=places[n][1], total=int(8_640_000 * share))
-            for (_, author), share in zip(places, shares, strict=True)
-        ]
-        more = {"seq": 145, "at": time.time(), "peers": 2 if n else 1, "points": [], "step": 7250}
-        more |= {
-            "tokens": int(8_640_000 * shares[n]),
-            "ledger_tokens": 8_640_000,
-            "rate": 900 * shares[n],
-        }
-        rollup.store_reports({member.pk: ([REPORT.model_copy(update=more)], seen, time.time())})
-    advance_run(run)
-    noisy = f"{places[3][1].key}.{REPORT.incarnation}"
-    verdict = VerdictRecord.issue(
-        run,
-        [RetractionRequest(noisy, 140, {12: 60_000})],
-        "noise <b>in</b> every update",
-        actor=ida,
-    )
-    run.pause(actor=ida)
-    run.resume(actor=ida)
-    over = create_launched_run(jonas, "Dusk", signer)
-    over.cancel(actor=ida)
-    waiting = runs.Run.create(ida, runs.NewRun("A draft", spec_from_fields({})))
+    return ActiveRun(run, machines, identities, members)
 
-    team = Team.create("The <b>Weavers</b> \u202eof the very long name 🧵", ida)
-    team.add_member(jonas, ida)
-    _, token = TeamInvitation.send(team, "guest@example.org", ida)
-    Token.create(ida, "nightly", ["runs:read"], 30)
-    hook = Webhook.objects.create(
-        person=ida, url="https://example.org/hook", secret="whsec_" + "A" * 40, kinds=[]
-    )
-    create_notifications(ida)
-    said = Announcement(text="The power is off tonight from 22:00.")
-    said.publish(ida)
-    about = coordinator_messages.MachineDescription(
+
+def store_reports(active: ActiveRun) -> None:
+    """Store a day of reports of all machines, then one of each that still trains."""
+    checkpoint = REPORT.checkpoint.model_copy(update={"tokens": 8_000_000})
+    for index, (member, share) in enumerate(zip(active.members, TOKEN_SHARES, strict=True)):
+        newest = {"checkpoint": checkpoint} if index != 1 else {}
+        if index == 3:
+            newest["activity"] = "left"
+        else:
+            newest["peers"] = 2 if index else 1
+        store_reports_of_a_day(member, share, **newest)
+    for index, member in enumerate(active.members[:3]):
+        attestations = [
+            attest(
+                active.run,
+                author,
+                witness=active.identities[index],
+                total=int(LEDGER_TOKENS * share),
+            )
+            for author, share in zip(active.identities, TOKEN_SHARES, strict=True)
+        ]
+        now = time.time()
+        fields = {
+            "seq": REPORTS_A_DAY + 1,
+            "at": now,
+            "peers": 2 if index else 1,
+            "points": [],
+            "step": 7250,
+            "tokens": int(LEDGER_TOKENS * TOKEN_SHARES[index]),
+            "ledger_tokens": LEDGER_TOKENS,
+            "rate": 900 * TOKEN_SHARES[index],
+        }
+        rollup.store_reports({member.pk: ([REPORT.model_copy(update=fields)], attestations, now)})
+
+
+def create_enrolment() -> Enrolment:
+    """Create an enrolment that waits for approval."""
+    description = coordinator_messages.MachineDescription(
         hostname="attic-pc",
         system="Windows 11",
         processor="Core i5",
         cores=8,
         memory_bytes=16 << 30,
     )
-    key = Identity(b"w" * 32).key
-    code = Enrolment.open(
+    return Enrolment.open(
         coordinator_messages.EnrolmentRequest(
-            mirror=site_identity.identity().key, key=key, machine=about, issued=0
+            mirror=site_identity.identity().key,
+            key=Identity(b"w" * 32).key,
+            machine=description,
+            issued=0,
         )
-    ).code
-    bid = runs.RunInvitation.create(run, "the chess club", actor=ida)
+    )
+
+
+@transaction.atomic
+def create_examples() -> str:
+    """Create the examples and return the names for addresses, as JSON."""
+    ida = User.objects.get(name="Ida")
+    jonas = User.objects.create_user("jonas@example.org", "oak-and-spruce-7", name=HOSTILE_NAME)
+    active = create_active_run(ida, jonas)
+    store_reports(active)
+    run = active.run
+    advance_run(run)
+    noisy_author = f"{active.identities[3].key}.{REPORT.incarnation}"
+    verdict = VerdictRecord.issue(
+        run,
+        [RetractionRequest(noisy_author, 140, {12: 60_000})],
+        "noise <b>in</b> every update",
+        actor=ida,
+    )
+    run.pause(actor=ida)
+    run.resume(actor=ida)
+    cancelled_run = create_launched_run(jonas, "Dusk", active.identities[0])
+    cancelled_run.cancel(actor=ida)
+    draft = runs.Run.create(ida, runs.NewRun("A draft", spec_from_fields({})))
+
+    team = Team.create("The <b>Weavers</b> \u202eof the very long name 🧵", ida)
+    team.add_member(jonas, ida)
+    _, team_invitation = TeamInvitation.send(team, "guest@example.org", ida)
+    Token.create(ida, "nightly", ["runs:read"], 30)
+    Webhook.objects.create(
+        person=ida, url="https://example.org/hook", secret="whsec_" + "A" * 40, kinds=[]
+    )
+    create_notifications(ida)
+    announcement = Announcement(text="The power is off tonight from 22:00.")
+    announcement.publish(ida)
+    run_invitation = runs.RunInvitation.create(run, "the chess club", actor=ida)
     names = {
-        "run": run.slug, "over": over.slug, "draft": waiting.slug, "bid": bid.token, "run_id": run.pk,
-        "machine": places[0][0].pk, "ida": ida.pk, "jonas": jonas.pk, "team": team.slug, "team_id": team.pk,
-        "token": token, "hook": hook.pk, "said": said.pk, "code": code, "entry": AuditEntry.objects.first().pk,
-        "off": signing.dumps(str(ida.pk), salt=UNSUBSCRIBE), "membership": members[0].pk,
-        "verdict": verdict.pk,
+        "announcement": announcement.pk,
+        "audit_entry": AuditEntry.objects.first().pk,
+        "cancelled_run": cancelled_run.slug,
+        "code": create_enrolment().code,
+        "draft": draft.slug,
+        "jonas": jonas.pk,
         "log": Origin.objects.get(ours=True).pk,
-    }  # fmt: skip
+        "machine": active.machines[0].pk,
+        "membership": active.members[0].pk,
+        "run": run.slug,
+        "run_id": run.pk,
+        "run_invitation": run_invitation.token,
+        "team": team.slug,
+        "team_id": team.pk,
+        "team_invitation": team_invitation,
+        "unsubscribe": signing.dumps(str(ida.pk), salt=UNSUBSCRIBE),
+        "verdict": verdict.pk,
+    }
     return json.dumps({name: str(value) for name, value in names.items()})

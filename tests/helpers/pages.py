@@ -1,13 +1,14 @@
-"""Read a page of the test client as a person does."""
+"""Read pages that the test client received."""
 
 import re
 
 
 def text(answer) -> str:
+    """Return the text of a page without its markup."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode()))
 
 
 def field_error(html: str, name: str) -> str:
-    """Return the error at a field, or ""."""
-    found = re.search(rf'<p class="error" id="id_{re.escape(name)}_error">(.*?)</p>', html)
-    return found[1] if found else ""
+    """Return the error at a form's field, or ""."""
+    match = re.search(rf'<p class="error" id="id_{re.escape(name)}_error">(.*?)</p>', html)
+    return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""What another mirror tells of machines, by hand, and how it is taken."""
+"""Build the telemetry that another mirror would send, and store it."""
 
 from barnraise.protocol import reports as reports_module
 from coordinator.telemetry.models import RemoteCursor
@@ -20,24 +20,45 @@ EXCHANGE = reports_module.ExchangeView(
 
 
 def report(volunteer, run, *reports) -> None:
+    """Send a machine's reports to this site, and wait until they are stored."""
     answer = volunteer.report(run, *reports)
     assert answer.status_code == 200, answer.content
     drain_queue(wait=True)
 
 
-def frame(**said) -> MachineRow:
-    """Of the page's first machine."""
-    plausible = {
-        "of": 0, "age": 1.0, "latest": 9, "mark": 9, "activity": "training", "version": "0.1",
-        "incarnation": "a" * 16, "step": 90, "tokens": 9000, "ledger_tokens": 9000, "rate": 700.0, "updates_sent": 9,
-        "updates_received": 0, "peers": 0, "vector": "c" * 64, "anchor": None, "safe": False, "step_seconds": None,
+def frame(**changed) -> MachineRow:
+    """Build the newest figures of the page's first machine; `changed` replaces fields."""
+    fields = {
+        "of": 0,
+        "age": 1.0,
+        "latest": 9,
+        "mark": 9,
+        "activity": "training",
+        "version": "0.1",
+        "incarnation": "a" * 16,
+        "step": 90,
+        "tokens": 9000,
+        "ledger_tokens": 9000,
+        "rate": 700.0,
+        "updates_sent": 9,
+        "updates_received": 0,
+        "peers": 0,
+        "vector": "c" * 64,
+        "anchor": None,
+        "safe": False,
+        "step_seconds": None,
         "exchange": None,
-    }  # fmt: skip
-    return MachineRow(**{**plausible, **said})
+    }
+    return MachineRow(**{**fields, **changed})
 
 
 def page(*machines, **rows) -> TelemetryPage:
-    """What a mirror may tell; `machines`: (run, key) each."""
+    """Build a page of telemetry.
+
+    Args:
+        machines: The run and the key of each machine; see `elsewhere`.
+        rows: Fields that are not empty, such as `frames`.
+    """
     empty = {
         "frames": [],
         "sums": [],
@@ -50,12 +71,19 @@ def page(*machines, **rows) -> TelemetryPage:
 
 
 def ingest_page(
-    found: TelemetryPage, key: str = OTHER, after: TelemetryPosition | None = None
+    received: TelemetryPage, key: str = OTHER, after: TelemetryPosition | None = None
 ) -> ingest.PageIngestResult:
-    """Taken, as from a mirror that was asked past `after`, or past where it was heard last."""
-    ear, _ = RemoteCursor.objects.get_or_create(key=key)
-    return ingest.store_page(key, after or ear.position, found)
+    """Store a page of a mirror.
+
+    Args:
+        received: The page.
+        key: The mirror's key.
+        after: The position that this site requested it after; None for the newest that it stored.
+    """
+    cursor, _ = RemoteCursor.objects.get_or_create(key=key)
+    return ingest.store_page(key, after or cursor.position, received)
 
 
 def elsewhere(run, volunteer) -> tuple[str, str]:
+    """Return the run and the key of a machine that reports to another mirror."""
     return str(run.pk), volunteer.machine.key

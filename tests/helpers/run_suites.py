@@ -1,7 +1,8 @@
-"""Run one tier of tests and print the time of each suite: `python tests/helpers/run_suites.py TIER`.
+"""Run one tier of tests and print the seconds of each suite.
 
-TIER is one of `fast` (unit and contract tests), `default` (everything but `slow`) and `all`. The static
-checks run side by side, then all Python tests share the processor's cores.
+Usage: `python tests/helpers/run_suites.py TIER`. TIER is one of `fast` (unit and contract tests),
+`default` (everything but `slow`) and `all`. The static checks run side by side, then all Python
+tests share the processor's cores.
 """
 
 import argparse
@@ -53,8 +54,8 @@ def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
     command += ["-n", processes, "--dist", "loadgroup", "-m", MARKERS[tier], *rest]
     environment = {**os.environ, "BARNRAISE_TESTS": tier}
     started = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    return time.monotonic() - started, done.returncode
+    process = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    return time.monotonic() - started, process.returncode
 
 
 def main() -> int:
@@ -62,10 +63,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tier", choices=MARKERS)
     parser.add_argument("rest", nargs="*", help="further arguments of pytest")
-    wanted = parser.parse_args()
+    arguments = parser.parse_args()
     started = time.monotonic()
     results = run_checks()
-    results["python tests"] = run_python_tests(wanted.tier, wanted.rest)
+    results["python tests"] = run_python_tests(arguments.tier, arguments.rest)
     print(f"\n{'suite':14} {'seconds':>8}")
     for name, (seconds, code) in results.items():
         print(f"{name:14} {seconds:8.1f} {'' if code == 0 else 'FAILED'}")

@@ -14,18 +14,21 @@ from playwright.sync_api import Browser, Page
 SHOTS = ROOT / "build" / "screenshots"
 WIDTHS = (1280, 360)
 THEMES = ("light", "dark")
-# Unfold gives its sidebar and its table regions of the same name (SimpleBar's "scrollable content").
-# axe-core reports that on the admin's pages, and only Unfold can fix it.
+# Unfold names the regions of its sidebar and of its table alike (SimpleBar's "scrollable
+# content"). axe-core reports that on the admin's pages, and only Unfold can fix it.
 UPSTREAM = ("simplebar-content-wrapper",)
 # An open dialog of Unfold leaves the page without landmarks.
 DIALOG = (*UPSTREAM, "region:")
-AUDIT = """async (colours) => {
+AUDIT = """async (onlyColours) => {
   await document.fonts.ready;
-  const only = colours ? { runOnly: { type: 'rule', values: ['color-contrast', 'link-in-text-block'] } } : {};
-  const { violations } = await axe.run(document, { resultTypes: ['violations'], ...only });
+  const colourRules = { type: 'rule', values: ['color-contrast', 'link-in-text-block'] };
+  const options = { resultTypes: ['violations'], ...(onlyColours && { runOnly: colourRules }) };
+  const { violations } = await axe.run(document, options);
   return violations.flatMap(({ id, help, nodes }) =>
-    nodes.map(({ target, any, all, none }) =>
-      `${id}: ${help}: ${target.join(' ')}: ${[...any, ...all, ...none].map((check) => check.message).join('; ')}`));
+    nodes.map(({ target, any, all, none }) => {
+      const messages = [...any, ...all, ...none].map((check) => check.message);
+      return `${id}: ${help}: ${target.join(' ')}: ${messages.join('; ')}`;
+    }));
 }"""
 
 
@@ -33,28 +36,27 @@ AUDIT = """async (colours) => {
 def open_page(browser: Browser, site, *, width: int = 1280) -> Iterator[Page]:
     """Open a page in a new browser context; an error of its script fails the test."""
     context = browser.new_context(base_url=site.url, viewport={"width": width, "height": 900})
-    page, complaints = context.new_page(), []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page = context.new_page()
+    script_errors: list[str] = []
+    page.on("pageerror", lambda error: script_errors.append(str(error)))
     yield page
     context.close()
-    assert not complaints
+    assert not script_errors
 
 
 @cache
-def axe() -> str:
-    found = ROOT / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
-    assert found.exists(), "axe-core is not installed: `python frontend/build.py` does it"
-    return found.read_text()
+def read_axe() -> str:
+    """Return axe-core's script."""
+    path = ROOT / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
+    assert path.exists(), "axe-core is not installed: run `python frontend/build.py`"
+    return path.read_text()
 
 
-def find_violations(page: Page, colours: bool = False) -> list[str]:
-    """Return what axe-core finds on the page, a sentence each.
-
-    `colours` runs only the rules on colours.
-    """
+def find_violations(page: Page, only_colours: bool = False) -> list[str]:
+    """Return what axe-core finds on the page, a sentence for each finding."""
     if not page.evaluate("'axe' in window"):
-        page.evaluate(axe())
-    return page.evaluate(AUDIT, colours)
+        page.evaluate(read_axe())
+    return page.evaluate(AUDIT, only_colours)
 
 
 def check_page(
@@ -69,21 +71,27 @@ def check_page(
         renew: Whether the page must be reloaded to change its theme.
     """
     SHOTS.mkdir(parents=True, exist_ok=True)
-    wide, found = page.viewport_size, []
+    original_size = page.viewport_size
+    findings = []
     for theme in THEMES:
-        page.emulate_media(
-            color_scheme=theme, reduced_motion="reduce"
-        )  # no screenshot in the middle of a transition
+        # Without motion, no screenshot shows the middle of a transition.
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
         if renew:
             page.reload()
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
-            again = theme == THEMES[1]  # a theme changes colours and nothing else
-            found += [f"{theme}, {width}: {each}" for each in find_violations(page, colours=again)]
-            if (needed := page.evaluate("document.documentElement.scrollWidth")) > width:
-                found.append(f"{needed} px wide in a window of {width}")
+            # The second theme changes colours and nothing else.
+            violations = find_violations(page, only_colours=theme == THEMES[1])
+            findings += [f"{theme}, {width}: {violation}" for violation in violations]
+            page_width = page.evaluate("document.documentElement.scrollWidth")
+            if page_width > width:
+                findings.append(f"{page_width} px wide in a window of {width}")
             page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
     page.emulate_media(color_scheme="light", reduced_motion="no-preference")
-    page.set_viewport_size(wide)
-    ours = [each for each in dict.fromkeys(found) if not any(word in each for word in not_ours)]
+    page.set_viewport_size(original_size)
+    ours = [
+        finding
+        for finding in dict.fromkeys(findings)
+        if not any(words in finding for words in not_ours)
+    ]
     assert not ours, f"{name}:\n" + "\n".join(ours)

@@ -7,7 +7,7 @@ from django.test import Client
 
 from coordinator.asgi import application
 
-SECONDS = 8  # that a socket may take
+SECONDS = 8  # the longest wait for one message
 
 
 class WatcherSocket(ApplicationCommunicator):
@@ -35,6 +35,7 @@ class WatcherSocket(ApplicationCommunicator):
         return await self.receive_output(SECONDS)
 
     async def open(self) -> "WatcherSocket":
+        """Connect, fail unless the site accepts, and return this socket."""
         assert (await self.connect())["type"] == "websocket.accept"
         return self
 
@@ -47,5 +48,6 @@ class WatcherSocket(ApplicationCommunicator):
                 return frame
 
     async def leave(self) -> None:
+        """Close the socket, and wait until the site has noticed."""
         await self.send_input({"type": "websocket.disconnect", "code": 1001})
         await self.wait(SECONDS)

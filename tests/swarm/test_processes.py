@@ -52,7 +52,7 @@ def test_killed_worker_recovers_and_a_fourth_joins_late(site, person):
     wait_until(lambda: all(updates_sent_by(site, m) >= 2 for m in TRIO), "two updates of each")
 
     before = updates_sent_by(site, "east")
-    site.family.kill("join-east")
+    site.processes.kill("join-east")
     others = {m: updates_sent_by(site, m) for m in ("north", "south")}
     wait_until(
         lambda: all(updates_sent_by(site, m) > n for m, n in others.items()), "the others going on"

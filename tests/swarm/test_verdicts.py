@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from helpers.fake_coordinator import FakeCoordinator as Site
+from helpers.fake_coordinator import FakeCoordinator
 
 from barnraise.cli.verdict import build_verdict
 from barnraise.coordinator_client import reporter as report_module
@@ -130,7 +130,7 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
 def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
     """One of two machines reaches the site; three invalid verdicts precede the valid one."""
     run = swarm(token_budget=10_000_000)
-    site = Site(MIRROR, run.manifest.run)
+    site = FakeCoordinator(MIRROR, run.manifest.run)
     try:
         ada, ben = start_first_worker(run, site=site.url), run.start("ben", knows=["ada"])
         run.until(lambda: all(v.status.get("updates_received", 0) > 3 for v in (ada, ben)))
@@ -149,11 +149,11 @@ def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
             "more than 50000 bytes": ruled(text=lambda body: body + " " + "é" * 26_000),
         }
         for said, ruling in wrong.items():
-            site.rulings = [ruling]
+            site.verdicts = [ruling]
             run.until(lambda said=said: said in caplog.text)
-        assert not ada.worker.ledger.verdicts.rulings and not site.heeds
-        site.rulings = [ruled()]
-        run.until(lambda: site.heeds == [digest(site.rulings[0].body)])
+        assert not ada.worker.ledger.verdicts.rulings and not site.applied_verdicts
+        site.verdicts = [ruled()]
+        run.until(lambda: site.applied_verdicts == [digest(site.verdicts[0].body)])
         run.until(lambda: all(v.worker.anchor.vector.get(author) == 1 for v in (ada, ben)))
         ben.leave()
         run.until(
@@ -175,7 +175,7 @@ def test_revoked_machine_is_refused_within_a_minute_of_rare_reports(swarm, caplo
     assert report_module.DIRECTIVE_SECONDS <= 30
     monkeypatch.setattr(report_module, "DIRECTIVE_SECONDS", 1.0)
     run = swarm(token_budget=10_000_000)
-    site = Site(MIRROR, run.manifest.run)
+    site = FakeCoordinator(MIRROR, run.manifest.run)
     site.directive["report_every"] = 3600.0
     route = f"GET /runs/{run.manifest.run}/directive"
     try:
@@ -189,7 +189,7 @@ def test_revoked_machine_is_refused_within_a_minute_of_rare_reports(swarm, caplo
         def linked(one, other) -> bool:
             return other.worker.key in {each.key for each in one.worker.exchange.stats.neighbours}
 
-        run.until(lambda: linked(ada, cleo) and linked(ben, cleo) and route in site.asked)
+        run.until(lambda: linked(ada, cleo) and linked(ben, cleo) and route in site.requests)
         site.directive["revoked"] = [cleo.worker.key]
         began = time.monotonic()
         run.until(lambda: not linked(ada, cleo) and not linked(ben, cleo), 30.0)
