@@ -1,4 +1,4 @@
-"""What a run may be: each nonsense value has its sentence, and JSON is read strictly."""
+"""Tests of the run's specification: invalid values give a sentence, and JSON is read strictly."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from barnraise.errors import SpecError
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
 
-SOUND = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
+VALID = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ SOUND = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
         ("model", {"heads": 5}, "model.heads"),
         ("model", {"context": 1 << 20}, "model.context"),
         ("model", {"vocabulary": 1 << 20}, "model.vocabulary"),
-        ("model", {"vocabulary": 300}, "model.vocabulary"),  # bytes have 256
-        ("text", {"tokenizer": "bpe"}, "model.vocabulary"),  # which needs more than 256
+        ("model", {"vocabulary": 300}, "model.vocabulary"),  # a byte tokenizer has 256
+        ("text", {"tokenizer": "bpe"}, "model.vocabulary"),  # BPE needs more than 256
         ("text", {"source": "the web"}, "text.source"),
         ("text", {"tokenizer": "words"}, "text.tokenizer"),
         ("text", {"held_out": 0.9}, "text.held_out"),
@@ -53,47 +53,49 @@ SOUND = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
         ("", {"format": 2}, "format"),
     ],
 )
-def test_each_nonsense_value_has_a_sentence_at_its_field(part, changed, field):
-    assert problems(SOUND) == {}
-    wrong = replace(getattr(SOUND, part), **changed) if part else None
-    spec = replace(SOUND, **({part: wrong} if part else changed))
+def test_invalid_value_gives_a_sentence_at_its_field(part, changed, field):
+    assert problems(VALID) == {}
+    if part:
+        changed = {part: replace(getattr(VALID, part), **changed)}
+    spec = replace(VALID, **changed)
     assert field in problems(spec) and len(problems(spec)[field]) > 15
     with pytest.raises(SpecError) as caught:
         RunSpec.from_json(spec.to_json())
     assert field in caught.value.problems
 
 
-def test_a_spec_comes_back_from_its_json_to_the_byte():
-    spec = replace(SOUND, recipe=Recipe(learning_rate=1e-4), roots=("a" * 64,), seed=2**63 - 1)
+def test_spec_read_from_its_json_is_equal_to_the_byte():
+    spec = replace(VALID, recipe=Recipe(learning_rate=1e-4), roots=("a" * 64,), seed=2**63 - 1)
     assert RunSpec.from_json(spec.to_json()) == spec
     assert RunSpec.from_json(spec.to_json()).to_json() == spec.to_json()
 
 
-def with_(path: str, value) -> str:
-    raw = json.loads(SOUND.to_json())
-    *where, name = path.split(".")
-    into = raw
-    for step in where:
-        into = into[step]
-    into[name] = value
-    return json.dumps(raw)
+def json_with(path: str, value) -> str:
+    """Return a valid spec as JSON, with another value at a dotted path."""
+    fields = json.loads(VALID.to_json())
+    *parents, name = path.split(".")
+    target = fields
+    for parent in parents:
+        target = target[parent]
+    target[name] = value
+    return json.dumps(fields)
 
 
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        (with_("sed", 1), "sed"),
-        (with_("model.depth", 1), "model.depth"),
-        (with_("model.layers", "2"), "model.layers"),
-        (with_("model.layers", True), "model.layers"),
-        (with_("model.layers", 2.0), "model.layers"),
-        (with_("model.layers", None), "model.layers"),
-        (with_("model.layers", 10**400), "model.layers"),
-        (with_("recipe.learning_rate", "1e-3"), "recipe.learning_rate"),
-        (with_("recipe.learning_rate", 10**400), "recipe.learning_rate"),
-        (with_("model", []), "model."),
-        (with_("roots", "a"), "roots"),
-        (with_("roots", [1]), "roots"),
+        (json_with("sed", 1), "sed"),
+        (json_with("model.depth", 1), "model.depth"),
+        (json_with("model.layers", "2"), "model.layers"),
+        (json_with("model.layers", True), "model.layers"),
+        (json_with("model.layers", 2.0), "model.layers"),
+        (json_with("model.layers", None), "model.layers"),
+        (json_with("model.layers", 10**400), "model.layers"),
+        (json_with("recipe.learning_rate", "1e-3"), "recipe.learning_rate"),
+        (json_with("recipe.learning_rate", 10**400), "recipe.learning_rate"),
+        (json_with("model", []), "model."),
+        (json_with("roots", "a"), "roots"),
+        (json_with("roots", [1]), "roots"),
         ("{}", "model"),
         ("[]", "spec"),
         ("null", "spec"),
@@ -102,17 +104,17 @@ def with_(path: str, value) -> str:
         ("[" * 100_000, "spec"),
         ('{"model":' * 100_000, "spec"),
         (f'{{"seed": {"9" * 10_000}}}', "spec"),
-        (with_("seed", "x" * 1_000_000), "seed"),
+        (json_with("seed", "x" * 1_000_000), "seed"),
     ],
     ids=range(21),
 )
-def test_json_that_is_no_spec_is_refused_at_the_field_and_in_few_words(text, field):
+def test_invalid_json_is_refused_briefly_at_its_field(text, field):
     with pytest.raises(SpecError) as caught:
         RunSpec.from_json(text)
     assert field in caught.value.problems
     assert len(str(caught.value)) < 2000
 
 
-def test_an_unknown_preset_is_refused_with_those_there_are():
+def test_unknown_preset_is_refused_with_the_existing_ones():
     with pytest.raises(SpecError, match="there is no preset 'gpt-giant'; the presets are gpt-nano"):
         preset("gpt-giant")

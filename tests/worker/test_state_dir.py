@@ -1,4 +1,4 @@
-"""Where a worker keeps what is its own: what is refused, by name, and what a crash leaves behind."""
+"""Tests of the state directory: which folders are refused, and what survives a crash."""
 
 import json
 import os
@@ -14,7 +14,7 @@ OTHER = "01890000-0000-7000-8000-000000000002"
 KEY, STRANGER = "a" * 64, "b" * 64
 
 
-def open_signed(path, run=RUN, key=KEY) -> RunDir:
+def open_and_close(path, run=RUN, key=KEY) -> RunDir:
     folder = RunDir(path, run, key)
     folder.close()
     return folder
@@ -25,56 +25,59 @@ def relabel(path, **changed) -> None:
     (path / "folder.json").write_text(json.dumps(label | changed))
 
 
-def test_a_folder_opened_again_is_the_same_life(tmp_path):
-    assert open_signed(tmp_path / "run").label == open_signed(tmp_path / "run").label
+def test_run_folder_reopened_has_the_same_label(tmp_path):
+    assert open_and_close(tmp_path / "run").label == open_and_close(tmp_path / "run").label
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("spoil", "reason"),
     [
-        (lambda p: relabel(p, format=99), "is of format 99; this version works with 1"),
-        (lambda p: relabel(p, run=OTHER), f"holds the state of run {OTHER}, not of run {RUN}"),
+        (lambda path: relabel(path, format=99), "is of format 99; this version works with 1"),
         (
-            lambda p: relabel(p, key=STRANGER),
+            lambda path: relabel(path, run=OTHER),
+            f"holds the state of run {OTHER}, not of run {RUN}",
+        ),
+        (
+            lambda path: relabel(path, key=STRANGER),
             "belongs to the machine bbbbbbbb, and this one is aaaaaaaa",
         ),
-        (lambda p: relabel(p, incarnation=7), "folder.json is damaged"),
-        (lambda p: (p / "folder.json").write_text("[1]"), "folder.json is damaged"),
-        (lambda p: (p / "folder.json").write_bytes(b"\xff\x00"), "folder.json is damaged"),
+        (lambda path: relabel(path, incarnation=7), "folder.json is damaged"),
+        (lambda path: (path / "folder.json").write_text("[1]"), "folder.json is damaged"),
+        (lambda path: (path / "folder.json").write_bytes(b"\xff\x00"), "folder.json is damaged"),
         (
-            lambda p: (p / "folder.json").rename(p / "notes.txt"),
+            lambda path: (path / "folder.json").rename(path / "notes.txt"),
             "has no folder.json, yet holds notes.txt",
         ),
     ],
 )
-def test_folder_of_another_run_or_machine_is_refused_and_unchanged(tmp_path, spoil, why):
+def test_folder_of_another_run_or_machine_is_refused_and_unchanged(tmp_path, spoil, reason):
     path = tmp_path / "run"
-    open_signed(path)
+    open_and_close(path)
     spoil(path)
     before = sorted((p.name, p.read_bytes()) for p in path.iterdir())
-    with pytest.raises(StateError, match=why) as caught:
-        open_signed(path)
+    with pytest.raises(StateError, match=reason) as caught:
+        open_and_close(path)
     assert str(path) in str(caught.value)
     assert sorted((p.name, p.read_bytes()) for p in path.iterdir()) == before
-    with pytest.raises(StateError, match=why):  # not "in use": the refusal released the lock
-        open_signed(path)
+    with pytest.raises(StateError, match=reason):  # the refusal has released the lock
+        open_and_close(path)
 
 
-def test_a_folder_in_use_is_refused_until_it_is_closed(tmp_path):
+def test_run_folder_in_use_is_refused_until_closed(tmp_path):
     first = RunDir(tmp_path / "run", RUN, KEY)
     with pytest.raises(StateError, match="is in use by another worker"):
-        open_signed(tmp_path / "run")
+        open_and_close(tmp_path / "run")
     first.close()
-    open_signed(tmp_path / "run")
+    open_and_close(tmp_path / "run")
 
 
-def test_a_folder_whose_making_was_cut_off_is_made_again(tmp_path):
+def test_run_folder_half_created_is_created_again(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "folder.json.new").write_text('{"form')
-    assert open_signed(tmp_path / "run").label.run == RUN
+    assert open_and_close(tmp_path / "run").label.run == RUN
 
 
-def test_a_folder_is_tied_to_the_first_spec_it_trains_under(tmp_path):
+def test_run_folder_accepts_only_its_first_spec(tmp_path):
     folder = RunDir(tmp_path / "run", RUN, KEY)
     folder.pin_spec("1" * 64)
     folder.pin_spec("1" * 64)
@@ -87,21 +90,21 @@ def test_a_folder_is_tied_to_the_first_spec_it_trains_under(tmp_path):
     again.close()
 
 
-def test_a_new_incarnation_outlives_the_process(tmp_path):
+def test_new_incarnation_is_stored(tmp_path):
     folder = RunDir(tmp_path / "run", RUN, KEY)
     before, after = folder.label.incarnation, folder.renew_incarnation()
     folder.close()
-    assert before != after == open_signed(tmp_path / "run").label.incarnation
+    assert before != after == open_and_close(tmp_path / "run").label.incarnation
 
 
-def test_a_status_that_cannot_be_written_stops_nobody(tmp_path):
+def test_status_that_cannot_be_written_is_ignored(tmp_path):
     folder = RunDir(tmp_path / "run", RUN, KEY)
-    (tmp_path / "run" / "status.json").mkdir()  # what replaces it is refused by the system
+    (tmp_path / "run" / "status.json").mkdir()  # the system refuses to replace a folder by a file
     folder.write_status({"step": 1})
     folder.close()
 
 
-def test_a_home_keeps_its_key_to_its_owner_and_says_when_it_is_damaged(tmp_path):
+def test_key_is_private_and_refused_when_damaged(tmp_path):
     key = StateDir(tmp_path).identity.key
     assert StateDir(tmp_path).identity.key == key
     assert os.name != "posix" or (tmp_path / "key").stat().st_mode & 0o077 == 0

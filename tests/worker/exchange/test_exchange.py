@@ -27,19 +27,11 @@ def test_three_exchanges_agree_bit_for_bit(world):
             machine.step()
     world.wait_for_agreement(a, b, c)
     assert a.anchor.tokens == a.ledger.tokens == 12 * 100
-    assert (
-        a.exchange.stats.updates_sent,
-        a.exchange.stats.updates_received,
-        a.exchange.stats.updates_behind,
-    ) == (
-        4,
-        8,
-        0,
-    )
-    assert a.exchange.stats.bytes_sent > 0 < a.exchange.stats.bytes_received
-    wait_until(
-        lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c))
-    )  # they learned of each other
+    stats = a.exchange.stats
+    assert (stats.updates_sent, stats.updates_received, stats.updates_behind) == (4, 8, 0)
+    assert stats.bytes_sent > 0 and stats.bytes_received > 0
+    # b and c learn each other's address from a.
+    wait_until(lambda: all(machine.exchange.stats.peers == 2 for machine in (a, b, c)))
 
 
 def test_three_exchanges_over_iroh_agree(world):
@@ -85,9 +77,8 @@ def test_update_of_a_departed_author_arrives_through_a_third_peer(world):
     a.publish_round(1)
     world.wait_for_agreement(a, b)
     a.stop()
-    c = (
-        world.machine(3).start().add_peers(b)
-    )  # it never met the author, whose ticket is sent with the update
+    # c has never met the author, whose ticket is sent with the update.
+    c = world.machine(3).start().add_peers(b)
     world.wait_for_agreement(b, c)
 
 
@@ -119,7 +110,8 @@ def test_weight_follows_announced_rates_and_is_one_alone(world):
 
 def test_announcing_an_unchanged_value_does_not_wake_the_server(world, monkeypatch):
     """A worker announces its values twice a second, and mostly they are unchanged."""
-    exchange, told = world.machine(1).start().exchange, []
+    exchange = world.machine(1).start().exchange
+    calls: list[tuple] = []
     exchange.announce_rate(100.0)
     exchange.report_anchor_digest("a vector", "an anchor")
     wait_until(
@@ -128,13 +120,13 @@ def test_announcing_an_unchanged_value_does_not_wake_the_server(world, monkeypat
             and "a vector" in exchange.server.gossip.anchor_digests
         )
     )
-    monkeypatch.setattr(exchange.thread, "call", lambda call, *what: told.append(what))
+    monkeypatch.setattr(exchange.thread, "call", lambda call, *values: calls.append(values))
     exchange.announce_rate(103.0)
     exchange.report_anchor_digest("a vector", "an anchor")
-    assert not told
+    assert not calls
     exchange.announce_rate(110.0)
     exchange.report_anchor_digest("another", "an anchor")
-    assert told == [(110.0, False), ("another", "an anchor")]
+    assert calls == [(110.0, False), ("another", "an anchor")]
     monkeypatch.undo()  # the fixture stops the exchange
 
 
@@ -147,7 +139,7 @@ def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world)
     for seed in range(2):
         a.publish_round(10 + seed)
         world.wait_for_agreement(a, b)
-        time.sleep(1.0)  # a round of a; an update counts until it is four rounds late
+        time.sleep(1.0)  # one round of a; its update is predicted until it is four rounds late
     assert b.exchange.predict_in_flight(100.0) == (0.0, 0.0, 0.0)
     world.network.uplinks[a.identity.key] = 2000.0
     a.publish_round(20, due=[1])  # 3 kB
@@ -155,11 +147,8 @@ def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world)
     first, block, last = b.exchange.predict_in_flight(100.0)
     assert first == last == 0 < block and b.anchor.vector[a.exchange.author] == 2
     world.wait_for_agreement(a, b)
-    assert b.anchor.vector[a.exchange.author] == 3 and b.exchange.predict_in_flight(100.0) == (
-        0.0,
-        0.0,
-        0.0,
-    )
+    assert b.anchor.vector[a.exchange.author] == 3
+    assert b.exchange.predict_in_flight(100.0) == (0.0, 0.0, 0.0)
 
 
 # ---- crashes
@@ -173,7 +162,7 @@ def test_restarted_exchange_continues_from_its_directory(world):
         b.publish_round(10 + seed)
     world.wait_for_agreement(a, b)
     applied = a.anchor.vector
-    a.stop()  # the ledger replays what no checkpoint has
+    a.stop()  # no checkpoint is saved, so the ledger replays everything
     b.publish_round(20)
     a.open()
     a.start()
@@ -198,9 +187,7 @@ def test_start_replays_only_updates_that_the_anchor_lacks(world):
     assert a.exchange.poll_updates() == []
 
 
-def test_rolled_back_directory_gets_a_new_incarnation_and_its_updates(
-    world,
-):
+def test_rolled_back_directory_gets_a_new_incarnation_and_its_updates(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.add_peers(a)
     a.publish_round(1)
@@ -241,32 +228,29 @@ def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
     b.add_peers(a)
     wait_until(lambda: a.exchange.stats.peers == 1)
     events: list[str] = []
-    settle, send = (
-        blobs_module.move_into_place,
-        type(next(iter(a.exchange.server.connections.values())).channel).send,
-    )
-    append = type(a.ledger).append
+    (connection,) = a.exchange.server.connections.values()
+    channel_type, ledger_type = type(connection.channel), type(a.ledger)
+    move_into_place = blobs_module.move_into_place
+    append, send = ledger_type.append, channel_type.send
 
-    def settled(*paths):
-        settle(*paths)
+    def recorded_move(*paths):
+        move_into_place(*paths)
         events.append("file")
 
-    def appended(self, signed, update):
+    def recorded_append(self, signed, update):
         outcome = append(self, signed, update)
         events.append("row")
         return outcome
 
-    async def sent(self, frame):
+    async def recorded_send(self, frame):
         message, _ = unpack(frame)
         if message.type in ("update_push", "blob_part"):
             events.append(message.type)
         await send(self, frame)
 
-    monkeypatch.setattr(blobs_module, "move_into_place", settled)
-    monkeypatch.setattr(type(a.ledger), "append", appended)
-    monkeypatch.setattr(
-        type(next(iter(a.exchange.server.connections.values())).channel), "send", sent
-    )
+    monkeypatch.setattr(blobs_module, "move_into_place", recorded_move)
+    monkeypatch.setattr(ledger_type, "append", recorded_append)
+    monkeypatch.setattr(channel_type, "send", recorded_send)
     a.publish_round(1)
     world.wait_for_agreement(a, b)
     fragments = len(a.anchor.fragments)
@@ -276,10 +260,10 @@ def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
 def test_publish_on_a_full_disk_publishes_nothing(world, monkeypatch):
     a = world.machine(1).start()
 
-    def full(*paths):
+    def raise_disk_full(*paths):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(blobs_module, "move_into_place", full)
+    monkeypatch.setattr(blobs_module, "move_into_place", raise_disk_full)
     with pytest.raises(OSError, match="No space"):
         a.publish_round(1)
     monkeypatch.undo()
@@ -288,12 +272,10 @@ def test_publish_on_a_full_disk_publishes_nothing(world, monkeypatch):
     assert a.ledger.vector() == {a.exchange.author: 1}
 
 
-def test_more_authors_than_a_state_holds_keep_the_server_alive(world, monkeypatch):
+def test_more_authors_than_a_state_holds_keep_the_server_alive(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    many = {f"{n:064x}.{'0' * 16}": 1 for n in range(2100)}
-    a.exchange.thread.call(
-        a.exchange.server.gossip.vector.update, many
-    )  # in the thread that reads it
+    authors = {f"{number:064x}.{'0' * 16}": 1 for number in range(2100)}
+    a.exchange.thread.call(a.exchange.server.gossip.vector.update, authors)
     b.add_peers(a)
     a.publish_round(1)
     wait_until(lambda: a.exchange.author in b.ledger.vector())
@@ -303,18 +285,16 @@ def test_more_authors_than_a_state_holds_keep_the_server_alive(world, monkeypatc
 def test_server_failure_while_running_does_not_stop_training(world, monkeypatch):
     a = world.machine(1).start()
 
-    async def broken():
-        raise OSError("the network card was pulled out")
+    async def fail():
+        raise OSError("the network card was removed")
 
-    monkeypatch.setattr(a.exchange.server.transport, "close", broken)
+    monkeypatch.setattr(a.exchange.server.transport, "close", fail)
     a.exchange.thread.call(a.exchange.server.stop)
     wait_until(lambda: not a.exchange.thread.is_alive())
     a.publish_round(1)
-    assert (
-        a.exchange.addresses() is not None
-        and a.exchange.compute_weight(1.0) == 1.0
-        and a.exchange.poll_updates() == []
-    )
+    assert a.exchange.addresses() is not None
+    assert a.exchange.compute_weight(1.0) == 1.0
+    assert a.exchange.poll_updates() == []
 
 
 def test_stop_ends_all_threads_and_may_be_called_twice(world):
@@ -334,9 +314,10 @@ def test_stop_ends_all_threads_and_may_be_called_twice(world):
 
 
 def test_start_without_a_listening_transport_raises_at_once(world):
-    a, again = world.machine(1).start(), world.machine(1, "elsewhere")
+    a = world.machine(1).start()
+    same_key = world.machine(1, "elsewhere")
     with pytest.raises(OSError, match="on this network already"):
-        again.start()
+        same_key.start()
     assert a.exchange.stats.peers == 0
 
 
@@ -355,18 +336,18 @@ def test_fetch_blobs_finds_the_peer_that_has_the_blob(world):
 
 
 def test_fetch_of_many_files_uses_all_peers_at_once(world, monkeypatch):
-    monkeypatch.setattr(prefetch, "BATCH_BLOBS", 5)  # of eight
+    monkeypatch.setattr(prefetch, "BATCH_BLOBS", 5)  # eight files make two batches
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     files = [bytes([n]) * 300_000 for n in range(8)]
-    for each in (a, b):
-        sizes = {each.ledger.blobs.store(data): len(data) for data in files}
-        each.exchange.set_uplink_limit(1_000_000)
+    for machine in (a, b):
+        sizes = {machine.ledger.blobs.store(data): len(data) for data in files}
+        machine.exchange.set_uplink_limit(1_000_000)
     c.add_peers(a, b)
     wait_until(lambda: c.exchange.stats.peers == 2)
     assert prefetch.fetch_all_blobs(c.exchange, c.ledger.blobs, sizes, "files", lambda: False)
-    assert [c.ledger.blobs.read(each) for each in sizes] == files
-    for each in (a, b):
-        assert each.exchange.stats.bytes_sent > 2 * 300_000, "both lines were used"
+    assert [c.ledger.blobs.read(digest) for digest in sizes] == files
+    for machine in (a, b):
+        assert machine.exchange.stats.bytes_sent > 2 * 300_000, "both uplinks are used"
     with within(5):
         assert not prefetch.fetch_all_blobs(
             c.exchange, c.ledger.blobs, {"0" * 64: None}, "files", lambda: True

@@ -34,9 +34,10 @@ RUN = "01890000-0000-7000-8000-000000000001"
 OTHER_RUN = "01890000-0000-7000-8000-00000000000f"
 
 
-def assert_refused(world, machine, caplog, messages, why, hello=None):
+def assert_refused(machine, caplog, messages, reason, hello=None):
     """Send messages, and assert that the connection ends for that reason and nothing changed."""
     caplog.set_level(logging.INFO, "barnraise.exchange")
+    world = machine.world
     before = (machine.ledger.vector(), machine.anchor.digest())
     channels = []
     with connect_raw_peer(world, machine, hello=hello, reads=False, channels=channels) as send:
@@ -44,15 +45,15 @@ def assert_refused(world, machine, caplog, messages, why, hello=None):
             send(message)
         channel, run = channels[0]
 
-        async def drained():
+        async def receive_until_closed():
             while True:
                 await channel.receive()
 
         with pytest.raises(ChannelClosedError):
-            run(asyncio.wait_for(drained(), 15))
+            run(asyncio.wait_for(receive_until_closed(), 15))
     machine.step()
     assert (machine.ledger.vector(), machine.anchor.digest()) == before
-    wait_until(lambda: any(why in record.getMessage() for record in caplog.records), 5)
+    wait_until(lambda: any(reason in record.getMessage() for record in caplog.records), 5)
     wait_until(lambda: machine.exchange.stats.peers == 0, 5)
 
 
@@ -60,97 +61,108 @@ STRANGER = Identity(bytes([9]) * 32)
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "reason"),
     [
-        (lambda w: {"run": OTHER_RUN}, "it works on run"),
-        (lambda w: {"spec": "0" * 64}, "it has spec 00000000"),
-        (lambda w: {"protocols": [7]}, "it speaks protocols [7]"),
-        (lambda w: {"ticket": w.ticket(STRANGER.key, expires=1.0)}, "expired"),
-        (lambda w: {"ticket": w.ticket(STRANGER.key, run=OTHER_RUN)}, "the ticket is for run"),
-        (lambda w: {"ticket": w.ticket("a" * 64)}, "the ticket is for peer aaaaaaaa"),
-        (lambda w: {"ticket": w.ticket(STRANGER.key, by=STRANGER)}, "is not a mirror of this run"),
+        (lambda world: {"run": OTHER_RUN}, "it works on run"),
+        (lambda world: {"spec": "0" * 64}, "it has spec 00000000"),
+        (lambda world: {"protocols": [7]}, "it speaks protocols [7]"),
+        (lambda world: {"ticket": world.ticket(STRANGER.key, expires=1.0)}, "expired"),
         (
-            lambda w: {
-                "ticket": w.ticket(STRANGER.key).model_copy(update={"signature": "0" * 128})
+            lambda world: {"ticket": world.ticket(STRANGER.key, run=OTHER_RUN)},
+            "the ticket is for run",
+        ),
+        (lambda world: {"ticket": world.ticket("a" * 64)}, "the ticket is for peer aaaaaaaa"),
+        (
+            lambda world: {"ticket": world.ticket(STRANGER.key, by=STRANGER)},
+            "is not a mirror of this run",
+        ),
+        (
+            lambda world: {
+                "ticket": world.ticket(STRANGER.key).model_copy(update={"signature": "0" * 128})
             },
             "signature",
         ),
     ],
 )
-def test_hello_without_a_valid_ticket_is_refused(world, caplog, changed, why):
+def test_hello_without_a_valid_ticket_is_refused(world, caplog, changed, reason):
     a = world.machine(1).start()
-    assert_refused(world, a, caplog, [], why, hello=build_hello(world, STRANGER, **changed(world)))
+    assert_refused(a, caplog, [], reason, hello=build_hello(world, STRANGER, **changed(world)))
 
 
 @pytest.mark.parametrize(
-    ("message", "why"),
+    ("message", "reason"),
     [
-        (lambda w: b"\x00\x00\x00\x05{}", "header has 5"),
-        (lambda w: b"\x7f\xff\xff\xff" + b"x" * 100, "says its header has"),
-        (lambda w: b"garbage", "a frame"),
-        (lambda w: DirectiveRelay(directive=w.ticket("a" * 64)), "the directive by"),
+        (lambda world: b"\x00\x00\x00\x05{}", "header has 5"),
+        (lambda world: b"\x7f\xff\xff\xff" + b"x" * 100, "says its header has"),
+        (lambda world: b"garbage", "a frame"),
+        (lambda world: DirectiveRelay(directive=world.ticket("a" * 64)), "the directive by"),
         (
-            lambda w: UpdatePush(header=header(w, STRANGER, sign_as="ticket")),
+            lambda world: UpdatePush(header=header(world, STRANGER, sign_as="ticket")),
             "signature does not match",
         ),
-        (lambda w: UpdatePush(header=header(w, STRANGER, run=OTHER_RUN)), "is for run"),
-        (lambda w: UpdatePush(header=header(w, STRANGER, peer="a" * 64)), "is signed by"),
-        (lambda w: UpdatePush(header=header(w, STRANGER, tokens=1 << 40)), "claims"),
-        (lambda w: UpdatePush(header=header(w, STRANGER, previous="1" * 64)), "does not continue"),
-        (lambda w: UpdatePush(header=header(w, Identity(b"n" * 32))), "without a ticket"),
+        (lambda world: UpdatePush(header=header(world, STRANGER, run=OTHER_RUN)), "is for run"),
+        (lambda world: UpdatePush(header=header(world, STRANGER, peer="a" * 64)), "is signed by"),
+        (lambda world: UpdatePush(header=header(world, STRANGER, tokens=1 << 40)), "claims"),
         (
-            lambda w: w.sign_verdict(by=(STRANGER,)),
+            lambda world: UpdatePush(header=header(world, STRANGER, previous="1" * 64)),
+            "does not continue",
+        ),
+        (lambda world: UpdatePush(header=header(world, Identity(b"n" * 32))), "without a ticket"),
+        (
+            lambda world: world.sign_verdict(by=(STRANGER,)),
             "neither the run's owner nor one of its mirrors",
         ),
-        (lambda w: w.sign_verdict(run=OTHER_RUN), "is for run"),
+        (lambda world: world.sign_verdict(run=OTHER_RUN), "is for run"),
         (
-            lambda w: Fork(
-                one=header(w, STRANGER), other=header(w, STRANGER), ticket=w.ticket(STRANGER.key)
+            lambda world: Fork(
+                one=header(world, STRANGER),
+                other=header(world, STRANGER),
+                ticket=world.ticket(STRANGER.key),
             ),
             "not two",
         ),
     ],
 )
-def test_invalid_message_ends_the_connection(world, caplog, message, why):
+def test_invalid_message_ends_the_connection(world, caplog, message, reason):
     a = world.machine(1).start()
-    assert_refused(world, a, caplog, [message(world)], why)
+    assert_refused(a, caplog, [message(world)], reason)
 
 
 def header(world, identity, sign_as="update", **changed):
     """Return the signed header of an identity's first update, of noise."""
     parts = [
         FragmentUpdate(digest=blake3(payload).hexdigest(), size=len(payload), sketch=sketch)
-        for payload, sketch in noise(world)
+        for payload, sketch in noise_payloads(world)
     ]
-    fields = dict(
-        run=RUN,
-        peer=identity.key,
-        incarnation="9" * 16,
-        seq=1,
-        previous=digest(""),
-        tokens=10,
-        total=changed.get("tokens", 10),
-        fragments=parts,
-    )
+    fields = {
+        "run": RUN,
+        "peer": identity.key,
+        "incarnation": "9" * 16,
+        "seq": 1,
+        "previous": digest(""),
+        "tokens": 10,
+        "total": changed.get("tokens", 10),
+        "fragments": parts,
+    }
     return identity.sign(sign_as, Update(**(fields | changed)))
 
 
-def noise(world):
-    made = []
+def noise_payloads(world):
+    """Return the payload and the sketch of each fragment of an update."""
+    payloads = []
     for fragment in world.spec.model.fragments():
         values = torch.arange(fragment.size, dtype=torch.int32) % 127 - 50
         payload, sent = encode(values)
-        made.append((payload, compute_sketch(sent)))
-    return made
+        payloads.append((payload, compute_sketch(sent)))
+    return payloads
 
 
 def test_altered_payload_ends_the_connection_and_changes_nothing(world, caplog):
     a = world.machine(1).start()
-    (first, _), *_ = noise(world)
+    (first, _), *_ = noise_payloads(world)
     name = blake3(first).hexdigest()
     part = pack(BlobPart(digest=name, offset=0, total=len(first)), b"\0" + first[1:])
     assert_refused(
-        world,
         a,
         caplog,
         [UpdatePush(header=header(world, STRANGER)), part],
@@ -160,10 +172,9 @@ def test_altered_payload_ends_the_connection_and_changes_nothing(world, caplog):
 
 def test_payload_of_another_size_than_signed_is_refused(world, caplog):
     a = world.machine(1).start()
-    name = blake3(noise(world)[0][0]).hexdigest()
+    name = blake3(noise_payloads(world)[0][0]).hexdigest()
     part = pack(BlobPart(digest=name, offset=0, total=1 << 40), b"x")
     assert_refused(
-        world,
         a,
         caplog,
         [UpdatePush(header=header(world, STRANGER)), part],
@@ -180,17 +191,17 @@ def test_update_with_a_wrong_sketch_is_never_accepted(world, caplog):
             BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)),
             data,
         )
-        for data, _ in noise(world)
+        for data, _ in noise_payloads(world)
     ]
     push = UpdatePush(header=header(world, STRANGER, fragments=lying))
-    assert_refused(world, a, caplog, [push, *parts], "checksum")
+    assert_refused(a, caplog, [push, *parts], "checksum")
 
 
 def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
     a = world.machine(1).start()
     with connect_raw_peer(world, a) as send:
         send(UpdatePush(header=header(world, STRANGER)))
-        for data, _ in reversed(noise(world)):
+        for data, _ in reversed(noise_payloads(world)):
             send(
                 BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)),
                 data,
@@ -200,20 +211,21 @@ def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
     assert arrival.decode(0)[:3].tolist() == [-50, -49, -48]
 
 
-@pytest.mark.parametrize("room", [update_receiver.MAX_DECODED_BYTES, 0])
-def test_decoded_units_stay_in_memory_up_to_the_limit(world, monkeypatch, room):
-    monkeypatch.setattr(update_receiver, "MAX_DECODED_BYTES", room)
+@pytest.mark.parametrize("max_bytes", [update_receiver.MAX_DECODED_BYTES, 0])
+def test_decoded_units_stay_in_memory_up_to_the_limit(world, monkeypatch, max_bytes):
+    monkeypatch.setattr(update_receiver, "MAX_DECODED_BYTES", max_bytes)
     a, b = world.machine(1).start(), world.machine(2).start()
     a.add_peers(b)
     world.wait_for_agreement(a, b)
-    a.publish_round(1), a.publish_round(2)
+    a.publish_round(1)
+    a.publish_round(2)
     wait_until(lambda: len(b.exchange.server.queue) == 2)
     for arrival in b.exchange.poll_updates():
-        assert bool(arrival.units) == bool(room)
-        read = replace(arrival, units=())
+        assert bool(arrival.units) == bool(max_bytes)
+        without_units = replace(arrival, units=())
         for index in range(len(b.anchor.fragments)):
             arrival.decode(index).zero_()  # the caller may change what it received
-            assert torch.equal(arrival.decode(index), read.decode(index))
+            assert torch.equal(arrival.decode(index), without_units.decode(index))
 
 
 def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
@@ -224,7 +236,7 @@ def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
     with connect_raw_peer(world, a) as send:
         for life in range(20):
             send(UpdatePush(header=header(world, STRANGER, incarnation=f"{life:016x}")))
-        data, _ = noise(world)[0]
+        data, _ = noise_payloads(world)[0]
         name = blake3(data).hexdigest()
         send(BlobPart(digest=name, offset=0, total=len(data)), data[:-1])
         wait_until(lambda: a.ledger.blobs.partial_size(name))
@@ -237,12 +249,10 @@ def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
             send(UpdatePush(header=header(world, STRANGER, incarnation=f"{life:016x}")))
         wait_until(lambda: {author[-2:] for author, _ in updates.incomplete} == {"14", "15", "16"})
         updates.ban_author(f"{STRANGER.key}.{20:016x}", "the test says so")
-        assert a.ledger.blobs.partial_size(name), "others still wait for it"
+        assert a.ledger.blobs.partial_size(name), "other updates still need it"
         for life in (21, 22):
             updates.ban_author(f"{STRANGER.key}.{life:016x}", "the test says so")
-        assert not a.ledger.blobs.partial_size(name), (
-            "what nobody waits for does not stay on the disk"
-        )
+        assert not a.ledger.blobs.partial_size(name), "pieces that no update needs are deleted"
 
 
 def test_unrequested_pieces_are_ignored(world):
@@ -250,11 +260,9 @@ def test_unrequested_pieces_are_ignored(world):
     with connect_raw_peer(world, a) as send:
         send(BlobPart(digest="a" * 64, offset=0, total=10), b"0123456789")
         time.sleep(0.2)
-        assert (
-            a.exchange.stats.peers == 1
-            and not a.ledger.blobs.has("a" * 64)
-            and not a.ledger.blobs.partial_size("a" * 64)
-        )
+        assert a.exchange.stats.peers == 1
+        assert not a.ledger.blobs.has("a" * 64)
+        assert not a.ledger.blobs.partial_size("a" * 64)
 
 
 def test_revoked_peer_stays_out_and_the_directive_is_relayed(world, caplog):
@@ -338,5 +346,5 @@ def test_flood_of_messages_slows_only_its_sender(world, monkeypatch):
                 a.publish_round(seed)
                 world.wait_for_agreement(a, b)
         time.sleep(1.0)
-        heard = a.exchange.server.gossip.links[STRANGER.key].rate
-        assert 50 < heard < 399, "the rest of it waits"
+        newest_rate = a.exchange.server.gossip.links[STRANGER.key].rate
+        assert 50 < newest_rate < 399, "the other messages still wait"

@@ -1,4 +1,4 @@
-"""The closed forms against torch's own counters: FLOPs by its FLOP counter, bytes by its allocator's record."""
+"""The cost model agrees with torch: FLOPs with its counter, bytes with its allocator's record."""
 
 import dataclasses
 import math
@@ -16,40 +16,54 @@ from barnraise.swap import fused_loss
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.leaves import Leaves
 
-SHAPES = [  # width, heads, sequences, context
-    (128, 4, 8, 128), (128, 2, 2, 1024), (256, 8, 3, 256), (512, 8, 4, 512), (768, 12, 1, 1024), (768, 12, 2, 1024),
-    (1024, 16, 1, 512), (1600, 25, 1, 128), (128, 4, 1, 40),
-]  # fmt: skip
-HEADS = [  # width, vocabulary, sequences, context
-    (128, 2048, 1, 128), (128, 2048, 8, 128), (256, 2048, 3, 256), (256, 8192, 1, 400), (1600, 300, 1, 128),
+BLOCK_SHAPES = [  # width, heads, sequences, context
+    (128, 4, 8, 128),
+    (128, 2, 2, 1024),
+    (256, 8, 3, 256),
+    (512, 8, 4, 512),
+    (768, 12, 1, 1024),
+    (768, 12, 2, 1024),
+    (1024, 16, 1, 512),
+    (1600, 25, 1, 128),
+    (128, 4, 1, 40),
+]
+HEAD_SHAPES = [  # width, vocabulary, sequences, context
+    (128, 2048, 1, 128),
+    (128, 2048, 8, 128),
+    (256, 2048, 3, 256),
+    (256, 8192, 1, 400),
+    (1600, 300, 1, 128),
     (768, 50257, 1, 512),
-]  # fmt: skip
+]
 
 
-def shaped(width: int, heads: int, context: int, vocabulary: int = 300) -> ModelSpec:
+def two_layer_model(width: int, heads: int, context: int, vocabulary: int = 300) -> ModelSpec:
     return ModelSpec(2, width, heads, context, vocabulary)
 
 
-def leaves(model: ModelSpec, index: int) -> gpt.Weights:
-    """A fragment as the engine has it: views of one buffer whose gradients are views of another."""
+def random_leaves(model: ModelSpec, index: int) -> gpt.Weights:
+    """Create a fragment's weights as the engine does.
+
+    The weights are views of one buffer, and their gradients are views of another.
+    """
     fragment = model.fragments()[index]
-    found = gpt.views(fragment, torch.randn(fragment.size).mul_(0.02))
-    found = {name: view.detach().requires_grad_() for name, view in found.items()}
+    values = gpt.views(fragment, torch.randn(fragment.size).mul_(0.02))
+    leaves = {name: view.detach().requires_grad_() for name, view in values.items()}
     for name, view in gpt.views(fragment, torch.zeros(fragment.size)).items():
-        found[name].grad = view
-    return found
+        leaves[name].grad = view
+    return leaves
 
 
 def is_just_above(predicted: int, measured: int) -> bool:
     return measured <= predicted <= 1.03 * measured
 
 
-# ---- work ----------------------------------------------------------------------------------------------------
+# ---- FLOPs -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpt-nano", "gpt-mini", "gpt2-124m", "gpt2-1.5b", "gpt3-175b"])
 @pytest.mark.parametrize("sequences", [1, 3])
-def test_flops_are_those_that_torch_counts(name, sequences):
+def test_forward_flops_equal_those_that_torch_counts(name, sequences):
     model = preset(name)
     embedding, block, *_, final = [
         gpt.views(fragment, torch.empty(fragment.size, device="meta"))
@@ -58,69 +72,66 @@ def test_flops_are_those_that_torch_counts(name, sequences):
     x = torch.empty(sequences, model.context, model.width, device="meta")
     with FlopCounterMode(display=False) as counter:
         gpt.block(block, x, model.heads)
-    dense = 2 * cost_model.attention_flops(
-        model, sequences
-    )  # the counter does not know what the mask saves
-    assert counter.get_total_flops() == cost_model.block_flops(model, sequences) + dense
+    # The counter ignores the causal mask, which halves the products of attention.
+    full_attention = 2 * cost_model.attention_flops(model, sequences)
+    assert counter.get_total_flops() == cost_model.block_flops(model, sequences) + full_attention
     with FlopCounterMode(display=False) as counter:
         gpt.head(final, embedding, x)
     assert counter.get_total_flops() == cost_model.head_flops(model, sequences)
     with FlopCounterMode(display=False) as counter:
-        gpt.embed(
-            embedding, torch.zeros(sequences, model.context, dtype=torch.int64, device="meta")
-        )
+        tokens = torch.zeros(sequences, model.context, dtype=torch.int64, device="meta")
+        gpt.embed(embedding, tokens)
     assert counter.get_total_flops() == 0
 
 
-def test_the_backward_of_a_block_has_twice_the_products_of_its_forward():
-    model = shaped(64, 4, 96)
+def test_backward_of_a_block_has_twice_the_flops_of_its_forward():
+    model = two_layer_model(64, 4, 96)
     x = torch.randn(2, 96, 64, requires_grad=True)
-    y = gpt.block(leaves(model, 1), x, 4)
+    y = gpt.block(random_leaves(model, 1), x, 4)
     with FlopCounterMode(display=False) as counter:
         y.backward(torch.ones_like(y))
-    assert counter.get_total_flops() == 2 * cost_model.block_flops(
-        model, 2
-    )  # it does not know the CPU's attention
+    # The counter counts no attention on a CPU, and `block_flops` includes none.
+    assert counter.get_total_flops() == 2 * cost_model.block_flops(model, 2)
 
 
 @pytest.mark.parametrize("name", ["gpt-nano", "gpt2-124m", "gpt3-13b"])
-def test_parameters_are_those_of_torchs_tensors(name):
+def test_parameters_are_those_of_the_tensors(name):
     model = preset(name)
     tensors = [
         [torch.empty(slot.shape, device="meta") for slot in fragment.slots]
         for fragment in model.fragments()
     ]
-    assert cost_model.parameter_bytes(model) == sum(
-        t.nbytes for fragment in tensors for t in fragment
-    )
-    assert cost_model.block_parameters(model) == sum(t.numel() for t in tensors[1])
+    total_bytes = sum(tensor.nbytes for fragment in tensors for tensor in fragment)
+    assert cost_model.parameter_bytes(model) == total_bytes
+    assert cost_model.block_parameters(model) == sum(tensor.numel() for tensor in tensors[1])
 
 
-# ---- memory --------------------------------------------------------------------------------------------------
+# ---- memory ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("width", "heads", "sequences", "context"), SHAPES)
-def test_the_memory_of_a_block_is_predicted(width, heads, sequences, context):
-    """Never under what torch allocates, and at most 3 % over it."""
-    model, threads = shaped(width, heads, context), torch.get_num_threads()
+@pytest.mark.parametrize(("width", "heads", "sequences", "context"), BLOCK_SHAPES)
+def test_block_memory_is_predicted_within_three_percent(width, heads, sequences, context):
+    """The prediction is never below what torch allocates."""
+    model, threads = two_layer_model(width, heads, context), torch.get_num_threads()
     fragment = model.fragments()[1]
-    mine = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
-    mine.accumulate_into(torch.zeros(fragment.size))
+    leaves = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
+    leaves.accumulate_into(torch.zeros(fragment.size))
     x, dy = torch.randn(2, sequences, context, width)
 
-    def graph(leaf: torch.Tensor, wanted: bool) -> torch.Tensor:
-        return BlockEnd.apply(*gpt.block_start(mine.weights, leaf, heads), mine, wanted)
+    def build_graph(leaf: torch.Tensor, with_output: bool) -> torch.Tensor:
+        start = gpt.block_start(leaves.weights, leaf, heads)
+        return BlockEnd.apply(*start, leaves, with_output)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return gpt.block(mine.weights, x, heads)
+            return gpt.block(leaves.weights, x, heads)
 
     def recompute_and_backward() -> torch.Tensor:
         leaf = x.detach().requires_grad_()
-        graph(leaf, wanted=False).backward(dy)
+        build_graph(leaf, with_output=False).backward(dy)
         return leaf.grad
 
-    saved = allocated_after(lambda: graph(x.detach().requires_grad_(), wanted=True))
+    saved = allocated_after(lambda: build_graph(x.detach().requires_grad_(), with_output=True))
     assert is_just_above(cost_model.saved_bytes(model, sequences), saved)
     assert is_just_above(
         cost_model.forward_peak_bytes(model, sequences, threads=threads), peak_allocated(forward)
@@ -129,24 +140,22 @@ def test_the_memory_of_a_block_is_predicted(width, heads, sequences, context):
     assert is_just_above(backward, peak_allocated(recompute_and_backward))
 
 
-@pytest.mark.parametrize(("width", "vocabulary", "sequences", "context"), HEADS)
-def test_the_memory_of_the_head_is_predicted(width, vocabulary, sequences, context):
-    model, threads = shaped(width, 4, context, vocabulary), torch.get_num_threads()
-    final, token = leaves(model, -1), torch.randn(vocabulary, width)
+@pytest.mark.parametrize(("width", "vocabulary", "sequences", "context"), HEAD_SHAPES)
+def test_head_memory_is_predicted_within_three_percent(width, vocabulary, sequences, context):
+    model, threads = two_layer_model(width, 4, context, vocabulary), torch.get_num_threads()
+    final, token = random_leaves(model, -1), torch.randn(vocabulary, width)
     gradient = torch.zeros_like(token)
-    x, targets = (
-        torch.randn(sequences, context, width),
-        torch.randint(vocabulary, (sequences, context)),
-    )
+    x = torch.randn(sequences, context, width)
+    targets = torch.randint(vocabulary, (sequences, context))
     step = peak_allocated(lambda: fused_loss.head_step(final, token, x, targets, 1.0, gradient))
     assert is_just_above(cost_model.head_peak_bytes(model, sequences, threads=threads), step)
-    alone = peak_allocated(lambda: fused_loss.head_loss(final, token, x, targets))
-    assert is_just_above(cost_model.head_peak_bytes(model, sequences, with_gradients=False), alone)
+    loss = peak_allocated(lambda: fused_loss.head_loss(final, token, x, targets))
+    assert is_just_above(cost_model.head_peak_bytes(model, sequences, with_gradients=False), loss)
 
 
-def test_the_memory_of_the_embedding_is_predicted():
-    model = shaped(128, 4, 256)
-    weights, tokens = leaves(model, 0), torch.zeros(3, 256, dtype=torch.int64)
+def test_embedding_memory_is_predicted_within_three_percent():
+    model = two_layer_model(128, 4, 256)
+    weights, tokens = random_leaves(model, 0), torch.zeros(3, 256, dtype=torch.int64)
     with torch.no_grad():
         assert is_just_above(
             cost_model.embed_peak_bytes(model, 3),
@@ -154,13 +163,13 @@ def test_the_memory_of_the_embedding_is_predicted():
         )
 
 
-def test_many_threads_have_scratch_of_their_own():
+def test_peak_memory_grows_with_the_number_of_threads():
     model = preset("gpt2-124m")
     for peak in (cost_model.forward_peak_bytes, cost_model.backward_peak_bytes):
         assert peak(model, 1, threads=2) < peak(model, 1, threads=128)
 
 
-def test_half_as_many_bits_take_less_memory():
+def test_bfloat16_takes_less_memory_than_float32():
     model = preset("gpt2-355m")
     for predicted in (
         cost_model.saved_bytes,
@@ -168,19 +177,31 @@ def test_half_as_many_bits_take_less_memory():
         cost_model.backward_peak_bytes,
     ):
         assert predicted(model, 2, dtype="bfloat16") < predicted(model, 2)
-    on_a_gpu = {"device": "cuda"}  # a CPU makes fp32 copies of the logits
-    assert cost_model.head_peak_bytes(
-        model, 2, dtype="bfloat16", **on_a_gpu
-    ) < cost_model.head_peak_bytes(model, 2, **on_a_gpu)
+    # Not on a CPU, which makes fp32 copies of the logits.
+    narrow = cost_model.head_peak_bytes(model, 2, dtype="bfloat16", device="cuda")
+    assert narrow < cost_model.head_peak_bytes(model, 2, device="cuda")
 
 
-# ---- seconds -------------------------------------------------------------------------------------------------
+# ---- seconds ---------------------------------------------------------------------------------
 
 PLAIN = Hardware(
-    device="cpu", name="a machine", cores=2, memory=8 << 30, device_memory=0, disk=1 << 38, dtype="float32",
-    matmul=((128, 1e11), (1024, 2e11)), attention=1e11, elementwise=1e10, to_device=1e10, from_device=1e10,
-    stream=2e10, adam=1e9, disk_read=1e9, disk_write=1e9,
-)  # fmt: skip
+    device="cpu",
+    name="a machine",
+    cores=2,
+    memory=8 << 30,
+    device_memory=0,
+    disk=1 << 38,
+    dtype="float32",
+    matmul=((128, 1e11), (1024, 2e11)),
+    attention=1e11,
+    elementwise=1e10,
+    to_device=1e10,
+    from_device=1e10,
+    stream=2e10,
+    adam=1e9,
+    disk_read=1e9,
+    disk_write=1e9,
+)
 PARTS = (
     cost_model.block_forward_seconds,
     cost_model.block_backward_seconds,
@@ -189,15 +210,14 @@ PARTS = (
 )
 
 
-def test_rates_are_interpolated_by_logarithm_and_level_outside():
+def test_rate_is_interpolated_by_logarithm_and_constant_outside():
     rates = ((100, 1.0), (400, 3.0))
-    assert [cost_model.rate_at(rates, size) for size in (10, 100, 200, 400, 4000)] == pytest.approx(
-        [1, 1, 2, 3, 3]
-    )
+    interpolated = [cost_model.rate_at(rates, size) for size in (10, 100, 200, 400, 4000)]
+    assert interpolated == pytest.approx([1, 1, 2, 3, 3])
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_more_work_takes_longer_and_a_faster_machine_less(part):
+def test_seconds_grow_with_work_and_shrink_with_speed(part):
     small, large = preset("gpt2-124m"), preset("gpt2-355m")
     assert 0 < part(PLAIN, small, 1) < part(PLAIN, small, 2) < part(PLAIN, small, 2, 2048)
     assert part(PLAIN, small, 1) < part(PLAIN, large, 1)
@@ -209,10 +229,10 @@ def test_more_work_takes_longer_and_a_faster_machine_less(part):
     assert part(twice, small, 1) == pytest.approx(part(PLAIN, small, 1) / 2)
 
 
-def test_a_narrow_dtype_goes_at_its_own_rate_where_it_was_measured():
-    quick = MatmulRates("bfloat16", ((512, 1e13),), ((512, 1e13),))
+def test_seconds_of_a_measured_dtype_use_its_own_rate():
+    fast = MatmulRates("bfloat16", ((512, 1e13),), ((512, 1e13),))
     machine = dataclasses.replace(
-        PLAIN, products=(MatmulRates("float32", PLAIN.matmul, PLAIN.matmul), quick)
+        PLAIN, products=(MatmulRates("float32", PLAIN.matmul, PLAIN.matmul), fast)
     )
     model = preset("gpt2-124m")
     for part in (
@@ -224,24 +244,24 @@ def test_a_narrow_dtype_goes_at_its_own_rate_where_it_was_measured():
         assert part(machine, model, 1, dtype="bfloat16") < part(machine, model, 1)
 
 
-def test_attention_goes_at_the_rate_of_its_context_and_head():
+def test_attention_seconds_use_the_rate_of_context_and_head_width():
     machine = dataclasses.replace(
         PLAIN,
         attention_contexts=((256, 5e10), (1024, 1e11)),
         attention_heads=((32, 8e10), (64, 1e11)),
     )
-    wide, narrow = shaped(512, 8, 1024), shaped(512, 16, 1024)
+    wide, narrow = two_layer_model(512, 8, 1024), two_layer_model(512, 16, 1024)
     part = cost_model.block_forward_seconds
     assert part(machine, wide, 1) == part(PLAIN, wide, 1) < part(machine, narrow, 1)
     short = part(machine, wide, 1, 256) - part(PLAIN, wide, 1, 256)
     assert short == pytest.approx(cost_model.attention_flops(wide, 1, 256) / 1e11)
 
 
-def test_a_step_of_adam_is_counted_in_parameters():
+def test_adam_seconds_are_proportional_to_parameters():
     assert math.isclose(cost_model.adam_seconds(PLAIN, 124_000_000), 0.124)
 
 
-def test_a_step_of_adam_goes_at_the_rate_of_its_form_and_place():
+def test_adam_seconds_use_the_rate_of_their_format_and_place():
     forms = (UpdateRate("host", "bfloat16", 8, 2e8), UpdateRate("device", "bfloat16", 8, 2e10))
     machine = dataclasses.replace(PLAIN, updates=forms)
     assert math.isclose(cost_model.adam_seconds(machine, 10**8, "bfloat16", 8), 0.5)

@@ -1,8 +1,9 @@
-"""The schedule as data: plans of any shape, their programs run on buffers that only remember what is in them."""
+"""Programs of arbitrary plans are correct, executed on buffers that record only their contents."""
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 from helpers.plans import arbitrary_plans, from_disk, resident
@@ -15,287 +16,372 @@ from barnraise.planning.program import Hazards, LaneName, Operation, OperationKi
 from barnraise.spec import ModelSpec
 
 STEPS = 3
+COMPUTING = {
+    OperationKind.EMBED,
+    OperationKind.FORWARD,
+    OperationKind.HEAD,
+    OperationKind.BACKWARD,
+    OperationKind.EMBED_BACKWARD,
+}
 
 
-def programs(plan: Plan, steps: int = STEPS) -> list[tuple[str, tuple[Operation, ...]]]:
-    """What the engine runs for so many steps and a flush."""
-    found, cached, pending = [], {}, False
-    for _ in range(steps):
+def programs_of(plan: Plan) -> list[tuple[str, tuple[Operation, ...]]]:
+    """Return what the engine runs for STEPS steps and a flush: ("step" or "flush", operations)."""
+    programs, cached, pending = [], {}, False
+    for _ in range(STEPS):
         program = program_module.step_program(plan, pending=pending, cached=cached)
-        found.append(("step", program.operations))
+        programs.append(("step", program.operations))
         cached, pending = program.cached, plan.clipping == "exact"
         if pending and not plan.defers_updates:
             program = program_module.flush_program(plan, cached=cached)
-            found.append(("flush", program.operations))
+            programs.append(("flush", program.operations))
             cached, pending = program.cached, False
     if pending:
-        found.append(("flush", program_module.flush_program(plan, cached=cached).operations))
-    return found
+        programs.append(("flush", program_module.flush_program(plan, cached=cached).operations))
+    return programs
 
 
-class MachineDescription:
-    """Buffers whose contents are names: weights are the number of updates that each tile has had, a gradient is the
-    step it is of. What each operation touches is what `buffers.py` gives it, and not what the operation says."""
+@dataclass(frozen=True)
+class NumberedOperation:
+    """An operation with the numbers that its effects are checked against.
+
+    Attributes:
+        operation: The operation.
+        step: The step whose gradients it computes.
+        updates: The updates that the weights it computes with must contain.
+        update_step: The step whose updates it makes.
+    """
+
+    operation: Operation
+    step: int
+    updates: int
+    update_step: int
+
+
+def numbered_operations(plan: Plan) -> list[NumberedOperation]:
+    """Return the operations of all programs of a plan, in order."""
+    numbered, steps, updates = [], 0, 0
+    for name, operations in programs_of(plan):
+        is_step = name == "step"
+        has_updates = any(op.kind is OperationKind.UPDATE for op in operations)
+        updates_during_backward = is_step and plan.clipping != "exact"
+        seen = updates + (1 if has_updates and not updates_during_backward else 0)
+        numbered += [NumberedOperation(op, steps, seen, updates) for op in operations]
+        updates += has_updates
+        steps += is_step
+    return numbered
+
+
+@dataclass
+class RingTile:
+    """What a buffer of the ring contains: the versions of one tile's state, and its gradient."""
+
+    tile: tuple[int, int]  # fragment, tile
+    moments: int
+    weights: int
+    gradient: tuple[int, int] | None
+
+
+class BufferModel:
+    """Executes operations on buffers that contain versions instead of values.
+
+    Weights and moments are (fragment, the number of updates of each tile); a gradient is (fragment,
+    step). What an operation touches follows from `buffers.py`, not from what the operation states.
+    """
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.weights: dict[tuple, tuple] = {}  # buffer → (fragment, version of each tile)
+        self.weights: dict[tuple, tuple] = {}  # by buffer
         self.moments: dict[tuple, tuple] = {}
         for i in range(plan.last_fragment + 1):
             fresh = (i, (0,) * plan.tile_count(i))
-            for home in (("home", i), ("end", i), ("record", i)):
-                self.weights[home] = fresh
+            for buffer in (("home", i), ("end", i), ("record", i)):
+                self.weights[buffer] = fresh
             self.moments["home", i] = self.moments["record", i] = fresh
-        self.gradients: dict[tuple, tuple] = {}  # buffer → (fragment, step)
-        self.ring: dict[int, dict] = {}
+        self.gradients: dict[tuple, tuple] = {}
+        self.ring: dict[int, RingTile] = {}
         self.norms: dict[int, set[int]] = defaultdict(set)  # step → fragments
         self.updated: Counter = Counter()
         self.committed: list[int] = []
+        self._methods: dict[OperationKind, Callable[[NumberedOperation], None]] = {
+            OperationKind.READ: self._read,
+            OperationKind.LOAD: self._load,
+            OperationKind.EMBED: self._embed,
+            OperationKind.FORWARD: self._forward,
+            OperationKind.HEAD: self._head,
+            OperationKind.BACKWARD: self._backward,
+            OperationKind.EMBED_BACKWARD: self._embed_backward,
+            OperationKind.NORM: self._norm,
+            OperationKind.OFFLOAD: self._offload,
+            OperationKind.SPILL: self._spill,
+            OperationKind.FETCH: self._fetch,
+            OperationKind.UPDATE: self._update,
+            OperationKind.STORE: self._store,
+            OperationKind.WRITE: self._write,
+            OperationKind.COMMIT: self._commit,
+        }
 
-    def _at(self, i: int, slot: int) -> tuple:
-        """Where fragment i's weights are computed with."""
+    def execute(self, numbered: NumberedOperation) -> None:
+        """Execute one operation, and fail if a buffer does not contain what it needs."""
+        self._methods[numbered.operation.kind](numbered)
+
+    def _computing_buffer(self, i: int, slot: int) -> tuple:
+        """Return the buffer of fragment i's weights during forward and backward."""
         if slot >= 0:
             return "slot", slot
-        return ("end", i) if i in (0, self.plan.last_fragment) and self._apart(i) else ("home", i)
+        is_end = i in (0, self.plan.last_fragment)
+        return ("end", i) if is_end and self._is_copied_to_device(i) else ("home", i)
 
-    def _apart(self, i: int) -> bool:
+    def _is_copied_to_device(self, i: int) -> bool:
         return self.plan.staged and self.plan.weights[i] != "device"
 
-    def _computes_with(self, i: int, slot: int, updates: int) -> None:
-        held = self.weights.get(self._at(i, slot))
-        assert held == (i, (updates,) * self.plan.tile_count(i)), (
-            f"{i} is computed with {held} after {updates} updates"
+    def _check_weights(self, i: int, slot: int, updates: int) -> None:
+        contents = self.weights.get(self._computing_buffer(i, slot))
+        assert contents == (i, (updates,) * self.plan.tile_count(i)), (
+            f"{i} is computed with {contents} after {updates} updates"
         )
 
-    def _gradient(self, i: int, slot: int) -> tuple:
+    def _gradient_buffer(self, i: int, slot: int) -> tuple:
         return ("pool", slot) if slot >= 0 else ("own", i)
 
-    def _host_gradient(self, i: int) -> tuple:
-        return (
-            ("end", i)
-            if i in (0, self.plan.last_fragment)
-            else ("host", self.plan.host_gradient_slot(i))
+    def _host_gradient_buffer(self, i: int) -> tuple:
+        if i in (0, self.plan.last_fragment):
+            return ("end", i)
+        return ("host", self.plan.host_gradient_slot(i))
+
+    def _read(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        target = "stage" if self.plan.staged else "slot"
+        self.weights[target, op.slots[0]] = self.weights["record", op.blocks[0]]
+
+    def _load(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        i = op.blocks[0]
+        on_disk = self.plan.weights[i] == "disk"
+        source = ("stage", i % self.plan.host_slots) if on_disk else ("home", i)
+        self.weights[self._computing_buffer(i, op.slots[0])] = self.weights[source]
+
+    def _embed(self, numbered: NumberedOperation) -> None:
+        self._check_weights(0, -1, numbered.updates)
+
+    def _forward(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        for block, slot in zip(op.blocks, op.slots, strict=True):
+            self._check_weights(block, slot, numbered.updates)
+
+    def _head(self, numbered: NumberedOperation) -> None:
+        last = self.plan.last_fragment
+        self._check_weights(0, -1, numbered.updates)
+        self._check_weights(last, -1, numbered.updates)
+        self.gradients["own", last] = (last, numbered.step)
+
+    def _backward(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        pooled = [slot for slot in op.gradients if slot >= 0]
+        assert len(set(pooled)) == len(pooled)
+        for block, slot, gradient in zip(op.blocks, op.slots, op.gradients, strict=True):
+            self._check_weights(block, slot, numbered.updates)
+            self.gradients[self._gradient_buffer(block, gradient)] = (block, numbered.step)
+
+    def _embed_backward(self, numbered: NumberedOperation) -> None:
+        self.gradients["own", 0] = (0, numbered.step)
+
+    def _norm(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        i = op.blocks[0]
+        gradient = self.gradients[self._gradient_buffer(i, op.gradients[0])]
+        assert gradient == (i, numbered.step)
+        self.norms[numbered.step].add(i)
+
+    def _offload(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        i = op.blocks[0]
+        source = self._gradient_buffer(i, op.gradients[0])
+        self.gradients[self._host_gradient_buffer(i)] = self.gradients[source]
+
+    def _spill(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        i = op.blocks[0]
+        if self.plan.staged:
+            source = self._host_gradient_buffer(i)
+        else:
+            source = self._gradient_buffer(i, op.gradients[0])
+        self.gradients["spilled", i] = self.gradients[source]
+
+    def _fetch(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        i = op.blocks[0]
+        self.ring[op.ring_slot] = RingTile(
+            tile=(i, op.tile),
+            moments=self.moments["record", i][1][op.tile],
+            weights=self.weights["record", i][1][op.tile],
+            gradient=self.gradients.get(("spilled", i)),
         )
 
-    def do(self, op: Operation, step: int, updates: int, applies: int) -> None:
-        """`step`: whose gradients are taken; `updates`: that computing must see; `applies`: whose updates are made."""
-        plan, i = self.plan, op.blocks[0] if op.blocks else -1
-        match op.kind:
-            case OperationKind.READ:
-                self.weights["stage" if plan.staged else "slot", op.slots[0]] = self.weights[
-                    "record", i
-                ]
-            case OperationKind.LOAD:
-                source = (
-                    ("stage", i % plan.host_slots) if plan.weights[i] == "disk" else ("home", i)
-                )
-                self.weights[self._at(i, op.slots[0])] = self.weights[source]
-            case OperationKind.EMBED:
-                self._computes_with(0, -1, updates)
-            case OperationKind.FORWARD:
-                for block, slot in zip(op.blocks, op.slots, strict=True):
-                    self._computes_with(block, slot, updates)
-            case OperationKind.HEAD:
-                self._computes_with(0, -1, updates)
-                self._computes_with(plan.last_fragment, -1, updates)
-                self.gradients["own", plan.last_fragment] = (plan.last_fragment, step)
-            case OperationKind.BACKWARD:
-                assert len({g for g in op.gradients if g >= 0}) == sum(g >= 0 for g in op.gradients)
-                for block, slot, gradient in zip(op.blocks, op.slots, op.gradients, strict=True):
-                    self._computes_with(block, slot, updates)
-                    self.gradients[self._gradient(block, gradient)] = (block, step)
-            case OperationKind.EMBED_BACKWARD:
-                self.gradients["own", 0] = (0, step)
-            case OperationKind.NORM:
-                assert self.gradients[self._gradient(i, op.gradients[0])] == (i, step)
-                self.norms[step].add(i)
-            case OperationKind.OFFLOAD:
-                self.gradients[self._host_gradient(i)] = self.gradients[
-                    self._gradient(i, op.gradients[0])
-                ]
-            case OperationKind.SPILL:
-                source = (
-                    self._host_gradient(i) if plan.staged else self._gradient(i, op.gradients[0])
-                )
-                self.gradients["spilled", i] = self.gradients[source]
-            case OperationKind.FETCH:
-                self.ring[op.ring_slot] = {
-                    "of": (i, op.tile),
-                    "moments": self.moments["record", i][1][op.tile],
-                    "weights": self.weights["record", i][1][op.tile],
-                    "gradient": self.gradients.get(("spilled", i)),
-                }
-            case OperationKind.UPDATE:
-                self._update(op, i, applies)
-            case OperationKind.STORE:
-                self._store(op, i)
-            case OperationKind.WRITE:
-                held = plan.weights[i] != "disk"
-                self.weights["record", i] = self.weights[
-                    ("home", i) if held else ("slot", op.slots[0])
-                ]
-            case OperationKind.COMMIT:
-                self.committed.append(applies)
-                for block in range(plan.last_fragment + 1):
-                    whole = (block, (applies + 1,) * plan.tile_count(block))
-                    assert self.weights["record", block] == self.moments["record", block] == whole
-            case _:
-                raise AssertionError(op)
+    def _write(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        i = op.blocks[0]
+        on_disk = self.plan.weights[i] == "disk"
+        source = ("slot", op.slots[0]) if on_disk else ("home", i)
+        self.weights["record", i] = self.weights[source]
 
-    def _update(self, op: Operation, i: int, applies: int) -> None:
-        plan, (slot,), (gradient_slot,) = self.plan, op.slots, op.gradients
-        if plan.clipping == "exact":
-            assert self.norms[applies] == set(range(plan.last_fragment + 1)), (
-                "the clipped norm is of the whole gradient"
+    def _commit(self, numbered: NumberedOperation) -> None:
+        self.committed.append(numbered.update_step)
+        for block in range(self.plan.last_fragment + 1):
+            updated = (block, (numbered.update_step + 1,) * self.plan.tile_count(block))
+            assert self.weights["record", block] == self.moments["record", block] == updated
+
+    def _update(self, numbered: NumberedOperation) -> None:
+        op, step = numbered.operation, numbered.update_step
+        i = op.blocks[0]
+        if self.plan.clipping == "exact":
+            assert self.norms[step] == set(range(self.plan.last_fragment + 1)), (
+                "the clipped norm is that of the whole gradient"
             )
-        assert i in self.norms[applies]
-        for t in [op.tile] if op.tile >= 0 else range(plan.tile_count(i)):
-            ringed = self.ring[op.ring_slot] if op.ring_slot >= 0 else None
-            assert ringed is None or ringed["of"] == (i, t)
-            if ringed and plan.spills_gradient(i):
-                gradient = ringed["gradient"]
-            else:
-                at = self._host_gradient(i) if self._apart(i) else self._gradient(i, gradient_slot)
-                gradient = self.gradients[at]
-            assert gradient == (i, applies), f"{op} of step {applies} takes the gradient {gradient}"
-            if ringed:
-                assert ringed["moments"] == applies
-                ringed["moments"] += 1
-            else:
-                self.moments["home", i] = self._next(self.moments["home", i], i, t, applies)
-            if ringed and plan.staged and plan.weights[i] == "disk":
-                assert ringed["weights"] == applies
-                ringed["weights"] += 1
-            else:
-                at = ("slot", slot) if slot >= 0 else ("home", i)
-                self.weights[at] = self._next(self.weights[at], i, t, applies)
-            self.updated[i, t] += 1
+        assert i in self.norms[step]
+        for tile in [op.tile] if op.tile >= 0 else range(self.plan.tile_count(i)):
+            self._update_tile(op, tile, step)
+            self.updated[i, tile] += 1
+
+    def _update_tile(self, op: Operation, tile: int, step: int) -> None:
+        plan, i, (slot,) = self.plan, op.blocks[0], op.slots
+        ring_tile = self.ring[op.ring_slot] if op.ring_slot >= 0 else None
+        assert ring_tile is None or ring_tile.tile == (i, tile)
+        gradient = self._gradient_of_update(op, ring_tile)
+        assert gradient == (i, step), f"{op} of step {step} uses the gradient {gradient}"
+        if ring_tile:
+            assert ring_tile.moments == step
+            ring_tile.moments += 1
+        else:
+            self.moments["home", i] = self._with_update(self.moments["home", i], i, tile, step)
+        if ring_tile and plan.staged and plan.weights[i] == "disk":
+            assert ring_tile.weights == step
+            ring_tile.weights += 1
+        else:
+            buffer = ("slot", slot) if slot >= 0 else ("home", i)
+            self.weights[buffer] = self._with_update(self.weights[buffer], i, tile, step)
+
+    def _gradient_of_update(self, op: Operation, ring_tile: RingTile | None) -> tuple | None:
+        i, (gradient_slot,) = op.blocks[0], op.gradients
+        if ring_tile and self.plan.spills_gradient(i):
+            return ring_tile.gradient
+        if self._is_copied_to_device(i):
+            return self.gradients[self._host_gradient_buffer(i)]
+        return self.gradients[self._gradient_buffer(i, gradient_slot)]
 
     @staticmethod
-    def _next(held: tuple, i: int, t: int, version: int) -> tuple:
-        assert held[0] == i and held[1][t] == version, (
-            f"tile {t} of {i} is updated in {held} for step {version}"
+    def _with_update(contents: tuple, i: int, tile: int, version: int) -> tuple:
+        """Return a buffer's contents after the update of one tile."""
+        fragment, versions = contents
+        assert fragment == i and versions[tile] == version, (
+            f"tile {tile} of {i} is updated in {contents} for step {version}"
         )
-        return i, (*held[1][:t], version + 1, *held[1][t + 1 :])
+        return i, (*versions[:tile], version + 1, *versions[tile + 1 :])
 
-    def _store(self, op: Operation, i: int) -> None:
+    def _store(self, numbered: NumberedOperation) -> None:
+        op = numbered.operation
+        i = op.blocks[0]
         if op.ring_slot < 0:
             self.moments["record", i] = self.moments["home", i]
             return
-        ringed, t = self.ring[op.ring_slot], op.tile
-        assert ringed["of"] == (i, t)
-        kinds = [(self.moments, "moments")]
+        ring_tile = self.ring[op.ring_slot]
+        assert ring_tile.tile == (i, op.tile)
+        self._store_tile(self.moments, i, op.tile, ring_tile.moments)
         if self.plan.staged and self.plan.weights[i] == "disk":
-            kinds.append((self.weights, "weights"))
-        for records, kind in kinds:
-            versions = records["record", i][1]
-            records["record", i] = (i, (*versions[:t], ringed[kind], *versions[t + 1 :]))
+            self._store_tile(self.weights, i, op.tile, ring_tile.weights)
 
-
-def numbered(plan: Plan) -> list[tuple[Operation, int, int, int]]:
-    """(operation, step, updates, applies) of all programs, as `Machine.do` takes them."""
-    found, steps, updates = [], 0, 0
-    for what, ops in programs(plan):
-        immediate = what == "step" and plan.clipping != "exact"
-        applying = any(op.kind is OperationKind.UPDATE for op in ops)
-        before = updates + (1 if applying and not immediate else 0)
-        found += [(op, steps, before, updates) for op in ops]
-        updates += applying
-        steps += what == "step"
-    return found
-
-
-def legal_order(ran: list[tuple[Operation, ...]], stir: random.Random) -> list[int]:
-    """Some order in which lanes could finish these programs' operations: each lane in its own order, but for the
-    optimizer's, which takes whatever can begin; and each program after what those before it computed, whose losses the
-    engine looks at."""
-    ops, begins = [op for program in ran for op in program], {0}
-    for program in ran:
-        begins.add(max(begins) + len(program))
-    hazards, before, latest, computed = Hazards(), [], {}, set()
-    for n, op in enumerate(ops):
-        if n in begins:
-            computed = {latest[LaneName.COMPUTE]} if LaneName.COMPUTE in latest else set()
-        waits = set(hazards.dependencies(op)) | computed
-        if op.lane is not LaneName.OPTIMIZER and op.lane in latest:
-            waits.add(latest[op.lane])
-        latest[op.lane] = Token(n)
-        hazards.record(op, latest[op.lane])
-        before.append({int(token) for token in waits})
-    after, left = defaultdict(list), [len(waits) for waits in before]
-    for n, waits in enumerate(before):
-        for m in waits:
-            after[m].append(n)
-    ready, order = [n for n, count in enumerate(left) if not count], []
-    favourite = stir.choice(
-        list(LaneName)
-    )  # one lane far ahead or far behind finds more than an even shuffle
-    ahead = stir.random() < 0.5
-    while ready:
-        liked = [n for n in ready if (ops[n].lane is favourite) == ahead]
-        n = stir.choice(liked if liked and stir.random() < 0.9 else ready)
-        ready.remove(n)
-        order.append(n)
-        for m in after[n]:
-            left[m] -= 1
-            if not left[m]:
-                ready.append(m)
-    assert len(order) == len(ops)
-    return order
+    @staticmethod
+    def _store_tile(buffers: dict[tuple, tuple], i: int, tile: int, version: int) -> None:
+        versions = buffers["record", i][1]
+        buffers["record", i] = (i, (*versions[:tile], version, *versions[tile + 1 :]))
 
 
 class Token(int):
-    """Hazards tells tokens apart by identity."""
+    """The number of an operation; `Hazards` distinguishes tokens by identity."""
+
+
+def dependencies_of(programs: list[tuple[Operation, ...]]) -> list[set[int]]:
+    """Return the operations that each operation of all programs waits for.
+
+    Each lane works in its own order, except the optimizer's, which starts whatever is ready. A
+    program starts after the computations of those before it, whose losses the engine reads.
+    """
+    hazards, dependencies, newest_of_lane, computed = Hazards(), [], {}, set()
+    for operations in programs:
+        if LaneName.COMPUTE in newest_of_lane:
+            computed = {newest_of_lane[LaneName.COMPUTE]}
+        for op in operations:
+            waits_for = {*hazards.dependencies(op), *computed}
+            if op.lane is not LaneName.OPTIMIZER and op.lane in newest_of_lane:
+                waits_for.add(newest_of_lane[op.lane])
+            newest_of_lane[op.lane] = Token(len(dependencies))
+            hazards.record(op, newest_of_lane[op.lane])
+            dependencies.append({int(token) for token in waits_for})
+    return dependencies
+
+
+def legal_order(programs: list[tuple[Operation, ...]], choices: random.Random) -> list[int]:
+    """Return a random order in which the lanes could finish the operations of these programs."""
+    operations = [op for program in programs for op in program]
+    dependencies = dependencies_of(programs)
+    dependants = defaultdict(list)
+    for n, waits_for in enumerate(dependencies):
+        for earlier in waits_for:
+            dependants[earlier].append(n)
+    missing = [len(waits_for) for waits_for in dependencies]
+    ready = [n for n, count in enumerate(missing) if not count]
+    # One lane that is far ahead or far behind finds more errors than an even shuffle.
+    special_lane, is_ahead = choices.choice(list(LaneName)), choices.random() < 0.5
+    order = []
+    while ready:
+        preferred = [n for n in ready if (operations[n].lane is special_lane) == is_ahead]
+        n = choices.choice(preferred if preferred and choices.random() < 0.9 else ready)
+        ready.remove(n)
+        order.append(n)
+        for later in dependants[n]:
+            missing[later] -= 1
+            if not missing[later]:
+                ready.append(later)
+    assert len(order) == len(operations)
+    return order
+
+
+def check_final_state(plan: Plan, buffers: BufferModel) -> None:
+    """Check that every tile has had each step's update once, and that its home has the newest."""
+    for i in range(plan.last_fragment + 1):
+        tiles = plan.tile_count(i)
+        assert [buffers.updated[i, tile] for tile in range(tiles)] == [STEPS] * tiles
+        newest = (i, (STEPS,) * tiles)
+        for tiers, contents in ((plan.weights, buffers.weights), (plan.moments, buffers.moments)):
+            assert contents["record" if tiers[i] == "disk" else "home", i] == newest
+    assert buffers.committed == (list(range(STEPS)) if plan.commits_steps else [])
 
 
 @settings(max_examples=150, deadline=None)
 @given(plan=arbitrary_plans())
-def test_run_in_order_whatever_an_operation_needs_is_where_it_looks_for_it(plan):
-    machine = MachineDescription(plan)
-    for parts in numbered(plan):
-        machine.do(*parts)
-    finished(plan, machine)
+def test_program_executed_in_order_finds_every_buffer_as_needed(plan):
+    buffers = BufferModel(plan)
+    for numbered in numbered_operations(plan):
+        buffers.execute(numbered)
+    check_final_state(plan, buffers)
 
 
 @settings(max_examples=150, deadline=None)
 @given(plan=arbitrary_plans(), seed=st.integers(0, 2**32))
-def test_whatever_order_the_lanes_come_to_it_is_as_right_as_the_programs(plan, seed):
-    machine, work = MachineDescription(plan), numbered(plan)
-    for n in legal_order([ops for _, ops in programs(plan)], random.Random(seed)):
-        machine.do(*work[n])
-    finished(plan, machine)
-
-
-def finished(plan: Plan, machine: MachineDescription) -> None:
-    """Every tile had each step's update once, and the newest of everything is at its home."""
-    for i in range(plan.last_fragment + 1):
-        assert [machine.updated[i, t] for t in range(plan.tile_count(i))] == [
-            STEPS
-        ] * plan.tile_count(i)
-        newest = (i, (STEPS,) * plan.tile_count(i))
-        for tiers, homes in ((plan.weights, machine.weights), (plan.moments, machine.moments)):
-            assert homes["record" if tiers[i] == "disk" else "home", i] == newest
-    assert machine.committed == (list(range(STEPS)) if plan.commits_steps else [])
+def test_program_executed_in_any_legal_order_of_lanes_is_correct(plan, seed):
+    buffers, operations = BufferModel(plan), numbered_operations(plan)
+    for n in legal_order([ops for _, ops in programs_of(plan)], random.Random(seed)):
+        buffers.execute(operations[n])
+    check_final_state(plan, buffers)
 
 
 @settings(max_examples=100, deadline=None)
 @given(plan=arbitrary_plans())
-def test_a_step_passes_every_block_once_up_and_once_down(plan):
-    for what, ops in programs(plan):
+def test_step_passes_each_block_once_forward_and_once_backward(plan):
+    for name, ops in programs_of(plan):
         kinds = [op.kind for op in ops]
-        computed = [
-            op
-            for op in ops
-            if op.kind
-            in (
-                OperationKind.EMBED,
-                OperationKind.FORWARD,
-                OperationKind.HEAD,
-                OperationKind.BACKWARD,
-                OperationKind.EMBED_BACKWARD,
-            )
-        ]
-        if what == "flush":
+        computed = [op for op in ops if op.kind in COMPUTING]
+        if name == "flush":
             assert not computed
         else:
             assert [(op.kind, op.blocks) for op in computed] == [
@@ -305,9 +391,8 @@ def test_a_step_passes_every_block_once_up_and_once_down(plan):
                 *((OperationKind.BACKWARD, group) for group in plan.backward_groups),
                 (OperationKind.EMBED_BACKWARD, (0,)),
             ]
-            assert sorted(op.blocks[0] for op in ops if op.kind is OperationKind.NORM) == list(
-                range(plan.last_fragment + 1)
-            )
+            norms = sorted(op.blocks[0] for op in ops if op.kind is OperationKind.NORM)
+            assert norms == list(range(plan.last_fragment + 1))
         assert all(op.lane is LaneName.COMPUTE for op in computed)
         assert kinds.count(OperationKind.COMMIT) <= 1
 
@@ -315,29 +400,25 @@ def test_a_step_passes_every_block_once_up_and_once_down(plan):
 @settings(max_examples=100, deadline=None)
 @given(plan=arbitrary_plans())
 def test_each_disk_tile_is_fetched_updated_and_stored_in_order(plan):
-    for _, ops in programs(plan):
-        of: dict[tuple[int, int], list[OperationKind]] = defaultdict(list)
+    in_order = [OperationKind.FETCH, OperationKind.UPDATE, OperationKind.STORE]
+    for _, ops in programs_of(plan):
+        kinds_of_tile: dict[tuple[int, int], list[OperationKind]] = defaultdict(list)
         for op in ops:
-            if (
-                op.kind in (OperationKind.FETCH, OperationKind.UPDATE, OperationKind.STORE)
-                and op.ring_slot >= 0
-            ):
-                of[op.blocks[0], op.tile].append(op.kind)
-        assert all(
-            kinds == [OperationKind.FETCH, OperationKind.UPDATE, OperationKind.STORE]
-            for kinds in of.values()
-        )
+            if op.kind in in_order and op.ring_slot >= 0:
+                kinds_of_tile[op.blocks[0], op.tile].append(op.kind)
+        assert all(kinds == in_order for kinds in kinds_of_tile.values())
         if any(op.kind is OperationKind.UPDATE for op in ops):
-            through = [i for i in range(plan.last_fragment + 1) if plan.uses_ring(i)]
-            assert set(of) == {(i, t) for i in through for t in range(plan.tile_count(i))}
+            fragments = [i for i in range(plan.last_fragment + 1) if plan.uses_ring(i)]
+            tiles = {(i, tile) for i in fragments for tile in range(plan.tile_count(i))}
+            assert set(kinds_of_tile) == tiles
 
 
 @settings(max_examples=100, deadline=None)
 @given(plan=arbitrary_plans())
 def test_exact_clipping_updates_after_the_last_gradient_then_commits(plan):
-    for what, ops in programs(plan):
+    for name, ops in programs_of(plan):
         order = [op.kind for op in ops]
-        if what == "step" and plan.clipping == "exact":
+        if name == "step" and plan.clipping == "exact":
             assert OperationKind.UPDATE not in order[order.index(OperationKind.HEAD) :]
         updates = [n for n, kind in enumerate(order) if kind is OperationKind.UPDATE]
         if plan.commits_steps and updates:
@@ -345,7 +426,7 @@ def test_exact_clipping_updates_after_the_last_gradient_then_commits(plan):
             assert max(updates) < commit and ops[commit].lane is LaneName.WRITE
             changed = {OperationKind.STORE, OperationKind.WRITE}
             assert not [op for op in ops[commit:] if op.kind in changed], (
-                "what follows belongs to the next state"
+                "operations after the commit do not change the committed state"
             )
         else:
             assert OperationKind.COMMIT not in order
@@ -353,8 +434,8 @@ def test_exact_clipping_updates_after_the_last_gradient_then_commits(plan):
 
 @settings(max_examples=60, deadline=None)
 @given(plan=arbitrary_plans())
-def test_no_buffer_is_named_that_the_plan_has_not(plan):
-    for _, ops in programs(plan):
+def test_operations_use_only_buffers_of_the_plan(plan):
+    for _, ops in programs_of(plan):
         for op in ops:
             limit = plan.host_slots if op.kind is OperationKind.READ and plan.staged else plan.slots
             assert all(-1 <= slot < limit for slot in op.slots)
@@ -362,7 +443,7 @@ def test_no_buffer_is_named_that_the_plan_has_not(plan):
             assert -1 <= op.ring_slot < plan.ring
 
 
-def test_blocks_that_forward_used_last_are_still_there_for_backward():
+def test_last_blocks_of_forward_are_still_in_slots_for_backward():
     plan = replace(from_disk(resident(ModelSpec(8, 16, 1, 8, 256))), slots=4)
     reads = Counter(
         op.blocks[0]
@@ -372,7 +453,7 @@ def test_blocks_that_forward_used_last_are_still_there_for_backward():
     assert reads[8] == reads[7] == 1 and reads.total() < 2 * 8
 
 
-def test_reading_ahead_begins_before_what_is_computed_needs_it():
+def test_blocks_are_read_before_the_forward_that_needs_them():
     plan = replace(from_disk(resident(ModelSpec(8, 16, 1, 8, 256))), slots=3)
     ops = program_module.step_program(plan).operations
     first = next(n for n, op in enumerate(ops) if op.kind is OperationKind.FORWARD)
@@ -380,23 +461,23 @@ def test_reading_ahead_begins_before_what_is_computed_needs_it():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("changes", "reason"),
     [
-        (dict(slots=1), "slots"),
-        (dict(gradient_slots=1), "gradient"),
-        (dict(staged=True, host_gradient_slots=1, clipping="layer"), "gradient"),
-        (dict(staged=True, host_gradient_slots=3, gradients="host"), "gradient"),
-        (dict(weights=("disk",) * 6), "ends"),
-        (dict(staged=True, moments=("host",) * 6), "moments"),
+        ({"slots": 1}, "slots"),
+        ({"gradient_slots": 1}, "gradient"),
+        ({"staged": True, "host_gradient_slots": 1, "clipping": "layer"}, "gradient"),
+        ({"staged": True, "host_gradient_slots": 3, "gradients": "host"}, "gradient"),
+        ({"weights": ("disk",) * 6}, "ends"),
+        ({"staged": True, "moments": ("host",) * 6}, "moments"),
     ],
 )
-def test_a_plan_that_cannot_work_is_our_own_mistake_and_says_which(wrong, said):
-    base = replace(
+def test_plan_that_cannot_be_executed_fails_with_the_reason(changes, reason):
+    valid = replace(
         from_disk(resident(ModelSpec(4, 16, 1, 8, 256))),
         backward_groups=((3, 4), (1, 2)),
         slots=3,
         gradient_slots=3,
     )
-    program_module.step_program(base)
-    with pytest.raises(AssertionError, match=said):
-        program_module.step_program(replace(base, **wrong))
+    program_module.step_program(valid)
+    with pytest.raises(AssertionError, match=reason):
+        program_module.step_program(replace(valid, **changes))

@@ -50,7 +50,7 @@ def check(signed, now=EXPIRES - 1, revoked=frozenset(), orphaned=False, peer=PEE
 
 
 @pytest.mark.parametrize(
-    ("now", "orphaned", "holds"),
+    ("now", "orphaned", "valid"),
     [
         (EXPIRES - 1, False, True),
         (0.0, False, True),  # the time of issue is not checked: clocks differ
@@ -61,8 +61,8 @@ def check(signed, now=EXPIRES - 1, revoked=frozenset(), orphaned=False, peer=PEE
         (EXPIRES + ORPHANED_TICKET_GRACE_SECONDS + 1, True, False),
     ],
 )
-def test_expired_ticket_is_valid_for_two_hours_or_orphaned_two_weeks(now, orphaned, holds):
-    if holds:
+def test_expired_ticket_is_valid_for_two_hours_or_orphaned_two_weeks(now, orphaned, valid):
+    if valid:
         assert check(sign_ticket(), now, orphaned=orphaned).peer == PEER.key
     else:
         with pytest.raises(TicketError, match="expired"):
@@ -95,7 +95,7 @@ def test_ticket_of_another_run_peer_or_signer_is_refused(signed, options, why):
         check(signed, **options)
 
 
-def test_signature_is_for_one_kind_and_names_its_signer():
+def test_signature_is_for_one_kind_and_one_signer():
     signed = PEER.sign("time", ServerTime(mirror=MIRROR.key, time=1))
     assert open_signed(signed, "time", ServerTime, PEER.key).time == 1
     with pytest.raises(MessageError, match="signature does not match"):

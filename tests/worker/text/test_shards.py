@@ -35,7 +35,7 @@ def test_split_holds_out_whole_documents_once(share):
     size = sum(map(len, held_out)) / sum(map(len, files))
     assert held_out and share * 0.5 < size <= share
     assert split_documents(list(reversed(files)), share)[1] == held_out[::-1], (
-        "which files are chosen depends on them alone"
+        "the choice of files does not depend on their order"
     )
 
 

@@ -35,16 +35,23 @@ from barnraise.text.sources import (
 ROWS = b'{"text": "one"}\n\n{"content": "two", "id": 2}\n{"text": "one"}\n'
 
 
-class Web:
-    """A small web server: `pages` maps paths to (status, body, headers)."""
+class FakeWeb:
+    """A small web server.
+
+    Attributes:
+        pages: Maps paths to (status, body, headers).
+        requests: The path and the headers of each request, in order.
+    """
 
     def __init__(self):
-        ours, self.pages, self.asked = self, {}, []
+        self.pages: dict[str, tuple[int, bytes, dict]] = {}
+        self.requests: list[tuple[str, dict]] = []
+        web_server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                ours.asked.append((self.path, dict(self.headers)))
-                status, body, headers = ours.pages.get(self.path, (404, b"", {}))
+                web_server.requests.append((self.path, dict(self.headers)))
+                status, body, headers = web_server.pages.get(self.path, (404, b"", {}))
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
@@ -68,16 +75,16 @@ class Web:
 
 @pytest.fixture
 def web():
-    made = Web()
-    yield made
-    made.close()
+    fake = FakeWeb()
+    yield fake
+    fake.close()
 
 
 @pytest.fixture
 def fetcher():
     """Resolve every host name to 127.0.0.1 and allow it."""
-    with TextFetcher(resolve=lambda host, port: "127.0.0.1") as made:
-        yield made
+    with TextFetcher(resolve=lambda host, port: "127.0.0.1") as text_fetcher:
+        yield text_fetcher
 
 
 # ---- fetching
@@ -86,7 +93,7 @@ def fetcher():
 def test_fetch_connects_to_the_checked_address_with_the_original_host(web, fetcher):
     web.pages["/a.txt?x=1"] = 200, b"hello", {}
     assert fetcher.fetch(web.url("/a.txt?x=1#part")) == b"hello"
-    path, headers = web.asked[0]
+    path, headers = web.requests[0]
     assert path == "/a.txt?x=1" and headers["Host"] == f"texts.example:{web.port}"
 
 
@@ -101,11 +108,11 @@ def test_fetch_follows_a_bounded_number_of_redirects(web, fetcher):
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(404, "answered 404"), (500, "answered 500"), (204, "answered 204")]
+    ("status", "reason"), [(404, "answered 404"), (500, "answered 500"), (204, "answered 204")]
 )
-def test_fetch_of_a_bad_status_names_the_address(web, fetcher, status, said):
+def test_fetch_of_a_bad_status_names_the_address(web, fetcher, status, reason):
     web.pages["/x"] = status, b"", {}
-    with pytest.raises(TextError, match=said) as error:
+    with pytest.raises(TextError, match=reason) as error:
         fetcher.fetch(web.url("/x"))
     assert "texts.example" in str(error.value)
 
@@ -127,13 +134,26 @@ def test_fetch_without_a_server_raises_a_sentence(fetcher):
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.1.2.3", "172.16.0.9", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
-     "::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.9",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "::1",
+        "fe80::1",
+        "fd00::1",
+        "::ffff:10.0.0.1",
+        "::ffff:127.0.0.1",
+    ],
+)
 def test_resolve_refuses_a_name_that_leads_into_a_private_network(monkeypatch, address):
-    """Also if another of its addresses is public, and for redirects."""
-    found = [(0, 0, 0, "", ("93.184.215.14", 80)), (0, 0, 0, "", (address, 80))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **more: found)
+    """Also if another of its addresses is public."""
+    addresses = [(0, 0, 0, "", ("93.184.215.14", 80)), (0, 0, 0, "", (address, 80))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: addresses)
     with pytest.raises(TextError, match="inside a private network"):
         resolve_public("innocent.example.org", 80)
     with TextFetcher() as fetcher, pytest.raises(TextError, match="inside a private network"):
@@ -141,16 +161,16 @@ def test_resolve_refuses_a_name_that_leads_into_a_private_network(monkeypatch, a
 
 
 def test_resolve_returns_the_address_of_a_public_name(monkeypatch):
-    found = [(0, 0, 0, "", ("93.184.215.14", 443))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **more: found)
+    addresses = [(0, 0, 0, "", ("93.184.215.14", 443))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: addresses)
     assert resolve_public("example.org", 443) == "93.184.215.14"
 
 
 def test_resolve_of_an_unknown_name_raises_a_sentence(monkeypatch):
-    def nowhere(*asked, **more):
+    def fail(*arguments, **options):
         raise socket.gaierror("unknown")
 
-    monkeypatch.setattr(socket, "getaddrinfo", nowhere)
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(TextError, match="has no address"):
         resolve_public("nowhere.example.org", 80)
 
@@ -166,7 +186,7 @@ def test_fetch_refuses_a_redirect_into_a_private_network(web):
         pytest.raises(TextError, match="inside a private network"),
     ):
         fetcher.fetch(web.url("/a"))
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 # ---- documents
@@ -190,9 +210,10 @@ def test_split_of_a_broken_gzip_names_the_file():
 
 def test_long_text_is_cut_at_line_ends_without_loss():
     text = b"".join(b"line %d of many\n" % i for i in range(20_000))
-    cut = list(split_file("a.txt", text))
-    assert len(cut) > 3 and b"".join(cut) == text
-    assert all(each.endswith(b"\n") and len(each) < sources.PIECE_BYTES + 100 for each in cut)
+    pieces = list(split_file("a.txt", text))
+    assert len(pieces) > 3 and b"".join(pieces) == text
+    assert all(piece.endswith(b"\n") for piece in pieces)
+    assert max(len(piece) for piece in pieces) < sources.PIECE_BYTES + 100
 
 
 def test_deduplicate_stops_at_the_size_limit(monkeypatch):
@@ -233,17 +254,19 @@ def test_text_from_files_without_paths_names_the_command():
         read_documents(TextSpec(source="files"))
 
 
-# ---- a dataset
+# ---- datasets
 
 
 @pytest.fixture
 def hub(web, monkeypatch):
+    """Provide a function that offers files as the dataset owner/name of a fake Hugging Face."""
     monkeypatch.setenv("HF_ENDPOINT", f"http://hub.example:{web.port}")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
 
     def offer(files: dict[str, bytes], sha: str = "abc123") -> None:
-        told = {"sha": sha, "siblings": [{"rfilename": name} for name in files]}
-        web.pages["/api/datasets/owner/name/revision/main"] = 200, json.dumps(told).encode(), {}
+        description = {"sha": sha, "siblings": [{"rfilename": name} for name in files]}
+        body = json.dumps(description).encode()
+        web.pages["/api/datasets/owner/name/revision/main"] = 200, body, {}
         for name, content in files.items():
             web.pages[f"/datasets/owner/name/resolve/{sha}/{name}"] = 200, content, {}
 
@@ -259,10 +282,10 @@ def test_dataset_is_read_at_one_commit_training_files_only(web, hub, fetcher):
             "data/test.txt": b"no",
         }
     )
-    found = list(fetch_dataset(fetcher, "owner/name"))
-    assert found == [("data/train-1.txt", b"first"), ("data/train-2.jsonl", ROWS)]
-    assert all("abc123" in path for path, _ in web.asked[1:])
-    assert web.asked[0][1]["Authorization"] == "Bearer hf_secret"
+    files = list(fetch_dataset(fetcher, "owner/name"))
+    assert files == [("data/train-1.txt", b"first"), ("data/train-2.jsonl", ROWS)]
+    assert all("abc123" in path for path, _ in web.requests[1:])
+    assert web.requests[0][1]["Authorization"] == "Bearer hf_secret"
 
 
 def test_dataset_redirect_does_not_forward_the_hub_token(web, hub, fetcher):
@@ -274,7 +297,7 @@ def test_dataset_redirect_does_not_forward_the_hub_token(web, hub, fetcher):
     )
     web.pages["/elsewhere.txt"] = 200, b"text", {}
     assert list(fetch_dataset(fetcher, "owner/name")) == [("a.txt", b"text")]
-    assert "Authorization" not in web.asked[-1][1]
+    assert "Authorization" not in web.requests[-1][1]
 
 
 def test_dataset_without_readable_files_lists_what_it_holds(hub, fetcher):
@@ -286,12 +309,12 @@ def test_dataset_without_readable_files_lists_what_it_holds(hub, fetcher):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "description",
     [b"", b"[]", b'{"sha": 1}', b'{"siblings": 3, "sha": "x"}', b'{"siblings": [3], "sha": ""}'],
 )
-def test_dataset_with_a_malformed_description_is_refused(web, fetcher, monkeypatch, told):
+def test_dataset_with_a_malformed_description_is_refused(web, fetcher, monkeypatch, description):
     monkeypatch.setenv("HF_ENDPOINT", f"http://hub.example:{web.port}")
-    web.pages["/api/datasets/a/b/revision/v1"] = 200, told, {}
+    web.pages["/api/datasets/a/b/revision/v1"] = 200, description, {}
     with pytest.raises(TextError, match="does not describe"):
         list(fetch_dataset(fetcher, "a/b@v1"))
 
@@ -301,9 +324,9 @@ def test_dataset_with_a_malformed_description_is_refused(web, fetcher, monkeypat
 
 def parquet_file(**columns) -> bytes:
     """Write a real Parquet file with many row groups."""
-    into = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), into, row_group_size=2)
-    return into.getvalue()
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), file, row_group_size=2)
+    return file.getvalue()
 
 
 @pytest.fixture
@@ -314,50 +337,43 @@ def any_host_is_local(monkeypatch):
     )
 
 
-def text_of(place: str) -> list[bytes]:
+def read_dataset(place: str) -> list[bytes]:
     return read_documents(TextSpec(source="huggingface", places=(place,)))
 
 
 def test_parquet_dataset_is_read_row_by_row(hub, any_host_is_local):
-    one, two = (
-        parquet_file(text=["one", "", "two", "one"], id=[1, 2, 3, 4]),
-        parquet_file(text=["three", None, "vier ü"], id=[1, 2, 3]),
-    )
+    first = parquet_file(text=["one", "", "two", "one"], id=[1, 2, 3, 4])
+    second = parquet_file(text=["three", None, "vier ü"], id=[1, 2, 3])
     hub(
         {
             "README.md": b"",
-            "data/train-0.parquet": one,
-            "data/train-1.parquet": two,
+            "data/train-0.parquet": first,
+            "data/train-1.parquet": second,
             "data/test-0.parquet": b"no",
         }
     )
-    assert text_of("owner/name") == [b"one", b"two", b"three", "vier ü".encode()]
+    assert read_dataset("owner/name") == [b"one", b"two", b"three", "vier ü".encode()]
 
 
 def test_dataset_prefers_text_files_to_parquet(hub, any_host_is_local):
     hub({"train.txt": b"first", "data/train-0.parquet": parquet_file(text=["the same"])})
-    assert text_of("owner/name") == [b"first"]
+    assert read_dataset("owner/name") == [b"first"]
 
 
 def test_parquet_reads_the_usual_or_the_named_column(hub, any_host_is_local):
     hub({"a.parquet": parquet_file(title=["t"], content=["c"], number=[1])})
-    assert text_of("owner/name") == [b"c"] and text_of("owner/name#title") == [b"t"]
+    assert read_dataset("owner/name") == [b"c"] and read_dataset("owner/name#title") == [b"t"]
     with pytest.raises(TextError, match="no column of text called 'number'; it has title, content"):
-        text_of("owner/name#number")
+        read_dataset("owner/name#number")
     hub({"a.parquet": parquet_file(question=["q"], answer=["a"])})
     with pytest.raises(TextError, match="question, answer: name one as owner/name#column"):
-        text_of("owner/name")
-    hub(
-        {
-            "a.parquet": parquet_file(
-                story=pyarrow.array(["s", "s", "t"]).dictionary_encode(), n=[1, 2, 3]
-            )
-        }
-    )
-    assert text_of("owner/name") == [b"s", b"t"], "the only text there is"
+        read_dataset("owner/name")
+    encoded = pyarrow.array(["s", "s", "t"]).dictionary_encode()
+    hub({"a.parquet": parquet_file(story=encoded, n=[1, 2, 3])})
+    assert read_dataset("owner/name") == [b"s", b"t"], "the only column of text"
     hub({"a.parquet": parquet_file(n=[1, 2, 3])})
     with pytest.raises(TextError, match="nothing to train on"):
-        text_of("owner/name")
+        read_dataset("owner/name")
 
 
 def test_parquet_with_several_texts_needs_a_folder(hub, any_host_is_local):
@@ -370,8 +386,8 @@ def test_parquet_with_several_texts_needs_a_folder(hub, any_host_is_local):
     with pytest.raises(
         TextError, match="several texts: name one as owner/name/folder, of large, small"
     ):
-        text_of("owner/name")
-    assert text_of("owner/name/small") == [b"s"]
+        read_dataset("owner/name")
+    assert read_dataset("owner/name/small") == [b"s"]
 
 
 def test_parquet_is_read_from_urls_and_files(web, any_host_is_local, tmp_path):
@@ -381,7 +397,7 @@ def test_parquet_is_read_from_urls_and_files(web, any_host_is_local, tmp_path):
     assert read_documents(TextSpec(source="files"), [tmp_path]) == [b"near"]
 
 
-def hostile() -> dict[str, bytes]:
+def malformed_files() -> dict[str, bytes]:
     good = parquet_file(text=["some text that is long enough to be worth compressing"] * 50)
     return {
         "empty": b"",
@@ -393,11 +409,11 @@ def hostile() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("kind", hostile())
+@pytest.mark.parametrize("kind", malformed_files())
 def test_parquet_that_is_malformed_is_refused_by_name(hub, any_host_is_local, kind):
-    hub({"a.parquet": hostile()[kind]})
+    hub({"a.parquet": malformed_files()[kind]})
     with pytest.raises(TextError, match=r"a\.parquet cannot be read as a Parquet file"):
-        text_of("owner/name")
+        read_dataset("owner/name")
 
 
 @settings(
@@ -405,11 +421,11 @@ def test_parquet_that_is_malformed_is_refused_by_name(hub, any_host_is_local, ki
 )
 @given(st.data())
 def test_parquet_with_changed_bytes_is_read_or_refused(tmp_path, data):
-    whole = bytearray(parquet_file(text=["one", "two", "three"] * 20))
+    content = bytearray(parquet_file(text=["one", "two", "three"] * 20))
     for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(4, len(whole) - 9))] = data.draw(st.integers(0, 255))
+        content[data.draw(st.integers(4, len(content) - 9))] = data.draw(st.integers(0, 255))
     path = tmp_path / "a.parquet"
-    path.write_bytes(whole)
+    path.write_bytes(content)
     try:
         assert all(isinstance(text, bytes) for text in read_texts(path, "a.parquet"))
     except TextError as error:
@@ -420,14 +436,14 @@ def test_parquet_with_an_oversized_row_group_is_refused(hub, any_host_is_local, 
     monkeypatch.setattr(parquet_module, "MAX_ROW_GROUP_BYTES", 10)
     hub({"a.parquet": parquet_file(text=["more than ten bytes of it", "in one group"])})
     with pytest.raises(TextError, match="says that its row group 0 holds"):
-        text_of("owner/name")
+        read_dataset("owner/name")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(hub, any_host_is_local, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     hub({"a.parquet": parquet_file(text=["x"])})
     with pytest.raises(TextError, match=r"pip install 'barnraise\[parquet\]'"):
-        text_of("owner/name")
+        read_dataset("owner/name")
 
 
 def test_parquet_reading_keeps_memory_bounded(tmp_path):
@@ -438,8 +454,8 @@ def test_parquet_reading_keeps_memory_bounded(tmp_path):
         pyarrow.table({"text": rows, "other": rows}), path, row_group_size=count, compression="zstd"
     )
     del rows
-    before, most = pyarrow.total_allocated_bytes(), 0
+    before, peak = pyarrow.total_allocated_bytes(), 0
     for text in read_texts(path, "a.parquet"):
         assert len(text) == 10_200
-        most = max(most, pyarrow.total_allocated_bytes() - before)
-    assert most < 60_000_000
+        peak = max(peak, pyarrow.total_allocated_bytes() - before)
+    assert peak < 60_000_000

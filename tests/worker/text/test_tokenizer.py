@@ -1,16 +1,14 @@
-"""Bytes and BPE: every character comes back, and documents stay apart."""
+"""Tests of BPE: encoding is reversible, and a token separates documents."""
 
 from barnraise.text.tokenizer import END_TOKEN, encode_documents, train_tokenizer
 
 
 def test_bpe_round_trips_and_separates_documents():
-    files = [
-        path.encode() for path in ("def f():\n    return '…✓'\n", "import os\n", "x = 1\n" * 50)
-    ]
+    texts = ("def f():\n    return '…✓'\n", "import os\n", "x = 1\n" * 50)
+    files = [text.encode() for text in texts]
     tokenizer = train_tokenizer(files, 300)
     stream = encode_documents(files, tokenizer)
     end = tokenizer.token_to_id(END_TOKEN)
     assert end == 0 and (stream == end).sum() == 3 and stream[-1] == end and stream.max() < 300
-    assert tokenizer.decode(stream.tolist(), skip_special_tokens=False) == END_TOKEN.join(
-        f.decode() for f in [*files, b""]
-    )
+    decoded = tokenizer.decode(stream.tolist(), skip_special_tokens=False)
+    assert decoded == END_TOKEN.join([*texts, ""])

@@ -18,10 +18,11 @@ from barnraise.training.attestation import Attester
 
 
 def test_attester_covers_new_updates_of_others_in_batches(tmp_path, monkeypatch):
-    ours, authors = Identity(b"w" * 32), [Identity(bytes([n]) * 32) for n in (1, 2, 3)]
-    known: dict[tuple[str, int], Signed] = {}
+    ours = Identity(b"w" * 32)
+    authors = [Identity(bytes([number]) * 32) for number in (1, 2, 3)]
+    headers: dict[tuple[str, int], Signed] = {}
 
-    def head(author: Identity, seq: int) -> Update:
+    def add_update(author: Identity, seq: int) -> Update:
         update = Update(
             run=RUN,
             peer=author.key,
@@ -32,41 +33,38 @@ def test_attester_covers_new_updates_of_others_in_batches(tmp_path, monkeypatch)
             total=seq * 10 * (1 + authors.index(author) if author in authors else 1),
             fragments=[],
         )
-        known[update.author, seq] = author.sign("update", update)
+        headers[update.author, seq] = author.sign("update", update)
         return update
 
-    attester = Attester(ours, RUN, SimpleNamespace(header=lambda author, seq: known[author, seq]))
-    heads = {
-        each.author: each for each in (*(head(author, 2) for author in authors), head(ours, 5))
-    }
+    attester = Attester(ours, RUN, SimpleNamespace(header=lambda author, seq: headers[author, seq]))
+    updates = [*(add_update(author, 2) for author in authors), add_update(ours, 5)]
+    heads = {update.author: update for update in updates}
     first = attester.attest_new_updates(heads)
-    assert [check_attestation(each, RUN, ours.key).peer for each in first] == [
-        authors[2].key,
-        authors[1].key,
-    ]
-    assert attester.attest_new_updates(heads) == (), "a minute has to pass"
+    attested = [check_attestation(attestation, RUN, ours.key).peer for attestation in first]
+    assert attested == [authors[2].key, authors[1].key]
+    assert attester.attest_new_updates(heads) == (), "the next batch is due after a minute"
     second = attester.attest_new_updates(heads, at_once=True)
-    assert [check_attestation(each, RUN).peer for each in second] == [authors[0].key]
+    attested = [check_attestation(attestation, RUN).peer for attestation in second]
+    assert attested == [authors[0].key]
     assert attester.attest_new_updates(heads, at_once=True) == (), "nothing is new"
-    heads[heads_of := next(iter(heads))] = head(authors[0], 3)
-    assert [
-        check_attestation(each, RUN).seq
-        for each in attester.attest_new_updates(heads, at_once=True)
-    ] == [3], heads_of
+    newer = add_update(authors[0], 3)
+    heads[newer.author] = newer
+    third = attester.attest_new_updates(heads, at_once=True)
+    assert [check_attestation(attestation, RUN).seq for attestation in third] == [3]
 
 
 @pytest.mark.parametrize(
-    "spoilt, said",
+    ("changes", "reason"),
     [
         ({"run": MACHINE}, "is not all of run"),
-        ({"witness": "b"}, "not by"),
+        ({"witness": b"b"}, "not by"),
         ({"head": "0" * 64}, "is not the update it comes with"),
         ({"author": "b" * 64 + "." + "a" * 16}, "is not the update it comes with"),
         ({"signer": b"x"}, "is signed by"),
         ({"body": " "}, "signature does not match"),
     ],
 )
-def test_attestation_that_proves_something_else_is_refused(spoilt, said):
+def test_attestation_that_proves_something_else_is_refused(changes, reason):
     author, witness = Identity(b"a" * 32), Identity(b"w" * 32)
     update = Update(
         run=RUN,
@@ -78,18 +76,19 @@ def test_attestation_that_proves_something_else_is_refused(spoilt, said):
         total=1,
         fragments=[],
     )
-    signed = (Identity(spoilt["signer"] * 32) if "signer" in spoilt else author).sign(
-        "update", update
+    signer = Identity(changes["signer"] * 32) if "signer" in changes else author
+    header = signer.sign("update", update)
+    statement = AttestationStatement(
+        run=changes.get("run", RUN),
+        author=changes.get("author", update.author),
+        head=changes.get("head", digest(header.body)),
     )
-    word = AttestationStatement(
-        run=spoilt.get("run", RUN),
-        author=spoilt.get("author", update.author),
-        head=spoilt.get("head", digest(signed.body)),
+    signed_statement = witness.sign("attestation", statement)
+    header_fields = header.model_dump() | {"body": header.body + changes.get("body", "")}
+    attestation = coordinator_messages.Attestation(
+        head=SignedHeader(**header_fields),
+        statement=SignedStatement(**signed_statement.model_dump()),
     )
-    by = witness.sign("attestation", word)
-    head = signed.model_dump() | {"body": signed.body + spoilt.get("body", "")}
-    told = coordinator_messages.Attestation(
-        head=SignedHeader(**head), statement=SignedStatement(**by.model_dump())
-    )
-    with pytest.raises(MessageError, match=said):
-        check_attestation(told, RUN, (Identity(b"b" * 32) if "witness" in spoilt else witness).key)
+    expected_witness = Identity(changes.get("witness", b"w") * 32)
+    with pytest.raises(MessageError, match=reason):
+        check_attestation(attestation, RUN, expected_witness.key)

@@ -39,9 +39,10 @@ HEAD = Update(
 )
 
 
-def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
+def engine_in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
     """Create an engine with its state in memory, at the seed's weights."""
-    groups, tiers = tuple((i,) for i in range(1, model.layers + 1)), ("host",) * (model.layers + 2)
+    groups = tuple((i,) for i in range(1, model.layers + 1))
+    tiers = ("host",) * (model.layers + 2)
     plan = Plan(
         model,
         forward_groups=groups,
@@ -58,13 +59,16 @@ def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
 
 
 def header(step: int) -> StateHeader:
-    more = {
-        "retracted": {HEAD.author: {1: 5}},
-        "sketches": ["0" * 16],
-        "progress": {"optimizer_steps": 3, "prediction": (0.0, 1.5)},
-    }
     return StateHeader(
-        run=RUN, spec="f" * 64, step=step, last_seq=3, tokens=30, heads={HEAD.author: HEAD}, **more
+        run=RUN,
+        spec="f" * 64,
+        step=step,
+        last_seq=3,
+        tokens=30,
+        heads={HEAD.author: HEAD},
+        retracted={HEAD.author: {1: 5}},
+        sketches=["0" * 16],
+        progress={"optimizer_steps": 3, "prediction": (0.0, 1.5)},
     )
 
 
@@ -82,21 +86,19 @@ def stored_steps(folder: Path) -> list[int]:
 def test_saved_state_is_loaded_unchanged(tmp_path):
     assert CheckpointSlots(tmp_path / "checkpoint").load() is None
     written = CheckpointSlots(tmp_path / "checkpoint").save(tensors(1), header(1))
-    back, found = CheckpointSlots(tmp_path / "checkpoint").load()
-    assert found == written and found.model_copy(update={"save_number": 0, "digest": ""}) == header(
-        1
-    )
-    assert back.keys() == tensors(1).keys() and all(
-        torch.equal(back[n], t) for n, t in tensors(1).items()
-    )
+    loaded, loaded_header = CheckpointSlots(tmp_path / "checkpoint").load()
+    assert loaded_header == written
+    assert written.model_copy(update={"save_number": 0, "digest": ""}) == header(1)
+    assert loaded.keys() == tensors(1).keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors(1).items())
 
 
 def test_engine_loaded_from_disk_is_bit_identical(tmp_path):
-    engine = in_memory(TINY, Recipe(), 1)
+    engine = engine_in_memory(TINY, Recipe(), 1)
     engine.step([torch.randint(300, (2, 17))])
     list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     CheckpointSlots(tmp_path).save(engine.state_dict(), header(1))
-    again = in_memory(TINY, Recipe(), 2)
+    again = engine_in_memory(TINY, Recipe(), 2)
     again.load_state_dict(CheckpointSlots(tmp_path).load()[0])
     assert all(
         torch.equal(tensor, again.state_dict()[name])
@@ -136,8 +138,8 @@ def test_damaged_slot_is_logged_and_the_other_one_used(name, damage, tmp_path, c
         else:
             path.unlink()
         caplog.clear()
-        back, found = CheckpointSlots(tmp_path).load()
-        assert found.step == 1 and torch.equal(back["x"], tensors(1)["x"])
+        loaded, loaded_header = CheckpointSlots(tmp_path).load()
+        assert loaded_header.step == 1 and torch.equal(loaded["x"], tensors(1)["x"])
         assert str(newer) in caplog.text and "damaged" in caplog.text
 
 
@@ -155,7 +157,7 @@ def test_two_damaged_slots_load_nothing_and_are_both_logged(tmp_path, caplog):
     assert str(tmp_path / "a") in caplog.text and str(tmp_path / "b") in caplog.text
 
 
-KILLED = """
+KILLED_SAVES = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
@@ -166,33 +168,34 @@ folder = Path(sys.argv[1])
 checkpoint = CheckpointSlots(folder)
 checkpoint.save(tensors(1), header(1))
 checkpoint.save(tensors(2), header(2))
-touches = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
+file_operations = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
 for fatal in range(1, 100):
-    kept = checkpoint.load()[1].step
+    saved_step = checkpoint.load()[1].step
     child = os.fork()
     if not child:
-        left = fatal
+        operations_left = fatal
         def hook(event, arguments):
-            global left
-            if event in touches:
-                left -= 1
-                if not left:
+            global operations_left
+            if event in file_operations:
+                operations_left -= 1
+                if not operations_left:
                     os.kill(os.getpid(), signal.SIGKILL)
         sys.addaudithook(hook)
-        checkpoint.save(tensors(kept + 1), header(kept + 1))
+        checkpoint.save(tensors(saved_step + 1), header(saved_step + 1))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     checkpoint = CheckpointSlots(folder)
-    back, found = checkpoint.load()
-    assert found.step in (kept, kept + 1), (found.step, kept)
-    assert torch.equal(back["x"], tensors(found.step)["x"])
+    loaded, loaded_header = checkpoint.load()
+    step = loaded_header.step
+    assert step in (saved_step, saved_step + 1), (step, saved_step)
+    assert torch.equal(loaded["x"], tensors(step)["x"])
     if os.waitstatus_to_exitcode(status) == 0:
-        assert found.step == kept + 1
+        assert step == saved_step + 1
         print("finished after", fatal)
         break
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    checkpoint.save(tensors(found.step + 1), header(found.step + 1))
-for attempt in range(12):  # at random, in the middle of larger writes
+    checkpoint.save(tensors(step + 1), header(step + 1))
+for attempt in range(12):  # at random times, in the middle of larger writes
     step = checkpoint.load()[1].step
     child = os.fork()
     if not child:
@@ -203,20 +206,20 @@ for attempt in range(12):  # at random, in the middle of larger writes
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     checkpoint = CheckpointSlots(folder)
-    back, found = checkpoint.load()
-    assert found.step >= step and bool((back["x"] == found.step).all())
+    loaded, loaded_header = checkpoint.load()
+    assert loaded_header.step >= step and bool((loaded["x"] == loaded_header.step).all())
 """
 
 
 def test_kill_9_during_a_save_never_loses_the_newest_whole_slot(tmp_path):
     """Kill a child at each file operation of a save in turn, then at random times."""
     roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]
-    program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{KILLED}"
-    ran = subprocess.run(
+    program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{KILLED_SAVES}"
+    process = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120
     )
-    assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout.split()[-1]) > 8, "a save touches the disk more often than this"
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout.split()[-1]) > 8, "a save does more file operations than this"
 
 
 # ---- export ----------------------------------------------------------------------------------
@@ -230,9 +233,8 @@ def hugging_face_gpt2(
 
     def norm(x, name):
         mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
-        return (x - mean) / (variance + config["layer_norm_epsilon"]).sqrt() * w[
-            f"{name}.weight"
-        ] + w[f"{name}.bias"]
+        normalised = (x - mean) / (variance + config["layer_norm_epsilon"]).sqrt()
+        return normalised * w[f"{name}.weight"] + w[f"{name}.bias"]
 
     def conv1d(x, name):
         return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
@@ -241,11 +243,10 @@ def hugging_face_gpt2(
     x = w["transformer.wte.weight"][tokens] + w["transformer.wpe.weight"][:t]
     for i in range(config["n_layer"]):
         h = f"transformer.h.{i}"
-        query, key, value = conv1d(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn").split(
-            config["n_embd"], dim=2
-        )
+        qkv = conv1d(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn")
         query, key, value = (
-            z.unflatten(2, (config["n_head"], size)).transpose(1, 2) for z in (query, key, value)
+            part.unflatten(2, (config["n_head"], size)).transpose(1, 2)
+            for part in qkv.split(config["n_embd"], dim=2)
         )
         scores = (query @ key.mT) / math.sqrt(size)
         scores = scores.masked_fill(
@@ -261,7 +262,9 @@ def hugging_face_gpt2(
 
 
 def test_export_read_by_transformers_names_gives_the_same_logits(tmp_path):
-    engine = in_memory(TINY, dataclasses.replace(Recipe(), learning_rate=0.03, outer_rate=1.0), 1)
+    engine = engine_in_memory(
+        TINY, dataclasses.replace(Recipe(), learning_rate=0.03, outer_rate=1.0), 1
+    )
     for step in range(5):  # so that norms and biases differ from their initial values
         engine.step([torch.randint(300, (4, 17), generator=torch.Generator().manual_seed(step))])
     list(engine.end_round(lambda values: (b"", values), 1.0))
@@ -313,7 +316,7 @@ def test_export_read_by_transformers_names_gives_the_same_logits(tmp_path):
 
 
 def test_export_refuses_a_state_of_another_model(tmp_path):
-    engine = in_memory(TINY, Recipe(), 1)
+    engine = engine_in_memory(TINY, Recipe(), 1)
     with pytest.raises(StateError, match=r"block\.2"):
         export_model(tmp_path, dataclasses.replace(TINY, layers=3), engine.state_dict())
     assert not list(tmp_path.iterdir())

@@ -4,8 +4,7 @@ import threading
 import time
 
 import pytest
-from helpers.fake_coordinator import MACHINE, RUN
-from helpers.fake_coordinator import FakeCoordinator as Small
+from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
 
 from barnraise.errors import (
     BarnraiseError,
@@ -29,14 +28,14 @@ from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import SiteMembership, StateDir
-from barnraise.training.join import DIRECTIVE_FILE, JOIN_REPLY_FILE, join_run
+from barnraise.training.join import DIRECTIVE_FILE, JOIN_REPLY_FILE, JoinedRun, join_run
 
 OWNER, STRANGER = Identity(b"o" * 32), Identity(b"x" * 32)
 MODEL = ModelSpec(2, 32, 2, 32, 256)
 
 
-class Site(Small):
-    """A coordinator of one run. Tests change its answers through attributes."""
+class FakeSite(FakeCoordinator):
+    """A coordinator of one run, whose answers tests change through its attributes."""
 
     def __init__(self, machine: str):
         super().__init__()
@@ -58,7 +57,8 @@ class Site(Small):
             expires=9e9,
             mirror=self.identity.key,
         )
-        self.launched, self.status = True, RunStatus.TRAINING
+        self.launched = True
+        self.status = RunStatus.TRAINING
         self.routes["GET /runs/a-run"] = lambda body: self.view()
         self.routes[f"POST /runs/{RUN}/join"] = lambda body: self.reply()
 
@@ -91,38 +91,37 @@ def home(tmp_path) -> StateDir:
 
 @pytest.fixture
 def site(home):
-    made = Site(home.identity.key)
-    mirror = MirrorView(key=made.identity.key, name="small", protocols=[1], time=0)
-    home.save_membership(SiteMembership(url=made.url, mirror=mirror, machine=MACHINE))
-    yield made
-    made.close()
+    fake = FakeSite(home.identity.key)
+    mirror = MirrorView(key=fake.identity.key, name="small", protocols=[1], time=0)
+    home.save_membership(SiteMembership(url=fake.url, mirror=mirror, machine=MACHINE))
+    yield fake
+    fake.close()
 
 
-def join_without_waiting(home: StateDir, name: str = "a-run"):
-    place = join_run(home, name, threading.Event())
-    place.folder.close()
-    return place
+def join_without_waiting(home: StateDir, name: str = "a-run") -> JoinedRun:
+    """Join a run, and unlock its folder."""
+    joined = join_run(home, name, threading.Event())
+    joined.folder.close()
+    return joined
 
 
 def test_launched_run_is_joined_by_its_slug(home, site):
-    place = join_without_waiting(home)
-    assert (place.run, place.acknowledged, place.spec.model) == (RUN, 7, MODEL)
-    assert place.folder.label.spec == place.spec_digest
+    joined = join_without_waiting(home)
+    assert (joined.run, joined.acknowledged, joined.spec.model) == (RUN, 7, MODEL)
+    assert joined.folder.label.spec == joined.spec_digest
 
 
 def test_join_without_a_coordinator_uses_the_stored_answer(home, site):
     with_site = join_without_waiting(home)
     site.close()
     for name in ("a-run", RUN):
-        alone = join_without_waiting(home, name)
-        assert (alone.spec, alone.manifest, alone.ticket) == (
-            with_site.spec,
-            with_site.manifest,
-            with_site.ticket,
-        )
+        without_site = join_without_waiting(home, name)
+        assert without_site.spec == with_site.spec
+        assert without_site.manifest == with_site.manifest
+        assert without_site.ticket == with_site.ticket
     with pytest.raises(CoordinatorUnreachableError, match="does not answer"):
         join_without_waiting(home, "another-run")
-    out = Directive(
+    revoking = Directive(
         run=RUN,
         machine=MACHINE,
         status=RunStatus.TRAINING,
@@ -130,11 +129,9 @@ def test_join_without_a_coordinator_uses_the_stored_answer(home, site):
         issued=time.time(),
     )
     (home.path / "runs" / RUN / DIRECTIVE_FILE).write_text(
-        site.identity.sign("directive", out).model_dump_json()
+        site.identity.sign("directive", revoking).model_dump_json()
     )
-    assert join_without_waiting(home).directive.revoked == [STRANGER.key], (
-        "who was revoked stays out"
-    )
+    assert join_without_waiting(home).directive.revoked == [STRANGER.key]
     (home.path / "runs" / RUN / JOIN_REPLY_FILE).write_text('{"run":')
     with pytest.raises(StateError, match=r"join\.json is damaged"):
         join_without_waiting(home)
@@ -142,8 +139,9 @@ def test_join_without_a_coordinator_uses_the_stored_answer(home, site):
 
 def test_waiting_for_a_launch_survives_an_absent_coordinator(home, site, monkeypatch):
     monkeypatch.setattr("barnraise.training.join.POLL_SECONDS", 0.1)
-    site.launched, found = False, []
-    waiting = threading.Thread(target=lambda: found.append(join_without_waiting(home)))
+    site.launched = False
+    results: list[JoinedRun] = []
+    waiting = threading.Thread(target=lambda: results.append(join_without_waiting(home)))
     waiting.start()
     time.sleep(0.5)
     site.close()
@@ -152,56 +150,56 @@ def test_waiting_for_a_launch_survives_an_absent_coordinator(home, site, monkeyp
     site.launched = True
     site.open()
     waiting.join(10)
-    assert found and found[0].run == RUN
+    assert results and results[0].run == RUN
 
 
 def test_ctrl_c_interrupts_waiting_for_a_launch_and_frees_the_folder(home, site):
-    site.launched, leaving, found = False, threading.Event(), []
-    waiting = threading.Thread(target=lambda: found.append(join_run(home, "a-run", leaving)))
+    site.launched = False
+    leaving = threading.Event()
+    results: list[JoinedRun | None] = []
+    waiting = threading.Thread(target=lambda: results.append(join_run(home, "a-run", leaving)))
     waiting.start()
     time.sleep(0.3)
     leaving.set()
     waiting.join(5)
-    assert found == [None]
+    assert results == [None]
     site.launched = True
     join_without_waiting(home)
 
 
-def replace_spec(site: Site, **spec) -> None:
-    site.spec |= spec
+def replace_spec(site: FakeSite, **fields) -> None:
+    site.spec |= fields
+
+
+def sign_directive_as_a_stranger(site: FakeSite) -> None:
+    directive = Directive(run=RUN, machine=MACHINE, status=RunStatus.TRAINING, issued=0)
+    site.signed_directive = lambda: STRANGER.sign("directive", directive)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "kind", "why"),
+    ("spoil", "error", "reason"),
     [
         (
-            lambda s: replace_spec(s, manifest="2" * 64),
+            lambda site: replace_spec(site, manifest="2" * 64),
             MessageError,
             "is not the one its spec names",
         ),
-        (lambda s: replace_spec(s, owner=STRANGER.key), MessageError, "is signed by"),
-        (lambda s: replace_spec(s, roots=(STRANGER.key,)), StateError, "does not list"),
-        (lambda s: s.ticket.update(run=MACHINE), TicketError, "is for run"),
-        (lambda s: s.ticket.update(peer=STRANGER.key), TicketError, "is for peer"),
-        (lambda s: s.ticket.update(mirror=STRANGER.key), TicketError, "not a mirror"),
-        (lambda s: s.directive.update(machine=RUN), MessageError, "is for another machine or run"),
+        (lambda site: replace_spec(site, owner=STRANGER.key), MessageError, "is signed by"),
+        (lambda site: replace_spec(site, roots=(STRANGER.key,)), StateError, "does not list"),
+        (lambda site: site.ticket.update(run=MACHINE), TicketError, "is for run"),
+        (lambda site: site.ticket.update(peer=STRANGER.key), TicketError, "is for peer"),
+        (lambda site: site.ticket.update(mirror=STRANGER.key), TicketError, "not a mirror"),
         (
-            lambda s: setattr(
-                s,
-                "signed_directive",
-                lambda: STRANGER.sign(
-                    "directive",
-                    Directive(run=RUN, machine=MACHINE, status=RunStatus.TRAINING, issued=0),
-                ),
-            ),
+            lambda site: site.directive.update(machine=RUN),
             MessageError,
-            "is signed by",
+            "is for another machine or run",
         ),
+        (sign_directive_as_a_stranger, MessageError, "is signed by"),
     ],
 )
-def test_inconsistent_answer_is_refused_and_nothing_is_pinned(home, site, spoil, kind, why):
+def test_inconsistent_answer_is_refused_and_nothing_is_pinned(home, site, spoil, error, reason):
     spoil(site)
-    with pytest.raises(kind, match=why):
+    with pytest.raises(error, match=reason):
         join_without_waiting(home)
     folder = home.open_run(RUN)  # the refusal has unlocked it
     assert folder.label.spec == ""
@@ -209,7 +207,8 @@ def test_inconsistent_answer_is_refused_and_nothing_is_pinned(home, site, spoil,
 
 
 def test_ended_run_and_refused_run_give_a_sentence(home, site):
-    site.launched, site.status = False, RunStatus.CANCELLED
+    site.launched = False
+    site.status = RunStatus.CANCELLED
     with pytest.raises(CoordinatorError, match="is cancelled: there is nothing to train"):
         join_without_waiting(home)
     site.routes[f"POST /runs/{RUN}/join"] = lambda body: (

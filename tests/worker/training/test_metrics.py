@@ -24,13 +24,13 @@ def metrics_after(*seconds: float) -> TrainingMetrics:
     return metrics
 
 
-def test_step_seconds_is_the_engines_time_and_a_slow_start_fades():
+def test_step_seconds_is_a_mean_in_which_a_slow_start_fades():
     assert metrics_after().step_seconds is None
     assert metrics_after(9.0).step_seconds == 9.0
     assert metrics_after(9.0, *[1.0] * 19).step_seconds == pytest.approx(1 + 8 / 20)
     assert metrics_after(9.0, *[1.0] * 79).step_seconds == pytest.approx(1.0, abs=0.02)
-    moved = metrics_after(*[1.0] * 50, *[2.0] * 20).step_seconds
-    assert 1.5 < moved < 1.8, "some twenty steps count"
+    after_a_change = metrics_after(*[1.0] * 50, *[2.0] * 20).step_seconds
+    assert 1.5 < after_a_change < 1.8, "it averages about twenty steps"
 
 
 def test_abandoned_step_measures_nothing():
@@ -69,7 +69,7 @@ def test_checkpoint_is_in_all_later_reports_and_equal_on_two_machines():
         )
         checkpoints.append(figures.checkpoint)
     assert checkpoints[0] == checkpoints[1] and checkpoints[0].digest == one.digest()
-    other.expected_sketches = None  # unknown: the sketches are computed from the weights
+    other.expected_sketches = None  # the sketches are now computed from the weights
     assert other.checksum() == checkpoints[0].checksum
     other.fragments[1][5] += 1
     assert other.checksum() != checkpoints[0].checksum

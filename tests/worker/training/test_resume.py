@@ -15,7 +15,7 @@ from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.training.checkpoint import StateHeader
-from barnraise.training.resume import DiskState, SavedState, read_state_header
+from barnraise.training.resume import DiskState, SavedState, progress_fields, read_state_header
 
 MODEL = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
 GROUPS = ((1,), (2,), (3,))
@@ -43,78 +43,71 @@ EXACT = replace(
 )
 RESTART = replace(EXACT, crash_safety="restart")
 PLANS = {"memory": MEMORY, "exact": EXACT, "restart": RESTART}
-MARK = StateHeader(
+HEADER = StateHeader(
     run="01890000-0000-7000-8000-000000000000", spec="f" * 64, step=7, last_seq=2, tokens=99
 )
 
 
 def open_engine(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
-    kept = SavedState(folder, plan)
-    store = kept.open_store(Recipe())
+    """Open an engine on the saved state of a folder, or on the seed's weights."""
+    saved = SavedState(folder, plan)
+    store = saved.open_store(Recipe())
     anchor = Anchor(FragmentSequence(store, "anchor"))
-    fresh = kept.header is None
+    fresh = saved.header is None
     if fresh:
         anchor.load(Anchor.from_seed(MODEL, 5).fragments, {})
-    standing = kept.read_progress(store)
+    progress = saved.read_progress(store)
 
     def describe(progress) -> str:
-        from barnraise.training.resume import progress_fields
+        fields = {"step": progress.position, "progress": progress_fields(progress)}
+        return HEADER.model_copy(update=fields).model_dump_json()
 
-        return MARK.model_copy(
-            update={"step": progress.position, "progress": progress_fields(progress)}
-        ).model_dump_json()
-
-    engine = Engine(plan, Recipe(), store, anchor, describe, standing)
-    if not fresh and standing is None:
-        kept.load_into(engine)
-        engine.progress = replace(engine.progress, position=kept.header.step)
-    return kept, engine
+    engine = Engine(plan, Recipe(), store, anchor, describe, progress)
+    if not fresh and progress is None:
+        saved.load_into(engine)
+        engine.progress = replace(engine.progress, position=saved.header.step)
+    return saved, engine
 
 
-def check_complete_state(
-    folder: Path, plan: Plan, kept: SavedState, engine: Engine
+def close_and_read_state(
+    folder: Path, plan: Plan, saved: SavedState, engine: Engine
 ) -> dict[str, torch.Tensor]:
-    kept.save(engine, MARK, closing=True)
+    """Save, close the engine, and return all tensors of its state."""
+    saved.save(engine, HEADER, closing=True)
     if not plan.on_disk:
-        found = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+        tensors = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
         engine.close()
-        return found
+        return tensors
     engine.close()
     state = DiskState(MODEL, folder / "state")
-    found = {name: state[name].clone() for name in state}
+    tensors = {name: state[name].clone() for name in state}
     state.close()
-    return found
+    return tensors
 
 
 @pytest.mark.parametrize(
-    "way", ["memory exact", "exact memory", "exact restart", "restart exact", "restart memory"]
+    "change", ["memory exact", "exact memory", "exact restart", "restart exact", "restart memory"]
 )
-def test_change_of_limits_loses_nothing(tmp_path, way):
-    first, second = (PLANS[name] for name in way.split())
-    kept, engine = open_engine(tmp_path, first)
+def test_change_of_limits_loses_nothing(tmp_path, change):
+    first, second = (PLANS[name] for name in change.split())
+    saved, engine = open_engine(tmp_path, first)
     for step in range(3):
         text = torch.randint(300, (2, 17), generator=torch.Generator().manual_seed(step))
         engine.step([text], position=step + 5)
     list(engine.end_round(lambda values: (b"", values // 2), 1.0))
-    before = check_complete_state(tmp_path, first, kept, engine)
+    before = close_and_read_state(tmp_path, first, saved, engine)
     assert any(bool(before[f"m.{i}"].any()) for i in range(5))
-    kept, engine = open_engine(tmp_path, second)
-    assert (
-        kept.header.step == 7
-        and engine.progress.position == 7
-        and engine.progress.optimizer_steps == 3
-    )
-    after = check_complete_state(tmp_path, second, kept, engine)
-    assert before.keys() == after.keys() and all(
-        torch.equal(before[name], after[name]) for name in before
-    )
-    assert (tmp_path / "checkpoint").exists() != (tmp_path / "state").exists(), (
-        "the old one has gone"
-    )
+    saved, engine = open_engine(tmp_path, second)
+    assert saved.header.step == engine.progress.position == 7
+    assert engine.progress.optimizer_steps == 3
+    after = close_and_read_state(tmp_path, second, saved, engine)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (tmp_path / "checkpoint").exists() != (tmp_path / "state").exists()
 
 
 def test_interrupted_move_is_undone_or_completed(tmp_path):
-    check_complete_state(tmp_path, EXACT, *open_engine(tmp_path, EXACT))
+    close_and_read_state(tmp_path, EXACT, *open_engine(tmp_path, EXACT))
     (tmp_path / "state").rename(tmp_path / "state.new")
     (tmp_path / "state.old").mkdir()
     assert SavedState(tmp_path, EXACT).header is not None and sorted(
@@ -128,27 +121,27 @@ def test_interrupted_move_is_undone_or_completed(tmp_path):
 
 
 def test_state_with_a_damaged_anchor_is_not_used(tmp_path, caplog):
-    check_complete_state(tmp_path, EXACT, *open_engine(tmp_path, EXACT))
+    close_and_read_state(tmp_path, EXACT, *open_engine(tmp_path, EXACT))
     store = StateStore(EXACT, tmp_path / "state")
     store.mark_invalid("anchor")
     store.close()
     assert read_state_header(tmp_path / "state") is None and "anchor" in caplog.text
-    kept = SavedState(tmp_path, EXACT)
-    kept.clear()
-    assert kept.header is None and not list(tmp_path.iterdir())
+    saved = SavedState(tmp_path, EXACT)
+    saved.clear()
+    assert saved.header is None and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_state_older_than_its_ledger_keeps_all_but_its_anchor(tmp_path, plan):
-    kept, engine = open_engine(tmp_path, plan)
+    saved, engine = open_engine(tmp_path, plan)
     engine.step([torch.randint(0, 300, (1, 17))])
-    before = check_complete_state(tmp_path, plan, kept, engine)
+    before = close_and_read_state(tmp_path, plan, saved, engine)
     ledger = Ledger(tmp_path / "ledger")
-    kept = SavedState(tmp_path, plan)
-    assert kept.align_with_ledger(ledger, Recipe()), "an empty ledger goes on from nothing"
-    author, head = Identity(b"a" * 32), None
+    saved = SavedState(tmp_path, plan)
+    assert saved.align_with_ledger(ledger, Recipe()), "an empty ledger cannot be newer"
+    author = Identity(b"a" * 32)
     update = Update(
-        run=MARK.run,
+        run=HEADER.run,
         peer=author.key,
         incarnation="0" * 16,
         seq=5,
@@ -158,25 +151,21 @@ def test_state_older_than_its_ledger_keeps_all_but_its_anchor(tmp_path, plan):
         fragments=[],
     )
     head = author.sign("update", update)
-    theirs = [
-        torch.full((each.size,), 7 + each.index, dtype=torch.int32) for each in MODEL.fragments()
+    anchor = [
+        torch.full((fragment.size,), 7 + fragment.index, dtype=torch.int32)
+        for fragment in MODEL.fragments()
     ]
-    ledger.rebase(
-        [(head, update)], [ledger.blobs.store(fragment_to_bytes(each)) for each in theirs]
-    )
-    assert (
-        kept.align_with_ledger(ledger, Recipe())
-        and kept.header.heads == {update.author: update}
-        and kept.header.tokens == 50
-    )
-    assert kept.header.last_seq == MARK.last_seq
+    digests = [ledger.blobs.store(fragment_to_bytes(units)) for units in anchor]
+    ledger.rebase([(head, update)], digests)
+    assert saved.align_with_ledger(ledger, Recipe())
+    assert saved.header.heads == {update.author: update} and saved.header.tokens == 50
+    assert saved.header.last_seq == HEADER.last_seq
     again = SavedState(tmp_path, plan)
-    assert again.header.heads == {update.author: update} and again.align_with_ledger(
-        ledger, Recipe()
-    )
-    kept, engine = open_engine(tmp_path, plan)
-    after = check_complete_state(tmp_path, plan, kept, engine)
+    assert again.header.heads == {update.author: update}
+    assert again.align_with_ledger(ledger, Recipe())
+    saved, engine = open_engine(tmp_path, plan)
+    after = close_and_read_state(tmp_path, plan, saved, engine)
     for name, tensor in before.items():
         kind, _, index = name.partition(".")
-        assert torch.equal(after[name], theirs[int(index)] if kind == "anchor" else tensor), name
+        assert torch.equal(after[name], anchor[int(index)] if kind == "anchor" else tensor), name
     ledger.close()

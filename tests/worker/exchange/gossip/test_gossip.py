@@ -16,7 +16,7 @@ def peer(number: int, address: str = "x:1") -> Peer:
     return Peer(key=key_of(number), addresses=[address])
 
 
-def asks(actions: list[g.Action]) -> list[g.RequestUpdates]:
+def update_requests(actions: list[g.Action]) -> list[g.RequestUpdates]:
     return [action for action in actions if isinstance(action, g.RequestUpdates)]
 
 
@@ -38,7 +38,7 @@ def test_gossip_settled_swarm_sends_each_update_once_without_requests():
     simulation = Simulation(6)
     simulation.introduce_to_hub()
     simulation.run(60)
-    for number in itertools.chain(*[range(6)] * 4):  # the links that are one too many turn lazy
+    for number in itertools.chain(*[range(6)] * 4):  # redundant links become lazy
         simulation.publish(number)
         simulation.run(5)
     simulation.sent |= {"push": 0, "request": 0}
@@ -77,19 +77,20 @@ def test_gossip_chain_of_peers_delivers_updates_to_all():
 def test_gossip_duplicate_makes_link_lazy_and_request_makes_it_eager():
     me, author = connected_gossip(1, 2, 3), author_of(9)
     me.on_update(key_of(2), author, 1, 1.0)
-    me.on_update(key_of(3), author, 1, 1.1)  # it is on its way already
+    me.on_update(
+        key_of(3), author, 1, 1.1
+    )  # the second push of an update that is already in flight
     me.next_actions(1.1)
-    told = me.build_state(key_of(3), 1.1)
-    assert (
-        told.declined == {author: 1} and not me.links[key_of(3)].eager and me.links[key_of(2)].eager
-    )
-    assert me.build_state(key_of(2), 1.1).declined == {}, "it goes on sending"
+    state = me.build_state(key_of(3), 1.1)
+    assert state.declined == {author: 1}
+    assert not me.links[key_of(3)].eager and me.links[key_of(2)].eager
+    assert me.build_state(key_of(2), 1.1).declined == {}, "the first sender continues"
 
     you = connected_gossip(3, 1)
-    you.on_state(key_of(1), told, 1.2)
+    you.on_state(key_of(1), state, 1.2)
     you.on_local_update(author, 1)
     you.on_local_update(author_of(3), 1)
-    assert pushes(you.next_actions(1.2)) == [], "what is new is only announced"
+    assert pushes(you.next_actions(1.2)) == [], "new updates are only announced over a lazy link"
     assert author_of(3) in you.build_state(key_of(1), 1.5).vector
     you.on_request(key_of(1), author_of(3))
     you.on_local_update(author_of(3), 2)
@@ -102,7 +103,7 @@ def test_gossip_declined_push_is_not_continued():
     assert me.needs(key_of(2), author, 1)
     me.on_state(key_of(2), peer_state({}, declined={author: 1}, full=False), 1.0)
     assert not me.needs(key_of(2), author, 1)
-    me.on_request(key_of(2), author)  # the peer that was sending it broke off
+    me.on_request(key_of(2), author)  # the peer that was sending it has stopped
     assert me.needs(key_of(2), author, 1)
 
 
@@ -120,13 +121,11 @@ def test_requests_stalled_update_is_requested_from_another_peer():
     me.on_update(key_of(2), author, 1, 0.5)
     me.next_actions(0.5)
     me.on_payload_bytes(key_of(2), author, 1, 4.0)
-    assert not asks(me.next_actions(4.0 + requests.STALL_TIMEOUT - 0.1))
-    assert (
-        asks(me.next_actions(4.0 + requests.STALL_TIMEOUT + 0.1)) == []
-    )  # its grace begins when it is missed
-    assert asks(me.next_actions(4.0 + requests.STALL_TIMEOUT + 0.2 + requests.MIN_GRACE)) == [
-        g.RequestUpdates(key_of(3), author, 1, 1)
-    ]
+    assert not update_requests(me.next_actions(4.0 + requests.STALL_TIMEOUT - 0.1))
+    # The grace period starts when the transfer counts as stalled.
+    assert update_requests(me.next_actions(4.0 + requests.STALL_TIMEOUT + 0.1)) == []
+    later = 4.0 + requests.STALL_TIMEOUT + 0.2 + requests.MIN_GRACE
+    assert update_requests(me.next_actions(later)) == [g.RequestUpdates(key_of(3), author, 1, 1)]
 
 
 def test_requests_do_not_wait_for_a_peer_without_the_update():
@@ -147,24 +146,25 @@ def test_requests_are_suspended_while_fetching_a_snapshot():
     me, author = Gossip(key_of(1), 0), author_of(3)
     me.on_connected(key_of(2), 0.0)
     me.on_state(key_of(2), peer_state({author: 5}), 0.0)
-    assert not asks(me.next_actions(0.0)) and not asks(me.next_actions(5.0))
+    assert not update_requests(me.next_actions(0.0)) and not update_requests(me.next_actions(5.0))
     me.start({}, {}, 5.0)
     me.next_actions(5.0)
-    assert asks(me.next_actions(5.0 + requests.MIN_GRACE)) == [
+    assert update_requests(me.next_actions(5.0 + requests.MIN_GRACE)) == [
         g.RequestUpdates(key_of(2), author, 1, 5)
     ]
-    assert not asks(me.next_actions(5.1 + requests.MIN_GRACE)), "it is under way"
+    assert not update_requests(me.next_actions(5.1 + requests.MIN_GRACE)), (
+        "the request is in flight"
+    )
 
 
 def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
     me, author = connected_gossip(1, 2, 3), author_of(9)
     me.on_state(key_of(2), peer_state({author: 1}), 0.0)
-    assert not asks(me.next_actions(0.0))
+    assert not update_requests(me.next_actions(0.0))
     assert me.next_wakeup(0.1) <= requests.MIN_GRACE
-    assert asks(me.next_actions(requests.MIN_GRACE + 0.01))
-    for seq in range(
-        2, 40
-    ):  # now they come along the tree, each three seconds after it was announced
+    assert update_requests(me.next_actions(requests.MIN_GRACE + 0.01))
+    # Now each update arrives along the tree three seconds after its announcement.
+    for seq in range(2, 40):
         now = 10.0 * seq
         me.on_local_update(author, seq - 1)
         me.on_state(key_of(2), peer_state({author: seq}), now)
@@ -172,11 +172,9 @@ def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
         me.on_update(key_of(3), author, seq, now + 3)
     me.on_local_update(author, seq)
     me.on_state(key_of(2), peer_state({author: seq + 1}), 1000.0)
-    assert (
-        not asks(me.next_actions(1000.0))
-        and not asks(me.next_actions(1005.0))
-        and asks(me.next_actions(1000.0 + requests.MAX_GRACE))
-    )
+    assert not update_requests(me.next_actions(1000.0))
+    assert not update_requests(me.next_actions(1005.0))
+    assert update_requests(me.next_actions(1000.0 + requests.MAX_GRACE))
 
 
 def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
@@ -184,7 +182,7 @@ def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
     me.on_state(key_of(2), peer_state({author: 9}, pruned={author: 5}), 0.0)
     me.on_state(key_of(3), peer_state({author: 3}), 0.0)
     me.next_actions(0.0)
-    assert asks(me.next_actions(2.0)) == [
+    assert update_requests(me.next_actions(2.0)) == [
         g.RequestUpdates(key_of(3), author, 1, 3),
         g.RequestUpdates(key_of(2), author, 6, 9),
     ]
@@ -197,7 +195,7 @@ def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
     assert not me.needs_snapshot(300.0)
 
 
-# ---- what States say
+# ---- the contents of States
 
 
 def test_build_state_contains_changes_and_periodically_everything():
@@ -209,8 +207,12 @@ def test_build_state_contains_changes_and_periodically_everything():
     assert me.build_state(key_of(2), 0.1).vector == {}
     me.on_local_update(author_of(7), 2)
     me.on_pruned(author_of(7), 1)
-    some = me.build_state(key_of(2), 0.2)
-    assert (some.full, some.vector, some.pruned) == (False, {author_of(7): 2}, {author_of(7): 1})
+    changes = me.build_state(key_of(2), 0.2)
+    assert (changes.full, changes.vector, changes.pruned) == (
+        False,
+        {author_of(7): 2},
+        {author_of(7): 1},
+    )
     assert me.build_state(key_of(2), 2 * g.FULL_STATE_INTERVAL).full
 
 
@@ -219,11 +221,11 @@ def test_build_state_contains_changes_and_periodically_everything():
 def test_build_state_sequence_conveys_the_whole_vector(steps):
     me, you = connected_gossip(1, 2), connected_gossip(2, 1)
     now = 0.0
-    for number, tells in steps:
+    for number, sends_state in steps:
         now += 0.1
         author = author_of(number)
         me.on_local_update(author, me.vector.get(author, 0) + 1)
-        if tells:
+        if sends_state:
             you.on_state(key_of(1), me.build_state(key_of(2), now), now)
             assert you.links[key_of(1)].vector == me.vector
 
@@ -233,9 +235,9 @@ def test_build_state_too_many_authors_sends_parts_until_all_are_sent():
     me.on_connected(key_of(2), 0.0)
     me.start({author_of(n): n for n in range(1, g.MAX_STATE_AUTHORS + 100)}, {}, 0.0)
     for n in range(40):
-        told = me.build_state(key_of(2), n * 2 * g.FULL_STATE_INTERVAL)
-        assert len(told.vector) == g.MAX_STATE_AUTHORS and not told.full
-        you.on_state(key_of(1), told, 0.0)
+        state = me.build_state(key_of(2), n * 2 * g.FULL_STATE_INTERVAL)
+        assert len(state.vector) == g.MAX_STATE_AUTHORS and not state.full
+        you.on_state(key_of(1), state, 0.0)
     assert you.links[key_of(1)].vector == me.vector
 
 
@@ -243,11 +245,8 @@ def test_on_state_bounds_the_authors_of_a_peer():
     me = connected_gossip(1, 2)
     for part in range(g.MAX_AUTHORS // 1000 + 5):
         many = {author_of(n, life=part + 1): 1 for n in range(1000)}
-        me.on_state(
-            key_of(2),
-            PeerState.model_construct(vector=many, pruned={}, full=False, declined={}, rate=1.0),
-            0.0,
-        )
+        state = PeerState.model_construct(vector=many, pruned={}, full=False, declined={}, rate=1.0)
+        me.on_state(key_of(2), state, 0.0)
     assert len(me.links[key_of(2)].vector) <= g.MAX_AUTHORS
 
 
@@ -255,7 +254,7 @@ def test_is_converged_requires_complete_peers_with_equal_vectors():
     me = Gossip(key_of(1), 0)
     assert me.is_converged
     me.on_connected(key_of(2), 0.0)
-    assert not me.is_converged, "it has not said where it is"
+    assert not me.is_converged, "the peer has sent no vector yet"
     me.on_local_update(author_of(1), 3)
     me.on_state(key_of(2), peer_state({author_of(1): 3}), 0.0)
     assert not me.is_converged
@@ -265,7 +264,7 @@ def test_is_converged_requires_complete_peers_with_equal_vectors():
     assert me.is_converged
 
 
-# ---- whom to be linked to
+# ---- which links to have
 
 
 def test_silent_peer_is_disconnected_and_redialled_with_backoff():
@@ -276,15 +275,15 @@ def test_silent_peer_is_disconnected_and_redialled_with_backoff():
     me.on_disconnected(key_of(2), g.PEER_TIMEOUT)
     now, waits = g.PEER_TIMEOUT, []
     for _ in range(10):
-        began = now
+        started_at = now
         while not any(isinstance(action, g.Dial) for action in me.next_actions(now)):
             now += 0.1
-        waits.append(now - began)
+        waits.append(now - started_at)
         me.membership.on_dial_failed(key_of(2), now)
     assert waits[0] < 2 and waits[4] > waits[0] and max(waits) <= membership.REDIAL_MAX * 1.3
 
 
-def test_membership_hearsay_overrides_nothing_and_is_bounded():
+def test_membership_unvouched_peer_overrides_nothing_and_is_bounded():
     me = Gossip(key_of(1), 0)
     me.membership.add_peers([peer(2, "true:1")], 0.0)
     me.membership.add_peers([peer(2, "false:1")], 1.0, vouched=False)
@@ -292,13 +291,11 @@ def test_membership_hearsay_overrides_nothing_and_is_bounded():
     for number in range(3, 3 * membership.MAX_PASSIVE):
         me.membership.add_peers([peer(number)], 1.0, vouched=False)
     assert len(me.membership.passive) == membership.MAX_PASSIVE
-    assert (
-        sum(isinstance(action, g.Dial) for action in me.next_actions(10.0))
-        == membership.TARGET_LINKS
-    )
+    dials = [action for action in me.next_actions(10.0) if isinstance(action, g.Dial)]
+    assert len(dials) == membership.TARGET_LINKS
 
 
-def test_membership_vouched_peer_displaces_hearsay_and_is_dialled():
+def test_membership_vouched_peer_displaces_others_and_is_dialled():
     me = Gossip("0" * 64, seed=1)
     me.membership.add_peers(
         [peer(n) for n in range(1, membership.MAX_PASSIVE + 50)], 0.0, vouched=False
@@ -324,23 +321,17 @@ def test_membership_surplus_closes_lazy_links_and_spares_sparse_peers():
         few = number <= 2
         me.on_state(key_of(number), peer_state({}, links=1 if few else 8), 0.0)
         me.links[key_of(number)].eager = few or number >= 6
-    assert not [action for action in me.next_actions(1.0) if isinstance(action, g.SendGoodbye)], (
-        "they have only just come"
-    )
-    gone = {
-        action.to
-        for action in me.next_actions(membership.MIN_LINK_AGE)
-        if isinstance(action, g.SendGoodbye)
-    }
-    assert gone == {key_of(3), key_of(4), key_of(5)}
-    assert not [
-        action
-        for action in me.next_actions(membership.MIN_LINK_AGE + 1)
-        if isinstance(action, g.SendGoodbye)
-    ], "once is enough"
+
+    def goodbyes(now: float) -> set[str]:
+        return {action.to for action in me.next_actions(now) if isinstance(action, g.SendGoodbye)}
+
+    assert not goodbyes(1.0), "the links are too young"
+    surplus = goodbyes(membership.MIN_LINK_AGE)
+    assert surplus == {key_of(3), key_of(4), key_of(5)}
+    assert not goodbyes(membership.MIN_LINK_AGE + 1), "each peer gets one goodbye"
     late = me.next_actions(membership.MIN_LINK_AGE + g.GOODBYE_TIMEOUT + 1)
-    assert {action.peer for action in late if isinstance(action, g.CloseLink)} == gone, (
-        "they did not go by themselves"
+    assert {action.peer for action in late if isinstance(action, g.CloseLink)} == surplus, (
+        "peers that do not disconnect are disconnected"
     )
 
 
@@ -353,9 +344,8 @@ def test_membership_peer_after_goodbye_is_not_redialled_soon():
     def dialled(now: float) -> bool:
         return any(isinstance(action, g.Dial) for action in me.next_actions(now))
 
-    assert not dialled(1.0 + membership.REDIAL_AFTER_GOODBYE) and dialled(
-        1.0 + 2 * membership.REDIAL_AFTER_GOODBYE
-    )
+    assert not dialled(1.0 + membership.REDIAL_AFTER_GOODBYE)
+    assert dialled(1.0 + 2 * membership.REDIAL_AFTER_GOODBYE)
 
 
 def test_next_wakeup_never_causes_a_busy_loop():

@@ -9,6 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from barnraise.exchange.gossip import membership
 
 
+def introduce_to_earlier_peers(simulation: Simulation, count: int) -> None:
+    """Introduce each machine to five that joined before it."""
+    hints = {n: simulation.random.sample(range(max(5, n)), 5) for n in range(count)}
+    simulation.introduce(hints)
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**6), st.floats(0, 0.4), st.integers(2, 9))
 def test_gossip_with_loss_partitions_and_churn_converges(seed, loss, count):
@@ -25,7 +31,7 @@ def test_gossip_with_loss_partitions_and_churn_converges(seed, loss, count):
             simulation.partition({number: chance.randrange(2) for number in alive})
         elif event < 0.9:
             simulation.partition({})
-        else:  # a restarted machine: its ledger is left, its connections are not
+        else:  # a machine restarts with its ledger and without its connections
             number = chance.choice(alive)
             vector = dict(simulation.machines[key_of(number)].vector)
             simulation.leave(number)
@@ -37,48 +43,42 @@ def test_gossip_with_loss_partitions_and_churn_converges(seed, loss, count):
 
 
 def test_thousand_peers_receive_each_update_little_more_than_once():
-    """Use home lines: 20 Mb/s up, 50 ms, updates of 500 kB.
+    """Simulate home lines: 20 Mb/s up, 50 ms, updates of 500 kB.
 
-    The peers connect for half a minute, and some updates form the tree.
+    The peers connect for half a minute, and the first updates form the tree.
     """
-    many = 1000
-    simulation = Simulation(many, seed=5, payload=500_000, uplink=2.5e6)
-    hints = {
-        n: simulation.random.sample(range(max(5, n)), 5) for n in range(many)
-    }  # the peers before
-    simulation.introduce(hints)
+    count = 1000
+    simulation = Simulation(count, seed=5, payload=500_000, uplink=2.5e6)
+    introduce_to_earlier_peers(simulation, count)
     simulation.run(20)
-    assert (
-        simulation.is_connected
-        and max(simulation.degrees) <= membership.MAX_LINKS + 2
-        and min(simulation.degrees) >= membership.MIN_LINKS
-    )
-    for number in simulation.random.sample(range(many), 8):
+    assert simulation.is_connected
+    assert max(simulation.degrees) <= membership.MAX_LINKS + 2
+    assert min(simulation.degrees) >= membership.MIN_LINKS
+    for number in simulation.random.sample(range(count), 8):
         simulation.publish(number)
         simulation.run(8)
     assert simulation.run(60, until=lambda: simulation.has_converged)
-    before, authors = simulation.bytes, simulation.random.sample(range(many), 12)
+    before, authors = simulation.bytes, simulation.random.sample(range(count), 12)
     for number in authors:
         simulation.publish(number)
         simulation.run(3)
     assert simulation.run(60, until=lambda: simulation.has_converged)
-    cost = (simulation.bytes - before) / (len(authors) * simulation.payload * (many - 1))
+    cost = (simulation.bytes - before) / (len(authors) * simulation.payload * (count - 1))
     assert 1.0 <= cost <= 1.15, cost
     assert simulation.is_connected and max(simulation.degrees) <= membership.MAX_LINKS + 2
 
 
 def test_thousand_peers_partitioned_with_churn_reconnect():
-    many = 1000
-    simulation = Simulation(many, seed=6, loss=0.01)
-    simulation.introduce({n: simulation.random.sample(range(max(5, n)), 5) for n in range(many)})
+    count = 1000
+    simulation = Simulation(count, seed=6, loss=0.01)
+    introduce_to_earlier_peers(simulation, count)
     simulation.run(20)
-    simulation.partition({n: n % 2 for n in range(many)})
+    simulation.partition({number: number % 2 for number in range(count)})
     for number in range(4):
         simulation.publish(number)
         simulation.run(2)
-    for number in simulation.random.sample(
-        range(100, many), 100
-    ):  # a tenth leaves, and other machines come
+    # A tenth of the machines leaves, and as many others join.
+    for number in simulation.random.sample(range(100, count), 100):
         simulation.leave(number)
         simulation.join(number + 1000, number)
         simulation.introduce({number + 1000: [0, 1, 2, 3]})
@@ -89,6 +89,5 @@ def test_thousand_peers_partitioned_with_churn_reconnect():
         simulation.publish(number)
     assert simulation.run(120, until=lambda: simulation.has_converged)
     assert simulation.is_connected and len(simulation.machines[key_of(0)].vector) == 6
-    assert (
-        max(simulation.degrees) <= membership.MAX_LINKS + 8
-    )  # those who were introduced to four of us are still moving on
+    # The machines that were introduced to the same four peers are still closing surplus links.
+    assert max(simulation.degrees) <= membership.MAX_LINKS + 8

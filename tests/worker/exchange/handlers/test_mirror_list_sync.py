@@ -1,4 +1,4 @@
-"""The mirror list spreads among peers to machines that reach no mirror; a false one does not."""
+"""Valid mirror lists spread among peers; invalid ones do not."""
 
 import itertools
 import time
@@ -16,11 +16,11 @@ from barnraise.protocol.signing import Identity
 SECOND = Identity(b"2" * 32)
 
 
-def first(world) -> SignedMirrorList:
+def first_list(world) -> SignedMirrorList:
     return signed_list(1, list_entry(world.mirror, "https://one.example.org"))
 
 
-def second(world) -> SignedMirrorList:
+def second_list(world) -> SignedMirrorList:
     return signed_list(
         2,
         list_entry(world.mirror, "https://one.example.org"),
@@ -28,39 +28,39 @@ def second(world) -> SignedMirrorList:
     )
 
 
-def version(machine) -> int:
+def list_version(machine) -> int:
     return machine.exchange.server.mirror_lists.version
 
 
-def linked(world, count: int):
+def linked_machines(world, count: int):
+    """Start machines in a row, each connected to the one before, with the first list."""
     machines = [world.machine(n).start() for n in range(1, count + 1)]
-    for before, after in itertools.pairwise(machines):  # in a row: each knows the one before
+    for before, after in itertools.pairwise(machines):
         after.add_peers(before)
     for machine in machines:
-        machine.exchange.set_mirror_lists([first(world)])
-    wait_until(lambda: all(version(machine) == 1 for machine in machines))
+        machine.exchange.set_mirror_lists([first_list(world)])
+    wait_until(lambda: all(list_version(machine) == 1 for machine in machines))
     return machines
 
 
 def test_mirror_list_of_one_machine_reaches_all_peers(world):
-    machines = linked(world, 4)
+    machines = linked_machines(world, 4)
     wait_until(lambda: all(machine.exchange.stats.peers for machine in machines))
-    machines[0].exchange.set_mirror_lists([second(world)])
-    wait_until(lambda: all(version(machine) == 2 for machine in machines))
-    assert (
-        machines[3].exchange.set_mirror_lists([first(world)])[-1].digest == second(world).digest
-    ), "and its machine hears of it"
-    assert machines[3].exchange.set_mirror_lists([second(world)]) == []
+    machines[0].exchange.set_mirror_lists([second_list(world)])
+    wait_until(lambda: all(list_version(machine) == 2 for machine in machines))
+    received = machines[3].exchange.set_mirror_lists([first_list(world)])
+    assert received[-1].digest == second_list(world).digest
+    assert machines[3].exchange.set_mirror_lists([second_list(world)]) == []
 
 
 def test_ticket_by_a_new_mirror_is_valid_once_the_list_names_it(world):
-    a, b = linked(world, 2)
+    a, b = linked_machines(world, 2)
     b.stop()
     b.ticket = world.ticket(b.identity.key, by=SECOND)
     b.open()
-    a.exchange.set_mirror_lists([second(world)])
-    b.exchange.set_mirror_lists([second(world)])
-    wait_until(lambda: version(a) == version(b) == 2)
+    a.exchange.set_mirror_lists([second_list(world)])
+    b.exchange.set_mirror_lists([second_list(world)])
+    wait_until(lambda: list_version(a) == list_version(b) == 2)
     b.start()
     b.add_peers(a)
     b.publish_round(1)
@@ -72,60 +72,59 @@ def test_ticket_by_a_mirror_outside_the_run_is_refused(world):
     a = world.machine(1).start()
     stranger = signed_list(1, list_entry(SECOND, "https://two.example.org"))
     a.exchange.set_mirror_lists([stranger])
-    wait_until(lambda: version(a) == 1)
+    wait_until(lambda: list_version(a) == 1)
     with pytest.raises(TicketError, match="not a mirror of this run"):
         a.exchange.server.handshake.check_ticket("b" * 64, world.ticket("b" * 64, by=SECOND))
 
 
 def test_ticket_by_an_expelled_mirror_is_refused_but_its_updates_stay(world):
-    a, b = linked(world, 2)
+    a, b = linked_machines(world, 2)
     b.publish_round(1)
     world.wait_for_agreement(a, b)
-    a.exchange.set_mirror_lists([second(world)])
-    wait_until(lambda: version(b) == 2)
-    gone = list_entry(world.mirror, "https://one.example.org", expelled=Expulsion(at=time.time()))
-    a.exchange.set_mirror_lists(
-        [signed_list(3, gone, list_entry(SECOND, "https://two.example.org"))]
-    )
-    wait_until(lambda: version(b) == 3)
+    a.exchange.set_mirror_lists([second_list(world)])
+    wait_until(lambda: list_version(b) == 2)
+    expulsion = Expulsion(at=time.time())
+    expelled = list_entry(world.mirror, "https://one.example.org", expelled=expulsion)
+    remaining = list_entry(SECOND, "https://two.example.org")
+    a.exchange.set_mirror_lists([signed_list(3, expelled, remaining)])
+    wait_until(lambda: list_version(b) == 3)
     with pytest.raises(TicketError, match="not a mirror of this run"):
         b.exchange.server.handshake.check_ticket(a.identity.key, a.ticket)
     b.exchange.server.handshake.check_ticket(
         a.identity.key, world.ticket(a.identity.key, by=SECOND)
     )
     assert world.mirror.key in a.exchange.server.updates.rules.mirrors, (
-        "updates that came with its tickets count for ever"
+        "updates that came with its tickets stay valid"
     )
 
 
 @pytest.mark.parametrize(
-    "what", ["too few signatures", "an expired one", "an older one", "another of that version"]
+    "kind", ["too few signatures", "expired", "older", "another of that version"]
 )
-def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(world, what):
-    a, b = linked(world, 2)
+def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(world, kind):
+    a, b = linked_machines(world, 2)
     wait_until(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
     both = (
         list_entry(world.mirror, "https://one.example.org"),
         list_entry(SECOND, "https://two.example.org"),
     )
-    told = {
+    invalid = {
         "too few signatures": signed_list(
             3, list_entry(world.mirror, "https://evil.example.org"), signers=1
         ),
-        "an expired one": signed_list(3, *both, expires=time.time() - 5),
-        "an older one": first(world),
+        "expired": signed_list(3, *both, expires=time.time() - 5),
+        "older": first_list(world),
         "another of that version": signed_list(
             2, list_entry(world.mirror, "https://other.example.org")
         ),
-    }[what]
-    a.exchange.set_mirror_lists([second(world)])
-    wait_until(lambda: version(a) == version(b) == 2)
+    }[kind]
+    a.exchange.set_mirror_lists([second_list(world)])
+    wait_until(lambda: list_version(a) == list_version(b) == 2)
     link = a.exchange.server.connections[b.identity.key]
-    a.exchange.thread.call(link.send_message, MirrorLists(lists=[told]))
-    a.exchange.thread.call(
-        link.send_message, messages.BlobRequest(digest="0" * 64)
-    )  # its answer shows that everything before it was read
-    if what == "too few signatures":
+    a.exchange.thread.call(link.send_message, MirrorLists(lists=[invalid]))
+    # The answer to this request shows that b has read everything before it.
+    a.exchange.thread.call(link.send_message, messages.BlobRequest(digest="0" * 64))
+    if kind == "too few signatures":
         wait_until(
             lambda: (
                 link.channel is not a.exchange.server.connections.get(b.identity.key, link).channel
@@ -135,22 +134,21 @@ def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(world, what):
     else:
         time.sleep(0.5)
         assert a.exchange.server.connections.get(b.identity.key) is link
-    assert (
-        version(b) == 2 and b.exchange.server.mirror_lists.chain[-1].digest == second(world).digest
-    )
+    assert list_version(b) == 2
+    assert b.exchange.server.mirror_lists.chain[-1].digest == second_list(world).digest
 
 
 def test_peer_of_an_older_version_is_not_sent_lists(world, monkeypatch):
     monkeypatch.setattr(mirror_list_sync, "RESEND_INTERVAL", 0.0)
-    a, b = linked(world, 2)
+    a, b = linked_machines(world, 2)
     wait_until(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
-    a.exchange.server.mirror_lists.set_lists([second(world)])
-    posted = []
-    a.exchange.server.connections[b.identity.key].send_message = posted.append
+    a.exchange.server.mirror_lists.set_lists([second_list(world)])
+    sent = []
+    a.exchange.server.connections[b.identity.key].send_message = sent.append
     state = messages.PeerState(vector={}, rate=0)
     a.exchange.server.mirror_lists.on_state(b.identity.key, state, 0.0)
-    assert not [message for message in posted if isinstance(message, MirrorLists)]
+    assert not [message for message in sent if isinstance(message, MirrorLists)]
     a.exchange.server.mirror_lists.on_state(
         b.identity.key, state.model_copy(update={"mirror_list_version": 0}), 0.0
     )
-    assert [message for message in posted if isinstance(message, MirrorLists)]
+    assert [message for message in sent if isinstance(message, MirrorLists)]

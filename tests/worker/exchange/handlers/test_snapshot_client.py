@@ -10,7 +10,7 @@ import pytest
 from helpers.wait_for import join_peers, stepping
 
 from barnraise.errors import MessageError
-from barnraise.exchange.handlers import snapshot_client as snapshots
+from barnraise.exchange.handlers import snapshot_client as client_module
 from barnraise.exchange.handlers import snapshot_server, update_sender
 from barnraise.exchange.handlers.snapshot_client import choose_majority, read_heads
 from barnraise.exchange.handlers.snapshot_server import PendingRequest, SnapshotServer
@@ -72,13 +72,15 @@ def test_joiner_survives_a_restart_and_serves_the_next_joiner(world):
     with stepping(a, b):
         again = join_peers(c, a, b)
     assert again is not None and again.heads.keys() == {a.exchange.author}, (
-        "what it began with is in its folder"
+        "its folder contains the snapshot that it started from"
     )
     world.wait_for_agreement(a, b, c)
     d = world.machine(4)
     with stepping(c):
-        snapshot = join_peers(d, c, timeout=9.0)  # the others are connected and take no steps
-    assert snapshot is not None and not snapshot.confirmed, "one volunteer's word"
+        snapshot = join_peers(
+            d, c, timeout=9.0
+        )  # a and b are connected, but their loops take no steps
+    assert snapshot is not None and not snapshot.confirmed, "one volunteer alone confirms nothing"
     world.wait_for_agreement(c, d)
 
 
@@ -133,9 +135,9 @@ def test_two_disagreeing_peers_leave_the_snapshot_unconfirmed(world, caplog):
 def test_fetch_snapshot_at_the_runs_start_or_alone_returns_none(world):
     a, b = world.machine(1).start(), world.machine(2)
     b.add_peers(a)
-    began = time.monotonic()
+    started_at = time.monotonic()
     assert b.exchange.fetch_snapshot(20.0) is None
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - started_at < 10
     alone = world.machine(3)
     assert alone.exchange.fetch_snapshot(0.5) is None
 
@@ -145,19 +147,19 @@ def test_fetch_snapshot_from_a_silent_peer_ends_in_time(world):
     a.publish_round(1)
     late = world.machine(2)
     late.add_peers(a)
-    began = time.monotonic()
+    started_at = time.monotonic()
     assert late.exchange.fetch_snapshot(2.0) is None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_at < 5
 
 
-def test_copy_anchor_copies_once_for_all_requests_and_never_without(world, monkeypatch):
+def test_copy_anchor_copies_once_for_all_requests_and_never_without(world):
     a = world.machine(1).start()
     server, now = a.exchange.server.snapshot_server, time.monotonic()
     assert server.copy_anchor(a.anchor, now) is None
     for peer in "bcd":
         server.add_request(PendingRequest(peer * 64, None, now + 30), now)
-    frozen, questions = server.copy_anchor(a.anchor, now)
-    assert [q.peer[0] for q in questions] == ["b", "c", "d"]
+    frozen, pending = server.copy_anchor(a.anchor, now)
+    assert [request.peer[0] for request in pending] == ["b", "c", "d"]
     assert frozen.fragments[0].data_ptr() != a.anchor.fragments[0].data_ptr()
     assert server.copy_anchor(a.anchor, now) is None
 
@@ -170,7 +172,7 @@ def test_snapshot_server_holds_one_copy_and_one_request_per_peer(world):
     for _ in range(100):
         server.add_request(PendingRequest("b" * 64, None, now + 30), now)
     assert len(server.pending_requests) == 1
-    assert server.copy_anchor(a.anchor, now) is None, "the first copy is still being answered from"
+    assert server.copy_anchor(a.anchor, now) is None, "the first copy is still in use"
     del frozen
     assert server.copy_anchor(a.anchor, now) is not None
 
@@ -179,11 +181,13 @@ def test_large_slow_fragment_arrives_beyond_the_timeout(world, monkeypatch):
     a = world.machine(1).start()
     a.publish_round(1)
     largest = max(4 * fragment.numel() for fragment in a.anchor.fragments)
-    monkeypatch.setattr(snapshots, "MAX_HEADS_BYTES", largest - 1)
-    monkeypatch.setattr(snapshots, "MIN_FETCH_SECONDS", 0.5)
-    monkeypatch.setattr(snapshots, "MIN_FETCH_RATE", 1000)
+    monkeypatch.setattr(client_module, "MAX_HEADS_BYTES", largest - 1)
+    monkeypatch.setattr(client_module, "MIN_FETCH_SECONDS", 0.5)
+    monkeypatch.setattr(client_module, "MIN_FETCH_RATE", 1000)
     monkeypatch.setattr(update_sender, "PIECE_BYTES", 1000)
-    world.network.bandwidth = largest / 3  # it takes three seconds; the join waits for two
+    world.network.bandwidth = (
+        largest / 3
+    )  # the transfer takes three seconds, and the join waits for two
     with stepping(a):
         assert join_peers(world.machine(2), a, timeout=2.0) is not None
 
@@ -194,9 +198,9 @@ def test_fetch_snapshot_returns_soon_after_should_stop(world):
     late.add_peers(a)  # its loop never answers
     leaving = threading.Event()
     threading.Timer(0.5, leaving.set).start()
-    began = time.monotonic()
+    started_at = time.monotonic()
     assert late.exchange.fetch_snapshot(30.0, leaving.is_set) is None
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - started_at < 3
 
 
 def test_request_ahead_of_the_anchor_waits_until_it_expires(world):
@@ -227,30 +231,34 @@ def test_snapshot_before_the_ledgers_base_is_not_served(world):
 
 def test_old_snapshots_bytes_are_deleted(world):
     a = world.machine(1).start()
-    server, cuts = a.exchange.server.snapshot_server, []
+    server = a.exchange.server.snapshot_server
+    snapshots: list[SnapshotManifest] = []
     for seed in range(snapshot_server.MAX_SNAPSHOTS + 2):
         a.publish_round(seed)
         server.add_request(PendingRequest("b" * 64, dict(a.anchor.vector), 1e9), 1e6)
         frozen, _ = server.copy_anchor(a.anchor, 1e6)
-        cuts.append(server.build_snapshot(frozen, frozen.vector, 1e6))
+        snapshots.append(server.build_snapshot(frozen, frozen.vector, 1e6))
         del frozen
-    assert not server.blobs.has(cuts[0].fragments[0]) and not server.blobs.has(cuts[0].heads)
+    assert not server.blobs.has(snapshots[0].fragments[0]) and not server.blobs.has(
+        snapshots[0].heads
+    )
     assert all(
         server.blobs.has(blob)
-        for cut in cuts[-snapshot_server.MAX_SNAPSHOTS :]
-        for blob in (*cut.fragments, cut.heads)
+        for snapshot in snapshots[-snapshot_server.MAX_SNAPSHOTS :]
+        for blob in (*snapshot.fragments, snapshot.heads)
     )
 
 
 def test_choose_majority_counts_each_volunteer_once():
-    def cut(letter: str) -> SnapshotManifest:
+    def manifest(letter: str) -> SnapshotManifest:
         return SnapshotManifest(vector={}, fragments=[letter * 64], heads="0" * 64)
 
     assert choose_majority([]) is None
-    picked, volunteers = choose_majority(
-        [("v1", cut("a")), ("v1", cut("a")), ("v2", cut("b")), ("v3", cut("b"))]
+    offers = [("v1", "a"), ("v1", "a"), ("v2", "b"), ("v3", "b")]
+    chosen, volunteers = choose_majority(
+        [(volunteer, manifest(letter)) for volunteer, letter in offers]
     )
-    assert picked.fragments == ["b" * 64] and volunteers == 2
+    assert chosen.fragments == ["b" * 64] and volunteers == 2
 
 
 def test_read_heads_refuses_unsigned_or_other_heads(world):
@@ -258,19 +266,19 @@ def test_read_heads_refuses_unsigned_or_other_heads(world):
     author = a.exchange.author
     for seed in range(2):
         a.publish_round(seed)
-    good, older = a.ledger.header(author, 2), a.ledger.header(author, 1)
+    newest, older = a.ledger.header(author, 2), a.ledger.header(author, 1)
 
-    def text(*headers) -> bytes:
+    def as_json(*headers) -> bytes:
         return ("[" + ",".join(header.model_dump_json() for header in headers) + "]").encode()
 
-    assert read_heads(text(good), RUN, {author: 2})[0][1].seq == 2
+    assert read_heads(as_json(newest), RUN, {author: 2})[0][1].seq == 2
     for data, run, vector in [
         (b"nonsense", RUN, {author: 2}),
-        (text(older), RUN, {author: 2}),
-        (text(good, older), RUN, {author: 2}),
-        (text(), RUN, {author: 2}),
-        (text(good), "01890000-0000-7000-8000-00000000000f", {author: 2}),
-        (text(good.model_copy(update={"signature": "0" * 128})), RUN, {author: 2}),
+        (as_json(older), RUN, {author: 2}),
+        (as_json(newest, older), RUN, {author: 2}),
+        (as_json(), RUN, {author: 2}),
+        (as_json(newest), "01890000-0000-7000-8000-00000000000f", {author: 2}),
+        (as_json(newest.model_copy(update={"signature": "0" * 128})), RUN, {author: 2}),
     ]:
         with pytest.raises(MessageError):
             read_heads(data, run, vector)
@@ -286,5 +294,5 @@ def test_several_machines_join_at_once(world, caplog):
     for machine in late:
         machine.add_peers(a, b)
     with stepping(a, b), ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda machine: machine.exchange.fetch_snapshot(30.0), late))
-    assert all(snapshot is not None and snapshot.confirmed for snapshot in found)
+        fetched = list(pool.map(lambda machine: machine.exchange.fetch_snapshot(30.0), late))
+    assert all(snapshot is not None and snapshot.confirmed for snapshot in fetched)

@@ -14,56 +14,55 @@ from barnraise.exchange.pacing.streaming import split_evenly
 from barnraise.exchange.pacing.weighting import RAMP_ROUNDS
 from barnraise.spec import ModelSpec
 
-DEEP = ModelSpec(
-    layers=48, width=64, heads=2, context=32, vocabulary=256
-)  # fifty fragments, 9.7 MB as an anchor
+# Fifty fragments, 9.7 MB as an anchor.
+DEEP = ModelSpec(layers=48, width=64, heads=2, context=32, vocabulary=256)
 
 
-def served(world, *speeds: float):
+def start_servers(world, *speeds: float):
     """Return machines that agree on one update, with uplinks limited to bytes per second."""
     world.spec = replace(world.spec, model=DEEP)
     servers = [world.machine(n + 1).start() for n in range(len(speeds))]
-    for each in servers[1:]:
-        each.add_peers(servers[0])
+    for server in servers[1:]:
+        server.add_peers(servers[0])
     servers[0].publish_round(1)
     world.wait_for_agreement(*servers)
-    for each, speed in zip(servers, speeds, strict=True):
-        world.network.uplinks[each.identity.key] = speed
+    for server, speed in zip(servers, speeds, strict=True):
+        world.network.uplinks[server.identity.key] = speed
     return servers
 
 
-def timed(machine, monkeypatch) -> list[float]:
+def record_fetch_seconds(machine, monkeypatch) -> list[float]:
     """Return a list that grows by the seconds of each fetch of a snapshot's bytes."""
     fetcher, seconds = machine.exchange.server.fetcher, []
     fetch = fetcher.fetch
 
-    async def measured(*what):
-        began = time.monotonic()
-        done = await fetch(*what)
-        seconds.append(time.monotonic() - began)
-        return done
+    async def timed_fetch(*arguments):
+        started_at = time.monotonic()
+        result = await fetch(*arguments)
+        seconds.append(time.monotonic() - started_at)
+        return result
 
-    monkeypatch.setattr(fetcher, "fetch", measured)
+    monkeypatch.setattr(fetcher, "fetch", timed_fetch)
     return seconds
 
 
 def test_joiner_uses_four_fifths_of_its_sources_bandwidth(world, monkeypatch):
     speeds = (600e3, 400e3, 300e3, 200e3)
-    servers, late = served(world, *speeds), world.machine(9)
-    seconds = timed(late, monkeypatch)
+    servers, late = start_servers(world, *speeds), world.machine(9)
+    seconds = record_fetch_seconds(late, monkeypatch)
     with stepping(*servers):
         snapshot = join_peers(late, *servers)
     assert snapshot.confirmed
     size = sum(4 * fragment.numel() for fragment in snapshot.fragments)
     assert size / seconds[0] >= 0.8 * sum(speeds), (
-        f"{size / seconds[0] / sum(speeds):.2f} of the links together"
+        f"{size / seconds[0] / sum(speeds):.2f} of the sources' bandwidth"
     )
     world.wait_for_agreement(*servers, late)
 
 
 def test_fragment_of_a_stalled_source_continues_from_another(world, monkeypatch):
     monkeypatch.setattr(blob_fetcher, "STALL_TIMEOUT", 2.0)
-    servers, late = served(world, 2e6, 2e6), world.machine(9)
+    servers, late = start_servers(world, 2e6, 2e6), world.machine(9)
     size = sum(4 * fragment.size for fragment in DEEP.fragments())
 
     def freeze(machine):
@@ -76,7 +75,7 @@ def test_fragment_of_a_stalled_source_continues_from_another(world, monkeypatch)
 
 
 def test_damaged_fragment_of_one_source_is_outvoted_alone(world):
-    servers, late = served(world, 5e6, 5e6, 5e6), world.machine(9)
+    servers, late = start_servers(world, 5e6, 5e6, 5e6), world.machine(9)
     servers[2].anchor.fragments[7][5] += 1  # bit-rot
     with stepping(*servers):
         snapshot = join_peers(late, *servers)
@@ -98,9 +97,7 @@ def test_late_joiners_weight_grows_to_its_full_share(world):
         weights.append(late.exchange.compute_weight(100.0))
         late.publish_round(10 + seed)
     assert weights == sorted(weights) and weights[0] < 0.15 and weights[-1] == weights[-2] == 0.5
-    assert a.exchange.compute_weight(100.0) > 0.4, (
-        "who was there from the start is as heavy as ever"
-    )
+    assert a.exchange.compute_weight(100.0) > 0.4, "the first machine keeps its full weight"
 
 
 def test_late_joiners_weight_grows_by_rounds_when_streaming(world, monkeypatch):
@@ -128,6 +125,6 @@ def test_known_peers_are_found_again_after_a_restart(world):
     b.stop()
     a.publish_round(2)
     b.open()
-    b.start()  # nobody introduces it
+    b.start()  # without an introduction
     world.wait_for_agreement(a, b)
     assert b.ledger.peer_store.peers() and b.anchor.vector == {a.exchange.author: 2}

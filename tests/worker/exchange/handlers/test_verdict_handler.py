@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.wait_for import stepping, wait_until
 
-from barnraise.exchange.gossip import verdict_sync as accord_module
+from barnraise.exchange.gossip import verdict_sync as verdict_sync_module
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
@@ -16,7 +16,7 @@ from barnraise.protocol.verdicts import SignedVerdict
 RUN = "01890000-0000-7000-8000-000000000001"
 
 
-def poisoned(world, rounds: int = 3):
+def start_with_poisoner(world, rounds: int = 3):
     """Return two honest machines, a poisoner and its author, agreed on `rounds` updates of each."""
     a, b, p = (world.machine(n).start() for n in (1, 2, 3))
     b.add_peers(a)
@@ -37,51 +37,51 @@ def join_peers(machine, *others):
 
 
 def test_verdict_leaves_the_sum_of_the_other_authors_updates(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     a.exchange.apply_verdict(world.sign_verdict({author: 0}))
-    found = world.wait_for_agreement(a, b, p)
-    assert found == world.sum_digest(a, lambda who, seq: who != author)
+    agreed = world.wait_for_agreement(a, b, p)
+    assert agreed == world.sum_digest(a, lambda update_author, seq: update_author != author)
     assert a.anchor.tokens == a.ledger.tokens == 600 and author not in a.anchor.vector
-    assert all(m.anchor.is_intact(index) for m in (a, b, p) for index in range(3)), (
-        "the checksums follow"
+    assert all(machine.anchor.is_intact(index) for machine in (a, b, p) for index in range(3)), (
+        "the expected checksums exclude them as well"
     )
     b.publish_round(7)
     world.wait_for_agreement(a, b, p)
 
 
 def test_verdict_after_an_update_keeps_the_authors_first_updates(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     b.exchange.apply_verdict(world.sign_verdict({author: 1}))
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
-        a, lambda who, seq: who != author or seq <= 1
+        a, lambda update_author, seq: update_author != author or seq <= 1
     )
     assert a.ledger.tokens == 700 and a.anchor.vector[author] == 1
 
 
 def test_verdict_on_a_single_update_keeps_the_authors_later_ones(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     a.exchange.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
     p.publish_round(9)
     wait_until(lambda: a.ledger.vector()[author] == 4)
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
-        a, lambda who, seq: (who, seq) != (author, 2)
+        a, lambda update_author, seq: (update_author, seq) != (author, 2)
     )
-    assert p.exchange.author == author, "it goes on under its name"
+    assert p.exchange.author == author, "it continues under its incarnation"
     assert a.anchor.tokens == a.ledger.tokens == 900
 
 
 def test_verdicts_in_any_order_give_one_anchor(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     a.exchange.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
     b.exchange.apply_verdict(world.sign_verdict({author: 2}))
     b.exchange.apply_verdict(world.sign_verdict({author: 2}, by=(world.mirror,)))
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
-        a, lambda who, seq: who != author or seq == 1
+        a, lambda update_author, seq: update_author != author or seq == 1
     )
 
 
 def test_verdicts_author_applies_it_and_takes_a_new_incarnation(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     a.exchange.apply_verdict(world.sign_verdict({author: 2}))
     wait_until(lambda: p.exchange.author != author)
     p.publish_round(50)
@@ -89,10 +89,8 @@ def test_verdicts_author_applies_it_and_takes_a_new_incarnation(world):
     assert a.anchor.vector[p.exchange.author] == 1
 
 
-def test_author_partitioned_during_a_verdict_catches_up(
-    world,
-):
-    a, b, p, author = poisoned(world)
+def test_author_partitioned_during_a_verdict_catches_up(world):
+    a, b, p, author = start_with_poisoner(world)
     world.network.partition({a.identity.key, b.identity.key}, {p.identity.key})
     wait_until(lambda: a.exchange.stats.peers == 1)
     a.exchange.apply_verdict(world.sign_verdict({author: 2}))
@@ -102,13 +100,13 @@ def test_author_partitioned_during_a_verdict_catches_up(
     world.wait_for_agreement(a, b)
     world.network.heal()
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
-        a, lambda who, seq: who != author or seq <= 2
+        a, lambda update_author, seq: update_author != author or seq <= 2
     )
     assert p.exchange.author != author
 
 
 def test_machine_without_a_retracted_update_gets_the_later_ones(world):
-    a, b, p, author = poisoned(world, rounds=1)
+    a, b, p, author = start_with_poisoner(world, rounds=1)
     late = world.machine(4)
     late.start()
     late.add_peers(a)
@@ -126,20 +124,25 @@ def test_machine_without_a_retracted_update_gets_the_later_ones(world):
             machine.ledger.blobs.delete(part.digest)  # no machine has it
     world.network.heal()
     late.add_peers(a, b, p)
-    found = world.wait_for_agreement(a, b, p, late, seconds=40)
-    assert found == world.sum_digest(late, lambda who, seq: (who, seq) != (author, 2))
+    agreed = world.wait_for_agreement(a, b, p, late, seconds=40)
+    assert agreed == world.sum_digest(
+        late, lambda update_author, seq: (update_author, seq) != (author, 2)
+    )
 
 
 def test_late_joiner_gets_an_anchor_without_retracted_updates(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     a.exchange.apply_verdict(world.sign_verdict({author: 1}, {b.exchange.author: {2: 100}}))
     world.wait_for_agreement(a, b, p)
     late = world.machine(4)
     with stepping(a, b, p):
         join_peers(late, a, b, p)
-    found = world.wait_for_agreement(a, b, p, late)
-    assert found == world.sum_digest(
-        a, lambda who, seq: seq <= 1 if who == author else (who, seq) != (b.exchange.author, 2)
+    agreed = world.wait_for_agreement(a, b, p, late)
+    assert agreed == world.sum_digest(
+        a,
+        lambda update_author, seq: (
+            seq <= 1 if update_author == author else (update_author, seq) != (b.exchange.author, 2)
+        ),
     )
     assert late.anchor.tokens == a.anchor.tokens and late.ledger.tokens == a.ledger.tokens
     late.publish_round(5)
@@ -152,53 +155,56 @@ def test_late_joiner_gets_an_anchor_without_retracted_updates(world):
 
 
 def test_joiner_with_a_retracted_update_requests_headers_and_payloads(world):
-    a, b, p, author = poisoned(world, rounds=5)
+    a, b, p, author = start_with_poisoner(world, rounds=5)
     late = world.machine(4)
     with stepping(a, b, p):
         join_peers(late, a, b, p)
     world.wait_for_agreement(a, b, p, late)
     assert late.ledger.update(author, 4) is None
     a.exchange.apply_verdict(world.sign_verdict({author: 2}, {b.exchange.author: {1: 100}}))
-    found = world.wait_for_agreement(a, b, p, late, seconds=40)
-    assert found == world.sum_digest(
-        a, lambda who, seq: seq <= 2 if who == author else (who, seq) != (b.exchange.author, 1)
+    agreed = world.wait_for_agreement(a, b, p, late, seconds=40)
+    assert agreed == world.sum_digest(
+        a,
+        lambda update_author, seq: (
+            seq <= 2 if update_author == author else (update_author, seq) != (b.exchange.author, 1)
+        ),
     )
     late.stop()
     late.open()
     with stepping(a, b, p):
         join_peers(late, a)
-    assert world.wait_for_agreement(a, b, p, late) == found
+    assert world.wait_for_agreement(a, b, p, late) == agreed
 
 
 def test_retraction_without_the_payloads_fetches_them(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     for seq in (2, 3):
         for part in b.ledger.update(author, seq).fragments:
             b.ledger.blobs.delete(part.digest)
     a.exchange.apply_verdict(world.sign_verdict({author: 1}))
     assert world.wait_for_agreement(a, b, p) == world.sum_digest(
-        a, lambda who, seq: who != author or seq <= 1
+        a, lambda update_author, seq: update_author != author or seq <= 1
     )
 
 
 def test_retraction_after_a_crash_is_completed_from_any_anchor(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     old, heads = [f.clone() for f in b.anchor.fragments], dict(b.anchor.heads)
     a.exchange.apply_verdict(world.sign_verdict({author: 1}, {a.exchange.author: {2: 100}}))
     wait_until(lambda: b.ledger.verdicts.digest is not None)
-    b.stop()  # its loop has retracted nothing yet
+    b.stop()  # before its loop has retracted anything
     b.open()
     b.anchor.load(old, heads)
     b.start().add_peers(a, p)
-    found = world.wait_for_agreement(a, b, p)
+    agreed = world.wait_for_agreement(a, b, p)
     b.stop()
-    b.open()  # and again from the seed's weights
+    b.open()  # now from the seed's weights
     b.start().add_peers(a, p)
-    assert world.wait_for_agreement(a, b, p) == found
+    assert world.wait_for_agreement(a, b, p) == agreed
 
 
 def test_verdict_left_in_the_folder_is_applied(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     folder = a.folder / VERDICT_FOLDER
     folder.mkdir()
     ruling = world.sign_verdict({author: 0})
@@ -213,7 +219,7 @@ def test_verdict_left_in_the_folder_is_applied(world):
 
 
 def test_verdict_during_a_join_is_not_lost(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     late = world.machine(4)
     late.add_peers(a, b, p)
     wait_until(lambda: late.exchange.stats.peers > 0)
@@ -228,12 +234,12 @@ def test_verdict_during_a_join_is_not_lost(world):
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(accord_module, "HEADS_INTERVAL", 0.2)
-    monkeypatch.setattr(accord_module, "RESEND_INTERVAL", 1.0)
+def short_intervals(monkeypatch):
+    monkeypatch.setattr(verdict_sync_module, "HEADS_INTERVAL", 0.2)
+    monkeypatch.setattr(verdict_sync_module, "RESEND_INTERVAL", 1.0)
 
 
-def restored(world, machine, copy, name: str = "f" * 16):
+def restore_copy(machine, copy, name: str = "f" * 16):
     """Return the machine after its directory was replaced by a copy."""
     machine.stop()
     shutil.rmtree(machine.folder)
@@ -242,8 +248,8 @@ def restored(world, machine, copy, name: str = "f" * 16):
     return machine.start()
 
 
-def forked(world, deep: int = 1):
-    """Return machines a, b, c; a published `deep` updates twice, once to b and once to c."""
+def start_with_fork(world, updates: int = 1):
+    """Return machines a, b, c; a published its next updates twice, once to b and once to c."""
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     b.add_peers(a)
     c.add_peers(a, b)
@@ -255,32 +261,30 @@ def forked(world, deep: int = 1):
     keys = [m.identity.key for m in (a, b, c)]
     world.network.partition({keys[0], keys[1]}, {keys[2]})
     a.start().add_peers(b)
-    for seed in range(deep):
+    for seed in range(updates):
         a.publish_round(10 + seed)
     world.wait_for_agreement(a, b)
     world.network.partition({keys[0], keys[2]}, {keys[1]})
-    restored(world, a, world.folder / "copy").add_peers(c)
-    for seed in range(deep):
+    restore_copy(a, world.folder / "copy").add_peers(c)
+    for seed in range(updates):
         a.publish_round(20 + seed)
     world.wait_for_agreement(a, c)
     return a, b, c
 
 
-@pytest.mark.parametrize("deep", [1, 3])
-def test_fork_of_a_restored_directory_is_found_and_cut(world, deep, caplog):
+@pytest.mark.parametrize("updates", [1, 3])
+def test_fork_of_a_restored_directory_is_found_and_retracted(world, updates, caplog):
     caplog.set_level(logging.INFO, "barnraise.exchange")
-    a, b, c = forked(world, deep)
+    a, b, c = start_with_fork(world, updates)
     old = a.exchange.author
-    assert (
-        b.ledger.head(old).digest != c.ledger.head(old).digest
-        and b.ledger.vector() == c.ledger.vector()
-    )
+    assert b.ledger.head(old).digest != c.ledger.head(old).digest
+    assert b.ledger.vector() == c.ledger.vector()
     world.network.heal()
-    for one in (a, b, c):
-        one.add_peers(*(other for other in (a, b, c) if other is not one))
+    for machine in (a, b, c):
+        machine.add_peers(*(other for other in (a, b, c) if other is not machine))
     wait_until(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (a, b, c)), 40)
     assert world.wait_for_agreement(a, b, c) == world.sum_digest(
-        b, lambda who, seq: (who, seq) == (old, 1)
+        b, lambda update_author, seq: (update_author, seq) == (old, 1)
     )
     assert a.exchange.author != old
     assert any("signed two updates as number" in record.getMessage() for record in caplog.records)
@@ -291,7 +295,7 @@ def test_fork_of_a_restored_directory_is_found_and_cut(world, deep, caplog):
 
 
 def test_fork_is_found_by_a_later_update_while_vectors_differ(world):
-    a, b, c = forked(world)
+    a, b, c = start_with_fork(world)
     old = a.exchange.author
     a.publish_round(30)
     world.wait_for_agreement(a, c)
@@ -303,7 +307,7 @@ def test_fork_is_found_by_a_later_update_while_vectors_differ(world):
 
 
 def test_fork_proof_reaches_machines_that_saw_one_half(world):
-    a, b, c = forked(world)
+    a, b, c = start_with_fork(world)
     old = a.exchange.author
     d = world.machine(4)
     world.network.heal()
@@ -315,7 +319,7 @@ def test_fork_proof_reaches_machines_that_saw_one_half(world):
 def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
     a = world.machine(1).start()
     stranger = world.machine(2)
-    made = []
+    headers = []
     for tokens in (10, 11):
         parts = [
             messages.FragmentUpdate(digest=f"{tokens + i:064x}", size=30, sketch="0" * 16)
@@ -331,9 +335,9 @@ def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
             total=tokens,
             fragments=parts,
         )
-        made.append(stranger.identity.sign("update", update))
+        headers.append(stranger.identity.sign("update", update))
     updates = a.exchange.server.updates
-    for header in made:
+    for header in headers:
         push = messages.UpdatePush(header=header, ticket=world.ticket(stranger.identity.key))
         a.exchange.thread.run(updates.on_header("nobody", push, 0.0), None)
     assert a.ledger.verdicts.limits == {f"{stranger.identity.key}.{'9' * 16}": 0}
@@ -341,14 +345,16 @@ def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
 
 
 def test_verdict_by_enough_mirrors_is_applied(world):
-    a, b, p, author = poisoned(world)
+    a, b, p, author = start_with_poisoner(world)
     ruling = world.sign_verdict({author: 0}, by=(world.mirror,))
     a.exchange.apply_verdict(SignedVerdict.model_validate_json(ruling.model_dump_json()))
-    assert world.wait_for_agreement(a, b, p) == world.sum_digest(a, lambda who, seq: who != author)
+    assert world.wait_for_agreement(a, b, p) == world.sum_digest(
+        a, lambda update_author, seq: update_author != author
+    )
 
 
 def test_retraction_restores_the_anchor_bit_for_bit(world):
-    a, b, p, author = poisoned(world, rounds=1)
+    a, b, p, author = start_with_poisoner(world, rounds=1)
     before = [f.clone() for f in a.anchor.fragments]
     p.publish_round(5)
     world.wait_for_agreement(a, b, p)

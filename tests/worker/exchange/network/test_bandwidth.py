@@ -37,7 +37,9 @@ def test_interrupted_update_continues_from_another_peer(large):
     large.network.partition({a.identity.key}, {b.identity.key, c.identity.key})
     c.add_peers(b)
     large.wait_for_agreement(b, c)
-    assert c.exchange.stats.bytes_received < 1.25 * size_of(update), "not the whole of it again"
+    assert c.exchange.stats.bytes_received < 1.25 * size_of(update), (
+        "the transfer continues instead of starting again"
+    )
 
 
 def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
@@ -48,22 +50,19 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
         machine.add_peers(a)
     wait_until(lambda: a.exchange.stats.peers == 2)
     a.exchange.set_uplink_limit(1_000_000.0)
-    began = time.monotonic()
+    started_at = time.monotonic()
     for machine, blob in ((b, blobs[0]), (c, blobs[1])):
-        machine.exchange.thread.call(
-            lambda m=machine, d=blob: m.exchange.server.connections[a.identity.key].send_message(
-                BlobRequest(digest=d)
-            )
-        )
+        connection = machine.exchange.server.connections[a.identity.key]
+        machine.exchange.thread.call(connection.send_message, BlobRequest(digest=blob))
     time.sleep(1.0)
     a.exchange.announce_rate(123.0)
-    told = time.monotonic()
+    announced_at = time.monotonic()
     wait_until(lambda: b.exchange.server.gossip.links[a.identity.key].rate == 123.0)
-    assert time.monotonic() - told < 1.0
+    assert time.monotonic() - announced_at < 1.0
     time.sleep(1.0)
-    got = [machine.exchange.stats.bytes_received for machine in (b, c)]
-    assert sum(got) < 1.3e6 * (time.monotonic() - began) + 500_000
-    assert abs(got[0] - got[1]) <= 2 * connection_module.PIECE_BYTES + 10_000
+    received = [machine.exchange.stats.bytes_received for machine in (b, c)]
+    assert sum(received) < 1.3e6 * (time.monotonic() - started_at) + 500_000
+    assert abs(received[0] - received[1]) <= 2 * connection_module.PIECE_BYTES + 10_000
 
 
 def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):
@@ -72,7 +71,7 @@ def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):
         machine.add_peers(machines[0])
     wait_until(lambda: all(machine.exchange.stats.peers == 4 for machine in machines))
     large.network.bandwidth, large.network.delay = 5e6, 0.005
-    for seed, machine in enumerate(machines):  # builds the gossip tree
+    for seed, machine in enumerate(machines):  # these updates form the gossip tree
         machine.publish_round(seed)
         large.wait_for_agreement(*machines)
     before, size = sum(machine.exchange.stats.bytes_sent for machine in machines), 0
@@ -80,12 +79,10 @@ def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):
         size += size_of(machine.publish_round(100 + seed))
         large.wait_for_agreement(*machines)
     cost = (sum(machine.exchange.stats.bytes_sent for machine in machines) - before) / (size * 4)
-    assert 1.0 <= cost < 1.3, cost  # with five peers one declined piece counts for much
+    assert 1.0 <= cost < 1.3, cost  # with five peers, one declined piece is a large share
 
 
-def test_stats_show_lag_rates_and_agreement_of_each_peer(
-    large,
-):
+def test_stats_show_lag_rates_and_agreement_of_each_peer(large):
     large.network.bandwidth = 2e6
     a, b, c = (large.machine(n).start() for n in (1, 2, 3))
     b.add_peers(a)
@@ -96,19 +93,17 @@ def test_stats_show_lag_rates_and_agreement_of_each_peer(
     wait_until(lambda: a.exchange.stats.sent_rate > 0.3e6)
     large.wait_for_agreement(a, b)
     assert a.exchange.stats.uplink_rate == pytest.approx(2e6, rel=0.4)
-    assert a.exchange.stats.summary is None, "it has begun no round of its own"
-    rhythm = a.exchange.plan_round(rate=1000.0)
+    assert a.exchange.stats.summary is None, "it has not planned a round yet"
+    schedule = a.exchange.plan_round(rate=1000.0)
     view = a.exchange.stats.summary
-    assert (view.round_steps, view.scheme) == (rhythm.steps, str(rhythm.scheme))
-    assert (
-        view.bits_per_parameter == rhythm.scheme.bits_per_parameter
-        and view.uplink_rate == a.exchange.stats.uplink_rate
-    )
+    assert (view.round_steps, view.scheme) == (schedule.steps, str(schedule.scheme))
+    assert view.bits_per_parameter == schedule.scheme.bits_per_parameter
+    assert view.uplink_rate == a.exchange.stats.uplink_rate
     wait_until(lambda: a.exchange.stats.neighbours[0].lag == 0)
     c.add_peers(a, b)
     large.wait_for_agreement(a, b, c)
     wait_until(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))
-    assert {each.agrees for each in a.exchange.stats.neighbours} == {None}
+    assert {peer.agrees for peer in a.exchange.stats.neighbours} == {None}
     c.anchor.fragments[0][5] += 1  # bit-rot
     for machine in (a, b, c):
         machine.exchange.report_anchor_digest(
@@ -116,7 +111,7 @@ def test_stats_show_lag_rates_and_agreement_of_each_peer(
         )
 
     def agreements(machine) -> dict[str, bool | None]:
-        return {each.key: each.agrees for each in machine.exchange.stats.neighbours}
+        return {peer.key: peer.agrees for peer in machine.exchange.stats.neighbours}
 
     wait_until(lambda: agreements(a) == {b.identity.key: True, c.identity.key: False})
     wait_until(lambda: agreements(c) == {a.identity.key: False, b.identity.key: False})

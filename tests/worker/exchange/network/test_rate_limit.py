@@ -15,13 +15,14 @@ from barnraise.exchange.network.rate_limit import METER_WINDOW, FairShare, Meter
     st.floats(1, 1e6),
     st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1e6)), max_size=50),
 )
-def test_token_bucket_allows_at_most_burst_plus_rate(rate, burst, takes):
-    bucket, now, taken, largest = TokenBucket(rate, burst), 0.0, 0.0, 0.0
-    for pause, amount in takes:
+def test_token_bucket_allows_at_most_burst_plus_rate(rate, burst, requests):
+    bucket = TokenBucket(rate, burst)
+    now = consumed = 0.0
+    for pause, amount in requests:
         now += pause
         now += bucket.consume(amount, now)
-        taken, largest = taken + amount, max(largest, amount)
-        assert taken <= (burst + rate * now) * (1 + 1e-9) + 1e-6
+        consumed += amount
+        assert consumed <= (burst + rate * now) * (1 + 1e-9) + 1e-6
 
 
 def test_idle_token_bucket_fills_to_its_burst():
@@ -33,28 +34,25 @@ def test_idle_token_bucket_fills_to_its_burst():
 
 
 async def test_fair_share_serves_waiting_senders_alternately():
-    turns, served = FairShare(100_000.0), []
+    share, served = FairShare(100_000.0), []
 
     async def sender(name: str, size: int) -> None:
         for _ in range(4):
-            await turns.wait_for_turn(size)
+            await share.wait_for_turn(size)
             served.append(name)
 
-    began = asyncio.get_running_loop().time()
+    started_at = asyncio.get_running_loop().time()
     await asyncio.gather(sender("a", 2000), sender("b", 2000), sender("c", 2000))
-    assert served[:3] in (["a", "b", "c"], ["b", "a", "c"]) and sorted(served[3:6]) == [
-        "a",
-        "b",
-        "c",
-    ]
-    assert asyncio.get_running_loop().time() - began > 0.9 * 12 * 2000 / 100_000
+    assert served[:3] in (["a", "b", "c"], ["b", "a", "c"])
+    assert sorted(served[3:6]) == ["a", "b", "c"]
+    assert asyncio.get_running_loop().time() - started_at > 0.9 * 12 * 2000 / 100_000
 
 
 async def test_fair_share_without_a_limit_never_waits():
-    turns = FairShare()
+    share = FairShare()
     async with asyncio.timeout(1):
         for _ in range(1000):
-            await turns.wait_for_turn(1 << 30)
+            await share.wait_for_turn(1 << 30)
 
 
 def test_meter_averages_over_its_window():
@@ -69,16 +67,16 @@ def test_meter_averages_over_its_window():
 
 
 async def test_fair_share_measures_capacity_only_while_sending():
-    turns = FairShare()
+    share = FairShare()
 
     async def sender() -> None:
         for _ in range(10):
-            with turns.measure_sending(10_000):
+            with share.measure_sending(10_000):
                 await asyncio.sleep(0.02)
 
-    assert turns.measured_rate == 0.0
+    assert share.measured_rate == 0.0
     await asyncio.gather(sender(), sender())
-    assert 0.5e6 < turns.measured_rate < 1.1e6, "two at a time share it"
-    before = turns.measured_rate
+    assert 0.5e6 < share.measured_rate < 1.1e6, "two senders share the capacity"
+    before = share.measured_rate
     await asyncio.sleep(0.3)
-    assert turns.measured_rate == before
+    assert share.measured_rate == before

@@ -22,7 +22,7 @@ from barnraise.protocol.signing import Identity
 IDENTITIES = [Identity(bytes([number]) * 32) for number in (1, 2, 3)]
 
 
-async def started(kind: str, count: int = 2, **network):
+async def start_transports(kind: str, count: int = 2, **network):
     if kind == "iroh":
         transports = [
             IrohTransport(identity.secret, "127.0.0.1") for identity in IDENTITIES[:count]
@@ -35,7 +35,7 @@ async def started(kind: str, count: int = 2, **network):
     return transports
 
 
-async def joined(one, other):
+async def open_channel(one, other):
     """Return both ends of a channel, with one frame sent: before that QUIC opens no stream."""
     dialled = await one.connect(Peer(key=other.key, addresses=other.addresses()))
     await dialled.send(b"hello")
@@ -46,12 +46,12 @@ async def joined(one, other):
 
 @pytest.mark.parametrize("kind", ["iroh", "memory"])
 async def test_three_transports_exchange_frames_by_key(kind):
-    transports = await started(kind, 3)
+    transports = await start_transports(kind, 3)
     try:
         for one in transports:
             for other in transports:
                 if one is not other:
-                    dialled, accepted = await joined(one, other)
+                    dialled, accepted = await open_channel(one, other)
                     assert (dialled.peer, accepted.peer) == (other.key, one.key)
                     await accepted.send(b"back")
                     assert await dialled.receive() == b"back"
@@ -63,9 +63,9 @@ async def test_three_transports_exchange_frames_by_key(kind):
 
 @pytest.mark.parametrize("kind", ["iroh", "memory"])
 async def test_frames_of_every_size_arrive_whole_and_in_order(kind):
-    a, b = await started(kind)
+    a, b = await start_transports(kind)
     try:
-        dialled, accepted = await joined(a, b)
+        dialled, accepted = await open_channel(a, b)
         frames = [
             bytes([n % 251]) * size
             for n, size in enumerate((0, 1, 4, 4095, 70_000, MAX_FRAME_BYTES, 3, MAX_FRAME_BYTES))
@@ -85,9 +85,9 @@ async def test_frames_of_every_size_arrive_whole_and_in_order(kind):
 
 @pytest.mark.parametrize("kind", ["iroh", "memory"])
 async def test_closed_channel_gives_the_reason_to_the_other_side(kind):
-    a, b = await started(kind)
+    a, b = await start_transports(kind)
     try:
-        dialled, accepted = await joined(a, b)
+        dialled, accepted = await open_channel(a, b)
         accepted.close("your ticket expired")
         with pytest.raises(ChannelClosedError, match="your ticket expired"):
             await asyncio.wait_for(dialled.receive(), 10)
@@ -101,7 +101,7 @@ async def test_closed_channel_gives_the_reason_to_the_other_side(kind):
 
 
 async def test_connect_to_an_absent_peer_raises_channel_closed():
-    (a,) = await started("memory", 1)
+    (a,) = await start_transports("memory", 1)
     with pytest.raises(ChannelClosedError):
         await a.connect(Peer(key=IDENTITIES[1].key, addresses=["memory:x"]))
     a = IrohTransport(IDENTITIES[0].secret, "127.0.0.1", dial_timeout=1.0)
@@ -111,16 +111,16 @@ async def test_connect_to_an_absent_peer_raises_channel_closed():
         with pytest.raises(ChannelClosedError, match="no answer from ffffffff") as caught:
             await asyncio.wait_for(a.connect(Peer(key="f" * 64, addresses=a.addresses())), 10)
         assert "\n" not in str(caught.value) and ".rs:" not in str(caught.value), (
-            "a sentence, not where in iroh it was"
+            "the reason is a sentence, not a place in iroh's source"
         )
     finally:
         await a.close()
 
 
 async def test_too_long_frame_is_refused_before_it_is_read():
-    a, b = await started("iroh")
+    a, b = await start_transports("iroh")
     try:
-        dialled, accepted = await joined(a, b)
+        dialled, accepted = await open_channel(a, b)
         await dialled.send_stream.write_all((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
         with pytest.raises(ChannelClosedError, match=str(MAX_FRAME_BYTES + 1)):
             await asyncio.wait_for(accepted.receive(), 10)
@@ -136,32 +136,33 @@ async def test_too_long_frame_is_refused_before_it_is_read():
     st.lists(st.integers(0, 30_000), max_size=12),
     st.lists(st.integers(1, 20_000), min_size=1, max_size=8),
 )
-def test_frames_arrive_whole_however_the_stream_is_split(sizes, cuts):
+def test_frames_arrive_whole_however_the_stream_is_split(sizes, piece_sizes):
     frames = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
 
-    async def talk():
-        a, b = await started("iroh")
+    async def send_in_pieces():
+        a, b = await start_transports("iroh")
         try:
-            dialled, accepted = await joined(a, b)
-            stream, at = b"".join(len(f).to_bytes(4, "big") + f for f in frames), 0
-            for cut in itertools.cycle(cuts):
-                if at >= len(stream):
+            dialled, accepted = await open_channel(a, b)
+            stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+            sent = 0
+            for size in itertools.cycle(piece_sizes):
+                if sent >= len(stream):
                     break
-                await dialled.send_stream.write_all(stream[at : at + cut])
-                at += cut
+                await dialled.send_stream.write_all(stream[sent : sent + size])
+                sent += size
             assert [await asyncio.wait_for(accepted.receive(), 10) for _ in frames] == frames
             assert accepted.bytes_received == len(stream) + len(b"hello") + 4
         finally:
             await a.close()
             await b.close()
 
-    asyncio.run(talk())
+    asyncio.run(send_in_pieces())
 
 
 async def test_stream_that_ends_within_a_frame_raises_channel_closed():
-    a, b = await started("iroh")
+    a, b = await start_transports("iroh")
     try:
-        dialled, accepted = await joined(a, b)
+        dialled, accepted = await open_channel(a, b)
         await dialled.send_stream.write_all((10).to_bytes(4, "big") + b"half")
         await dialled.send_stream.finish()
         with pytest.raises(ChannelClosedError, match="sends no more"):
@@ -172,7 +173,7 @@ async def test_stream_that_ends_within_a_frame_raises_channel_closed():
 
 
 async def test_start_on_a_used_port_raises_os_error():
-    (a,) = await started("iroh", 1)
+    (a,) = await start_transports("iroh", 1)
     port = int(next(at for at in a.addresses() if at.startswith("127.")).rpartition(":")[2])
     try:
         with pytest.raises(OSError, match="cannot listen on"):
@@ -181,52 +182,49 @@ async def test_start_on_a_used_port_raises_os_error():
         await a.close()
 
 
-def test_irohs_binding_still_needs_its_byte_copy_replaced():
+def test_iroh_binding_still_needs_its_byte_copy_replaced():
     """When this fails, a newer iroh copies fast: remove the replacement in iroh_transport.py."""
     written = iroh_ffi._UniffiRustBufferBuilder.write
     assert written.__module__ == "barnraise.exchange.network.iroh_transport"
     source = Path(iroh_ffi.__file__).read_text()
     generated = source[source.index("    def write(self, value):") :][:250]
-    assert (
-        "for i, byte in enumerate(value):" in generated
-        and "self.rbuf.data[self.rbuf.len + i] = byte" in generated
-    )
+    assert "for i, byte in enumerate(value):" in generated
+    assert "self.rbuf.data[self.rbuf.len + i] = byte" in generated
 
 
 def test_replaced_copy_writes_the_same_bytes_fast():
     data = bytes(range(256)) * 4096
     builder = iroh_ffi._UniffiRustBufferBuilder()
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     for piece in (b"", b"abc", data, bytearray(b"xyz")):
         builder.write(piece)
-    took = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     buffer = builder.finalize()
     assert buffer.data[: buffer.len] == b"abc" + data + b"xyz"
     buffer.free()
-    assert took < 0.1, "a megabyte took a third of a second byte by byte"
+    assert seconds < 0.1, "byte by byte, a megabyte takes a third of a second"
 
 
 async def test_memory_channel_obeys_bandwidth_and_keeps_the_order():
-    a, b = await started("memory", bandwidth=1e6, delay=0.05, loss=0.3, seed=4)
-    dialled, accepted = await joined(a, b)
-    began = time.monotonic()
-    sending = asyncio.create_task(
-        asyncio.wait_for(_send(dialled, [bytes([n]) * 20_000 for n in range(10)]), 10)
-    )
+    a, b = await start_transports("memory", bandwidth=1e6, delay=0.05, loss=0.3, seed=4)
+    dialled, accepted = await open_channel(a, b)
+    started_at = time.monotonic()
+    frames = [bytes([n]) * 20_000 for n in range(10)]
+    sending = asyncio.create_task(asyncio.wait_for(send_frames(dialled, frames), 10))
     assert [(await accepted.receive())[0] for _ in range(10)] == list(range(10))
     await sending
-    assert 0.2 < time.monotonic() - began < 3
+    assert 0.2 < time.monotonic() - started_at < 3
 
 
-async def _send(channel, frames):
+async def send_frames(channel, frames):
     for frame in frames:
         await channel.send(frame)
 
 
 async def test_send_waits_while_the_receiver_does_not_drain():
-    a, b = await started("memory")
-    dialled, accepted = await joined(a, b)
-    sending = asyncio.create_task(_send(dialled, [b"x" * MAX_FRAME_BYTES] * 10))
+    a, b = await start_transports("memory")
+    dialled, accepted = await open_channel(a, b)
+    sending = asyncio.create_task(send_frames(dialled, [b"x" * MAX_FRAME_BYTES] * 10))
     await asyncio.sleep(0.1)
     assert dialled.bytes_sent <= SEND_WINDOW + 10
     for _ in range(10):
@@ -235,18 +233,18 @@ async def test_send_waits_while_the_receiver_does_not_drain():
 
 
 async def test_partition_closes_channels_and_refuses_dials_until_healed():
-    a, b, c = await started("memory", 3)
-    dialled, _ = await joined(a, b)
-    kept, there = await joined(a, c)
+    a, b, c = await start_transports("memory", 3)
+    dialled, _ = await open_channel(a, b)
+    remaining, remaining_end = await open_channel(a, c)
     a.network.partition({a.key, c.key}, {b.key})
     with pytest.raises(ChannelClosedError):
         await asyncio.wait_for(dialled.receive(), 5)
     with pytest.raises(ChannelClosedError):
         await a.connect(Peer(key=b.key, addresses=b.addresses()))
-    await kept.send(b"still here")
-    assert await there.receive() == b"still here"
+    await remaining.send(b"still here")
+    assert await remaining_end.receive() == b"still here"
     a.network.heal()
-    await joined(a, b)
+    await open_channel(a, b)
 
 
 # ---- frames
@@ -272,7 +270,7 @@ def test_unpack_returns_the_packed_message_and_payload():
         (2).to_bytes(4, "big") + b"{}",
         (16).to_bytes(4, "big") + b'{"type":"spell"}',
         b"\0" * (MAX_FRAME_BYTES + 1),
-        pack(messages.Goodbye(reason="x")) + b"payload where none belongs",
+        pack(messages.Goodbye(reason="x")) + b"an unexpected payload",
     ],
 )
 def test_unpack_of_an_inconsistent_frame_raises_message_error(frame):

@@ -1,4 +1,4 @@
-"""Tests of the round schedule: rounds as short and updates as dense as a link carries."""
+"""Tests of the round schedule: rounds as short and updates as dense as an uplink allows."""
 
 import math
 from itertools import pairwise
@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.pacing.round_schedule import (
     COMPRESSION_LADDER,
     DEFAULT_SCHEME,
@@ -16,36 +17,39 @@ from barnraise.exchange.pacing.round_schedule import (
 )
 from barnraise.spec import Recipe
 
-LINKS = st.floats(1e3, 1e10)  # bytes a second
+LINKS = st.floats(1e3, 1e10)  # bytes per second
 SECONDS = st.floats(0.01, 600)
 PARAMETERS = st.integers(10_000, 200_000_000_000)
 PUSHES = st.integers(1, 8)
-MOST = 10_000
+MAX_STEPS = 10_000
+
+
+SMALLEST_SCHEME = COMPRESSION_LADDER[-1].scheme
 
 
 def budget(link: float) -> float:
     return UPLINK_SHARE * link
 
 
-def needed(steps: int, form, step_seconds: float, parameters: int, pushes: int) -> float:
-    """Bytes a second of updates that each leave within their round."""
-    return pushes * form.payload_size(parameters) / (steps * step_seconds)
-
-
-def thinnest(step_seconds: float, parameters: int, pushes: int) -> float:
-    return needed(MOST, COMPRESSION_LADDER[-1].scheme, step_seconds, parameters, pushes)
+def required_rate(
+    steps: int,
+    scheme: QuantizationScheme,
+    step_seconds: float,
+    parameters: int,
+    pushes: int,
+) -> float:
+    """Return the bytes per second that send each update within its round."""
+    return pushes * scheme.payload_size(parameters) / (steps * step_seconds)
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
 def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters, pushes):
-    found = fit_to_uplink(budget(link), seconds, parameters, pushes, MOST)
-    taken = needed(found.steps, found.scheme, seconds, parameters, pushes)
-    assert taken <= UPLINK_SHARE * link * (1 + 1e-9) or (found.steps, found.scheme) == (
-        MOST,
-        COMPRESSION_LADDER[-1].scheme,
-    )
-    if UPLINK_SHARE * link >= thinnest(seconds, parameters, pushes):
-        assert taken <= UPLINK_SHARE * link * (1 + 1e-9)
+    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+    rate = required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
+    fits = rate <= budget(link) * (1 + 1e-9)
+    assert fits or (schedule.steps, schedule.scheme) == (MAX_STEPS, SMALLEST_SCHEME)
+    if budget(link) >= required_rate(MAX_STEPS, SMALLEST_SCHEME, seconds, parameters, pushes):
+        assert fits
 
 
 @given(LINKS, LINKS, SECONDS, PARAMETERS, PUSHES)
@@ -54,10 +58,11 @@ def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters
         fit_to_uplink(budget(link), seconds, parameters, pushes) for link in sorted((one, other))
     )
     assert slow.scheme.bits_per_parameter <= fast.scheme.bits_per_parameter
-    taken = [
-        needed(found.steps, found.scheme, seconds, parameters, pushes) for found in (slow, fast)
-    ]
-    assert taken[0] <= taken[1] * (1 + 1e-9)
+    slow_rate, fast_rate = (
+        required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
+        for schedule in (slow, fast)
+    )
+    assert slow_rate <= fast_rate * (1 + 1e-9)
     if slow.scheme == fast.scheme:
         assert slow.steps >= fast.steps
 
@@ -66,63 +71,55 @@ def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters
 def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
     link, seconds, parameters, pushes
 ):
-    found, carried = (
-        fit_to_uplink(budget(link), seconds, parameters, pushes, MOST),
-        budget(link) * seconds,
-    )
-    at = next(i for i, rung in enumerate(COMPRESSION_LADDER) if rung.scheme == found.scheme)
-    for denser in COMPRESSION_LADDER[:at]:
-        assert pushes * denser.scheme.payload_size(parameters) > carried * denser.max_steps * (
-            1 - 1e-9
-        )
-    if COMPRESSION_LADDER[at].min_steps < found.steps < MOST:
-        assert pushes * found.scheme.payload_size(parameters) > carried * (found.steps - 1) * (
-            1 - 1e-9
-        )
+    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+    bytes_per_step = budget(link) * seconds * (1 - 1e-9)
+    schemes = [rung.scheme for rung in COMPRESSION_LADDER]
+    index = schemes.index(schedule.scheme)
+    for denser in COMPRESSION_LADDER[:index]:
+        size = pushes * denser.scheme.payload_size(parameters)
+        assert size > bytes_per_step * denser.max_steps
+    if COMPRESSION_LADDER[index].min_steps < schedule.steps < MAX_STEPS:
+        size = pushes * schedule.scheme.payload_size(parameters)
+        assert size > bytes_per_step * (schedule.steps - 1)
 
 
 @pytest.mark.parametrize(("above", "below"), list(pairwise(COMPRESSION_LADDER)))
 def test_compression_ladder_has_no_gap_that_leaves_a_link_idle(above, below):
-    assert (
-        below.scheme.bits_per_parameter / below.min_steps
-        >= above.scheme.bits_per_parameter / above.max_steps
-    )
+    densest_below = below.scheme.bits_per_parameter / below.min_steps
+    assert densest_below >= above.scheme.bits_per_parameter / above.max_steps
     assert below.scheme.bits_per_parameter < above.scheme.bits_per_parameter
     assert below.max_steps >= above.max_steps
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
 def test_choose_schedule_fixed_codec_is_used_on_every_uplink(link, seconds, parameters, pushes):
-    found = choose_schedule(
-        Recipe(codec="top64x2", round_steps=7), parameters, link, seconds, pushes, MOST
+    schedule = choose_schedule(
+        Recipe(codec="top64x2", round_steps=7), parameters, link, seconds, pushes, MAX_STEPS
     )
-    assert (found.steps, str(found.scheme)) == (7, "top64x2")
+    assert (schedule.steps, str(schedule.scheme)) == (7, "top64x2")
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
 def test_choose_schedule_auto_codec_fits_the_uplink(link, seconds, parameters, pushes):
     auto = Recipe(codec="auto")
-    assert choose_schedule(auto, parameters, link, seconds, pushes, MOST) == fit_to_uplink(
-        budget(link), seconds, parameters, pushes, MOST
+    assert choose_schedule(auto, parameters, link, seconds, pushes, MAX_STEPS) == fit_to_uplink(
+        budget(link), seconds, parameters, pushes, MAX_STEPS
     )
 
 
 def test_choose_schedule_unknown_uplink_uses_the_recipes_rounds():
     auto = Recipe(codec="auto", round_steps=7)
-    assert (
-        choose_schedule(auto, 1000, math.inf, 1.0, 1, MOST).steps
-        == choose_schedule(auto, 1000, 1e6, None, 1, MOST).steps
-        == 7
-    )
-    assert choose_schedule(auto, 1000, math.inf, 1.0, 1, MOST).scheme == DEFAULT_SCHEME
+    assert choose_schedule(auto, 1000, math.inf, 1.0, 1, MAX_STEPS).steps == 7
+    assert choose_schedule(auto, 1000, 1e6, None, 1, MAX_STEPS).steps == 7
+    assert choose_schedule(auto, 1000, math.inf, 1.0, 1, MAX_STEPS).scheme == DEFAULT_SCHEME
     assert choose_schedule(auto, 1000, math.inf, None, 1, 3).steps == 3, (
-        "no more than an update may state"
+        "an update may state no more tokens"
     )
 
 
 def test_fit_to_uplink_dead_link_gets_smallest_and_longest():
-    found = fit_to_uplink(0.0, 1.0, 1_000_000, max_steps=500)
-    assert (found.steps, found.scheme) == (500, COMPRESSION_LADDER[-1].scheme)
+    schedule = fit_to_uplink(0.0, 1.0, 1_000_000, max_steps=500)
+    assert (schedule.steps, schedule.scheme) == (500, SMALLEST_SCHEME)
 
 
 def test_fit_to_uplink_never_exceeds_max_steps():
