@@ -1,9 +1,9 @@
 """Give each test process a temporary state folder with an embedded Postgres and Valkey of its own.
 
 Django's settings are read before any test runs, so the servers' addresses are reserved here; the
-servers themselves start with the first test that needs a database. Processes that tests start inherit
-the addresses from the environment. Under pytest-xdist each worker process therefore has its own
-database, Valkey and ports.
+servers themselves start with the first test that needs a database. Processes that tests start
+inherit the addresses from the environment. Under pytest-xdist each worker process therefore has
+its own database, Valkey and ports.
 """
 
 import os
@@ -84,13 +84,14 @@ def restore_torch_threads() -> Iterator[None]:
     """Give each test the usual number of torch threads, whatever the test before it set."""
     yield
     usual = int(os.environ["OMP_NUM_THREADS"])
-    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != usual:
+    torch = sys.modules.get("torch")
+    if torch and torch.get_num_threads() != usual:
         torch.set_num_threads(usual)
 
 
 @pytest.fixture(scope="session")
 def state() -> Path:
-    """Return this process's state folder, with its servers running at DATABASE_URL and REDIS_URL."""
+    """Start the servers at DATABASE_URL and REDIS_URL; return this process's state folder."""
     started = embedded_servers.start(STATE, durable=False)
     assert started == (os.environ["DATABASE_URL"], os.environ["REDIS_URL"])
     return STATE

@@ -172,6 +172,11 @@ def live_rows(run: object) -> dict[str, dict[str, Any]]:
     return {machine: row for machine, (_, row) in now.items()}
 
 
+def cached_run_count() -> int:
+    """Return of how many runs the parsed rows are cached in this process."""
+    return len(_parsed_rows)
+
+
 def newest_report_number(run: object, machine: object) -> int:
     """Return the number of a machine's newest report; 0 if Valkey holds none."""
     row = valkey_client().hget(workers_key(run), str(machine))

@@ -1,4 +1,4 @@
-"""Accounts: signing up with a verified address, second factors, roles, bans, and leaving for good."""
+"""Test accounts: sign-up, verified addresses, second factors, roles, bans and deletion."""
 
 import re
 
@@ -31,29 +31,29 @@ EVE = {"email": "eve@example.org", "password1": "oak-and-spruce-7", "name": "Eve
 
 
 @pytest.fixture
-def known(person):
-    """A person with a verified address, who can log in."""
+def verified_person(person):
+    """Return a function that creates a person with a verified address, who can log in."""
 
-    def make(email: str = "ada@example.org", **fields) -> User:
+    def create(email: str = "ada@example.org", **fields) -> User:
         user = person(email, **fields)
         EmailAddress.objects.create(user=user, email=email, verified=True, primary=True)
         return user
 
-    return make
+    return create
 
 
-# ---- signing up ----------------------------------------------------------------------------------------------------
+# ---- sign-up and login
 
 
-def test_signing_up_takes_the_code_that_came_by_mail(run_queued_tasks, valkey):
+def test_sign_up_requires_the_code_sent_by_email(run_queued_tasks, valkey):
     client = Client()
     answer = client.post("/accounts/signup/", EVE)
     assert answer.status_code == 302 and "confirm-email" in answer["Location"]
-    assert "_auth_user_id" not in client.session, "not before the address is verified"
+    assert "_auth_user_id" not in client.session, "signed in before the address is verified"
     run_queued_tasks()
-    (letter,) = mail.outbox
-    assert letter.to == ["eve@example.org"]
-    code = re.search(r"^\s*([A-Z0-9]{3,}-?[A-Z0-9]{3,})\s*$", letter.body, re.M)[1]
+    (message,) = mail.outbox
+    assert message.to == ["eve@example.org"]
+    code = re.search(r"^\s*([A-Z0-9]{3,}-?[A-Z0-9]{3,})\s*$", message.body, re.M)[1]
     wrong = client.post("/accounts/confirm-email/", {"code": "NOT-IT"})
     assert wrong.status_code == 200 and "_auth_user_id" not in client.session
     assert client.post("/accounts/confirm-email/", {"code": code}).status_code == 302
@@ -63,37 +63,39 @@ def test_signing_up_takes_the_code_that_came_by_mail(run_queued_tasks, valkey):
     assert AuditEntry.objects.filter(action="user.sign_up", subject_id=str(eve.pk)).exists()
 
 
-def test_an_address_that_is_known_and_one_that_is_not_are_answered_alike(
-    known, run_queued_tasks, valkey
+def test_forms_do_not_reveal_whether_an_address_has_an_account(
+    verified_person, run_queued_tasks, valkey
 ):
-    known("ada@example.org")
-    told = []
+    verified_person("ada@example.org")
+    responses = []
     for email in ("ada@example.org", "new@example.org"):
         client = Client()
         answer = client.post("/accounts/signup/", {**EVE, "email": email})
-        told.append(
+        responses.append(
             (
                 answer.status_code,
                 answer["Location"],
                 re.sub(email, "", page(client.get(answer["Location"]))),
             )
         )
-    assert told[0] == told[1]
-    told = []
+    assert responses[0] == responses[1]
+    responses = []
     for email in ("ada@example.org", "nobody@example.org"):
         client = Client()
         answer = client.post("/accounts/password/reset/", {"email": email})
-        told.append((answer.status_code, answer["Location"]))
+        responses.append((answer.status_code, answer["Location"]))
         wrong = client.post("/accounts/login/", {"login": email, "password": "wrong-barn-9"})
-        told.append((wrong.status_code, re.findall(r'role="alert">(.*?)<', wrong.content.decode())))
-    assert told[:2] == told[2:]
+        responses.append(
+            (wrong.status_code, re.findall(r'role="alert">(.*?)<', wrong.content.decode()))
+        )
+    assert responses[:2] == responses[2:]
     run_queued_tasks()
-    subjects = {letter.to[0]: letter.subject for letter in mail.outbox}
+    subjects = {message.to[0]: message.subject for message in mail.outbox}
     assert subjects.keys() == {"ada@example.org", "new@example.org", "nobody@example.org"}
 
 
-def test_guessing_passwords_is_slowed_down(known, valkey):
-    known()
+def test_login_is_limited_after_many_wrong_passwords(verified_person, valkey):
+    verified_person()
     client = Client()
     answers = [
         client.post("/accounts/login/", {"login": "ada@example.org", "password": f"guess-{n}"})
@@ -101,14 +103,14 @@ def test_guessing_passwords_is_slowed_down(known, valkey):
     ]
     assert any("Too many failed" in page(answer) for answer in answers)
     right = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
-    assert "_auth_user_id" not in client.session, "not even the right one, for now"
+    assert "_auth_user_id" not in client.session, "signed in while login is limited"
     assert right.status_code in (200, 429)
 
 
-def test_a_forgotten_password_is_set_anew_by_the_link_that_came_by_mail(
-    known, run_queued_tasks, valkey
+def test_forgotten_password_is_reset_through_the_emailed_link(
+    verified_person, run_queued_tasks, valkey
 ):
-    known()
+    verified_person()
     client = Client()
     client.post("/accounts/password/reset/", {"email": "ada@example.org"})
     run_queued_tasks()
@@ -125,8 +127,8 @@ def test_a_forgotten_password_is_set_anew_by_the_link_that_came_by_mail(
     assert AuditEntry.objects.filter(action="user.password_reset").exists()
 
 
-def test_with_a_second_factor_the_password_alone_is_not_enough(known, valkey):
-    ada, secret = known(), generate_totp_secret()
+def test_login_with_second_factor_requires_password_and_code(verified_person, valkey):
+    ada, secret = verified_person(), generate_totp_secret()
     TOTP.activate(ada, secret)
     client = Client()
     answer = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
@@ -141,15 +143,14 @@ def test_with_a_second_factor_the_password_alone_is_not_enough(known, valkey):
     assert Authenticator.objects.get(user=ada).data["secret"] != "", get_adapter()
 
 
-# ---- roles and rules -----------------------------------------------------------------------------------------------
+# ---- roles and rules
 
 
-def test_everybody_creates_runs_until_the_staff_say_otherwise(known):
-    ada, root = known(), known("root@example.org", is_staff=True)
+def test_everybody_may_create_runs_until_staff_restrict_it(verified_person):
+    ada, root = verified_person(), verified_person("root@example.org", is_staff=True)
     assert (ada.role, root.role) == ("organiser", "staff")
-    assert SiteSettings.set_organisers("granted", root) and not SiteSettings.set_organisers(
-        "granted", root
-    )
+    assert SiteSettings.set_organisers("granted", root)
+    assert not SiteSettings.set_organisers("granted", root)
     ada = User.objects.get(pk=ada.pk)
     assert ada.role == "volunteer" and not ada.may_create_runs
     client = Client()
@@ -165,9 +166,12 @@ def test_everybody_creates_runs_until_the_staff_say_otherwise(known):
     assert {"site.settings", "user.organiser", "user.not_organiser"} <= actions
 
 
-def test_only_a_superuser_makes_staff_and_nobody_unmakes_themselves(known):
-    ada, root = known(), known("root@example.org", is_staff=True, is_superuser=True)
-    clerk = known("clerk@example.org", is_staff=True)
+def test_only_superusers_grant_staff_and_nobody_revokes_their_own(verified_person):
+    ada, root = (
+        verified_person(),
+        verified_person("root@example.org", is_staff=True, is_superuser=True),
+    )
+    clerk = verified_person("clerk@example.org", is_staff=True)
     with pytest.raises(UserError, match="superuser"):
         ada.grant("is_staff", clerk)
     with pytest.raises(UserError, match="themselves"):
@@ -177,50 +181,46 @@ def test_only_a_superuser_makes_staff_and_nobody_unmakes_themselves(known):
         ada.ban(clerk, "a quarrel")
 
 
-def test_staff_may_what_is_the_sites_and_superusers_everything(known):
-    clerk, root = (
-        known("clerk@example.org", is_staff=True),
-        known("r@example.org", is_staff=True, is_superuser=True),
-    )
+def test_staff_may_change_site_models_and_superusers_all_models(verified_person):
+    clerk = verified_person("clerk@example.org", is_staff=True)
+    root = verified_person("r@example.org", is_staff=True, is_superuser=True)
     assert clerk.has_perm("runs.change_run") and clerk.has_module_perms("audit")
-    for foreign in (
+    for library_permission in (
         "account.view_emailaddress",
         "mfa.view_authenticator",
         "django_celery_beat.change_periodictask",
     ):
-        assert not clerk.has_perm(foreign) and root.has_perm(foreign)
-    assert not known().has_perm("runs.view_run")
+        assert not clerk.has_perm(library_permission) and root.has_perm(library_permission)
+    assert not verified_person().has_perm("runs.view_run")
 
 
-def test_a_ban_ends_sessions_and_revokes_machines_and_says_why(known, volunteer, valkey):
-    ada, root = known(), known("root@example.org", is_staff=True)
+def test_ban_ends_sessions_revokes_machines_and_shows_the_reason(
+    verified_person, volunteer, valkey
+):
+    ada, root = verified_person(), verified_person("root@example.org", is_staff=True)
     machine, client = volunteer(ada), Client()
     client.force_login(ada)
     assert ada.ban(root, "spam <b>") and not ada.ban(root, "again")
     assert client.get("/account/").status_code == 302, "signed out"
     assert machine.send_request("GET", "/runs").status_code == 403
     assert Machine.objects.get().revoked_reason == "spam <b>"
-    shut = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
-    assert shut.status_code == 403 and "spam &lt;b&gt;" in shut.content.decode()
+    refused = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
+    assert refused.status_code == 403 and "spam &lt;b&gt;" in refused.content.decode()
     wrong = Client().post(
         "/accounts/login/", {"login": "ada@example.org", "password": "wrong-barn-9"}
     )
-    assert "spam" not in wrong.content.decode(), "only who knows the password is told"
+    assert "spam" not in wrong.content.decode(), "the reason is shown only with the right password"
     assert ada.unban(root) and not ada.unban(root)
-    assert (
-        client.post(
-            "/accounts/login/", {"login": "ada@example.org", "password": PASSWORD}
-        ).status_code
-        == 302
-    )
+    accepted = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
+    assert accepted.status_code == 302
     assert AuditEntry.objects.get(action="user.ban").detail == {"reason": "spam <b>"}
 
 
-# ---- their own page, and the way out -------------------------------------------------------------------------------
+# ---- the account page and deletion
 
 
-def test_a_person_changes_their_name(known, valkey):
-    ada, client = known(), Client()
+def test_account_form_changes_the_name(verified_person, valkey):
+    ada, client = verified_person(), Client()
     client.force_login(ada)
     assert client.post("/account/", {"name": "  Ada \u202e Lovelace "}).status_code == 302
     assert User.objects.get().name == "Ada Lovelace"
@@ -228,21 +228,22 @@ def test_a_person_changes_their_name(known, valkey):
     assert long.status_code == 422 and f'value="{"x" * 61}"' in long.content.decode()
 
 
-def everything() -> str:
-    """Every row of every table, as text."""
+def all_rows_as_text() -> str:
+    """Return every row of every table as text."""
     with connection.cursor() as cursor:
-        found = []
+        row_texts = []
         for table in connection.introspection.table_names(cursor):
             cursor.execute(f'SELECT "{table}"::text FROM "{table}"')
-            found += [row[0] for row in cursor.fetchall()]
-    return "\n".join(found)
+            row_texts += [row[0] for row in cursor.fetchall()]
+    return "\n".join(row_texts)
 
 
-def test_who_leaves_takes_all_that_is_personal_along(
-    known, launched_run, draft, numbered_report, run_queued_tasks, valkey, golden_hardware
+@pytest.mark.usefixtures("run_queued_tasks", "valkey")
+def test_deleted_account_leaves_no_personal_data(
+    verified_person, launched_run, draft, numbered_report, golden_hardware
 ):
-    ada = known("ada.lovelace@example.org", name="Ada Lovelace")
-    bob = known("bob@example.org", name="Bob")
+    ada = verified_person("ada.lovelace@example.org", name="Ada Lovelace")
+    bob = verified_person("bob@example.org", name="Bob")
     run, machine = launched_run(ada, name="Engine")
     draft(ada, name="Secret plans")
     Machine.objects.filter(pk=machine.machine.pk).update(
@@ -261,17 +262,17 @@ def test_who_leaves_takes_all_that_is_personal_along(
     client = Client()
     client.post("/accounts/login/", {"login": ada.email, "password": PASSWORD})
     client.force_login(ada)
-    before = everything()
-    for told in ("ada.lovelace@example.org", "Ada Lovelace", "adas-attic", "Secret plans"):
-        assert told in before
+    before = all_rows_as_text()
+    for personal_text in ("ada.lovelace@example.org", "Ada Lovelace", "adas-attic", "Secret plans"):
+        assert personal_text in before
 
     assert client.post("/account/delete/", {"email": "wrong@example.org"}).status_code == 302, (
-        "first prove it is you"
+        "deletion requires a recent login"
     )
     delete_account(ada, ada)
 
-    after = everything()
-    for gone in (
+    after = all_rows_as_text()
+    for personal_text in (
         "ada.lovelace",
         "Ada Lovelace",
         "adas-attic",
@@ -279,7 +280,7 @@ def test_who_leaves_takes_all_that_is_personal_along(
         "203.0.113.77",
         "Secret plans",
     ):
-        assert gone not in after, gone
+        assert personal_text not in after, personal_text
     assert not Authenticator.objects.exists() and not Enrolment.objects.exists()
     assert client.get("/account/").status_code == 302
     fresh = Client()
@@ -287,16 +288,16 @@ def test_who_leaves_takes_all_that_is_personal_along(
         "/accounts/login/", {"login": "ada.lovelace@example.org", "password": PASSWORD}
     )
     assert answer.status_code == 200 and "_auth_user_id" not in fresh.session
-    shown = page(Client().get(f"/runs/{run.slug}/"))
-    assert "somebody who left" in shown and "Engine" in shown
+    run_page = page(Client().get(f"/runs/{run.slug}/"))
+    assert "somebody who left" in run_page and "Engine" in run_page
     assert machine.send_request("GET", "/runs").status_code == 403
     assert team.members.get().person == bob and team.members.get().leads
-    again = known("ada.lovelace@example.org")
-    assert again.pk != ada.pk, "the address is free again"
+    new_account = verified_person("ada.lovelace@example.org")
+    assert new_account.pk != ada.pk, "the address is free again"
 
 
-def test_leaving_is_typed_and_asks_for_the_password_again(known, valkey):
-    known()
+def test_account_deletion_requires_typed_address_and_password(verified_person, valkey):
+    verified_person()
     client = Client()
     client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
     assert "reauthenticate" in client.get("/account/delete/")["Location"]
@@ -305,15 +306,15 @@ def test_leaving_is_typed_and_asks_for_the_password_again(known, valkey):
     wrong = client.post("/account/delete/", {"email": "eve@example.org"})
     assert wrong.status_code == 422 and 'value="eve@example.org"' in wrong.content.decode()
     assert User.objects.get().is_active
-    gone = client.post("/account/delete/", {"email": "Ada@example.org"}, follow=True)
-    assert "Your account is deleted" in page(gone)
+    deleted = client.post("/account/delete/", {"email": "Ada@example.org"}, follow=True)
+    assert "Your account is deleted" in page(deleted)
     assert User.objects.get().left and "_auth_user_id" not in client.session
 
 
-def test_a_run_whose_owner_left_ends_when_others_hold_its_model(known, launched_run):
+def test_run_of_a_deleted_owner_can_end_without_the_owner(verified_person, launched_run):
     from coordinator.fleet.lifecycle_facts import gather_facts
 
-    run, _ = launched_run(known())
+    run, _ = launched_run(verified_person())
     assert not gather_facts(run).owner_safe
     delete_account(run.owner, run.owner)
     run.refresh_from_db()

@@ -1,5 +1,6 @@
-"""One account at every mirror: addresses and second factors travel, none is passed by, and codes work once."""
+"""Test that sign-in works alike at every mirror: replicated factors, one-time codes."""
 
+import json
 import time
 from base64 import urlsafe_b64encode
 
@@ -34,161 +35,178 @@ LOGIN = {"login": "ada@example.org", "password": PASSWORD}
 
 @pytest.fixture
 def ada(person):
-    made = person(name="Ada")
-    EmailAddress.objects.create(user=made, email=made.email, verified=True, primary=True)
-    return made
+    user = person(name="Ada")
+    EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
+    return user
 
 
 @pytest.fixture
 def secret(ada) -> str:
-    """Return a code of Ada's authenticator app."""
-    made = generate_totp_secret()
-    TOTP.activate(ada, made)
+    """Activate an authenticator app and recovery codes for Ada; return the app's secret."""
+    totp_secret = generate_totp_secret()
+    TOTP.activate(ada, totp_secret)
     RecoveryCodes.activate(ada)
-    return made
+    return totp_secret
 
 
-def code(secret: str, ahead: int = 0) -> str:
+def totp_code(secret: str, ahead: int = 0) -> str:
+    """Return the authenticator app's code, `ahead` periods of 30 seconds from now."""
     return format_hotp_value(hotp_value(secret, int(time.time()) // 30 + ahead))
 
 
 def sign_in(code: str = "") -> tuple[Client, object]:
-    """With the password, and then the code where one is given; the last answer."""
+    """Sign in with the password, and with the code if one is given.
+
+    Returns:
+        The client and the last response.
+    """
     client = Client()
     answer = client.post("/accounts/login/", LOGIN)
     return client, client.post("/accounts/2fa/authenticate/", {"code": code}) if code else answer
 
 
-def is_in(client: Client) -> bool:
+def is_signed_in(client: Client) -> bool:
     return "_auth_user_id" in client.session
 
 
-def elsewhere(*, without: str = "") -> list[private_data.PrivateRecord]:
-    """This site becomes another one, which has all that the log says, and of particulars those without that word in
-    them. Returns the rest."""
-    events, kept = all_events(), all_private_data()
-    late = [each for each in kept if without and without in each.body]
+def move_to_another_mirror(*, without: str = "") -> list[private_data.PrivateRecord]:
+    """Rebuild the site from its log, as another mirror would.
+
+    Args:
+        without: Private data that contains this text does not arrive; "" if all arrives.
+
+    Returns:
+        The private data that did not arrive.
+    """
+    events = all_events()
+    records = all_private_data()
+    missing = [record for record in records if without and without in record.body]
     cache.clear()
-    rebuild_in_random_order(events, [each for each in kept if each not in late])
-    return late
+    rebuild_in_random_order(events, [record for record in records if record not in missing])
+    return missing
 
 
-def test_the_same_account_and_second_factor_open_another_mirror(ada, secret):
+def test_account_and_second_factor_work_at_another_mirror(ada, secret):
     codes = RecoveryCodes(Authenticator.objects.get(type="recovery_codes")).generate_codes()
-    elsewhere()
+    move_to_another_mirror()
     client, answer = sign_in()
-    assert answer["Location"].startswith("/accounts/2fa/authenticate/") and not is_in(client)
-    assert not is_in(sign_in("000000")[0])
-    assert is_in(sign_in(code(secret))[0])
-    assert is_in(sign_in(codes[0])[0])
+    assert answer["Location"].startswith("/accounts/2fa/authenticate/") and not is_signed_in(client)
+    assert not is_signed_in(sign_in("000000")[0])
+    assert is_signed_in(sign_in(totp_code(secret))[0])
+    assert is_signed_in(sign_in(codes[0])[0])
 
 
-def test_a_recovery_code_that_was_used_at_one_mirror_is_used_at_all(ada, secret):
+def test_recovery_code_used_at_one_mirror_is_refused_at_another(ada, secret):
     codes = RecoveryCodes(Authenticator.objects.get(type="recovery_codes")).generate_codes()
-    assert is_in(sign_in(codes[3])[0])
-    elsewhere()
+    assert is_signed_in(sign_in(codes[3])[0])
+    move_to_another_mirror()
     client, answer = sign_in(codes[3])
-    assert not is_in(client) and b"Incorrect code" in answer.content
-    assert is_in(sign_in(codes[4])[0])
+    assert not is_signed_in(client) and b"Incorrect code" in answer.content
+    assert is_signed_in(sign_in(codes[4])[0])
 
 
-def test_a_code_of_an_app_works_once_for_as_long_as_it_works(ada, secret):
-    now = code(secret)
-    assert is_in(sign_in(now)[0])
-    cache.delete(
-        f"allauth.mfa.totp.used?user={ada.pk}&code={now}"
-    )  # half a minute later allauth forgets it
-    client, answer = sign_in(now)
-    assert not is_in(client) and b"used already" in answer.content
-    assert is_in(sign_in(code(secret, 1))[0])
+def test_authenticator_code_is_accepted_once_while_it_is_valid(ada, secret):
+    current_code = totp_code(secret)
+    assert is_signed_in(sign_in(current_code)[0])
+    # After half a minute allauth no longer remembers that the code was used.
+    cache.delete(f"allauth.mfa.totp.used?user={ada.pk}&code={current_code}")
+    client, answer = sign_in(current_code)
+    assert not is_signed_in(client) and b"used already" in answer.content
+    assert is_signed_in(sign_in(totp_code(secret, 1))[0])
 
 
-def test_a_code_of_an_app_that_was_used_at_another_mirror_is_used_here(ada, secret):
-    row = Authenticator.objects.get(type="totp")
-    there = Identity(b"m" * 32)
-    ours = list_entry(site_identity.identity(), "https://here.example.org")
-    first = signed_list(1, ours, list_entry(there, "https://there.example.org"))
-    mirror_list.ingest_lists([first], vouched=first.digest)
-    body = f'{{"marks":["{mfa_forms.code_fingerprint(row, code(secret))}"]}}'.encode()
+def test_authenticator_code_used_at_another_mirror_is_refused_here(ada, secret):
+    authenticator = Authenticator.objects.get(type="totp")
+    other_mirror = Identity(b"m" * 32)
+    own_entry = list_entry(site_identity.identity(), "https://here.example.org")
+    signed = signed_list(1, own_entry, list_entry(other_mirror, "https://there.example.org"))
+    mirror_list.ingest_lists([signed], vouched=signed.digest)
+    fingerprint = mfa_forms.code_fingerprint(authenticator, totp_code(secret))
+    body = f'{{"marks":["{fingerprint}"]}}'.encode()
     path = "/api/v1/mirrors/used-codes"
-    token = there.sign_request(site_identity.identity().key, "POST", path, body, time.time())
-    told = {"content_type": "application/json", "headers": {"Authorization": f"Barnraise {token}"}}
-    assert Client().post(path, body, **told).status_code == 200
-    assert not is_in(sign_in(code(secret))[0])
-    assert is_in(sign_in(code(secret, 1))[0])
-    assert not one_time_codes.mark_used(mfa_forms.code_fingerprint(row, code(secret, 1))), (
-        "others would hear of this one"
-    )
+    token = other_mirror.sign_request(site_identity.identity().key, "POST", path, body, time.time())
+    request = {
+        "content_type": "application/json",
+        "headers": {"Authorization": f"Barnraise {token}"},
+    }
+    assert Client().post(path, body, **request).status_code == 200
+    assert not is_signed_in(sign_in(totp_code(secret))[0])
+    assert is_signed_in(sign_in(totp_code(secret, 1))[0])
+    assert not one_time_codes.mark_used(
+        mfa_forms.code_fingerprint(authenticator, totp_code(secret, 1))
+    ), "the code was not recorded as used"
 
 
-def test_nobody_is_let_in_where_their_second_factor_has_not_come(ada, secret):
-    late = elsewhere(without=secret)
-    assert late
+def test_sign_in_waits_until_the_second_factor_is_replicated(ada, secret):
+    missing_records = move_to_another_mirror(without=secret)
+    assert missing_records
     client, answer = sign_in()
     assert (
         answer.status_code == 503
         and b"second factor has not been copied" in answer.content
-        and not is_in(client)
+        and not is_signed_in(client)
     )
-    private_data.ingest(late)
+    private_data.ingest(missing_records)
     assert sign_in()[1]["Location"].startswith("/accounts/2fa/authenticate/")
-    assert is_in(sign_in(code(secret))[0])
+    assert is_signed_in(sign_in(totp_code(secret))[0])
 
 
 def test_sign_in_waits_until_the_addresses_have_been_replicated(ada):
-    late = elsewhere(without='"verified"')
+    missing_records = move_to_another_mirror(without='"verified"')
     client, answer = sign_in()
     assert (
         answer.status_code == 503
         and b"addresses have not been copied" in answer.content
-        and not is_in(client)
+        and not is_signed_in(client)
     )
-    assert not EmailAddress.objects.exists(), "none is made up meanwhile"
-    private_data.ingest(late)
-    assert is_in(sign_in()[0])
+    assert not EmailAddress.objects.exists(), "an address was invented"
+    private_data.ingest(missing_records)
+    assert is_signed_in(sign_in()[0])
 
 
-def test_a_second_factor_that_was_removed_at_one_mirror_is_removed_at_all(ada, secret):
+def test_second_factor_removed_at_one_mirror_is_removed_at_all(ada, secret):
     before = all_events(), all_private_data()
     Authenticator.objects.filter(user=ada).delete()
     after = all_events()
     rebuild_in_random_order(*before)
     assert sign_in()[1]["Location"].startswith("/accounts/2fa/")
     ingest.ingest_events(after)
-    assert not Authenticator.objects.exists() and is_in(sign_in()[0])
+    assert not Authenticator.objects.exists() and is_signed_in(sign_in()[0])
     assert not PrivateData.objects.filter(body__contains=secret).exists()
 
 
-def test_an_app_in_the_place_of_another_counts_alone(ada, secret):
+def test_replaced_authenticator_app_is_the_only_one_accepted(ada, secret):
     before = all_events(), all_private_data()
     Authenticator.objects.filter(type="totp").delete()
-    fresh = generate_totp_secret()
-    TOTP.activate(ada, fresh)
-    after, kept = all_events(), all_private_data()
+    new_secret = generate_totp_secret()
+    TOTP.activate(ada, new_secret)
+    later_events, later_records = all_events(), all_private_data()
     cache.clear()
     rebuild_in_random_order(*before)
-    ingest.ingest_events(after)
-    assert sign_in()[1].status_code == 503, "the old one no more, and the new one not yet"
-    private_data.ingest(kept)
-    assert not is_in(sign_in(code(secret))[0]) and is_in(sign_in(code(fresh))[0])
+    ingest.ingest_events(later_events)
+    assert sign_in()[1].status_code == 503, "a factor was accepted before the new one arrived"
+    private_data.ingest(later_records)
+    assert not is_signed_in(sign_in(totp_code(secret))[0]) and is_signed_in(
+        sign_in(totp_code(new_secret))[0]
+    )
 
 
-def test_addresses_and_their_verification_are_the_last_word(ada):
+def test_latest_addresses_and_verification_are_replicated(ada):
     before = all_events(), all_private_data()
     second = EmailAddress.objects.create(user=ada, email="countess@example.org")
     second.set_verified()
     second.set_as_primary()
-    after, kept = all_events(), all_private_data()
+    later_events, later_records = all_events(), all_private_data()
     rebuild_in_random_order(*before)
-    ingest.ingest_events(after)
-    private_data.ingest(kept)
+    ingest.ingest_events(later_events)
+    private_data.ingest(later_records)
     rows = EmailAddress.objects.order_by("email").values_list("email", "verified", "primary")
     assert list(rows) == [("ada@example.org", True, False), ("countess@example.org", True, True)]
     assert User.objects.get(pk=ada.pk).email == "countess@example.org"
 
 
-def test_a_site_that_is_older_than_this_tells_what_it_holds(ada, secret):
-    known = projection.current_state(f"access:{ada.pk}")
+def test_site_older_than_its_log_records_existing_factors(ada, secret):
+    state_before = projection.current_state(f"access:{ada.pk}")
     LogEvent.objects.all().delete()
     Aggregate.objects.all().delete()
     PrivateData.objects.all().delete()
@@ -197,26 +215,27 @@ def test_a_site_that_is_older_than_this_tells_what_it_holds(ada, secret):
             data={k: v for k, v in row.data.items() if k != "id"}
         )
     record_existing_rows()
-    told = projection.current_state(f"access:{ada.pk}")
-    assert sorted(kind for kind, _ in told["factors"].values()) == sorted(
-        kind for kind, _ in known["factors"].values()
+    state_after = projection.current_state(f"access:{ada.pk}")
+    assert sorted(kind for kind, _ in state_after["factors"].values()) == sorted(
+        kind for kind, _ in state_before["factors"].values()
     )
-    assert (
-        is_in(sign_in(code(secret))[0]) and projection.current_state(f"access:{ada.pk}") == told
-    ), "and nothing of it twice"
+    assert is_signed_in(sign_in(totp_code(secret))[0])
+    assert projection.current_state(f"access:{ada.pk}") == state_after, (
+        "factors were recorded twice"
+    )
 
 
-def test_no_secret_is_in_any_event_and_nothing_stays_of_who_leaves(ada, secret):
+def test_events_hold_no_secret_and_deletion_erases_factors(ada, secret):
     seed = Authenticator.objects.get(type="recovery_codes").data["seed"]
-    kept = "".join(PrivateData.objects.values_list("body", flat=True))
-    assert secret in kept and seed in kept
-    said = "".join(
+    private_bodies = "".join(PrivateData.objects.values_list("body", flat=True))
+    assert secret in private_bodies and seed in private_bodies
+    event_texts = "".join(
         [
             *LogEvent.objects.values_list("body", flat=True),
             *Aggregate.objects.values_list("state", flat=True),
         ]
     )
-    assert secret not in said and seed not in said and "ada@" not in said
+    assert secret not in event_texts and seed not in event_texts and "ada@" not in event_texts
     before = all_events(), all_private_data()
     delete_account(ada, ada)
     after = all_events()
@@ -233,61 +252,71 @@ def test_no_secret_is_in_any_event_and_nothing_stays_of_who_leaves(ada, secret):
 
 def test_invalid_second_factor_is_not_replicated(ada):
     with log_transaction():
-        for kind, odd in (
+        for kind, invalid_fields in (
             ("totp", {"secret": "A"}),
             ("webauthn", {"name": "x", "credential": {"response": {}}}),
         ):
-            about = private_data.store(f"access:{ada.pk}", {"created": 1.0, **odd})
+            about = private_data.store(f"access:{ada.pk}", {"created": 1.0, **invalid_fields})
             factor = f"00000000-0000-7000-8000-00000000000{len(kind)}"
             record("access.add", ada.pk, {"factor": factor, "type": kind, "about": about})
-    elsewhere()
+    move_to_another_mirror()
     assert not Authenticator.objects.exists()
     assert sign_in()[1].status_code == 503
 
 
-def test_who_has_only_a_passkey_is_told_where_it_works(ada, known_passkey):
+def test_passkey_of_another_host_shows_where_it_works(ada, registered_passkey):
     RecoveryCodes.activate(ada)
     (unused, *_) = RecoveryCodes(Authenticator.objects.get(type="recovery_codes")).generate_codes()
-    elsewhere()
+    move_to_another_mirror()
     client, _ = sign_in()
     page = client.get("/accounts/2fa/authenticate/").content.decode()
     assert "added at a.example.org" in page and "Use a security key" not in page
-    assert client.post(
-        "/accounts/2fa/authenticate/", {"code": unused}
-    ).status_code == 302 and is_in(client)
+    answer = client.post("/accounts/2fa/authenticate/", {"code": unused})
+    assert answer.status_code == 302 and is_signed_in(client)
     client, _ = sign_in()
     page = client.get("/accounts/2fa/authenticate/", headers={"host": "a.example.org"})
     assert page.status_code == 400 or "Use a security key" in page.content.decode()
 
 
 @pytest.fixture
-def known_passkey(ada) -> Authenticator:
-    """As a browser makes one at a.example.org: a P-256 key, attested by nobody."""
-    public = ES256.from_cryptography_key(ec.generate_private_key(ec.SECP256R1()).public_key())
-    held = AttestedCredentialData.create(b"\0" * 16, b"credential", public)
+def registered_passkey(ada) -> Authenticator:
+    """Register a passkey as a browser at a.example.org does: a P-256 key without attestation."""
+    public_key = ES256.from_cryptography_key(ec.generate_private_key(ec.SECP256R1()).public_key())
+    credential_data = AttestedCredentialData.create(b"\0" * 16, b"credential", public_key)
     flags = AuthenticatorData.FLAG.UP | AuthenticatorData.FLAG.UV | AuthenticatorData.FLAG.AT
-    data = AuthenticatorData.create(b"\1" * 32, flags, 0, held)
+    data = AuthenticatorData.create(b"\1" * 32, flags, 0, credential_data)
 
-    def text(raw: bytes) -> str:
+    def to_base64url(raw: bytes) -> str:
         return urlsafe_b64encode(raw).decode().rstrip("=")
 
-    said = b'{"type":"webauthn.create","challenge":"eA","origin":"https://a.example.org","crossOrigin":false}'
+    client_data = {
+        "type": "webauthn.create",
+        "challenge": "eA",
+        "origin": "https://a.example.org",
+        "crossOrigin": False,
+    }
     credential = {
-        "id": text(b"credential"), "rawId": text(b"credential"), "type": "public-key", "clientExtensionResults": {},
+        "id": to_base64url(b"credential"),
+        "rawId": to_base64url(b"credential"),
+        "type": "public-key",
+        "clientExtensionResults": {},
         "response": {
-            "clientDataJSON": text(said),
-            "attestationObject": text(bytes(AttestationObject.create("none", data, {}))),
+            "clientDataJSON": to_base64url(json.dumps(client_data).encode()),
+            "attestationObject": to_base64url(bytes(AttestationObject.create("none", data, {}))),
         },
-    }  # fmt: skip
+    }
     return WebAuthn.add(ada, "This laptop", credential).instance
 
 
-def test_a_passkey_and_its_name_are_the_same_elsewhere(ada, known_passkey):
-    passkey = known_passkey.wrap()
+def test_passkey_and_its_name_are_replicated(ada, registered_passkey):
+    passkey = registered_passkey.wrap()
     passkey.name = "The old laptop"
-    known_passkey.save()
-    elsewhere()
-    (row,) = Authenticator.objects.filter(type="webauthn")
-    assert row.wrap().name == "The old laptop" and mfa_forms.passkey_host(row) == "a.example.org"
-    assert row.wrap().authenticator_data.credential_data.credential_id == b"credential"
+    registered_passkey.save()
+    move_to_another_mirror()
+    (authenticator,) = Authenticator.objects.filter(type="webauthn")
+    assert (
+        authenticator.wrap().name == "The old laptop"
+        and mfa_forms.passkey_host(authenticator) == "a.example.org"
+    )
+    assert authenticator.wrap().authenticator_data.credential_data.credential_id == b"credential"
     assert credential_sync.missing_credentials(ada) == ""

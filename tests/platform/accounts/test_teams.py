@@ -1,4 +1,4 @@
-"""Teams: founding, inviting, leading, leaving."""
+"""Test teams: founding, invitations, leading and leaving."""
 
 import re
 from datetime import timedelta
@@ -16,30 +16,31 @@ from coordinator.audit.models import AuditEntry
 pytestmark = pytest.mark.django_db
 
 
-def invited(client: Client, team: Team, run_queued_tasks, email: str = "bob@example.org") -> str:
-    """Sends an invitation; the path of its link."""
+def send_invitation(
+    client: Client, team: Team, run_queued_tasks, email: str = "bob@example.org"
+) -> str:
+    """Send an invitation and return the path of its link."""
     assert client.post(f"/teams/{team.slug}/invite/", {"email": email}).status_code == 302
     mail.outbox.clear()
     run_queued_tasks()
-    (letter,) = mail.outbox
-    assert letter.to == [email]
-    return re.search(r"http://testserver(/teams/invitations/\S+)", letter.body)[1]
+    (message,) = mail.outbox
+    assert message.to == [email]
+    return re.search(r"http://testserver(/teams/invitations/\S+)", message.body)[1]
 
 
-def test_a_person_founds_a_team_and_leads_it(signed_in, valkey):
+def test_founder_of_a_team_leads_it(signed_in, valkey):
     client, ada = signed_in(name="Ada")
     answer = client.post("/teams/new/", {"name": "  The   Weavers "}, follow=True)
     team = Team.objects.get()
     assert (team.name, team.slug, team.may_lead(ada)) == ("The Weavers", "the-weavers", True)
     assert "The Weavers" in page(answer) and "Invite a person" in page(answer)
-    assert "The Weavers" in page(Client().get("/teams/")) and "Ada" in page(
-        Client().get("/teams/the-weavers/")
-    )
-    assert "Invite" not in page(Client().get("/teams/the-weavers/")), "a visitor only looks"
+    assert "The Weavers" in page(Client().get("/teams/"))
+    assert "Ada" in page(Client().get("/teams/the-weavers/"))
+    assert "Invite" not in page(Client().get("/teams/the-weavers/")), "visitors cannot invite"
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "problem"),
     [
         ("", "1 to 60"),
         ("x" * 61, "1 to 60"),
@@ -47,16 +48,16 @@ def test_a_person_founds_a_team_and_leads_it(signed_in, valkey):
         ("the weavers", "already"),
     ],
 )
-def test_invalid_team_form_keeps_the_input_and_shows_the_problem(signed_in, valkey, name, said):
+def test_invalid_team_form_keeps_the_input_and_shows_the_problem(signed_in, valkey, name, problem):
     client, ada = signed_in()
     Team.create("The Weavers", ada)
     answer = client.post("/teams/new/", {"name": name})
-    assert answer.status_code == 422 and said in page(answer)
+    assert answer.status_code == 422 and problem in page(answer)
     assert not name.isascii() or f'value="{name}"' in answer.content.decode() or not name
     assert Team.objects.count() == 1
 
 
-def test_a_name_of_markup_or_of_a_page_makes_a_team_like_any_other(signed_in, valkey):
+def test_team_name_with_markup_or_reserved_word_gets_a_safe_slug(signed_in, valkey):
     client, _ = signed_in()
     for name in ("New", "Invitations", "<script>alert(1)</script>", "織り手 🧵"):
         answer = client.post("/teams/new/", {"name": name}, follow=True)
@@ -65,49 +66,51 @@ def test_a_name_of_markup_or_of_a_page_makes_a_team_like_any_other(signed_in, va
     assert not {"new", "invitations"} & set(Team.objects.values_list("slug", flat=True))
 
 
-def test_who_holds_the_letter_joins_once(signed_in, run_queued_tasks, valkey):
+def test_invitation_link_admits_one_person_once(signed_in, run_queued_tasks, valkey):
     leader, ada = signed_in(name="Ada <b>")
     client, bob = signed_in("bob@example.org", name="Bob")
     team = Team.create("Weavers", ada)
-    link = invited(leader, team, run_queued_tasks)
+    link = send_invitation(leader, team, run_queued_tasks)
     assert "Weavers" in mail.outbox[0].subject and "Ada <b>" in mail.outbox[0].body
-    asked = Client().get(link)
-    assert asked.status_code == 302 and "login" in asked["Location"]
+    anonymous = Client().get(link)
+    assert anonymous.status_code == 302 and "login" in anonymous["Location"]
     assert "Join Weavers?" in page(client.get(link)) and team.members.count() == 1, (
-        "looking joins nobody"
+        "opening the link joined the team"
     )
     assert "You joined Weavers" in page(client.post(link, {"answer": "join"}, follow=True))
     assert team.members.filter(person=bob, leads=False).exists()
     eve, _ = signed_in("eve@example.org")
-    assert eve.post(link, {"answer": "join"}).status_code == 404, "a link is good once"
-    assert not TeamInvitation.objects.exists(), "and the address is forgotten"
+    assert eve.post(link, {"answer": "join"}).status_code == 404, "the link was accepted twice"
+    assert not TeamInvitation.objects.exists(), "the address is still stored"
 
 
-def test_an_invitation_is_declined_withdrawn_or_runs_out(signed_in, run_queued_tasks, valkey):
+def test_declined_withdrawn_replaced_or_expired_link_is_refused(
+    signed_in, run_queued_tasks, valkey
+):
     leader, ada = signed_in()
     bob, _ = signed_in("bob@example.org")
     team = Team.create("Weavers", ada)
-    link = invited(leader, team, run_queued_tasks)
+    link = send_invitation(leader, team, run_queued_tasks)
     bob.post(link, {"answer": "no"})
     assert bob.get(link).status_code == 404
 
-    link = invited(leader, team, run_queued_tasks)
+    link = send_invitation(leader, team, run_queued_tasks)
     leader.post(
         f"/teams/{team.slug}/withdraw-invitation/", {"id": str(TeamInvitation.objects.get().pk)}
     )
     assert bob.get(link).status_code == 404
 
-    old = invited(leader, team, run_queued_tasks)
-    newer = invited(leader, team, run_queued_tasks)
-    assert bob.get(old).status_code == 404 and bob.get(newer).status_code == 200, (
-        "a newer one replaces it"
+    replaced_link = send_invitation(leader, team, run_queued_tasks)
+    newer_link = send_invitation(leader, team, run_queued_tasks)
+    assert bob.get(replaced_link).status_code == 404 and bob.get(newer_link).status_code == 200, (
+        "the replaced link still works"
     )
     TeamInvitation.objects.update(expires=timezone.now() - timedelta(seconds=1))
-    assert bob.post(newer, {"answer": "join"}).status_code == 404
+    assert bob.post(newer_link, {"answer": "join"}).status_code == 404
     assert team.members.count() == 1
 
 
-def test_nobody_sends_more_than_twenty_invitations_a_day(signed_in, valkey):
+def test_invitations_above_the_daily_limit_are_refused(signed_in, valkey):
     leader, ada = signed_in()
     team = Team.create("Weavers", ada)
     for n in range(teams.MAX_INVITATIONS_PER_DAY):
@@ -120,38 +123,41 @@ def test_nobody_sends_more_than_twenty_invitations_a_day(signed_in, valkey):
     )
 
 
-def test_an_address_with_a_line_break_reaches_no_header(signed_in, run_queued_tasks, valkey):
+def test_line_break_in_name_or_address_reaches_no_email_header(signed_in, run_queued_tasks, valkey):
     leader, ada = signed_in(name="Ada\nBcc: all@example.org")
     team = Team.create("Weavers", ada)
     answer = leader.post(
         f"/teams/{team.slug}/invite/", {"email": "bob@example.org\nBcc: eve@example.org"}
     )
     assert answer.status_code == 422
-    invited(leader, team, run_queued_tasks)
+    send_invitation(leader, team, run_queued_tasks)
     assert "\n" not in mail.outbox[0].subject
     assert tasks.send_email.max_retries > 5, (
-        "a mail server that is gone for an hour loses no letter"
+        "emails are lost if the mail server is away for an hour"
     )
 
 
-def test_only_who_leads_renames_invites_and_removes(signed_in, valkey):
+def test_only_team_leaders_rename_invite_and_remove(signed_in, valkey):
     _, ada = signed_in()
     member, bob = signed_in("bob@example.org")
     stranger, _ = signed_in("eve@example.org")
     team = Team.create("Weavers", ada)
     team.add_member(bob, ada)
-    place = team.members.get(person=ada)
+    membership = team.members.get(person=ada)
     for client in (member, stranger):
-        for action, sent in (
-            ("rename", {"name": "Ours now"}), ("invite", {"email": "x@example.org"}), ("promote", {"id": place.pk}),
-            ("withdraw-invitation", {"id": place.pk}), ("leave", {"id": place.pk}),
-        ):  # fmt: skip
-            assert client.post(f"/teams/{team.slug}/{action}/", sent).status_code == 403, action
+        for action, form in (
+            ("rename", {"name": "Ours now"}),
+            ("invite", {"email": "x@example.org"}),
+            ("promote", {"id": membership.pk}),
+            ("withdraw-invitation", {"id": membership.pk}),
+            ("leave", {"id": membership.pk}),
+        ):
+            assert client.post(f"/teams/{team.slug}/{action}/", form).status_code == 403, action
     team.refresh_from_db()
     assert team.name == "Weavers" and team.members.count() == 2
 
 
-def test_the_last_to_lead_hands_on_and_an_empty_team_is_no_more(signed_in, valkey):
+def test_last_leader_is_succeeded_and_empty_team_is_deleted(signed_in, valkey):
     leader, ada = signed_in(name="Ada")
     client, bob = signed_in("bob@example.org", name="Bob")
     _, eve = signed_in("eve@example.org")
@@ -170,12 +176,18 @@ def test_the_last_to_lead_hands_on_and_an_empty_team_is_no_more(signed_in, valke
         .values_list("action", flat=True)
     )
     assert actions == [
-        "team.found", "team.join", "team.join", "team.leave", "team.promote", "team.remove", "team.leave",
+        "team.found",
+        "team.join",
+        "team.join",
+        "team.leave",
+        "team.promote",
+        "team.remove",
+        "team.leave",
         "team.disband",
-    ]  # fmt: skip
+    ]
 
 
-def test_nobody_is_in_more_teams_than_they_can_count(signed_in, valkey):
+def test_memberships_above_the_team_limit_are_refused(signed_in, valkey):
     _, ada = signed_in()
     for n in range(teams.MAX_TEAMS_PER_PERSON):
         Team.create(f"Team {n}", ada)
@@ -183,9 +195,10 @@ def test_nobody_is_in_more_teams_than_they_can_count(signed_in, valkey):
         Team.create("One more", ada)
 
 
-def test_a_rename_keeps_the_address_and_says_what_is_wrong(signed_in, valkey):
+def test_rename_keeps_the_slug_and_reports_taken_names(signed_in, valkey):
     leader, ada = signed_in()
-    team, _ = Team.create("Weavers", ada), Team.create("Smiths", ada)
+    team = Team.create("Weavers", ada)
+    Team.create("Smiths", ada)
     leader.post(f"/teams/{team.slug}/rename/", {"name": "Spinners"})
     assert "Spinners" in page(leader.get("/teams/weavers/"))
     answer = leader.post(f"/teams/{team.slug}/rename/", {"name": "smiths"})

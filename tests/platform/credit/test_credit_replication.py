@@ -1,4 +1,4 @@
-"""Credit that several mirrors hear of: once, to the token, at every moment, and without answering each other."""
+"""Test that credit attested at several mirrors is exact at each of them at every moment."""
 
 import secrets
 from datetime import UTC, datetime, timedelta
@@ -22,71 +22,111 @@ from coordinator.eventlog.truncate import truncate_log
 DAY = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def up_to(seq: int) -> int:
-    """Tokens of an author's first updates, which are of many sizes."""
-    return sum(1 + 37 * each % 91 for each in range(1, seq + 1))
+def tokens_up_to(seq: int) -> int:
+    """Return the tokens of an author's updates up to number `seq`, which differ in size."""
+    return sum(1 + 37 * n % 91 for n in range(1, seq + 1))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 20), st.integers(0, 60))
-def test_of_what_was_heard_only_what_lies_beyond_what_was_told_is_left(sizes, told, reach):
-    """Against a count update by update: `told` of them at first, then all to `reach`."""
-    ends = [told + sum(sizes[: n + 1]) for n in range(len(sizes))]
-    heard = [
-        UnpublishedRange(first + 1, last, up_to(last) - up_to(first))
-        for first, last in zip([told, *ends], ends, strict=False)
+def test_remaining_counts_only_updates_beyond_the_published_range(
+    sizes, published, published_elsewhere
+):
+    """Compare with a count update by update.
+
+    Args:
+        sizes: Updates in each range that this site has not published.
+        published: Updates that it had published before.
+        published_elsewhere: The last update that another mirror published.
+    """
+    ends = [published + sum(sizes[: n + 1]) for n in range(len(sizes))]
+    ranges = [
+        UnpublishedRange(first + 1, last, tokens_up_to(last) - tokens_up_to(first))
+        for first, last in zip([published, *ends], ends, strict=False)
     ]
-    found = remaining(heard, max(told, reach), up_to(max(told, reach)) - up_to(told))
-    assert found == [
-        sum(up_to(seq) - up_to(seq - 1) for seq in range(each.first, each.last + 1) if seq > reach)
-        for each in heard
+    remaining_tokens = remaining(
+        ranges,
+        max(published, published_elsewhere),
+        tokens_up_to(max(published, published_elsewhere)) - tokens_up_to(published),
+    )
+    assert remaining_tokens == [
+        sum(
+            tokens_up_to(seq) - tokens_up_to(seq - 1)
+            for seq in range(unpublished.first, unpublished.last + 1)
+            if seq > published_elsewhere
+        )
+        for unpublished in ranges
     ]
 
 
-class Mirrors:
-    """This site and one other, which hear of one author's updates, and of each other."""
+class CreditAtTwoMirrors:
+    """This site and another mirror, which both receive attestations of one author's updates."""
 
     def __init__(self, run, author, witness, monkeypatch):
         self.run, self.author, self.witness = run, author, witness
         self.member = run.memberships.get(machine=witness.machine)
         self.other = LogBuilder()
-        self.begin()
+        self.start_incarnation()
         monkeypatch.setattr(attestations.timezone, "now", lambda: self.day)
 
-    def begin(self) -> None:
-        """A new life of the author's."""
-        self.life, self.day, self.most, self.told = secrets.token_hex(8), DAY, 0, 0
+    def start_incarnation(self) -> None:
+        """Start a new incarnation of the author, with no updates."""
+        self.incarnation = secrets.token_hex(8)
+        self.day = DAY
+        self.highest = 0  # the last update attested at any mirror
+        self.published = 0  # the last update that a receipt covers
 
-    def hears(self, seq: int) -> None:
+    def record_update(self, seq: int) -> None:
+        """Record an attestation of update `seq` at this site."""
         attestations.record_attestations(
             [
                 (
                     self.member,
-                    [witness_of(self.witness, self.run, self.author, seq, up_to(seq), self.life)],
+                    [
+                        witness_of(
+                            self.witness,
+                            self.run,
+                            self.author,
+                            seq,
+                            tokens_up_to(seq),
+                            self.incarnation,
+                        )
+                    ],
                 )
             ]
         )
-        self.most = max(self.most, seq)
+        self.highest = max(self.highest, seq)
 
-    def hears_elsewhere(self, first: int, last: int) -> None:
-        """The other mirror heard of these, told it, and we pull."""
-        said = {
-            "day": self.day.date().isoformat(), "first": first, "last": last, "witness": self.witness.identity.key,
-            "tokens": up_to(last) - up_to(first - 1), "total": up_to(last),
-        }  # fmt: skip
+    def ingest_receipt(self, first: int, last: int) -> None:
+        """Ingest a receipt by the other mirror for updates `first` to `last`."""
+        payload = {
+            "day": self.day.date().isoformat(),
+            "first": first,
+            "last": last,
+            "witness": self.witness.identity.key,
+            "tokens": tokens_up_to(last) - tokens_up_to(first - 1),
+            "total": tokens_up_to(last),
+        }
         self.other.append(
-            "credit.receipt", f"{self.run.pk}:{self.author.identity.key}:{self.life}", said
+            "credit.receipt",
+            f"{self.run.pk}:{self.author.identity.key}:{self.incarnation}",
+            payload,
         )
-        told = ingest.ingest_events(self.other.events[-2:])
-        assert not told.rejected
-        self.most, self.told = max(self.most, last), max(self.told, last)
+        result = ingest.ingest_events(self.other.events[-2:])
+        assert not result.rejected
+        self.highest = max(self.highest, last)
+        self.published = max(self.published, last)
 
-    def tell(self) -> int:
-        told = tasks.record_events()
-        self.told = self.most
-        return told
+    def publish_receipts(self) -> int:
+        """Record this site's credit as events; return how many."""
+        count = tasks.record_events()
+        self.published = self.highest
+        return count
 
-    def shown(self) -> int:
-        return sum(Credit.objects.filter(incarnation=self.life).values_list("tokens", flat=True))
+    def credited_tokens(self) -> int:
+        """Return the tokens credited to the author's present incarnation."""
+        return sum(
+            Credit.objects.filter(incarnation=self.incarnation).values_list("tokens", flat=True)
+        )
 
 
 @pytest.fixture
@@ -95,77 +135,87 @@ def mirrors(person, launched_run, volunteer, monkeypatch):
     bob = volunteer(person("bob@example.org"), 3)
     bob.join(run)
     run.memberships.update(tokens=1 << 40)
-    return Mirrors(run, ada, bob, monkeypatch)
+    return CreditAtTwoMirrors(run, ada, bob, monkeypatch)
 
 
 @pytest.mark.django_db
-def test_what_another_mirror_tells_of_is_not_answered(mirrors):
-    """Two mirrors that answered each receipt with what they had heard meanwhile would write events without end."""
-    mirrors.hears(4)
+def test_receipt_of_another_mirror_causes_no_event_here(mirrors):
+    """Two mirrors that answered each receipt with one of their own would never stop."""
+    mirrors.record_update(4)
     tasks.record_events()
-    mirrors.hears(8)
+    mirrors.record_update(8)
     before = LogEvent.objects.filter(origin__ours=True).count()
-    mirrors.hears_elsewhere(5, 6)
-    assert mirrors.shown() == up_to(8), "what it heard beyond that still counts"
-    mirrors.hears_elsewhere(7, 12)
-    assert mirrors.shown() == up_to(12)
+    mirrors.ingest_receipt(5, 6)
+    assert mirrors.credited_tokens() == tokens_up_to(8), (
+        "updates beyond the receipt no longer count"
+    )
+    mirrors.ingest_receipt(7, 12)
+    assert mirrors.credited_tokens() == tokens_up_to(12)
     assert LogEvent.objects.filter(origin__ours=True).count() == before
-    assert tasks.record_events() == 0, "all of it was told by the other"
-    mirrors.hears(13)
-    assert tasks.record_events() == 1 and mirrors.shown() == up_to(13)
+    assert tasks.record_events() == 0, "published what the other mirror had published"
+    mirrors.record_update(13)
+    assert tasks.record_events() == 1 and mirrors.credited_tokens() == tokens_up_to(13)
 
 
 @pytest.mark.django_db
 def test_too_high_credit_is_corrected_by_the_authors_totals(mirrors):
-    """A report was counted while another mirror's receipt of the same updates was written."""
-    mirrors.hears(4)
+    """Count a report while another mirror's receipt of the same updates is written."""
+    mirrors.record_update(4)
     tasks.record_events()
-    mirrors.hears_elsewhere(5, 8)
-    late = Credit.objects.get()
-    head = witness_of(mirrors.witness, mirrors.run, mirrors.author, 9, up_to(9), mirrors.life)
-    head = head.head.model_dump()
-    Credit.objects.update(last=9, tokens=late.tokens + up_to(9) - up_to(4), author_header=head)
-    assert tasks.record_events() == 1 and mirrors.shown() == up_to(9)
-
-
-@pytest.mark.django_db
-def test_what_a_mirror_that_lied_had_told_is_heard_again(mirrors):
-    """Its receipts are withdrawn, and nobody else told the same: the author's next update brings all of it back."""
-    mirrors.hears(4)
-    mirrors.hears_elsewhere(1, 6)
-    mirrors.hears(8)
-    mirrors.tell()
-    truncate_log(mirrors.other.origin, 1, "it lied")
-    assert mirrors.shown() == up_to(8) - up_to(6)
-    mirrors.hears(9)
-    assert mirrors.tell() == 1 and mirrors.shown() == up_to(9)
-
-
-@pytest.mark.django_db
-def test_receipts_of_nothing_count_for_nothing_and_hold_up_nobody(mirrors):
-    """Another mirror may say that a range ends before it begins: of one life, and of many in one go."""
-    mirrors.hears(4)
-    place, said = (
-        f"{mirrors.run.pk}:{mirrors.author.identity.key}",
-        {"day": "2026-01-01", "first": 9, "last": 3},
+    mirrors.ingest_receipt(5, 8)
+    credit = Credit.objects.get()
+    attestation = witness_of(
+        mirrors.witness, mirrors.run, mirrors.author, 9, tokens_up_to(9), mirrors.incarnation
     )
-    for life in (mirrors.life, "b" * 16, "c" * 16):
+    attestation = attestation.head.model_dump()
+    Credit.objects.update(
+        last=9, tokens=credit.tokens + tokens_up_to(9) - tokens_up_to(4), author_header=attestation
+    )
+    assert tasks.record_events() == 1 and mirrors.credited_tokens() == tokens_up_to(9)
+
+
+@pytest.mark.django_db
+def test_credit_of_a_truncated_log_returns_with_the_next_update(mirrors):
+    """Truncate the only log that has the receipts; the author's next update restores them."""
+    mirrors.record_update(4)
+    mirrors.ingest_receipt(1, 6)
+    mirrors.record_update(8)
+    mirrors.publish_receipts()
+    truncate_log(mirrors.other.origin, 1, "it lied")
+    assert mirrors.credited_tokens() == tokens_up_to(8) - tokens_up_to(6)
+    mirrors.record_update(9)
+    assert mirrors.publish_receipts() == 1 and mirrors.credited_tokens() == tokens_up_to(9)
+
+
+@pytest.mark.django_db
+def test_receipts_of_empty_ranges_count_nothing_and_block_nothing(mirrors):
+    """Ingest receipts whose ranges end before they begin, of several incarnations at once."""
+    mirrors.record_update(4)
+    name_prefix = f"{mirrors.run.pk}:{mirrors.author.identity.key}"
+    payload = {"day": "2026-01-01", "first": 9, "last": 3}
+    for incarnation in (mirrors.incarnation, "b" * 16, "c" * 16):
         mirrors.other.append(
-            "credit.receipt", f"{place}:{life}", said | {"tokens": 7, "witness": None, "total": 7}
+            "credit.receipt",
+            f"{name_prefix}:{incarnation}",
+            payload | {"tokens": 7, "witness": None, "total": 7},
         )
     assert not ingest.ingest_events(mirrors.other.events).rejected
     assert (
-        mirrors.shown() == up_to(4)
-        and not Credit.objects.exclude(incarnation=mirrors.life).exists()
+        mirrors.credited_tokens() == tokens_up_to(4)
+        and not Credit.objects.exclude(incarnation=mirrors.incarnation).exists()
     )
-    mirrors.hears_elsewhere(1, 6)
-    assert mirrors.shown() == up_to(6) and mirrors.tell() == 0
+    mirrors.ingest_receipt(1, 6)
+    assert mirrors.credited_tokens() == tokens_up_to(6) and mirrors.publish_receipts() == 0
 
 
-HEARD = st.tuples(st.just("here"), st.integers(1, 30))
-TOLD = st.tuples(st.just("there"), st.integers(1, 30), st.integers(0, 9))
-DONE = st.lists(
-    HEARD | TOLD | st.tuples(st.just("tell")) | st.tuples(st.just("midnight")), max_size=14
+UPDATE_REPORTED_HERE = st.tuples(st.just("here"), st.integers(1, 30))
+RECEIPT_FROM_OTHER_MIRROR = st.tuples(st.just("there"), st.integers(1, 30), st.integers(0, 9))
+ACTIONS = st.lists(
+    UPDATE_REPORTED_HERE
+    | RECEIPT_FROM_OTHER_MIRROR
+    | st.tuples(st.just("publish"))
+    | st.tuples(st.just("midnight")),
+    max_size=14,
 )
 
 
@@ -176,36 +226,39 @@ DONE = st.lists(
 )
 @pytest.mark.django_db
 @example([("here", 2), ("midnight",), ("there", 1, 0), ("here", 3)])
-@given(DONE)
-def test_credit_is_exact_at_every_mirror_in_any_order_of_events(mirrors, done):
-    mirrors.begin()
-    for what, *which in done:
-        match what:
+@given(ACTIONS)
+def test_credit_is_exact_at_every_mirror_in_any_order_of_events(mirrors, actions):
+    mirrors.start_incarnation()
+    for action, *arguments in actions:
+        match action:
             case "here":
-                mirrors.hears(which[0])
-            case "there":  # it tells on from what was told, perhaps before it heard that
-                first = min(which[0], mirrors.told + 1)
-                mirrors.hears_elsewhere(first, first + which[1])
-            case "tell":
-                mirrors.tell()
+                mirrors.record_update(arguments[0])
+            case "there":  # the other mirror continues after the last published update
+                first = min(arguments[0], mirrors.published + 1)
+                mirrors.ingest_receipt(first, first + arguments[1])
+            case "publish":
+                mirrors.publish_receipts()
             case "midnight":
                 mirrors.day += timedelta(days=1)
-        assert mirrors.shown() == up_to(mirrors.most), done
-    mirrors.tell()
-    assert mirrors.shown() == up_to(mirrors.most) and mirrors.tell() == 0, done
+        assert mirrors.credited_tokens() == tokens_up_to(mirrors.highest), actions
+    mirrors.publish_receipts()
+    assert (
+        mirrors.credited_tokens() == tokens_up_to(mirrors.highest)
+        and mirrors.publish_receipts() == 0
+    ), actions
     assert not Credit.objects.exclude(tokens=F("published_tokens")).exists()
 
 
 @pytest.mark.django_db
-def test_a_second_site_counts_the_same(mirrors):
-    mirrors.hears(4)
+def test_rebuilt_site_has_the_same_credit(mirrors):
+    mirrors.record_update(4)
     tasks.record_events()
-    mirrors.hears(9)
-    mirrors.hears_elsewhere(5, 6)
+    mirrors.record_update(9)
+    mirrors.ingest_receipt(5, 6)
     mirrors.day += timedelta(days=1)
-    mirrors.hears(11)
-    mirrors.hears_elsewhere(7, 10)
+    mirrors.record_update(11)
+    mirrors.ingest_receipt(7, 10)
     tasks.record_events()
-    assert mirrors.shown() == up_to(11) and timezone.now() == mirrors.day
+    assert mirrors.credited_tokens() == tokens_up_to(11) and timezone.now() == mirrors.day
     both = replicated_rows(), projection.state_hash()
     assert rebuild_in_one_batch(all_events(), all_private_data()) == both

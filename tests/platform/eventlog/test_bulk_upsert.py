@@ -1,4 +1,4 @@
-"""Many rows at once are the rows that Django would write, whatever is in them."""
+"""Test that bulk_upsert stores the same rows as Django, whatever their content."""
 
 from datetime import UTC, datetime
 
@@ -35,20 +35,20 @@ def test_text_is_stored_as_django_would_store_it(rows, update):
         [Aggregate(name=name, state=text, stale=stale) for name, (text, stale) in rows.items()],
         update=sorted(update),
     )
-    found = {
-        each.name: (each.state, each.stale, each.missing_references)
-        for each in Aggregate.objects.all()
+    stored = {
+        aggregate.name: (aggregate.state, aggregate.stale, aggregate.missing_references)
+        for aggregate in Aggregate.objects.all()
     }
     for name, (text, stale) in rows.items():
         if name in sorted(rows)[::2]:
-            assert found.pop(name) == (
+            assert stored.pop(name) == (
                 text if "state" in update else "before",
                 stale and "stale" in update,
                 name,
             )
         else:
-            assert found.pop(name) == (text, stale, "")
-    assert not found
+            assert stored.pop(name) == (text, stale, "")
+    assert not stored
 
 
 @pytest.mark.django_db
@@ -65,15 +65,15 @@ def test_numbers_times_and_nulls_are_stored_unchanged():
         revoked=None,
     )
     bulk_upsert([machine])
-    found = Machine.objects.get()
+    stored = Machine.objects.get()
     for field in Machine._meta.concrete_fields:
-        assert getattr(found, field.attname) == getattr(machine, field.attname), field.name
+        assert getattr(stored, field.attname) == getattr(machine, field.attname), field.name
     bulk_upsert(
         [Machine(id=machine.id, key="b" * 64, owner=ada, enrolled=at, revoked=at)],
         update=["revoked"],
     )
-    found.refresh_from_db()
-    assert (found.key, found.revoked) == ("a" * 64, at)
+    stored.refresh_from_db()
+    assert (stored.key, stored.revoked) == ("a" * 64, at)
 
 
 def test_row_that_violates_a_constraint_stores_nothing(transactional_db):

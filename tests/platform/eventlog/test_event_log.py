@@ -17,7 +17,7 @@ from coordinator.eventlog.event import MAX_EVENT_CHARS, NO_DIGEST, open_event
 from coordinator.eventlog.models import Aggregate, ForkProof, LogEvent, Origin
 from coordinator.lib import site_identity
 
-# ---- our own
+# ---- events of this site
 
 
 def test_recorded_event_is_numbered_chained_signed_and_folded(db, note_rows):
@@ -34,7 +34,7 @@ def test_recorded_event_is_numbered_chained_signed_and_folded(db, note_rows):
     assert writer.log_heads() == {origin.pk: (3, second.digest)}
 
 
-def test_a_change_that_is_undone_leaves_no_event_and_no_gap(db, note_rows):
+def test_rolled_back_change_leaves_no_event_and_no_gap(db, note_rows):
     writer.record("note.write", "a", {"text": "one"})
     before = writer.log_heads(), projection.state_hash()
     with pytest.raises(ZeroDivisionError), writer.log_transaction():
@@ -45,7 +45,7 @@ def test_a_change_that_is_undone_leaves_no_event_and_no_gap(db, note_rows):
     assert [seq for (seq,) in LogEvent.objects.values_list("seq")] == [1, 2, 3]
 
 
-def test_a_payload_that_its_kind_does_not_know_is_our_own_mistake(db, note_rows):
+def test_record_with_an_invalid_payload_or_type_raises(db, note_rows):
     with pytest.raises(ValueError):
         writer.record("note.write", "a", {"text": "x" * 101})
     with pytest.raises(KeyError):
@@ -70,15 +70,18 @@ def test_concurrent_events_get_consecutive_numbers(note_rows):
     assert [event.seq for event in events] == list(range(1, 42))
     assert [event.event.prev for event in events[1:]] == [event.digest for event in events[:-1]]
     assert [event.hlc for event in events] == sorted({event.hlc for event in events})
-    assert projection.state_hash() == hash_from_nothing()
+    assert projection.state_hash() == recompute_state_hash()
 
 
-def hash_from_nothing() -> str:
-    total = sum(projection.state_term(each.name, each.state) for each in Aggregate.objects.all())
+def recompute_state_hash() -> str:
+    total = sum(
+        projection.state_term(aggregate.name, aggregate.state)
+        for aggregate in Aggregate.objects.all()
+    )
     return f"{total % projection.MODULUS:064x}"
 
 
-# ---- others'
+# ---- events of other mirrors
 
 
 def test_other_log_is_stored_folded_and_served_unchanged(db, note_rows):
@@ -103,7 +106,7 @@ def test_state_hash_is_equal_after_the_same_events(db, note_rows):
     ingest.ingest_events(one.events)
     ingest.ingest_events(other.events)
     first = projection.state_hash()
-    assert first == hash_from_nothing() != NO_DIGEST
+    assert first == recompute_state_hash() != NO_DIGEST
     rows = dict(note_rows)
     for model in (ForkProof, LogEvent, Origin, Aggregate, writer.LogState):
         model.objects.all().delete()
@@ -114,7 +117,7 @@ def test_state_hash_is_equal_after_the_same_events(db, note_rows):
     assert (projection.state_hash(), note_rows) == (first, rows)
 
 
-def test_a_log_with_a_hole_is_refused_whole(db, note_rows):
+def test_log_with_a_hole_is_refused_whole(db, note_rows):
     other = LogBuilder()
     for n in range(4):
         other.append("note.write", "a", {"text": str(n)})
@@ -187,29 +190,32 @@ def test_fault_in_one_log_does_not_affect_the_others(db, note_rows):
     )
 
 
-def test_an_unknown_kind_is_kept_and_means_something_after_the_upgrade(db, note_rows):
+def test_event_of_unknown_type_is_stored_and_projected_after_upgrade(db, note_rows):
     other = LogBuilder()
     other.append("song.sing", "a", {"text": "la"})
     other.append("note.write", "a", {"text": "one"})
     assert ingest.ingest_events(other.events).stored == 3
     before = projection.state_hash()
     assert LogEvent.objects.get(understood=False).type == "song.sing"
-    assert writer.read_events(other.origin, 1) == other.events[1:]  # passed on all the same
-    sung = {}
+    assert writer.read_events(other.origin, 1) == other.events[1:]  # it is served to other mirrors
+    stored_songs = {}
     registry.register(
         registry.AggregateType(
             "song",
             {"sing": NotePayload},
             lambda facts: {"text": facts[-1].payload.text},
-            sung.__setitem__,
+            stored_songs.__setitem__,
         )
     )
     assert ingest.project_pending() == 1
-    assert sung == {"a": {"text": "la"}} and projection.state_hash() not in (before, NO_DIGEST)
+    assert stored_songs == {"a": {"text": "la"}} and projection.state_hash() not in (
+        before,
+        NO_DIGEST,
+    )
     assert not LogEvent.objects.filter(understood=False).exists() and ingest.project_pending() == 0
 
 
-def stale() -> set[str]:
+def stale_names() -> set[str]:
     return set(Aggregate.objects.filter(stale=True).values_list("name", flat=True))
 
 
@@ -218,13 +224,13 @@ def test_events_stored_before_a_crash_are_folded_after_it(db, note_rows):
     other.append("note.write", "a", {"text": "one"})
     other.append("song.sing", "b", {"text": "la"})
     ingest.ingest_events(other.events, defer=True)
-    assert note_rows == {} and stale() == {"note:a", f"origin:{other.origin}"}
-    assert ingest.project_pending() == 2 and note_rows == {"a": "one"} and not stale()
-    other.append("note.write", "a", {"text": "one"})  # nothing new, and folded all the same
+    assert note_rows == {} and stale_names() == {"note:a", f"origin:{other.origin}"}
+    assert ingest.project_pending() == 2 and note_rows == {"a": "one"} and not stale_names()
+    other.append("note.write", "a", {"text": "one"})  # no change, but still folded
     ingest.ingest_events(other.events[3:], defer=True)
     before = projection.state_hash()
-    assert stale() == {"note:a"}
-    assert ingest.project_pending() == 0 and projection.state_hash() == before and not stale()
+    assert stale_names() == {"note:a"}
+    assert ingest.project_pending() == 0 and projection.state_hash() == before and not stale_names()
 
 
 def test_local_change_folds_pending_events_of_its_aggregate(db, note_rows):
@@ -233,10 +239,10 @@ def test_local_change_folds_pending_events_of_its_aggregate(db, note_rows):
     ingest.ingest_events(other.events, defer=True)
     writer.record("note.write", "a", {"text": "two"})
     assert projection.current_state("note:a") == {"text": "two"}
-    assert "note:a" not in stale()
+    assert "note:a" not in stale_names()
 
 
-def test_a_row_that_needs_another_waits_for_it(db, note_rows):
+def test_row_with_a_missing_dependency_is_stored_later(db, note_rows):
     other = LogBuilder()
     other.append("note.write", "a", {"text": "wait"})
     ingest.ingest_events(other.events)
@@ -249,7 +255,7 @@ def test_a_row_that_needs_another_waits_for_it(db, note_rows):
     )
 
 
-# ---- forks and cuts
+# ---- forks and truncation
 
 
 def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):
@@ -271,29 +277,29 @@ def test_fork_is_recorded_as_proof_and_its_effects_are_undone(db, note_rows):
     assert note_rows == {"a": "one"}
     assert writer.read_events(liar.origin, 0) == before_fork
     assert writer.log_heads()[liar.origin] == (2, digest(before_fork[-1].body))
-    assert projection.state_hash() == hash_from_nothing()
+    assert projection.state_hash() == recompute_state_hash()
     more = liar.append("note.write", "a", {"text": "go on"})
     assert "ends with event 2: it signed two events with the number 3" in rejection(more)
 
 
 def test_fork_proof_convinces_a_mirror_with_one_event_or_none(db, note_rows):
     liar = LogBuilder()
-    other = liar.sign("note.write", "a", {"text": "to you this"})
-    mine = liar.append("note.write", "a", {"text": "to me that"})
+    second = liar.sign("note.write", "a", {"text": "to you this"})
+    first = liar.append("note.write", "a", {"text": "to me that"})
     with pytest.raises(ingest.UserError, match="no mirror of the list"):
-        truncate.accept_fork_proof(mine, other, keys={"a" * 64})
-    assert truncate.accept_fork_proof(mine, other, keys={liar.identity.key})
-    assert not truncate.accept_fork_proof(mine, other)
+        truncate.accept_fork_proof(first, second, keys={"a" * 64})
+    assert truncate.accept_fork_proof(first, second, keys={liar.identity.key})
+    assert not truncate.accept_fork_proof(first, second)
     assert "ends with event 1" in rejection(*liar.events)
     assert ingest.ingest_events(liar.events[:1]).stored == 1
-    assert truncate.list_fork_proofs() == [(mine, other)]
+    assert truncate.list_fork_proofs() == [(first, second)]
     with pytest.raises(ingest.UserError, match="not two events of one origin"):
-        truncate.accept_fork_proof(mine, mine)
+        truncate.accept_fork_proof(first, first)
     with pytest.raises(ingest.UserError, match="signature does not match"):
-        truncate.accept_fork_proof(mine, other.model_copy(update={"body": other.body + " "}))
+        truncate.accept_fork_proof(first, second.model_copy(update={"body": second.body + " "}))
 
 
-def test_an_expulsion_names_the_last_event_that_counts(db, note_rows):
+def test_truncated_log_ends_with_the_last_accepted_event(db, note_rows):
     other = LogBuilder()
     for n in range(4):
         other.append("note.write", "a", {"text": str(n)})
@@ -310,30 +316,28 @@ def test_an_expulsion_names_the_last_event_that_counts(db, note_rows):
         truncate.truncate_log("0" * 32, 1, "")
 
 
-def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, note_rows):
-    """It was restored from a backup, and wrote on where it had written before."""
+def test_site_that_forked_its_own_log_starts_a_new_one(db, note_rows):
+    """Restore the site from a backup, so that it reuses numbers of its lost events."""
     writer.record("note.write", "a", {"text": "kept"})
-    mine = Origin.objects.get(ours=True)
+    own_log = Origin.objects.get(ours=True)
     twin = LogBuilder()
-    twin.identity, twin.origin, twin.events = (
-        site_identity.identity(),
-        mine.pk,
-        writer.read_events(mine.pk, 0),
-    )
-    twin.hlc = mine.head_hlc
+    twin.identity = site_identity.identity()
+    twin.origin = own_log.pk
+    twin.events = writer.read_events(own_log.pk, 0)
+    twin.hlc = own_log.head_hlc
     lost = twin.append("note.write", "a", {"text": "lost in the crash"})
-    ingest.ingest_events([lost])  # its own log, pulled back from others, goes on
+    ingest.ingest_events([lost])  # its own log is pulled back from another mirror
     assert projection.current_state("note:a") == {"text": "lost in the crash"}
     assert writer.record("note.write", "a", {"text": "new"}).seq == 4
     twin.append("note.write", "a", {"text": "and this too was out in the world"})
-    assert ingest.ingest_events(twin.events).forked == [mine.pk]
-    again = writer.record("note.write", "a", {"text": "newer"})
-    assert again.origin_id != mine.pk and again.seq == 2
-    begun = open_event(writer.read_events(again.origin_id, 0)[0])
-    assert begun.payload["after"] == mine.pk
+    assert ingest.ingest_events(twin.events).forked == [own_log.pk]
+    next_event = writer.record("note.write", "a", {"text": "newer"})
+    assert next_event.origin_id != own_log.pk and next_event.seq == 2
+    first_event = open_event(writer.read_events(next_event.origin_id, 0)[0])
+    assert first_event.payload["after"] == own_log.pk
 
 
-# ---- by hand, and for everybody
+# ---- commands and the status page
 
 
 def test_status_page_shows_heads_and_state_hash(db, note_rows):
@@ -347,7 +351,7 @@ def test_status_page_shows_heads_and_state_hash(db, note_rows):
     assert abs(status["time"] - time.time()) < 60
 
 
-def test_staff_cut_a_log_and_rebuild_by_hand(db, note_rows, capsys):
+def test_eventlog_command_truncates_rebuilds_and_shows(db, note_rows, capsys):
     other = LogBuilder()
     other.append("note.write", "a", {"text": "one"})
     other.append("note.write", "a", {"text": "two"})
@@ -368,7 +372,7 @@ def test_staff_cut_a_log_and_rebuild_by_hand(db, note_rows, capsys):
         call_command("eventlog", "truncate", "111", "2", "who")
 
 
-def test_every_table_of_the_log_is_bounded(db):
+def test_every_text_column_of_the_log_has_a_maximum_length(db):
     for model in (Origin, LogEvent, Aggregate):
         for column in model._meta.concrete_fields:
             assert column.max_length or not isinstance(column, models.CharField)

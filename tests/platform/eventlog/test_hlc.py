@@ -1,4 +1,4 @@
-"""The time that events are stamped with: it only grows, and is that of most mirrors."""
+"""Test event stamps, which only increase and follow the clock of most mirrors."""
 
 import logging
 import time
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from coordinator.eventlog import hlc, ingest, writer
 
-FAR = 3600.0
+FAR_SECONDS = 3600.0
 
 
 @given(st.lists(st.floats(0, 4e9), max_size=50))
-def test_stamps_only_grow_and_follow_the_clock(times):
+def test_stamps_increase_and_follow_the_clock(times):
     last = 0
     for now in times:
         after = hlc.next_stamp(last, now)
@@ -27,20 +27,20 @@ def test_stamps_only_grow_and_follow_the_clock(times):
     ("offsets", "seconds"),
     [
         ([], 0),
-        ([FAR], 0),  # with two clocks neither is known to be wrong
-        ([0, FAR], 0),  # one of the others is
-        ([FAR, FAR + 1], FAR),
+        ([FAR_SECONDS], 0),  # of two clocks either may be wrong
+        ([0, FAR_SECONDS], 0),  # one of the other clocks is wrong
+        ([FAR_SECONDS, FAR_SECONDS + 1], FAR_SECONDS),
         ([59, 59, 59], 0),
-        ([-61, -61, FAR], -61),
-        ([FAR, FAR, 0, 1], 0),
+        ([-61, -61, FAR_SECONDS], -61),
+        ([FAR_SECONDS, FAR_SECONDS, 0, 1], 0),
     ],
 )
-def test_a_clock_is_corrected_when_it_is_far_from_most_others(offsets, seconds):
+def test_clock_far_from_most_others_is_corrected(offsets, seconds):
     assert hlc.clock_correction(offsets) == seconds
 
 
 def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(db, note_rows, caplog):
-    right = time.time() - FAR
+    right = time.time() - FAR_SECONDS
     writer.record_peer_clock("1" * 64, right)
     writer.record_peer_clock("2" * 64, right + 1)
     with caplog.at_level(logging.ERROR):
@@ -50,24 +50,26 @@ def test_wrong_clock_is_logged_and_events_are_stamped_with_peers_time(db, note_r
         "+3599 s from the other mirrors'" in caplog.text
         or "+3600 s from the other mirrors'" in caplog.text
     )
-    assert writer.clock_offset() == pytest.approx(FAR, abs=5)
+    assert writer.clock_offset() == pytest.approx(FAR_SECONDS, abs=5)
 
 
-def test_clock_set_wrong_between_measurements_spoils_no_event(db, note_rows, monkeypatch):
+def test_clock_set_wrong_between_measurements_stamps_true_time(db, note_rows, monkeypatch):
     right = time.time()
     for key in ("1", "2"):
         writer.record_peer_clock(key * 64, right)
-    set_wrong = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + FAR})
-    monkeypatch.setattr(writer, "time", set_wrong)
+    wrong_clock = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + FAR_SECONDS})
+    monkeypatch.setattr(writer, "time", wrong_clock)
     event = writer.record("note.write", "a", {"text": "x"})
     assert abs(hlc.to_seconds(event.hlc) - right) < 5
 
 
-def test_an_event_from_the_far_future_waits_until_then(db, note_rows):
+def test_event_from_the_future_is_refused_until_its_time(db, note_rows):
     other = LogBuilder()
     ingest.ingest_events(other.events)
-    soon = other.append("note.write", "a", {"text": "x"}, at=time.time() + FAR)
+    soon = other.append("note.write", "a", {"text": "x"}, at=time.time() + FAR_SECONDS)
     assert "ahead of this site's time: later" in rejection(soon)
-    writer.record_peer_clock("1" * 64, time.time() + FAR)
-    writer.record_peer_clock("2" * 64, time.time() + FAR)  # it was this clock that was wrong
+    writer.record_peer_clock("1" * 64, time.time() + FAR_SECONDS)
+    writer.record_peer_clock(
+        "2" * 64, time.time() + FAR_SECONDS
+    )  # now this site's clock counts as wrong
     assert ingest.ingest_events([soon]).stored == 1

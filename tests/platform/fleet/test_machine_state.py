@@ -1,4 +1,4 @@
-"""A person's machines: named, listed, paused and resumed from the site, revoked; and what they say they can do."""
+"""Test a person's machines: names, list, pause and resume, revocation, measured hardware."""
 
 import json
 import time
@@ -28,17 +28,17 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def signed_in(person):
-    def make(user) -> Client:
+def signed_in_as(person):
+    def sign_in(user) -> Client:
         client = Client()
         client.force_login(user)
         return client
 
-    return make
+    return sign_in
 
 
-def told(answer) -> coordinator_messages.Directive:
-    """What a machine reads in the reply to its report."""
+def read_directive(answer) -> coordinator_messages.Directive:
+    """Return the directive in the reply to a report."""
     reply = coordinator_messages.ReportReply.model_validate_json(answer.content)
     return open_signed(
         reply.directive,
@@ -48,21 +48,21 @@ def told(answer) -> coordinator_messages.Directive:
     )
 
 
-# ---- paused and resumed --------------------------------------------------------------------------------------------
+# ---- paused and resumed
 
 
 def test_pause_reaches_only_the_paused_machine_with_its_next_report(
-    person, launched_run, volunteer, numbered_report, signed_in
+    person, launched_run, volunteer, numbered_report, signed_in_as
 ):
     run, ada = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
-    page = signed_in(bob.machine.owner)
+    page = signed_in_as(bob.machine.owner)
     assert page.post(f"/machines/{bob.machine.pk}/pause/").status_code == 302
-    assert told(bob.report(run, numbered_report(1))).status is enums.RunStatus.PAUSED
-    assert told(ada.report(run, numbered_report(1))).status is enums.RunStatus.TRAINING
+    assert read_directive(bob.report(run, numbered_report(1))).status is enums.RunStatus.PAUSED
+    assert read_directive(ada.report(run, numbered_report(1))).status is enums.RunStatus.TRAINING
     assert page.post(f"/machines/{bob.machine.pk}/resume/").status_code == 302
-    assert told(bob.report(run, numbered_report(2))).status is enums.RunStatus.TRAINING
+    assert read_directive(bob.report(run, numbered_report(2))).status is enums.RunStatus.TRAINING
 
 
 def test_paused_machine_stays_paused_when_it_joins_again(person, launched_run, numbered_report):
@@ -74,10 +74,10 @@ def test_paused_machine_stays_paused_when_it_joins_again(person, launched_run, n
         is enums.RunStatus.PAUSED
     )
     run.finish()
-    assert told(ada.report(run, numbered_report(1))).status is enums.RunStatus.FINISHED
+    assert read_directive(ada.report(run, numbered_report(1))).status is enums.RunStatus.FINISHED
 
 
-def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volunteer):
+def test_pause_is_audited_once_and_refused_for_revoked_machines(person, volunteer):
     ada = volunteer(person())
     assert (
         MachinePause.start(ada.machine, actor=ada.machine.owner)
@@ -104,64 +104,65 @@ def test_report_of_a_paused_machine_costs_no_more_queries(
         ada.report(run, numbered_report(2))
 
 
-# ---- the pages -----------------------------------------------------------------------------------------------------
+# ---- the pages
 
 
-def test_the_pages_show_hardware_the_last_report_and_what_it_does(
-    person, launched_run, numbered_report, signed_in, golden_hardware, plan
+def test_machine_pages_show_hardware_activity_and_last_report(
+    person, launched_run, numbered_report, signed_in_as, golden_hardware, plan
 ):
     run, ada = launched_run(person(name="Ada"))
     asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
     assert ada.send_request("POST", f"/runs/{run.slug}/join", asked).status_code == 200
     ada.report(run, numbered_report(1, rate=1234.0, plan=plan))
     drain_queue()
-    page = signed_in(run.owner)
+    page = signed_in_as(run.owner)
     listed = page.get("/machines/").content.decode()
     assert "pc-1" in listed and "1.23 K" in listed and "Training" in listed and run.name in listed
-    one = page.get(f"/machines/{ada.machine.pk}/").content.decode()
+    machine_page = page.get(f"/machines/{ada.machine.pk}/").content.decode()
     assert (
-        "12.0 GiB" in one
-        and "25.0 TFLOP/s" in one
-        and "2.50 GB/s" in one
-        and "bfloat16" in one
-        and run.name in one
+        "12.0 GiB" in machine_page
+        and "25.0 TFLOP/s" in machine_page
+        and "2.50 GB/s" in machine_page
+        and "bfloat16" in machine_page
+        and run.name in machine_page
     )
     MachinePause.start(ada.machine)
     assert 'data-status="paused">Paused<' in page.get("/machines/").content.decode()
 
 
-def test_listing_machines_takes_as_many_queries_for_ten_as_for_one(
-    person, launched_run, volunteer, signed_in, django_assert_max_num_queries
+def test_machine_list_query_count_is_independent_of_machines(
+    person, launched_run, volunteer, signed_in_as, django_assert_max_num_queries
 ):
     run, _ = launched_run(person())
     for seed in range(2, 12):
         volunteer(run.owner, seed).join(run)
-    page = signed_in(run.owner)
+    page = signed_in_as(run.owner)
     with django_assert_max_num_queries(8):
         assert page.get("/machines/").content.count(b"machine-item") == 11
 
 
-def test_a_machine_is_renamed_and_keeps_the_name_when_it_enrols_again(person, volunteer, signed_in):
+def test_renamed_machine_keeps_its_name_when_it_enrols_again(person, volunteer, signed_in_as):
     ada = volunteer(person())
-    page = signed_in(ada.machine.owner)
-    where = f"/machines/{ada.machine.pk}/"
-    refused = page.post(where, {"name": "x" * 61})
+    page = signed_in_as(ada.machine.owner)
+    machine_path = f"/machines/{ada.machine.pk}/"
+    refused = page.post(machine_path, {"name": "x" * 61})
     assert refused.status_code == 422 and b"at most 60 characters; this has 61" in refused.content
-    assert b'value="' + b"x" * 61 in refused.content, "what was typed stays"
-    assert page.post(where, {"name": "  <b>attic</b> \0‮ 🛖 "}).status_code == 302
+    assert b'value="' + b"x" * 61 in refused.content, "the form lost the name that was typed"
+    assert page.post(machine_path, {"name": "  <b>attic</b> \0‮ 🛖 "}).status_code == 302
     ada.machine.refresh_from_db()
     assert ada.machine.name == "<b>attic</b> 🛖"
     assert (
-        b"&lt;b&gt;attic" in page.get(where).content and b"<b>attic" not in page.get(where).content
+        b"&lt;b&gt;attic" in page.get(machine_path).content
+        and b"<b>attic" not in page.get(machine_path).content
     )
     about = coordinator_messages.MachineDescription(hostname="pc-1", cores=4)
-    asked = coordinator_messages.EnrolmentRequest(
+    request = coordinator_messages.EnrolmentRequest(
         mirror=ada.mirror_key, key=ada.identity.key, machine=about, issued=time.time()
     )
-    Enrolment.open(asked).approve(ada.machine.owner)
+    Enrolment.open(request).approve(ada.machine.owner)
     ada.machine.refresh_from_db()
     assert ada.machine.name == "<b>attic</b> 🛖" and ada.machine.cores == 4
-    page.post(where, {"name": ""})
+    page.post(machine_path, {"name": ""})
     ada.machine.refresh_from_db()
     assert ada.machine.name == f"machine {ada.identity.key[:8]}"
 
@@ -170,48 +171,64 @@ ROUTES = [("get", ""), ("post", ""), ("post", "pause/"), ("post", "resume/"), ("
 
 
 @pytest.mark.parametrize(("method", "action"), ROUTES)
-def test_only_its_owner_sees_or_touches_a_machine(person, volunteer, signed_in, method, action):
+def test_machine_pages_are_for_the_owner_only(person, volunteer, signed_in_as, method, action):
     ada = volunteer(person())
-    where = f"/machines/{ada.machine.pk}/{action}"
-    visitor = getattr(Client(), method)(where)
+    machine_path = f"/machines/{ada.machine.pk}/{action}"
+    visitor = getattr(Client(), method)(machine_path)
     assert visitor.status_code == 302 and "login" in visitor["Location"]
     for email, flags in (("eve@example.org", {}), ("root@example.org", {"is_staff": True})):
-        assert getattr(signed_in(person(email, **flags)), method)(where).status_code == 404
-    assert getattr(signed_in(ada.machine.owner), method)(where).status_code in (200, 302)
+        assert (
+            getattr(signed_in_as(person(email, **flags)), method)(machine_path).status_code == 404
+        )
+    assert getattr(signed_in_as(ada.machine.owner), method)(machine_path).status_code in (200, 302)
 
 
-def test_a_link_pauses_nobody(person, volunteer, signed_in):
+def test_get_request_does_not_pause_a_machine(person, volunteer, signed_in_as):
     ada = volunteer(person())
-    assert signed_in(ada.machine.owner).get(f"/machines/{ada.machine.pk}/pause/").status_code == 405
+    assert (
+        signed_in_as(ada.machine.owner).get(f"/machines/{ada.machine.pk}/pause/").status_code == 405
+    )
     assert not MachinePause.objects.exists()
 
 
-# ---- what a machine can do -----------------------------------------------------------------------------------------
+# ---- measured hardware
 
 
-def test_what_a_machine_measured_is_what_the_planner_gets(person, launched_run, golden_hardware):
+def test_stored_measurement_equals_what_the_machine_reported(person, launched_run, golden_hardware):
     run, ada = launched_run(person())
-    asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
-    ada.send_request("POST", f"/runs/{run.slug}/join", asked)
-    found = HardwareMeasurement.objects.get(machine=ada.machine).hardware
-    assert (
-        found.device == "cuda"
-        and found.device_memory == 12 << 30
-        and found.matmul[-1] == (2048, 25e12)
+    request = coordinator_messages.JoinRequest(
+        version="0.1", addresses=[], hardware=golden_hardware
     )
-    assert hash(found), "plans are kept by it"
-    assert found.update_rate("device", "bfloat16", 8) == 4e9
-    ada.join(run)  # without a measurement: the last one stands
-    assert HardwareMeasurement.objects.get(machine=ada.machine).hardware == found
+    ada.send_request("POST", f"/runs/{run.slug}/join", request)
+    hardware = HardwareMeasurement.objects.get(machine=ada.machine).hardware
+    assert (
+        hardware.device == "cuda"
+        and hardware.device_memory == 12 << 30
+        and hardware.matmul[-1] == (2048, 25e12)
+    )
+    assert hash(hardware), "plans are cached by hardware"
+    assert hardware.update_rate("device", "bfloat16", 8) == 4e9
+    ada.join(run)  # without a measurement: the last one remains
+    assert HardwareMeasurement.objects.get(machine=ada.machine).hardware == hardware
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("adam", 0), ("adam", 0.5), ("matmul", []), ("matmul", [[1, -1]]), ("disk_read", "NaN"), ("device", "tpu"),
-     ("cores", 0), ("memory", 1 << 64), ("name", "a\0b"), ("updates", [{"where": "moon"}] * 3),
-     ("products", [{}] * 99)],
-)  # fmt: skip
-def test_a_senseless_measurement_is_refused_at_its_field(
+    [
+        ("adam", 0),
+        ("adam", 0.5),
+        ("matmul", []),
+        ("matmul", [[1, -1]]),
+        ("disk_read", "NaN"),
+        ("device", "tpu"),
+        ("cores", 0),
+        ("memory", 1 << 64),
+        ("name", "a\0b"),
+        ("updates", [{"where": "moon"}] * 3),
+        ("products", [{}] * 99),
+    ],
+)
+def test_invalid_measurement_is_refused_at_its_field(
     person, launched_run, golden_hardware, name, value
 ):
     run, ada = launched_run(person())
@@ -220,8 +237,8 @@ def test_a_senseless_measurement_is_refused_at_its_field(
         "addresses": [],
         "hardware": golden_hardware.model_dump(mode="json") | {name: value},
     }
-    sent = json.dumps(body).encode()
-    answer = ada.send_request("POST", f"/runs/{run.slug}/join", sent=sent, body=sent)
+    raw_body = json.dumps(body).encode()
+    answer = ada.send_request("POST", f"/runs/{run.slug}/join", sent=raw_body, body=raw_body)
     assert answer.status_code == 422
     assert any(
         f"hardware.{name}" in field
@@ -232,7 +249,7 @@ def test_a_senseless_measurement_is_refused_at_its_field(
     )
 
 
-# ---- replays -------------------------------------------------------------------------------------------------------
+# ---- replays
 
 
 def test_request_signed_for_another_mirror_is_refused(person, volunteer, monkeypatch):
@@ -242,15 +259,14 @@ def test_request_signed_for_another_mirror_is_refused(person, volunteer, monkeyp
     other = Identity(b"\x77" * 32)
     theirs = ada.identity.sign_request(other.key, "GET", "/api/v1/runs", b"", time.time())
     assert ada.send_request("GET", "/runs", token=theirs).status_code == 401
-    monkeypatch.setattr(
-        site_identity, "identity", lambda: other
-    )  # the same database behind another mirror's key
+    # The same database now serves another mirror's key.
+    monkeypatch.setattr(site_identity, "identity", lambda: other)
     assert ada.send_request("GET", "/runs", token=token).status_code == 401
     assert ada.send_request("GET", "/runs", token=theirs).status_code == 200
     assert ada.send_request("GET", "/runs", token=theirs).status_code == 401
 
 
-# ---- at other mirrors ----------------------------------------------------------------------------------------------
+# ---- at other mirrors
 
 
 def test_events_of_known_machines_are_written_in_one_batch(person, volunteer):
@@ -261,8 +277,8 @@ def test_events_of_known_machines_are_written_in_one_batch(person, volunteer):
     barn.rename("the barn")
     shed.rename("unheard of")
     sold.revoke()
-    there, events, kept = replicated_rows(), all_events(), all_private_data()
-    late = [each for each in kept if "unheard" in each.body]
+    rows_elsewhere, events, records = replicated_rows(), all_events(), all_private_data()
+    late_records = [record for record in records if "unheard" in record.body]
     rebuild_in_random_order(*before)
     machine_type = registry.aggregate_types()["machine"]
     stored_alone = []
@@ -274,9 +290,11 @@ def test_events_of_known_machines_are_written_in_one_batch(person, volunteer):
     with registry.registered_temporarily(replace(machine_type, store=store)):
         ingest.ingest_events(events, defer=True)
         ingest.project_pending(defer=True)
-        private_data.ingest([each for each in kept if each not in late], defer=True)
+        private_data.ingest(
+            [record for record in records if record not in late_records], defer=True
+        )
         ingest.project_pending()
-    assert set(stored_alone) == {shed.key}, "the others were written together"
+    assert set(stored_alone) == {shed.key}, "machines with complete data were not written together"
     names = dict(Machine.objects.values_list("key", "hostname"))
     assert names == {
         attic.key: "the attic",
@@ -285,21 +303,21 @@ def test_events_of_known_machines_are_written_in_one_batch(person, volunteer):
         sold.key: "pc-4",
     }
     assert Machine.objects.get(key=sold.key).revoked
-    private_data.ingest(late)
-    assert replicated_rows() == there
+    private_data.ingest(late_records)
+    assert replicated_rows() == rows_elsewhere
 
 
 def test_event_that_reassigns_a_machine_id_is_ignored(person, volunteer):
     ada = person()
-    mine, other = volunteer(ada, 1).machine, LogBuilder()
-    about, enrolled = "0" * 64, mine.enrolled.isoformat()
+    machine, other = volunteer(ada, 1).machine, LogBuilder()
+    about, enrolled = "0" * 64, machine.enrolled.isoformat()
     for n in range(3):
         key = Identity(bytes([90 + n]) * 32).key
         other.append(
             "machine.enrol",
             key,
-            {"about": about, "id": str(mine.pk), "owner": str(ada.pk), "enrolled": enrolled},
+            {"about": about, "id": str(machine.pk), "owner": str(ada.pk), "enrolled": enrolled},
         )
     before = Machine.objects.values().get()
     ingest.ingest_events(other.events)
-    assert Machine.objects.values().get(key=mine.key) == before
+    assert Machine.objects.values().get(key=machine.key) == before

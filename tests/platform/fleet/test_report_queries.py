@@ -1,4 +1,4 @@
-"""The two statements behind a report, against the models they stand for."""
+"""Test the two SQL statements behind a report against the models they replace."""
 
 from datetime import timedelta
 
@@ -15,21 +15,21 @@ from coordinator.runs.models import Run
 pytestmark = pytest.mark.django_db
 
 
-def same(found, model) -> None:
-    """Every column that was read says what the model says, and each other one is read when it is looked at."""
-    told = model.objects.get(pk=found.pk)
+def assert_same_columns(read_row, model) -> None:
+    """Check that every column, read or deferred, equals the model's."""
+    stored_row = model.objects.get(pk=read_row.pk)
     for field in model._meta.concrete_fields:
-        assert getattr(found, field.attname) == getattr(told, field.attname), field.attname
+        assert getattr(read_row, field.attname) == getattr(stored_row, field.attname), field.attname
 
 
 @pytest.fixture
 def members(volunteer, person, launched_run):
-    """Two of one owner in one run, and one of them in another."""
+    """Return two runs and two machines of one owner: both in the first, one in the second."""
     owner = person()
     (run, _), (other, _) = launched_run(owner, seed=3), launched_run(owner, seed=4)
     ada, bob = volunteer(owner, 1), volunteer(owner, 2)
-    for who, where in ((ada, run), (bob, run), (ada, other)):
-        who.join(where)
+    for machine, joined_run in ((ada, run), (bob, run), (ada, other)):
+        machine.join(joined_run)
     Membership.objects.filter(machine=ada.machine, run=run).update(
         mark=7,
         addresses=["192.0.2.1:41000", "[2001:db8::1]:9"],
@@ -39,14 +39,14 @@ def members(volunteer, person, launched_run):
     return run, other, ada.machine, bob.machine
 
 
-def test_who_signs_is_read_with_its_owner_and_its_rest_at_once(members, django_assert_num_queries):
+def test_machine_for_key_reads_owner_and_pause_in_one_query(members, django_assert_num_queries):
     *_, ada, bob = members
     MachinePause.start(bob)
     with django_assert_num_queries(1):
-        found = machine_for_key(bob.key)
-        assert found.owner.is_active and found.owner.shown_name and found.pause.since
-        assert found.owner_id == found.owner.pk and found.revoked is None
-    same(found, Machine)
+        machine = machine_for_key(bob.key)
+        assert machine.owner.is_active and machine.owner.shown_name and machine.pause.since
+        assert machine.owner_id == machine.owner.pk and machine.revoked is None
+    assert_same_columns(machine, Machine)
     with django_assert_num_queries(1):
         assert getattr(machine_for_key(ada.key), "pause", None) is None
     assert (
@@ -55,19 +55,26 @@ def test_who_signs_is_read_with_its_owner_and_its_rest_at_once(members, django_a
     )
 
 
-def test_a_part_is_read_with_its_run_by_id_and_by_slug(members, django_assert_num_queries):
+def test_membership_for_run_reads_the_run_by_id_or_slug(members, django_assert_num_queries):
     run, other, ada, bob = members
     for name in (str(run.pk), run.slug):
         with django_assert_num_queries(1):
-            found = membership_for_run(ada, name)
-            assert found.machine is ada and found.run.pk == run.pk and found.has_verdicts is False
-            assert (found.mark, found.addresses) == (7, ["192.0.2.1:41000", "[2001:db8::1]:9"])
+            membership = membership_for_run(ada, name)
             assert (
-                found.run.max_plausible_tokens == 2 * found.run.token_budget
-                and found.run.state.value == found.run.status
+                membership.machine is ada
+                and membership.run.pk == run.pk
+                and membership.has_verdicts is False
             )
-        same(found, Membership)
-        same(found.run, Run)
+            assert (membership.mark, membership.addresses) == (
+                7,
+                ["192.0.2.1:41000", "[2001:db8::1]:9"],
+            )
+            assert (
+                membership.run.max_plausible_tokens == 2 * membership.run.token_budget
+                and membership.run.state.value == membership.run.status
+            )
+        assert_same_columns(membership, Membership)
+        assert_same_columns(membership.run, Run)
     assert membership_for_run(ada, other.slug).run.pk == other.pk
     assert (
         membership_for_run(bob, other.slug) is None
@@ -76,13 +83,13 @@ def test_a_part_is_read_with_its_run_by_id_and_by_slug(members, django_assert_nu
     )
 
 
-def test_what_another_mirror_tells_of_a_machine_is_not_its_part_here(members):
+def test_membership_reported_by_another_mirror_is_not_returned(members):
     _, other, _, bob = members
     Membership.everywhere.create(run=other, machine=bob, mirror="f" * 64)
     assert membership_for_run(bob, other.slug) is None
 
 
-def test_verdicts_are_told_of_with_the_run_they_are_on(members):
+def test_membership_has_verdicts_only_if_its_run_has_proven_ones(members):
     run, other, ada, _ = members
     VerdictRecord.objects.create(run=run, body="{}", digest="1" * 64, signatures={}, proven=True)
     VerdictRecord.objects.create(run=other, body="{}", digest="2" * 64, signatures={}, proven=False)

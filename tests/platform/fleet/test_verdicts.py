@@ -1,4 +1,4 @@
-"""Verdicts by the site: who may give them, what they may say, and how they reach the machines."""
+"""Test the site's verdicts: who may issue them, what they contain, how machines get them."""
 
 import json
 
@@ -30,77 +30,80 @@ LIFE, EARLIER = "a" * 16, "b" * 16
 
 
 @pytest.fixture
-def world(person, launched_run, volunteer, numbered_report):
-    """A run of Ada's; Bob's machine in it has published four updates of 1,000 tokens, Ada's as many."""
+def verdict_run(person, launched_run, volunteer, numbered_report):
+    """Return Ada's run and a machine each of Ada and Bob, with four updates of 1,000 tokens."""
     run, ada = launched_run(person("ada@example.org", name="Ada", is_staff=False), name="Dusk")
     bob = volunteer(person("bob@example.org", name="Bob"), 2)
     bob.join(run)
-    for each in (ada, bob):
-        each.report(run, numbered_report(4))
+    for machine in (ada, bob):
+        machine.report(run, numbered_report(4))
     drain_queue()
     return run, ada, bob
 
 
-def charge(machine, first: int | None = 3, **more) -> RetractionRequest:
+def retraction_of(machine, first: int | None = 3, **more) -> RetractionRequest:
     return RetractionRequest(f"{machine.identity.key}.{LIFE}", first, **more)
 
 
-def replied(machine, run, report, heeds=()) -> coordinator_messages.ReportReply:
-    sent = coordinator_messages.Reports(reports=[report], applied_verdicts=list(heeds))
+def send_report(machine, run, report, applied=()) -> coordinator_messages.ReportReply:
+    request = coordinator_messages.Reports(reports=[report], applied_verdicts=list(applied))
     return coordinator_messages.ReportReply.model_validate_json(
-        machine.send_request("POST", f"/runs/{run.slug}/reports", sent).content
+        machine.send_request("POST", f"/runs/{run.slug}/reports", request).content
     )
 
 
-def wrong(run, *charges, reason="") -> dict[str, str]:
+def issue_problems(run, *requests, reason="") -> dict[str, str]:
+    """Issue a verdict that is refused without an audit entry; return the problems by field."""
+    before = AuditEntry.objects.filter(action="run.verdict").count()
     with pytest.raises(SpecError) as raised:
-        VerdictRecord.issue(run, charges, reason)
-    assert not AuditEntry.objects.filter(action="run.verdict").exists()
+        VerdictRecord.issue(run, requests, reason)
+    assert AuditEntry.objects.filter(action="run.verdict").count() == before
     return raised.value.problems
 
 
-def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(world, numbered_report):
-    run, ada, bob = world
-    made = VerdictRecord.issue(run, [charge(bob, 3)], "noise", actor=run.owner)
+def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(verdict_run, numbered_report):
+    run, ada, bob = verdict_run
+    record = VerdictRecord.issue(run, [retraction_of(bob, 3)], "noise", actor=run.owner)
     rules = UpdateRules.from_spec(run.spec, str(run.pk), frozenset(run.spec.roots))
-    found = verify_proof(made.signed_verdict, rules)
+    verified = verify_proof(record.signed_verdict, rules)
     author = f"{bob.identity.key}.{LIFE}"
-    assert found.limits == {author: 2} and list(found.rulings) == [made.digest]
+    assert verified.limits == {author: 2} and list(verified.rulings) == [record.digest]
     entry = AuditEntry.objects.get(action="run.verdict")
     assert (
         entry.detail["after"] == {author: 2}
         and entry.detail["reason"] == "noise"
         and entry.actor == run.owner
     )
-    assert replied(ada, run, numbered_report(5)).verdicts == [made.signed_verdict]
-    assert replied(ada, run, numbered_report(6)).verdicts == [made.signed_verdict], (
-        "it has not said that it heeds it"
+    assert send_report(ada, run, numbered_report(5)).verdicts == [record.signed_verdict]
+    assert send_report(ada, run, numbered_report(6)).verdicts == [record.signed_verdict], (
+        "the verdict is no longer sent although it is not applied"
     )
-    assert replied(ada, run, numbered_report(7), [made.digest]).verdicts == []
-    assert replied(bob, run, numbered_report(5), ["0" * 64]).verdicts == [made.signed_verdict]
+    assert send_report(ada, run, numbered_report(7), [record.digest]).verdicts == []
+    assert send_report(bob, run, numbered_report(5), ["0" * 64]).verdicts == [record.signed_verdict]
 
 
-def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbered_report):
-    run, ada, bob = world
-    made = [
-        VerdictRecord.issue(run, [charge(bob, None, updates={seq: 1000})]) for seq in (1, 2, 3, 4)
+def test_pending_verdicts_are_sent_two_at_a_time_oldest_first(verdict_run, numbered_report):
+    run, ada, bob = verdict_run
+    records = [
+        VerdictRecord.issue(run, [retraction_of(bob, None, updates={seq: 1000})])
+        for seq in (1, 2, 3, 4)
     ]
-    heeds: list[str] = []
+    applied: list[str] = []
     for seq in (5, 6, 7):
-        heeds += [
-            verdicts.digest(each.body)
-            for each in replied(ada, run, numbered_report(seq), heeds).verdicts
+        applied += [
+            verdicts.digest(item.body)
+            for item in send_report(ada, run, numbered_report(seq), applied).verdicts
         ]
-    assert heeds == [each.digest for each in made]
+    assert applied == [item.digest for item in records]
 
 
-def test_a_run_without_verdicts_costs_its_reports_no_further_query(
-    world, numbered_report, django_assert_num_queries
+def test_run_without_verdicts_adds_no_query_to_reports(
+    verdict_run, numbered_report, django_assert_num_queries
 ):
-    run, ada, bob = world
+    run, ada, bob = verdict_run
     member = membership_for_run(ada.machine, run.slug)
     assert member.has_verdicts is False
-    VerdictRecord.issue(run, [charge(bob)])
+    VerdictRecord.issue(run, [retraction_of(bob)])
     with django_assert_num_queries(1):
         assert membership_for_run(ada.machine, run.slug).has_verdicts
 
@@ -118,81 +121,82 @@ def test_a_run_without_verdicts_costs_its_reports_no_further_query(
         ("updates", {"updates": {1: 1 << 40}}),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_its_field(world, field, change):
-    run, _, bob = world
+def test_invalid_retraction_request_is_refused_at_its_field(verdict_run, field, change):
+    run, _, bob = verdict_run
     fields = {"author": f"{bob.identity.key}.{LIFE}", "first": 1, "updates": {}} | change
-    assert list(wrong(run, RetractionRequest(**fields))) == [field]
+    assert list(issue_problems(run, RetractionRequest(**fields))) == [field]
 
 
-def test_a_reason_that_hides_something_and_nobody_at_all_are_refused(world):
-    run, _, bob = world
-    assert list(wrong(run, charge(bob), reason="all is well\N{RIGHT-TO-LEFT OVERRIDE}")) == [
-        "reason"
-    ]
-    assert list(wrong(run, charge(bob), reason="x" * 101)) == ["reason"]
-    assert list(wrong(run)) == ["author"]
+def test_verdict_with_hidden_characters_or_no_author_is_refused(verdict_run):
+    run, _, bob = verdict_run
+    assert list(
+        issue_problems(run, retraction_of(bob), reason="all is well\N{RIGHT-TO-LEFT OVERRIDE}")
+    ) == ["reason"]
+    assert list(issue_problems(run, retraction_of(bob), reason="x" * 101)) == ["reason"]
+    assert list(issue_problems(run)) == ["author"]
 
 
-def test_what_is_too_old_is_refused_with_the_first_that_is_not(world, numbered_report):
-    run, ada, bob = world
+def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_run, numbered_report):
+    run, ada, bob = verdict_run
     for seq in (20, 40):
         bob.report(run, numbered_report(seq, ledger_tokens=40_000))
         ada.report(run, numbered_report(seq, ledger_tokens=40_000))
     drain_queue()
-    found = wrong(run, charge(bob, 5))
+    field_problems = issue_problems(run, retraction_of(bob, 5))
     assert (
-        "too old" in found["first"]
-        and "to update 20" in found["first"]
-        and "new run" in found["first"]
+        "too old" in field_problems["first"]
+        and "to update 20" in field_problems["first"]
+        and "new run" in field_problems["first"]
     )
-    assert "to update 20" in wrong(run, charge(bob, None, updates={19: 1000}))["updates"]
-    VerdictRecord.issue(run, [charge(bob, 20)])
-    run.record_ledger_tokens(40_000 + 21 * 2_000)  # bob has been silent for 21 rounds
-    assert "too old" in wrong_again(run, charge(bob, 40))["first"]
+    assert (
+        "to update 20"
+        in issue_problems(run, retraction_of(bob, None, updates={19: 1000}))["updates"]
+    )
+    VerdictRecord.issue(run, [retraction_of(bob, 20)])
+    run.record_ledger_tokens(40_000 + 21 * 2_000)  # Bob has published nothing for 21 rounds
+    assert "too old" in issue_problems(run, retraction_of(bob, 40))["first"]
 
 
-def wrong_again(run, *charges) -> dict[str, str]:
-    with pytest.raises(SpecError) as raised:
-        VerdictRecord.issue(run, charges)
-    return raised.value.problems
-
-
-def test_verdict_on_a_draft_or_ended_run_or_above_the_limit_is_refused(world, draft, monkeypatch):
-    run, _, bob = world
-    assert "is draft" in wrong(draft(run.owner), charge(bob))["run"]
+def test_verdict_on_a_draft_or_ended_run_or_above_the_limit_is_refused(
+    verdict_run, draft, monkeypatch
+):
+    run, _, bob = verdict_run
+    assert "is draft" in issue_problems(draft(run.owner), retraction_of(bob))["run"]
     monkeypatch.setattr(verdicts, "MAX_VERDICTS", 0)
-    assert "has its 0 verdicts" in wrong(run, charge(bob))["run"]
+    assert "has its 0 verdicts" in issue_problems(run, retraction_of(bob))["run"]
     run.cancel()
-    assert "is cancelled" in wrong(run, charge(bob))["run"]
+    assert "is cancelled" in issue_problems(run, retraction_of(bob))["run"]
 
 
-def test_who_asks_for_more_mirrors_waits_for_their_signatures(world, numbered_report, monkeypatch):
-    run, ada, bob = world
+def test_verdict_is_not_sent_before_enough_mirrors_signed_it(
+    verdict_run, numbered_report, monkeypatch
+):
+    run, ada, bob = verdict_run
     spec = json.loads(run.spec_text) | {"threshold": 2, "roots": [*run.spec.roots, "0" * 64]}
     Run.objects.filter(pk=run.pk).update(spec_text=json.dumps(spec))
-    made = VerdictRecord.issue(run, [charge(bob)])
-    assert not made.proven and replied(ada, run, numbered_report(5)).verdicts == []
+    record = VerdictRecord.issue(run, [retraction_of(bob)])
+    assert not record.proven and send_report(ada, run, numbered_report(5)).verdicts == []
 
 
-# ---- whose ---------------------------------------------------------------------------------------------------------
+# ---- authors
 
 
-def test_a_machines_lives_are_told_apart_and_named_as_people_would(world, numbered_report):
-    run, _, bob = world
+def test_incarnations_are_listed_apart_and_resolved_by_any_name(verdict_run, numbered_report):
+    run, _, bob = verdict_run
     bob.report(run, numbered_report(5, incarnation=EARLIER, updates_sent=6))
     drain_queue()
-    told = [
-        (each.author[-16:], each.updates, each.is_present)
-        for each in list_authors(run)
-        if each.person == "Bob"
+    incarnations = [
+        (listed.author[-16:], listed.updates, listed.is_present)
+        for listed in list_authors(run)
+        if listed.person == "Bob"
     ]
-    assert told == [(EARLIER, 2, True), (LIFE, 4, False)]
+    assert incarnations == [(EARLIER, 2, True), (LIFE, 4, False)]
     author = f"{bob.identity.key}.{EARLIER}"
-    for said in (author, bob.identity.key, bob.identity.key[:8], "pc-2", str(bob.machine.pk)):
-        assert resolve_author(run, said) == author
-    for said in ("", "pc-3", bob.identity.key[:7], "%", "0" * 64):
+    for name in (author, bob.identity.key, bob.identity.key[:8], "pc-2", str(bob.machine.pk)):
+        assert resolve_author(run, name) == author
+    for name in ("", "pc-3", bob.identity.key[:7], "%", "0" * 64):
         with pytest.raises(SpecError, match="give its key"):
-            resolve_author(run, said)
+            resolve_author(run, name)
     Machine.objects.update(hostname="same")
     with pytest.raises(SpecError, match="2 machines"):
         resolve_author(run, "same")
@@ -200,19 +204,19 @@ def test_a_machines_lives_are_told_apart_and_named_as_people_would(world, number
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 50)), max_size=30))
-def test_lives_never_shrink_and_never_grow_beyond_what_was_told(reports):
-    known: dict[str, int] = {}
-    for life, updates in reports:
-        after = count_incarnation_updates(known, life, updates, most=3)
+def test_incarnation_update_counts_never_shrink(reports):
+    counts: dict[str, int] = {}
+    for incarnation, updates in reports:
+        after = count_incarnation_updates(counts, incarnation, updates, most=3)
         assert (
             len(after) <= 3
-            and after[life] >= known.get(life, 0)
+            and after[incarnation] >= counts.get(incarnation, 0)
             and all(count >= 0 for count in after.values())
         )
-        known = after
+        counts = after
 
 
-def test_single_updates_are_read_as_they_are_typed():
+def test_parse_single_updates_accepts_spaces_and_commas():
     assert (
         parse_single_updates(" 7, 9:40960 12 ") == {7: 0, 9: 40960, 12: 0}
         and parse_single_updates("") == {}
@@ -222,11 +226,11 @@ def test_single_updates_are_read_as_they_are_typed():
             parse_single_updates(text)
 
 
-# ---- by the page, the API, a ban -----------------------------------------------------------------------------------
+# ---- the page and the admin
 
 
-def test_the_owners_page_takes_out_and_says_at_the_field_what_is_wrong(world, client):
-    run, _, bob = world
+def test_verdict_page_issues_verdicts_and_shows_field_problems(verdict_run, client):
+    run, _, bob = verdict_run
     client.force_login(run.owner)
     author, path = f"{bob.identity.key}.{LIFE}", f"/runs/{run.slug}/verdicts/"
     assert "4 updates" in client.get(path).content.decode()
@@ -241,8 +245,8 @@ def test_the_owners_page_takes_out_and_says_at_the_field_what_is_wrong(world, cl
     )
     assert "Say from which update on" in client.post(path, {"author": author}).content.decode()
     assert not VerdictRecord.objects.exists()
-    said = {"author": author, "first": "2", "updates": "1:1000", "reason": "<b>noise"}
-    assert client.post(path, said).status_code == 302
+    form = {"author": author, "first": "2", "updates": "1:1000", "reason": "<b>noise"}
+    assert client.post(path, form).status_code == 302
     assert (
         VerdictRecord.objects.get().message.after == {author: 1}
         and VerdictRecord.objects.get().by == run.owner
@@ -252,44 +256,44 @@ def test_the_owners_page_takes_out_and_says_at_the_field_what_is_wrong(world, cl
     assert "is cancelled" in client.post(path, {"author": author, "first": "1"}).content.decode()
 
 
-def test_staff_ban_a_machine_in_mid_run_and_take_out_what_it_did(world, client, person):
-    run, _, bob = world
+def test_staff_revoke_a_machine_and_retract_its_updates(verdict_run, client, person):
+    run, _, bob = verdict_run
     client.force_login(person("root@example.org", is_staff=True, is_superuser=True))
     path = f"/admin/accounts/machine/{bob.machine.pk}/revoke/"
     member = run.memberships.get(machine=bob.machine)
     assert "Dusk: 4 updates" in client.get(path).content.decode()
-    said = {
+    form = {
         "_form_submitted": "1",
         "reason": "it sends noise",
         "membership": member.pk,
         "first": "99999999999999999",
     }
-    assert client.post(path, said).status_code == 200 and not VerdictRecord.objects.exists()
-    assert client.post(path, said | {"first": "3"}).status_code == 302
+    assert client.post(path, form).status_code == 200 and not VerdictRecord.objects.exists()
+    assert client.post(path, form | {"first": "3"}).status_code == 302
     bob.machine.refresh_from_db()
     assert bob.machine.revoked and VerdictRecord.objects.get().message.after == {
         f"{bob.identity.key}.{LIFE}": 2
     }
     actions = AuditEntry.objects.order_by("id").values_list("action", flat=True)
     assert list(actions)[-2:] == ["machine.revoke", "run.verdict"]
-    assert client.post(path, said | {"first": ""}).status_code == 302, (
-        "banned before; the rest comes out as well"
+    assert client.post(path, form | {"first": ""}).status_code == 302, (
+        "a revoked machine's other updates cannot be retracted"
     )
     assert VerdictRecord.objects.first().message.after == {f"{bob.identity.key}.{LIFE}": 0}
 
 
-def test_staff_take_updates_out_by_the_admin(world, client, person):
-    run, _, bob = world
+def test_staff_retract_single_updates_in_the_admin(verdict_run, client, person):
+    run, _, bob = verdict_run
     client.force_login(person("root@example.org", is_staff=True, is_superuser=True))
     path = f"/admin/fleet/membership/{run.memberships.get(machine=bob.machine).pk}/remove_updates/"
-    for said in ({"first": "", "updates": "x"}, {"first": ""}, {"first": "0"}):
+    for form in ({"first": "", "updates": "x"}, {"first": ""}, {"first": "0"}):
         assert (
-            client.post(path, {"_form_submitted": "1", "reason": "noise", **said}).status_code
+            client.post(path, {"_form_submitted": "1", "reason": "noise", **form}).status_code
             == 200
         )
     assert not VerdictRecord.objects.exists()
-    said = {"_form_submitted": "1", "reason": "noise", "updates": "2:1000,4"}
-    assert client.post(path, said).status_code == 302
+    form = {"_form_submitted": "1", "reason": "noise", "updates": "2:1000,4"}
+    assert client.post(path, form).status_code == 302
     assert VerdictRecord.objects.get().message.updates == {
         f"{bob.identity.key}.{LIFE}": {2: 1000, 4: 0}
     }

@@ -1,4 +1,4 @@
-"""Servers out of wheels, in a folder of their own."""
+"""Test the embedded Postgres and Valkey: shared, restarted, and stopped by the last user."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from coordinator.lib import embedded_servers
 
-USE = """
+START_AND_WAIT = """
 import sys, time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,9 +43,10 @@ def folder():
     shutil.rmtree(parent, ignore_errors=True)
 
 
-def other_process(folder: Path) -> tuple[subprocess.Popen, list[str]]:
+def start_in_other_process(folder: Path) -> tuple[subprocess.Popen, list[str]]:
+    """Start the servers in another process; return it and their addresses."""
     process = subprocess.Popen(
-        [sys.executable, "-c", USE, str(folder)],
+        [sys.executable, "-c", START_AND_WAIT, str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
         stdout=subprocess.PIPE,
         text=True,
@@ -69,13 +70,13 @@ def test_data_and_addresses_survive_a_restart(folder):
         assert valkey.get("kept") == b"42"
 
 
-def test_a_second_process_shares_the_servers_and_the_last_one_stops_them(folder):
+def test_servers_are_shared_and_stopped_by_the_last_process(folder):
     ours = embedded_servers.start(folder)
-    process, theirs = other_process(folder)
+    process, theirs = start_in_other_process(folder)
     assert theirs == list(ours)
-    embedded_servers.stop(folder)  # not the last: the other process goes on using them
+    embedded_servers.stop(folder)  # the other process still uses them
     psycopg.connect(ours[0]).close()
-    process.send_signal(signal.SIGKILL)  # it cannot say goodbye
+    process.send_signal(signal.SIGKILL)  # it cannot deregister
     process.wait()
     process.stdout.close()
     assert embedded_servers.start(folder) == ours
@@ -100,14 +101,14 @@ def test_valkey_requires_its_password(folder):
     assert (folder / "valkey" / "valkey.conf").stat().st_mode & 0o077 == 0
 
 
-def test_given_addresses_start_nothing(folder, monkeypatch):
+def test_configured_addresses_start_no_server(folder, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://db/x")
     monkeypatch.setenv("REDIS_URL", "redis://cache")
     assert embedded_servers.urls(folder) == ("postgresql://db/x", "redis://cache")
     assert not folder.exists()
 
 
-def test_a_secret_is_made_once_and_for_its_owner_alone(folder):
+def test_secret_is_created_once_and_readable_by_its_owner_only(folder):
     path = folder / "secret_key"
     assert embedded_servers.load_or_create_secret(path) == embedded_servers.load_or_create_secret(
         path
@@ -116,8 +117,8 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(folder):
 
 
 def test_start_waits_for_silent_server_instead_of_starting_a_second(folder, monkeypatch):
-    monkeypatch.setattr(embedded_servers, "START_SECONDS", 3.0)
     embedded_servers.start(folder, postgres=False)
+    monkeypatch.setattr(embedded_servers, "START_SECONDS", 0.5)
     (pid, _) = json.loads((folder / "valkey" / "pid").read_text())
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -128,12 +129,12 @@ def test_start_waits_for_silent_server_instead_of_starting_a_second(folder, monk
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_clock_that_was_set_does_not_make_strangers_of_running_processes(folder, monkeypatch):
+def test_processes_are_recognised_after_the_clock_was_set(folder, monkeypatch):
     ours = embedded_servers.start(folder, postgres=False)
-    process, _ = other_process(folder)
-    true = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: true(self) + 1.0)
-    embedded_servers.stop(folder)  # the other one is still there
+    process, _ = start_in_other_process(folder)
+    real_create_time = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: real_create_time(self) + 1.0)
+    embedded_servers.stop(folder)  # the other process still uses them
     with redis.Redis.from_url(ours[1]) as valkey:
         assert valkey.ping()
     process.kill()
@@ -158,7 +159,7 @@ def test_servers_start_after_a_power_cut_with_reused_pids(folder):
     os.kill(json.loads((folder / "valkey" / "pid").read_text())[0], signal.SIGKILL)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     lock.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
-    embedded_servers.stop(folder)  # nor does a stop reach for the stranger
+    embedded_servers.stop(folder)  # this must not stop the stranger
     assert embedded_servers.start(folder) == first
     with psycopg.connect(first[0]) as connection:
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
@@ -179,7 +180,7 @@ def test_running_server_is_recognised_without_access_to_its_folder(folder, monke
     assert (folder / "postgres" / "postmaster.pid").read_text() == server
 
 
-def test_a_copied_folder_has_servers_of_its_own(folder):
+def test_copied_folder_gets_its_own_servers(folder):
     ours = embedded_servers.start(folder, postgres=False)
     copy = folder.parent / "copy"
     shutil.copytree(folder, copy)
@@ -190,7 +191,7 @@ def test_a_copied_folder_has_servers_of_its_own(folder):
         assert valkey.ping()
 
 
-def test_a_folder_that_was_moved_serves_from_where_it_is(folder):
+def test_moved_folder_serves_from_its_new_place(folder):
     database, _ = embedded_servers.start(folder)
     with psycopg.connect(database) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
@@ -206,24 +207,24 @@ def test_a_folder_that_was_moved_serves_from_where_it_is(folder):
         embedded_servers.stop(folder.parent / "moved", force=True)
 
 
-def test_processes_that_start_at_once_make_one_key(folder):
+def test_processes_started_at_once_share_one_key(folder):
     folder.mkdir()
-    make = "from coordinator.lib import site_identity; print(site_identity.identity().key)"
+    script = "from coordinator.lib import site_identity; print(site_identity.identity().key)"
     environment = {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")]),
         "DJANGO_SETTINGS_MODULE": "coordinator.settings",
         "BARNRAISE_STATE": str(folder),
     }
-    command = [sys.executable, "-c", make]
-    started = [
+    command = [sys.executable, "-c", script]
+    processes = [
         subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE)
         for _ in range(4)
     ]
-    assert len({process.communicate()[0] for process in started}) == 1
-    assert all(process.returncode == 0 for process in started)
+    assert len({process.communicate()[0] for process in processes}) == 1
+    assert all(process.returncode == 0 for process in processes)
 
 
-def test_a_site_that_is_asked_to_end_leaves_no_server_behind(folder):
+def test_terminated_site_stops_its_servers(folder):
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -263,10 +264,10 @@ def test_a_site_that_is_asked_to_end_leaves_no_server_behind(folder):
 def test_database_url_options_are_passed_to_the_connection():
     from coordinator.settings import database
 
-    found = database("postgresql://ada:a%40b@db.example:6432/barn?sslmode=verify-full")
+    options = database("postgresql://ada:a%40b@db.example:6432/barn?sslmode=verify-full")
     assert (
-        found["OPTIONS"]["sslmode"] == "verify-full"
-        and found["PASSWORD"] == "a@b"
-        and found["PORT"] == "6432"
+        options["OPTIONS"]["sslmode"] == "verify-full"
+        and options["PASSWORD"] == "a@b"
+        and options["PORT"] == "6432"
     )
     assert database("postgresql://postgres:@/barn?host=%2Frun%2Fpg")["HOST"] == "/run/pg"

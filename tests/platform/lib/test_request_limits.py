@@ -23,21 +23,25 @@ SCOPE = {
 }
 
 
-class Slow(ThreadedHandler):
-    """Answers once `open` is set, and notes how many wait for that at once."""
+class SlowHandler(ThreadedHandler):
+    """Answer once `open` is set, and count the requests that wait for it."""
 
     def __init__(self):
         super().__init__()
-        self.open, self._lock = threading.Event(), threading.Lock()
-        self.inside = self.most = self.served = 0
+        self.open = threading.Event()
+        self._lock = threading.Lock()
+        self.running = 0
+        self.max_running = 0
+        self.served = 0
 
     def get_response(self, request):
         with self._lock:
-            self.inside, self.served = self.inside + 1, self.served + 1
-            self.most = max(self.most, self.inside)
+            self.running += 1
+            self.served += 1
+            self.max_running = max(self.max_running, self.running)
         assert self.open.wait(20)
         with self._lock:
-            self.inside -= 1
+            self.running -= 1
         return HttpResponse("done")
 
 
@@ -53,15 +57,15 @@ async def read_status(browser: ApplicationCommunicator) -> int:
     return (await browser.receive_output(20))["status"]
 
 
-async def send_requests(site: Slow, running: int) -> list[ApplicationCommunicator]:
+async def send_requests(site: SlowHandler, running: int) -> list[ApplicationCommunicator]:
     """Send MANY requests and wait until exactly `running` of them run."""
     browsers = [await send_request(site) for _ in range(MANY)]
     deadline = time.monotonic() + 20
-    while site.inside < running:
-        assert time.monotonic() < deadline, f"{site.inside} of {running} requests run"
+    while site.running < running:
+        assert time.monotonic() < deadline, f"{site.running} of {running} requests run"
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)
-    assert site.inside == running, "the others wait"
+    assert site.running == running, "more requests run than there are slots"
     return browsers
 
 
@@ -72,43 +76,44 @@ def long_busy_slots(monkeypatch):
 
 
 async def test_few_requests_run_at_once_and_all_are_answered(long_busy_slots):
-    site = Slow()
+    site = SlowHandler()
     browsers = await send_requests(site, BUSY_REQUESTS)
     site.open.set()
-    assert [await read_status(each) for each in browsers] == [200] * MANY
-    assert site.most == BUSY_REQUESTS, "no more ran at once later"
+    assert [await read_status(browser) for browser in browsers] == [200] * MANY
+    assert site.max_running == BUSY_REQUESTS, "more requests ran than there are slots"
     assert site.served == MANY
 
 
 async def test_request_that_waits_for_postgres_releases_its_slot(monkeypatch):
     """Let all requests wait at the same time, as they do while Postgres is away."""
     monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 0.05)
-    site = Slow()
+    site = SlowHandler()
     browsers = await send_requests(site, MANY)
     site.open.set()
-    assert [await read_status(each) for each in browsers] == [200] * MANY
+    assert [await read_status(browser) for browser in browsers] == [200] * MANY
     monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 20.0)
     site.open.clear()
-    again = await send_requests(
-        site, BUSY_REQUESTS
-    )  # a turn that was given up early is not given back a second time
+    # A slot that was released early is not released a second time.
+    later_browsers = await send_requests(site, BUSY_REQUESTS)
     site.open.set()
-    assert [await read_status(each) for each in again] == [200] * MANY
+    assert [await read_status(browser) for browser in later_browsers] == [200] * MANY
 
 
 async def test_disconnected_client_is_not_served(long_busy_slots):
-    site = Slow()
+    site = SlowHandler()
     browsers = await send_requests(site, BUSY_REQUESTS)
     for browser in browsers[BUSY_REQUESTS:]:
         await browser.send_input({"type": "http.disconnect"})
     site.open.set()
-    assert [await read_status(each) for each in browsers[:BUSY_REQUESTS]] == [200] * BUSY_REQUESTS
+    assert [await read_status(browser) for browser in browsers[:BUSY_REQUESTS]] == [
+        200
+    ] * BUSY_REQUESTS
     for browser in browsers[BUSY_REQUESTS:]:
         await browser.wait(20)
     assert site.served == BUSY_REQUESTS
 
 
-async def test_a_request_that_fails_gives_its_turn_to_the_next(long_busy_slots):
+async def test_failed_request_releases_its_slot(long_busy_slots):
     class Broken(ThreadedHandler):
         def get_response(self, request):
             raise RuntimeError("this request fails")
@@ -126,7 +131,7 @@ async def test_collector_ignores_objects_that_exist_at_the_start():
     try:
         await server.send_input({"type": "lifespan.startup"})
         assert await server.receive_output(20) == {"type": "lifespan.startup.complete"}
-        assert gc.get_freeze_count() > 100_000, "all objects of Django are frozen"
+        assert gc.get_freeze_count() > 100_000, "Django's objects are not frozen"
         assert gc.get_threshold()[0] == GC_THRESHOLD
     finally:
         gc.unfreeze()

@@ -1,37 +1,37 @@
-"""What a process remembers for a moment."""
+"""Test the in-process cache whose entries expire."""
 
 import time
 
 from coordinator.lib.ttl_cache import TtlCache
 
 
-def test_an_answer_is_good_for_its_time_and_no_longer():
-    memo: TtlCache[str, float] = TtlCache(0.05)
-    first = memo.get("a", time.monotonic)
-    assert memo.get("a", time.monotonic) == first
-    assert memo.get("b", time.monotonic) != first, "another key is another answer"
-    assert memo.get("a", time.monotonic, fresh=True) > first
+def test_cached_value_expires_after_its_time():
+    cache: TtlCache[str, float] = TtlCache(0.05)
+    first = cache.get("a", time.monotonic)
+    assert cache.get("a", time.monotonic) == first
+    assert cache.get("b", time.monotonic) != first, "two keys share a value"
+    assert cache.get("a", time.monotonic, fresh=True) > first
     time.sleep(0.06)
-    again = memo.get("a", time.monotonic)
-    assert again >= first + 0.05
-    memo.invalidate("a")
-    assert memo.get("a", time.monotonic) > again
-    kept = memo.get("b", time.monotonic)
-    memo.invalidate("a")
-    assert memo.get("b", time.monotonic) == kept, "only that one"
+    reloaded = cache.get("a", time.monotonic)
+    assert reloaded >= first + 0.05
+    cache.invalidate("a")
+    assert cache.get("a", time.monotonic) > reloaded
+    other_value = cache.get("b", time.monotonic)
+    cache.invalidate("a")
+    assert cache.get("b", time.monotonic) == other_value, "another key was invalidated"
     TtlCache.clear_all()
-    assert memo.get("b", time.monotonic) > kept
+    assert cache.get("b", time.monotonic) > other_value
 
 
 def test_cache_is_bounded_and_stores_no_missing_values():
-    memo: TtlCache[int, int] = TtlCache(60.0, max_entries=3)
+    cache: TtlCache[int, int] = TtlCache(60.0, max_entries=3)
     for key in range(100):
-        memo.get(key, lambda key=key: key)
-    assert len(memo) <= 3
-    asked = []
+        cache.get(key, lambda key=key: key)
+    assert len(cache) <= 3
+    calls = []
     for _ in range(2):
         try:
-            memo.get(1000, lambda: asked.append(1) or 1 // 0)
+            cache.get(1000, lambda: calls.append(1) or 1 // 0)
         except ZeroDivisionError:
             continue
-    assert len(asked) == 2
+    assert len(calls) == 2

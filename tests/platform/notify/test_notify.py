@@ -1,4 +1,4 @@
-"""What people are told: once, where they want it, and never by calling what lies within."""
+"""Test notifications: each is sent once, where its person wants it; webhooks stay outside."""
 
 import base64
 import hashlib
@@ -30,19 +30,23 @@ pytestmark = pytest.mark.django_db
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def silent(run: Run, minutes: float) -> None:
+def set_silent_for(run: Run, minutes: float) -> None:
     Membership.objects.filter(run=run).update(
         last_seen=timezone.now() - timedelta(minutes=minutes), activity=enums.Activity.TRAINING
     )
 
 
-def found(since: datetime = LONG_AGO) -> list[tuple[str, str]]:
-    return sorted((each.kind.value, each.person.email) for each in detect_all(since))
+def detected_notifications(since: datetime = LONG_AGO) -> list[tuple[str, str]]:
+    return sorted((draft.kind.value, draft.person.email) for draft in detect_all(since))
 
 
 @pytest.fixture
 def receiver(settings):
-    """A real HTTP server on this machine, allowed by the settings: what it was sent, and what it answers."""
+    """Run an HTTP server on this machine, which the settings allow.
+
+    Yields:
+        Its URL, the calls received as (headers, body), and the statuses of its next answers.
+    """
     calls, answers = [], []
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,8 +59,8 @@ def receiver(settings):
                 self.send_header("Location", f"http://127.0.0.1:{server.server_port}/elsewhere")
             self.end_headers()
 
-        def log_message(self, *said) -> None:
-            """Quiet."""
+        def log_message(self, *arguments) -> None:
+            """Log nothing."""
 
     settings.OUTSIDE_NETWORKS = [ip_network("127.0.0.0/8")]
     server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -66,52 +70,64 @@ def receiver(settings):
     server.server_close()
 
 
-# ---- what has happened ---------------------------------------------------------------------------------------------
+# ---- detection
 
 
 def test_started_run_notifies_owner_and_people_with_machines(person, launched_run, volunteer):
     run, _ = launched_run(person())
     volunteer(person("bob@example.org"), 2).join(run)
     volunteer(person("eve@example.org"), 3)
-    assert found() == [("run.started", "ada@example.org"), ("run.started", "bob@example.org")]
+    assert detected_notifications() == [
+        ("run.started", "ada@example.org"),
+        ("run.started", "bob@example.org"),
+    ]
 
 
-def test_whom_a_run_concerns_is_looked_for_until_all_were_told(
+def test_sweep_continues_until_everybody_concerned_is_notified(
     person, launched_run, volunteer, monkeypatch
 ):
     run, _ = launched_run(person())
     for n, name in enumerate(("bob", "eve"), 2):
         volunteer(person(f"{name}@example.org"), n).join(run)
     monkeypatch.setattr(tasks, "MAX_NOTIFICATIONS", 2)
-    assert tasks.sweep() == 2, "so many a minute"
+    assert tasks.sweep() == 2, "a sweep exceeded its limit"
     assert tasks.sweep() == 1
     assert (
         Notification.objects.filter(kind=NotificationType.RUN_STARTED).count() == 3
-        and found() == []
+        and detected_notifications() == []
     )
     assert tasks.sweep() == 0
 
 
-def test_a_run_that_ends_is_told_and_a_cancelled_draft_is_not(person, launched_run, draft):
+def test_finished_run_is_notified_and_cancelled_draft_is_not(person, launched_run, draft):
     run, _ = launched_run(person())
     draft(run.owner, name="Never mind").cancel()
     run.finish()
-    told = [each for each in detect_all(LONG_AGO) if each.kind is NotificationType.RUN_FINISHED]
-    assert [each.title for each in told] == ["A run finished"] and "has the model" in told[0].text
-    assert told[0].data["run"]["status"] == "finished"
+    finished = [
+        detected
+        for detected in detect_all(LONG_AGO)
+        if detected.kind is NotificationType.RUN_FINISHED
+    ]
+    assert [detected.title for detected in finished] == [
+        "A run finished"
+    ] and "has the model" in finished[0].text
+    assert finished[0].data["run"]["status"] == "finished"
 
 
 def test_silent_run_is_stalled_and_silent_machine_is_quiet(person, launched_run):
     run, _ = launched_run(person())
     Run.objects.update(started=LONG_AGO)
-    silent(run, 2)
-    assert found() == []
-    silent(run, 7)
-    assert found() == [("run.stalled", "ada@example.org")]
-    silent(run, 20)
-    assert found() == [("machine.quiet", "ada@example.org"), ("run.stalled", "ada@example.org")]
-    silent(run, 60 * 24)
-    assert found() == [], "that is no news any more"
+    set_silent_for(run, 2)
+    assert detected_notifications() == []
+    set_silent_for(run, 7)
+    assert detected_notifications() == [("run.stalled", "ada@example.org")]
+    set_silent_for(run, 20)
+    assert detected_notifications() == [
+        ("machine.quiet", "ada@example.org"),
+        ("run.stalled", "ada@example.org"),
+    ]
+    set_silent_for(run, 60 * 24)
+    assert detected_notifications() == [], "a silence of a day is still notified"
 
 
 def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(
@@ -119,36 +135,36 @@ def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(
 ):
     run, ada = launched_run(person())
     Run.objects.update(started=LONG_AGO)
-    silent(run, 20)
+    set_silent_for(run, 20)
     Membership.objects.update(activity=enums.Activity.LEFT)
-    assert found() == [("run.stalled", "ada@example.org")]
-    silent(run, 20)
+    assert detected_notifications() == [("run.stalled", "ada@example.org")]
+    set_silent_for(run, 20)
     other = draft(run.owner, name="Another")
     Membership.objects.create(run=other, machine=ada.machine)
-    assert found() == [("run.stalled", "ada@example.org")]
+    assert detected_notifications() == [("run.stalled", "ada@example.org")]
     Membership.objects.filter(run=other).delete()
     ada.machine.revoke()
-    assert ("machine.quiet", "ada@example.org") not in found()
+    assert ("machine.quiet", "ada@example.org") not in detected_notifications()
 
 
-def test_a_site_that_was_down_itself_takes_nobody_for_quiet(person, launched_run, valkey):
+def test_silence_while_the_site_was_down_is_not_notified(person, launched_run, valkey):
     run, _ = launched_run(person())
     Run.objects.update(started=LONG_AGO)
-    silent(run, 60)
+    set_silent_for(run, 60)
     assert timezone.now() - tasks.reporting_since() < timedelta(seconds=5), (
-        "it has just begun to listen"
+        "the site counts reports from before it started"
     )
-    assert found(since=tasks.reporting_since()) == []
+    assert detected_notifications(since=tasks.reporting_since()) == []
     valkey.set(tasks.SINCE_KEY, 0)
-    assert found(since=tasks.reporting_since()) != []
+    assert detected_notifications(since=tasks.reporting_since()) != []
     valkey.delete(tasks.SWEEPING_KEY)  # as after two minutes without a sweep
-    assert found(since=tasks.reporting_since()) == []
+    assert detected_notifications(since=tasks.reporting_since()) == []
 
 
-# ---- told once, where it is wanted ---------------------------------------------------------------------------------
+# ---- notifications on the site
 
 
-def test_an_event_is_told_once_however_often_it_is_found(person, launched_run):
+def test_event_is_notified_once_in_repeated_sweeps(person, launched_run):
     launched_run(person())
     assert tasks.sweep() == 1
     assert tasks.sweep() == 0
@@ -156,7 +172,7 @@ def test_an_event_is_told_once_however_often_it_is_found(person, launched_run):
     assert notice.title == "A run started" and notice.url.startswith("/runs/")
 
 
-def test_what_was_told_already_costs_a_sweep_hardly_anything(
+def test_sweep_without_news_needs_few_queries(
     person, launched_run, volunteer, django_assert_max_num_queries
 ):
     run, _ = launched_run(person())
@@ -167,30 +183,30 @@ def test_what_was_told_already_costs_a_sweep_hardly_anything(
         assert tasks.sweep() == 0
 
 
-def test_a_machine_that_goes_quiet_twice_is_told_twice(person, launched_run):
+def test_machine_that_goes_quiet_twice_is_notified_twice(person, launched_run):
     run, _ = launched_run(person())
     Run.objects.update(started=LONG_AGO)
     for minutes in (20, 16):
-        silent(run, minutes)
+        set_silent_for(run, minutes)
         for each in [*detect_all(LONG_AGO), *detect_all(LONG_AGO)]:
             Notification.create_once(each)
     assert Notification.objects.filter(kind=NotificationType.MACHINE_QUIET).count() == 2, (
-        "each silence began at another moment"
+        "two silences were taken for one"
     )
 
 
-def test_a_place_refused_is_told_once_a_day(person, launched_run, volunteer):
+def test_refused_join_is_notified_once_a_day(person, launched_run, volunteer):
     run, _ = launched_run(person(name="Ada"), name="Guests only")
     Run.objects.update(access="invitation")
     bob = volunteer(person("bob@example.org"), 2)
     for _ in range(3):
-        asked = coordinator_messages.JoinRequest(version="1", addresses=[])
-        assert bob.send_request("POST", f"/runs/{run.slug}/join", asked).status_code == 403
+        request = coordinator_messages.JoinRequest(version="1", addresses=[])
+        assert bob.send_request("POST", f"/runs/{run.slug}/join", request).status_code == 403
     notice = Notification.objects.get(person=bob.machine.owner)
     assert "Guests only refused" in notice.title and "invited" in notice.text
 
 
-def test_each_kind_is_turned_off_by_itself_here_or_in_letters(signed_in, launched_run, valkey):
+def test_each_type_is_switched_off_separately_on_site_and_by_email(signed_in, launched_run, valkey):
     client, ada = signed_in()
     launched_run(ada)
     form = client.get("/notifications/settings/")
@@ -199,11 +215,11 @@ def test_each_kind_is_turned_off_by_itself_here_or_in_letters(signed_in, launche
         == form.content.decode().count("checked")
         == 2 * len(NotificationType)
     )
-    sent = {
+    choices = {
         f"{where}-{kind}": "on" for kind in NotificationType.values for where in ("site", "email")
     }
-    del sent["email-run.started"], sent["site-run.stalled"]
-    assert client.post("/notifications/settings/", sent).status_code == 302
+    del choices["email-run.started"], choices["site-run.stalled"]
+    assert client.post("/notifications/settings/", choices).status_code == 302
     tasks.sweep()
     assert Notification.objects.get().email_due is None and Notification.objects.get().shown
     Notification.create_once(
@@ -214,7 +230,7 @@ def test_each_kind_is_turned_off_by_itself_here_or_in_letters(signed_in, launche
     assert "It stalled" not in page(client.get("/notifications/"))
 
 
-def test_the_inbox_shows_what_is_new_until_it_was_read(signed_in, valkey):
+def test_inbox_shows_new_notifications_until_they_are_read(signed_in, valkey):
     client, ada = signed_in()
     Notification.create_once(
         NotificationDraft(
@@ -232,14 +248,14 @@ def test_the_inbox_shows_what_is_new_until_it_was_read(signed_in, valkey):
     client.post("/notifications/read/")
     assert "new notifications" not in client.get("/").content.decode()
     assert "Dawn" not in page(signed_in("eve@example.org")[0].get("/notifications/")), (
-        "others see nothing of it"
+        "another person sees the notification"
     )
 
 
-# ---- letters -------------------------------------------------------------------------------------------------------
+# ---- emails
 
 
-def test_what_is_due_to_one_person_goes_out_as_one_letter_and_once(person, valkey, settings):
+def test_due_notifications_of_a_person_go_out_in_one_email(person, valkey, settings):
     settings.SITE_URL = "https://barn.example.org"
     ada, bob = person(), person("bob@example.org")
     for who, key in ((ada, "one"), (ada, "two"), (bob, "one")):
@@ -249,51 +265,52 @@ def test_what_is_due_to_one_person_goes_out_as_one_letter_and_once(person, valke
             )
         )
     assert tasks.send_emails() == 2 and tasks.send_emails() == 0
-    letters = {letter.to[0]: letter for letter in mail.outbox}
-    assert letters["ada@example.org"].subject.endswith("2 notifications")
-    assert letters["bob@example.org"].subject.endswith("Run one started"), (
-        "no line break in a header"
+    messages = {message.to[0]: message for message in mail.outbox}
+    assert messages["ada@example.org"].subject.endswith("2 notifications")
+    assert messages["bob@example.org"].subject.endswith("Run one started"), (
+        "the subject has a line break"
     )
-    assert "https://barn.example.org/runs/x/" in letters["bob@example.org"].body
+    assert "https://barn.example.org/runs/x/" in messages["bob@example.org"].body
     assert not Notification.objects.filter(emailed=None).exists()
 
 
-def test_a_letter_that_cannot_go_out_is_tried_again_and_not_for_ever(person, valkey, settings):
+def test_failed_email_is_retried_a_limited_number_of_times(person, valkey, settings):
     Notification.create_once(
         NotificationDraft(person(), NotificationType.RUN_STARTED, "one", "It started")
     )
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
-    for tried in range(1, len(models.RETRY_SECONDS) + 2):
+    for attempts in range(1, len(models.RETRY_SECONDS) + 2):
         assert tasks.send_emails() == 0
         notice = Notification.objects.get()
-        assert notice.email_tries == tried and notice.emailed is None
-        assert tasks.send_emails() == 0 and Notification.objects.get().email_tries == tried, (
-            "not before its time"
+        assert notice.email_tries == attempts and notice.emailed is None
+        assert tasks.send_emails() == 0 and Notification.objects.get().email_tries == attempts, (
+            "retried before it was due"
         )
         Notification.objects.filter(email_due__isnull=False).update(email_due=timezone.now())
     assert notice.email_due is None
 
 
-def test_the_link_in_a_letter_stops_letters_by_one_click_and_by_no_look(person, valkey, settings):
+def test_unsubscribe_link_acts_on_post_and_not_on_get(person, valkey, settings):
     ada = person()
     Notification.create_once(
         NotificationDraft(ada, NotificationType.RUN_STARTED, "one", "It started")
     )
     tasks.send_emails()
-    letter = mail.outbox[0]
-    link = letter.extra_headers["List-Unsubscribe"].strip("<>").removeprefix(settings.SITE_URL)
+    message = mail.outbox[0]
+    link = message.extra_headers["List-Unsubscribe"].strip("<>").removeprefix(settings.SITE_URL)
     strict = Client(enforce_csrf_checks=True)
-    assert strict.get(link).status_code == 200 and all(
-        c.email for c in NotificationPreference.for_person(ada).values()
-    ), "scanners look"
+    assert strict.get(link).status_code == 200
+    assert all(choice.email for choice in NotificationPreference.for_person(ada).values()), (
+        "opening the link switched emails off"
+    )
     assert strict.post(link, {"List-Unsubscribe": "One-Click"}).status_code == 200
     assert not any(choice.email for choice in NotificationPreference.for_person(ada).values())
     assert all(choice.site for choice in NotificationPreference.for_person(ada).values())
     assert strict.get(link[:-3] + "x/").status_code == 404
 
 
-# ---- webhooks ------------------------------------------------------------------------------------------------------
+# ---- webhooks
 
 
 def test_webhook_is_called_once_with_a_verifiable_signature(person, receiver, valkey):
@@ -306,9 +323,8 @@ def test_webhook_is_called_once_with_a_verifiable_signature(person, receiver, va
         )
     assert tasks.deliver_webhooks() == 1 and tasks.deliver_webhooks() == 0
     ((headers, body),) = calls
-    assert json.loads(body)["type"] == "run.started" and json.loads(body)["data"] == {
-        "run": {"slug": "dawn"}
-    }
+    assert json.loads(body)["type"] == "run.started"
+    assert json.loads(body)["data"] == {"run": {"slug": "dawn"}}
     key = base64.b64decode(hook.secret.removeprefix("whsec_"))
     text = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     expected = base64.b64encode(hmac.new(key, text, hashlib.sha256).digest()).decode()
@@ -316,9 +332,7 @@ def test_webhook_is_called_once_with_a_verifiable_signature(person, receiver, va
     assert Delivery.objects.get().delivered and Webhook.objects.get().last_answer == "200"
 
 
-def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
-    person, receiver, valkey
-):
+def test_failing_webhook_is_retried_and_finally_switched_off(person, receiver, valkey):
     url, calls, answers = receiver
     ada = person()
     Webhook.add(ada, url, NotificationType.values)
@@ -331,9 +345,7 @@ def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
         Delivery.objects.update(due=timezone.now())
         assert tasks.deliver_webhooks() == expected
     assert len(calls) == 3, "a redirect is not followed: it counts as a failure"
-    assert len({headers["webhook-id"] for headers, _ in calls}) == 1, (
-        "so that a program knows what it has heard"
-    )
+    assert len({headers["webhook-id"] for headers, _ in calls}) == 1, "retries have different ids"
     answers += [500] * models.MAX_FAILURES
     for n in range(models.MAX_FAILURES):
         Webhook.objects.get().create_delivery(None, {"n": n})
@@ -345,7 +357,7 @@ def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "problem"),
     [
         ("http://example.org/", "https://"),
         ("ftp://example.org/", "https://"),
@@ -366,14 +378,14 @@ def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
         ("https://no-such-host.invalid/", "no address"),
     ],
 )
-def test_what_lies_within_is_never_called_and_the_form_says_why(signed_in, valkey, url, said):
-    with pytest.raises(safe_http.UnsafeUrlError, match=said):
+def test_webhook_to_a_private_address_is_refused_with_the_reason(signed_in, valkey, url, problem):
+    with pytest.raises(safe_http.UnsafeUrlError, match=problem):
         safe_http.resolve_target(url)
     client, _ = signed_in()
     answer = client.post("/notifications/webhooks/", {"url": url, "kinds": ["run.started"]})
     assert (
         answer.status_code == 422
-        and said.lower() in page(answer).lower()
+        and problem.lower() in page(answer).lower()
         and not Webhook.objects.exists()
     )
 
@@ -392,31 +404,33 @@ def test_public_addresses_are_public():
 def test_webhook_types_can_change_but_not_be_empty(signed_in, receiver, valkey):
     client, ada = signed_in(organiser=True)
     url, *_ = receiver
-    one, two = (Webhook.add(ada, url, list(NotificationType.values)) for _ in range(2))
-    at = f"/notifications/webhooks/{one.pk}/kinds/"
-    assert client.post(at, {"kinds": ["run.finished", "run.started"]}).status_code == 302
-    one.refresh_from_db()
-    two.refresh_from_db()
-    assert one.kinds == ["run.started", "run.finished"] and two.kinds == list(
+    changed_hook, other_hook = (
+        Webhook.add(ada, url, list(NotificationType.values)) for _ in range(2)
+    )
+    kinds_path = f"/notifications/webhooks/{changed_hook.pk}/kinds/"
+    assert client.post(kinds_path, {"kinds": ["run.finished", "run.started"]}).status_code == 302
+    changed_hook.refresh_from_db()
+    other_hook.refresh_from_db()
+    assert changed_hook.kinds == ["run.started", "run.finished"] and other_hook.kinds == list(
         NotificationType.values
     )
-    assert AuditEntry.objects.get(action="webhook.change").detail == {"kinds": one.kinds}
-    client.post(at, {"kinds": one.kinds})
+    assert AuditEntry.objects.get(action="webhook.change").detail == {"kinds": changed_hook.kinds}
+    client.post(kinds_path, {"kinds": changed_hook.kinds})
     assert AuditEntry.objects.filter(action="webhook.change").count() == 1, (
-        "the same again is no change"
+        "an unchanged form was recorded as a change"
     )
     for wrong, sentence in (
         ({}, "Choose at least one"),
         ({"kinds": ["run.exploded"]}, "run.exploded"),
     ):
-        page = client.post(at, wrong)
-        assert page.status_code == 422 and sentence in page.content.decode()
-    one.refresh_from_db()
-    assert one.kinds == ["run.started", "run.finished"]
+        refused = client.post(kinds_path, wrong)
+        assert refused.status_code == 422 and sentence in refused.content.decode()
+    changed_hook.refresh_from_db()
+    assert changed_hook.kinds == ["run.started", "run.finished"]
     Notification.create_once(
         NotificationDraft(ada, NotificationType.MACHINE_QUIET, "quiet", "A machine went quiet")
     )
-    assert one.deliveries.count() == 0 and two.deliveries.count() == 1
+    assert changed_hook.deliveries.count() == 0 and other_hook.deliveries.count() == 1
 
 
 def test_webhooks_are_for_organisers_and_for_their_owner_alone(signed_in, receiver, valkey):

@@ -27,7 +27,7 @@ LABELS = {"view", "method", "status", "task", "outcome", "le", "queue"}
 # ---- health
 
 
-def test_a_site_with_all_it_needs_is_alive_and_ready(client, valkey):
+def test_site_with_database_and_valkey_is_alive_and_ready(client, valkey):
     assert client.get("/healthz").content == b"ok\n"
     answer = client.get("/readyz")
     assert answer.status_code == 200 and answer.json() == {
@@ -51,7 +51,7 @@ def test_health_without_valkey_is_alive_and_not_ready(client, state):
     assert client.get("/readyz").status_code == 200
 
 
-def test_a_database_without_its_migrations_is_not_ready(client, valkey):
+def test_database_without_its_migrations_is_not_ready(client, valkey):
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM django_migrations WHERE app = 'telemetry'")
     answer = client.get("/readyz")
@@ -61,7 +61,8 @@ def test_a_database_without_its_migrations_is_not_ready(client, valkey):
 # ---- metrics
 
 
-def series(text: str) -> dict[str, float]:
+def parse_metrics(text: str) -> dict[str, float]:
+    """Return series → value from the text of the metrics page."""
     return {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
         for line in text.splitlines()
@@ -69,7 +70,7 @@ def series(text: str) -> dict[str, float]:
     }
 
 
-def test_requests_are_counted_by_view_and_never_by_machine_or_run(
+def test_metrics_label_views_and_never_machines_or_runs(
     person, launched_run, numbered_report, client, valkey
 ):
     run, ada = launched_run(person())
@@ -80,16 +81,20 @@ def test_requests_are_counted_by_view_and_never_by_machine_or_run(
     client.get("/nowhere/at/all/")
     client.generic("BREW", "/")
     text = client.get("/metrics").content.decode()
-    found = series(text)
+    samples = parse_metrics(text)
     assert (
-        found['barnraise_requests_total{method="POST",status="200",view="api-1:post_reports"}'] == 3
+        samples['barnraise_requests_total{method="POST",status="200",view="api-1:post_reports"}']
+        == 3
     )
-    assert found['barnraise_requests_total{method="GET",status="200",view="run"}'] == 1
-    assert found['barnraise_requests_total{method="GET",status="404",view="none"}'] == 1
+    assert samples['barnraise_requests_total{method="GET",status="200",view="run"}'] == 1
+    assert samples['barnraise_requests_total{method="GET",status="404",view="none"}'] == 1
     assert (
-        found['barnraise_runs{status="training"}'] == 1 and found["barnraise_machines_alive"] == 1
+        samples['barnraise_runs{status="training"}'] == 1
+        and samples["barnraise_machines_alive"] == 1
     )
-    assert found["barnraise_reports_total"] == 3 and found['barnraise_queue{queue="reports"}'] == 0
+    assert (
+        samples["barnraise_reports_total"] == 3 and samples['barnraise_queue{queue="reports"}'] == 0
+    )
     for secret in (
         run.slug,
         str(run.pk),
@@ -100,33 +105,33 @@ def test_requests_are_counted_by_view_and_never_by_machine_or_run(
         assert secret not in text
     names = {
         label.partition("=")[0]
-        for s in found
+        for s in samples
         for label in s.partition("{")[2].rstrip("}").split(",")
         if label
     }
     assert names <= LABELS
 
 
-def test_a_histogram_adds_up(client, valkey):
+def test_histogram_buckets_are_cumulative(client, valkey):
     for seconds in (0.001, 0.004, 0.3, 0.3, 99.0):
         counters.observe("barnraise_task_seconds", seconds, task="x")
-    found = series(client.get("/metrics").content.decode())
-    buckets = {s: v for s, v in found.items() if s.startswith("barnraise_task_seconds_bucket")}
+    samples = parse_metrics(client.get("/metrics").content.decode())
+    buckets = {s: v for s, v in samples.items() if s.startswith("barnraise_task_seconds_bucket")}
     assert (
         list(buckets.values()) == sorted(buckets.values())
         and len(buckets) == len(counters.BUCKETS) + 1
     )
-    assert found['barnraise_task_seconds_bucket{le="0.005",task="x"}'] == 2
-    assert found['barnraise_task_seconds_bucket{le="0.5",task="x"}'] == 4
+    assert samples['barnraise_task_seconds_bucket{le="0.005",task="x"}'] == 2
+    assert samples['barnraise_task_seconds_bucket{le="0.5",task="x"}'] == 4
     assert (
-        found['barnraise_task_seconds_bucket{le="+Inf",task="x"}']
-        == found['barnraise_task_seconds_count{task="x"}']
+        samples['barnraise_task_seconds_bucket{le="+Inf",task="x"}']
+        == samples['barnraise_task_seconds_count{task="x"}']
         == 5
     )
-    assert found['barnraise_task_seconds_sum{task="x"}'] == pytest.approx(99.605)
+    assert samples['barnraise_task_seconds_sum{task="x"}'] == pytest.approx(99.605)
 
 
-def test_a_label_cannot_break_out_of_its_quotes(client, valkey):
+def test_metric_label_is_escaped(client, valkey):
     counters.increment("barnraise_tasks_total", task='a"} 9\nb\\')
     assert r'barnraise_tasks_total{task="a\"} 9\nb\\"} 1' in client.get("/metrics").content.decode()
 
@@ -142,7 +147,7 @@ def test_metrics_require_the_token_if_one_is_set(client, valkey, settings):
 # ---- logs
 
 
-def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launched_run):
+def test_access_log_has_the_request_id_of_the_client(person, launched_run):
     _, ada = launched_run(person())
     handler = logging.StreamHandler()
     lines: list[str] = []
@@ -187,32 +192,32 @@ def test_log_writes_other_objects_as_text_and_tracebacks_whole():
 # ---- tasks
 
 
-@shared_task(name="test.tells")
-def tells() -> str:
+@shared_task(name="test.return_request_id")
+def return_request_id() -> str:
     return request_id.current()
 
 
-@shared_task(name="test.fails")
-def fails() -> None:
+@shared_task(name="test.raise_value_error")
+def raise_value_error() -> None:
     raise ValueError("ours")
 
 
-@shared_task(name="test.waits")
-def waits() -> None:
+@shared_task(name="test.raise_operational_error")
+def raise_operational_error() -> None:
     raise OperationalError("the database is away")
 
 
 def test_every_task_has_a_time_limit_and_a_retry_policy(settings):
     app.loader.import_default_modules()
-    ours = {
+    own_tasks = {
         name: task for name, task in app.tasks.items() if not name.startswith(("celery.", "test."))
     }
-    assert len(ours) >= 8
-    for name, task in ours.items():
+    assert len(own_tasks) >= 8
+    for name, task in own_tasks.items():
         assert isinstance(task, Task) and 0 < task.time_limit <= 600, name
         assert task.autoretry_for, name
     scheduled = {entry["task"]: entry for entry in settings.CELERY_BEAT_SCHEDULE.values()}
-    assert set(scheduled) <= set(ours)
+    assert set(scheduled) <= set(own_tasks)
     for name, entry in scheduled.items():
         assert entry["options"]["expires"] <= entry["schedule"] * 2, (
             f"{name} would pile up while no worker runs"
@@ -221,33 +226,38 @@ def test_every_task_has_a_time_limit_and_a_retry_policy(settings):
 
 def test_task_is_counted_by_outcome_and_carries_the_request_id(valkey, client):
     request_id.enter("asked-by-a-page-1")
-    assert tells.apply(headers={"request_id": "asked-by-a-page-1"}).get() == "asked-by-a-page-1"
-    assert fails.apply().state == "FAILURE"
-    found = series(client.get("/metrics").content.decode())
-    assert found['barnraise_tasks_total{outcome="done",task="test.tells"}'] == 1
-    assert found['barnraise_tasks_total{outcome="failed",task="test.fails"}'] == 1
-    assert found['barnraise_task_seconds_count{task="test.tells"}'] == 1
+    assert (
+        return_request_id.apply(headers={"request_id": "asked-by-a-page-1"}).get()
+        == "asked-by-a-page-1"
+    )
+    assert raise_value_error.apply().state == "FAILURE"
+    samples = parse_metrics(client.get("/metrics").content.decode())
+    assert samples['barnraise_tasks_total{outcome="done",task="test.return_request_id"}'] == 1
+    assert samples['barnraise_tasks_total{outcome="failed",task="test.raise_value_error"}'] == 1
+    assert samples['barnraise_task_seconds_count{task="test.return_request_id"}'] == 1
 
 
-def test_a_request_goes_along_with_the_tasks_it_hands_out(valkey):
+def test_queued_task_carries_the_request_id(valkey):
     request_id.enter("asked-by-a-page-2")
-    tells.delay()
+    return_request_id.delay()
     with app.connection_for_read() as broker, broker.SimpleQueue("celery") as queue:
         message = queue.get_nowait()
         message.ack()
     assert message.headers["request_id"] == "asked-by-a-page-2"
 
 
-def test_a_task_whose_database_is_away_is_tried_again_and_not_for_ever(valkey, client):
-    assert waits.apply().state == "FAILURE"
-    found = series(client.get("/metrics").content.decode())
-    tried = sum(
-        v for s, v in found.items() if s.startswith("barnraise_tasks_total") and "test.waits" in s
+def test_task_without_database_is_retried_a_limited_number_of_times(valkey, client):
+    assert raise_operational_error.apply().state == "FAILURE"
+    samples = parse_metrics(client.get("/metrics").content.decode())
+    attempts = sum(
+        v
+        for s, v in samples.items()
+        if s.startswith("barnraise_tasks_total") and "test.raise_operational_error" in s
     )
-    assert tried == 1 + Task.max_retries
+    assert attempts == 1 + Task.max_retries
 
 
-# ---- what is kept
+# ---- retention
 
 
 @pytest.fixture
@@ -256,16 +266,16 @@ def member(person, launched_run) -> Membership:
     return Membership.objects.get(run=run)
 
 
-def test_finer_sums_go_sooner_and_the_chart_keeps_its_beginning(member):
+def test_finer_rollups_are_deleted_sooner_than_coarser_ones(member):
     now = time.time() // 3600 * 3600
     for days, width in [(d, w) for d in (0, 1, 10, 60) for w in (10, 60, 3600)]:
         Rollup.objects.create(
             membership=member, width=width, bucket=now - days * DAY, reports=2, rate_sum=20.0
         )
     before = load_history(member.run)["rate"]
-    assert delete_old_rows(now) == 3 and delete_old_rows(now) == 0, "twice is no more than once"
-    left = sorted((round((now - row.bucket) / DAY), row.width) for row in Rollup.objects.all())
-    assert left == [
+    assert delete_old_rows(now) == 3 and delete_old_rows(now) == 0, "a second run deleted more rows"
+    remaining = sorted((round((now - row.bucket) / DAY), row.width) for row in Rollup.objects.all())
+    assert remaining == [
         (0, 10),
         (0, 60),
         (0, 3600),
@@ -277,13 +287,12 @@ def test_finer_sums_go_sooner_and_the_chart_keeps_its_beginning(member):
         (60, 3600),
     ]
     after = load_history(member.run)["rate"]
-    bin_of_a_chart = 3 * 3600  # of sixty days, and what it begins at depends on the hour
-    assert abs(after[0][0] - before[0][0]) <= bin_of_a_chart and all(
-        rate == 10.0 for _, rate in after
-    )
+    chart_bin_seconds = 3 * 3600  # for sixty days; where it begins depends on the hour
+    assert abs(after[0][0] - before[0][0]) <= chart_bin_seconds
+    assert all(rate == 10.0 for _, rate in after)
 
 
-def test_old_losses_are_thinned_to_one_an_hour_and_validations_stay(member):
+def test_old_losses_are_thinned_hourly_and_validations_stay(member):
     now = time.time()
     old = (now - 40 * DAY) // 3600 * 3600
     losses = [("train", old + n * 600) for n in range(12)] + [
@@ -304,7 +313,7 @@ def test_old_losses_are_thinned_to_one_an_hour_and_validations_stay(member):
     ]
 
 
-def test_receipts_of_machines_that_never_came_back_go(member):
+def test_old_report_receipts_are_deleted(member):
     ReportReceipt.objects.create(
         membership=member, seq=5, received=timezone.now() - timedelta(days=8)
     )
@@ -321,16 +330,18 @@ def test_machine_silent_for_a_day_has_left_the_run(member, volunteer, person, nu
         seen = timezone.now() - timedelta(hours=hours)
         Membership.objects.filter(machine=machine.machine).update(last_seen=seen)
     assert expire_memberships() == 3 and expire_memberships() == 0
-    found = [Membership.objects.get(machine=machine.machine) for machine in machines]
-    assert [bool(each.addresses) for each in found] == [True, False, False]
-    assert [each.activity for each in found] == ["joining", "joining", "left"]
+    memberships = [Membership.objects.get(machine=machine.machine) for machine in machines]
+    assert [bool(membership.addresses) for membership in memberships] == [True, False, False]
+    assert [membership.activity for membership in memberships] == ["joining", "joining", "left"]
     machines[2].report(run, numbered_report(1))
     drain_queue()
-    found[2].refresh_from_db()
-    assert found[2].activity == "training" and found[2].is_alive, "whoever comes back is back"
+    memberships[2].refresh_from_db()
+    assert memberships[2].activity == "training" and memberships[2].is_alive, (
+        "the machine did not return"
+    )
 
 
-def test_health_is_asked_without_a_session_and_without_a_query(django_assert_num_queries):
+def test_health_needs_no_session_and_no_query(django_assert_num_queries):
     with django_assert_num_queries(0):
         answer = Client().get("/healthz")
     assert not answer.cookies

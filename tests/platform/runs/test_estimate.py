@@ -1,4 +1,4 @@
-"""What a run would take: by the planner that machines ask themselves, and by how often they would trade."""
+"""Test the estimate of a run: the planner's step time and the traffic between machines."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ def test_larger_gpu_is_never_slower_and_all_train_a_small_model():
         assert need.run_times[0].seconds >= need.run_times[1].seconds > 0
 
 
-def test_what_does_not_fit_says_what_is_short():
+def test_machine_too_small_is_refused_with_what_is_short():
     (need,) = estimate(spec("gpt3-175b"), [("laptop", LAPTOP)], 10)
     assert "does not fit" in need.refusal and "disk" in need.refusal and need.run_times == ()
 
@@ -52,70 +52,89 @@ def test_twice_the_volunteers_take_half_the_time_on_fast_lines():
     one, two, four = (estimate_run_time(spec("gpt-nano"), 10.0, 100, n) for n in (1, 2, 4))
     assert one.slowdown == two.slowdown == four.slowdown == 1.0
     assert one.seconds == pytest.approx(2 * two.seconds) == pytest.approx(4 * four.seconds)
-    assert one.traffic == 0, "alone there is nobody to tell"
+    assert one.traffic == 0, "a single machine has no traffic"
 
 
-def test_more_volunteers_than_the_lines_carry_train_no_faster():
-    """All updates pass over every line: past what it carries, one more machine brings nothing."""
-    fixed = spec(recipe__codec="dense8")
-    few, many = estimate_run_time(fixed, 1.0, 20, 50), estimate_run_time(fixed, 1.0, 20, 500)
+def test_volunteers_beyond_the_line_speed_train_no_faster():
+    """Every update passes over every line, so a full line bounds the speed of the run."""
+    dense_spec = spec(recipe__codec="dense8")
+    few, many = (
+        estimate_run_time(dense_spec, 1.0, 20, 50),
+        estimate_run_time(dense_spec, 1.0, 20, 500),
+    )
     assert few.slowdown > 1 and many.seconds == pytest.approx(few.seconds, rel=0.05)
     assert few.traffic == pytest.approx(0.8 * 20e6 / 8)
-    thin = estimate_run_time(spec(), 1.0, 20, 50)
-    assert thin.seconds < few.seconds, "which is what auto is for"
-    assert thin.schedule.scheme.bits_per_parameter < fixed.recipe.round_steps
+    auto_estimate = estimate_run_time(spec(), 1.0, 20, 50)
+    assert auto_estimate.seconds < few.seconds, "automatic compression is no faster"
+    assert auto_estimate.schedule.scheme.bits_per_parameter < dense_spec.recipe.round_steps
 
 
-def test_a_step_of_very_many_sequences_is_reckoned_and_not_searched():
+def test_step_time_of_many_sequences_scales_linearly():
     specs = [spec(recipe__step_sequences=n, recipe__round_steps=1) for n in (64, 55_440)]
     (small,), (large,) = (estimate(each, [REFERENCE_MACHINES[2]], 1) for each in specs)
     assert large.step_seconds == pytest.approx(small.step_seconds * 55_440 / 64)
 
 
-def test_the_estimate_loads_no_torch():
-    """The site serves it, and a page must not cost a gigabyte."""
-    said = (
-        "import sys; sys.path[:0] = ['platform', 'worker']; import coordinator.runs.reference_machines; "
-        "import importlib.util as u; s = u.spec_from_file_location('e', 'platform/coordinator/runs/estimate.py'); "
-        "m = u.module_from_spec(s); sys.modules['e'] = m; s.loader.exec_module(m); assert 'torch' not in sys.modules"
+def test_estimate_module_imports_no_torch():
+    """Importing torch would cost each process of the site a gigabyte."""
+    script = (
+        "import importlib.util, sys\n"
+        "sys.path[:0] = ['platform', 'worker']\n"
+        "import coordinator.runs.reference_machines\n"
+        "path = 'platform/coordinator/runs/estimate.py'\n"
+        "spec = importlib.util.spec_from_file_location('estimate', path)\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['estimate'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0.4231, "0.42 s"), (35, "35 s"), (720, "12 min"), (12_240, "3.4 h"), (5.25 * 86_400, "5.2 days"),
-     (400 * 86_400, "400 days"), (8 * 31_557_600, "8 years"), (float("inf"), "for ever")],
-)  # fmt: skip
-def test_lengths_of_time_are_said_in_one_unit(seconds, said):
-    assert span(seconds) == said
+    ("seconds", "text"),
+    [
+        (0.4231, "0.42 s"),
+        (35, "35 s"),
+        (720, "12 min"),
+        (12_240, "3.4 h"),
+        (5.25 * 86_400, "5.2 days"),
+        (400 * 86_400, "400 days"),
+        (8 * 31_557_600, "8 years"),
+        (float("inf"), "for ever"),
+    ],
+)
+def test_span_formats_a_duration_in_one_unit(seconds, text):
+    assert span(seconds) == text
 
 
-# ---- while the form is filled in -----------------------------------------------------------------------------------
+# ---- the form and the run's page
 
 
 @pytest.fixture
-def ask(person):
-    def make(owner=None, **fields) -> str:
+def request_estimate(person):
+    def post(owner=None, **fields) -> str:
         client = Client()
         client.force_login(owner or person())
         answer = client.post("/runs/estimate/", {**FORM, **fields})
         assert answer.status_code == 200
         return answer.content.decode()
 
-    return make
+    return post
 
 
 @pytest.mark.django_db
-def test_form_estimates_typical_and_own_machines(person, volunteer, ask, golden_hardware):
+def test_form_estimates_typical_and_own_machines(
+    person, volunteer, request_estimate, golden_hardware
+):
     ada = person()
-    mine, _ = volunteer(ada, 1), volunteer(ada, 2)
-    HardwareMeasurement.record(mine.machine, golden_hardware)
+    machine, _ = volunteer(ada, 1), volunteer(ada, 2)
+    HardwareMeasurement.record(machine.machine, golden_hardware)
     HardwareMeasurement.record(volunteer(person("bob@example.org"), 3).machine, golden_hardware)
-    html = ask(ada, preset="gpt2-1.5b", volunteers="25")
+    html = request_estimate(ada, preset="gpt2-1.5b", volunteers="25")
     assert all(name in html for name in ("8 GB laptop", "12 GB GPU", "24 GB GPU", "pc-1"))
     assert "25 of these, 20 Mb/s" in html and "25 of these, 100 Mb/s" in html
     assert "tokens/s" in html
@@ -123,67 +142,70 @@ def test_form_estimates_typical_and_own_machines(person, volunteer, ask, golden_
 
 
 @pytest.mark.django_db
-def test_the_estimate_follows_the_form_and_takes_mistakes_calmly(ask, person):
+def test_estimate_of_an_invalid_form_shows_the_problem(request_estimate, person):
     ada = person()
-    assert "One field needs fixing" in ask(ada, **{"model.heads": "5"})
-    assert "does not fit" in ask(ada, preset="gpt3-175b")
+    assert "One field needs fixing" in request_estimate(ada, **{"model.heads": "5"})
+    assert "does not fit" in request_estimate(ada, preset="gpt3-175b")
     for typed in ("", "-3", "lots", "1e9", "²", "99999999999999999999"):
-        assert "of these" in ask(ada, volunteers=typed)
-    assert "of these" in ask(ada, name=""), "a name is not needed for it"
+        assert "of these" in request_estimate(ada, volunteers=typed)
+    assert "of these" in request_estimate(ada, name=""), "the estimate requires a name"
 
 
 @pytest.mark.django_db
-def test_a_machine_that_measured_the_slowest_rates_breaks_no_estimate(
-    volunteer, person, ask, golden_hardware
+def test_machine_with_the_slowest_rates_is_estimated(
+    volunteer, person, request_estimate, golden_hardware
 ):
     ada = volunteer(person())
     slow = {
         name: 1.0
         for name in ("adam", "attention", "disk_read", "disk_write", "stream", "to_device")
     }
-    told = golden_hardware.model_copy(
+    hardware = golden_hardware.model_copy(
         update={**slow, "matmul": [(1, 1.0)], "products": [], "updates": [], "memory": 1 << 62}
     )
-    HardwareMeasurement.record(ada.machine, reports.HardwareView.model_validate(told.model_dump()))
-    assert "pc-1" in ask(ada.machine.owner)
+    HardwareMeasurement.record(
+        ada.machine, reports.HardwareView.model_validate(hardware.model_dump())
+    )
+    assert "pc-1" in request_estimate(ada.machine.owner)
 
 
-def fits(client: Client, run) -> dict[str, tuple[str, str]]:
-    """Name → whether it fits, and what is said of it."""
+def read_fits(client: Client, run) -> dict[str, tuple[str, str]]:
+    """Return machine name → (whether it fits, explanation) from the run's page."""
     html = client.get(f"/runs/{run.slug}/fits/").content.decode()
-    found = re.findall(r'data-fits="(\w+)"><b>(.*?)</b> <span class="number">(.*?)</span>', html)
-    return {name: (fit, said) for fit, name, said in found}
+    entries = re.findall(r'data-fits="(\w+)"><b>(.*?)</b> <span class="number">(.*?)</span>', html)
+    return {name: (answer, text) for answer, name, text in entries}
 
 
 @pytest.mark.django_db
-def test_who_thinks_of_joining_is_told_whether_their_machines_fit(
-    volunteer, person, launched_run, golden_hardware
-):
+def test_run_page_shows_whether_machines_fit(volunteer, person, launched_run, golden_hardware):
     run, _ = launched_run(
         person("owner@example.org"),
         join_policy=JoinPolicy(least_memory=10 * 10**9, least_device_memory=16 * 10**9),
     )
-    seen = fits(Client(), run)
-    assert seen["8 GB laptop"][0] == "no" and "asks for 10.0 GB of memory" in seen["8 GB laptop"][1]
-    assert seen["12 GB GPU"] == (
+    answers = read_fits(Client(), run)
+    assert (
+        answers["8 GB laptop"][0] == "no"
+        and "asks for 10.0 GB of memory" in answers["8 GB laptop"][1]
+    )
+    assert answers["12 GB GPU"] == (
         "no",
         f"The run {run.name} asks for 16.0 GB of GPU memory; this machine has 12.0 GB.",
     )
-    assert seen["24 GB GPU"][0] == "yes" and seen["24 GB GPU"][1].endswith("tokens/s")
+    assert answers["24 GB GPU"][0] == "yes" and answers["24 GB GPU"][1].endswith("tokens/s")
     bob, client = volunteer(person("bob@example.org"), 2), Client()
     client.force_login(bob.machine.owner)
-    assert fits(client, run)["pc-2"] == ("unknown", "measured when it joins")
+    assert read_fits(client, run)["pc-2"] == ("unknown", "measured when it joins")
     HardwareMeasurement.record(
         bob.machine, golden_hardware.model_copy(update={"device_memory": 8 * 2**30})
     )
-    assert fits(client, run)["pc-2"][0] == "no"
+    assert read_fits(client, run)["pc-2"][0] == "no"
     HardwareMeasurement.record(
         bob.machine, golden_hardware.model_copy(update={"device_memory": 24 * 2**30})
     )
-    assert fits(client, run)["pc-2"][0] == "yes"
+    assert read_fits(client, run)["pc-2"][0] == "yes"
 
 
-def test_planning_is_done_once_for_the_same_machine_and_model():
+def test_plan_is_cached_for_the_same_machine_and_model():
     from coordinator.runs.estimate import cached_plan
 
     cached_plan.cache_clear()

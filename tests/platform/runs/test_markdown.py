@@ -13,7 +13,8 @@ pytestmark = pytest.mark.django_db
 
 def test_notes_are_markdown_and_nothing_else():
     shown = markdown.render_html(
-        "# Why\n\nA *small* [start](https://example.org/?a=1&b=2).\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+        "# Why\n\nA *small* [start](https://example.org/?a=1&b=2).\n\n"
+        "| a | b |\n|---|---|\n| 1 | 2 |"
     )
     assert "<h3>Why</h3>" in shown and "<em>small</em>" in shown and "<table>" in shown
     assert 'rel="nofollow ugc noopener noreferrer"' in shown and "&amp;b=2" in shown

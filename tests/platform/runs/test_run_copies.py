@@ -1,4 +1,4 @@
-"""Copies of runs, the archive, and runs that begin with another's weights."""
+"""Test copies of runs, the archive, and runs that start from another run's weights."""
 
 import json
 
@@ -16,10 +16,10 @@ from coordinator.telemetry.rollup import drain_queue
 pytestmark = pytest.mark.django_db
 
 
-# ---- copies and the archive ----------------------------------------------------------------------------------------
+# ---- copies and the archive
 
 
-def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launched_run, signed_in):
+def test_copy_of_a_launched_run_is_an_editable_draft(person, launched_run, signed_in):
     run, _ = launched_run(
         person("owner@example.org"), join_policy=JoinPolicy(least_memory=10**9, notes="hello")
     )
@@ -40,7 +40,7 @@ def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launc
     )
     assert copy.spec.roots == () and copy.spec.owner == "" and copy.spec.manifest == ""
     assert client.get(answer["Location"]).status_code == 200
-    assert not run.edit("Another", run.spec), "what is launched never changes"
+    assert not run.edit("Another", run.spec), "a launched run was edited"
 
 
 def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched_run, person):
@@ -53,29 +53,28 @@ def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, la
     assert "Secret plans" not in Client().get(f"/runs/{public.slug}/").content.decode()
 
 
-def test_a_long_name_is_copied_too(signed_in, draft):
+def test_copy_of_a_run_with_a_long_name_has_a_shortened_name(signed_in, draft):
     client, ada = signed_in()
     client.post(f"/runs/{draft(ada, name='x' * 80).slug}/clone/")
     assert Run.objects.filter(name="x" * 72 + " (copy)").exists()
 
 
-def test_a_run_that_is_over_is_put_away_and_taken_out_again(signed_in, launched_run):
+def test_run_that_is_over_can_be_archived_and_unarchived(signed_in, launched_run):
     client, ada = signed_in()
     run, _ = launched_run(ada)
-    assert not run.archive(), "it is not over"
+    assert not run.archive(), "a run in training was archived"
     run.finish()
 
-    def listed() -> bool:
+    def is_listed() -> bool:
         return run.name in client.get("/runs/").content.decode()
 
-    assert (
-        listed() and client.post(f"/runs/{run.slug}/archive/").status_code == 302 and not listed()
-    )
-    assert client.get(f"/runs/{run.slug}/").status_code == 200, "it stays at its address"
-    assert client.post(f"/runs/{run.slug}/unarchive/").status_code == 302 and listed()
+    assert is_listed()
+    assert client.post(f"/runs/{run.slug}/archive/").status_code == 302 and not is_listed()
+    assert client.get(f"/runs/{run.slug}/").status_code == 200, "the archived run has no page"
+    assert client.post(f"/runs/{run.slug}/unarchive/").status_code == 302 and is_listed()
 
 
-def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched_run):
+def test_every_change_of_a_run_is_audited_once_with_its_actor(person, launched_run):
     run, machine = launched_run(person())
     run.pause(actor=run.owner)
     run.pause(actor=run.owner)
@@ -84,13 +83,13 @@ def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched_ru
     run.update_join_policy(JoinPolicy(notes="x"), actor=run.owner)
     run.cancel(actor=run.owner)
     run.archive(actor=run.owner)
-    found = list(
+    entries = list(
         AuditEntry.objects.filter(subject_kind="run")
         .order_by("id")
         .values_list("action", "actor", "machine")
     )
     owner = run.owner.pk
-    assert found == [
+    assert entries == [
         ("run.create", owner, None),
         ("run.launch", None, None),
         ("run.accept_manifest", None, machine.machine.pk),
@@ -104,12 +103,12 @@ def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched_ru
     ]
 
 
-# ---- from a checkpoint ---------------------------------------------------------------------------------------------
+# ---- from a checkpoint
 
 
 @pytest.fixture
-def checkpointed(person, launched_run, numbered_report):
-    """A run of Ada's with one checkpoint, its owner's volunteer, and the checkpoint."""
+def run_with_checkpoint(person, launched_run, numbered_report):
+    """Return Ada's run, her machine, and the run's only checkpoint."""
     run, ada = launched_run(person("ada@example.org"), name="Dusk")
     view = reports.CheckpointView(
         tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
@@ -120,65 +119,63 @@ def checkpointed(person, launched_run, numbered_report):
 
 
 def test_run_starts_from_a_checkpoint_once_its_owner_has_the_weights(
-    checkpointed, client, manifest, volunteer
+    run_with_checkpoint, client, manifest, volunteer
 ):
-    run, ada, checkpoint = checkpointed
+    run, ada, checkpoint = run_with_checkpoint
     client.force_login(run.owner)
     assert "New run from here" in client.get(f"/runs/{run.slug}/").content.decode()
     answer = client.post(f"/runs/{run.slug}/clone/", {"checkpoint": str(checkpoint.pk)})
-    made = Run.objects.get(parent=run)
-    assert answer["Location"] == f"/runs/{made.slug}/edit/"
+    copy = Run.objects.get(parent=run)
+    assert answer["Location"] == f"/runs/{copy.slug}/edit/"
     tokenizer = json.loads(run.manifest["body"])["tokenizer"]
-    assert made.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer)
+    assert copy.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer)
     assert "starts from the weights of" in client.get(answer["Location"]).content.decode()
-    made.launch()
-    count = made.spec.model.layers + 2
+    copy.launch()
+    count = copy.spec.model.layers + 2
 
-    def post(**changed) -> coordinator_messages.Problem | None:
-        signed = ada.identity.sign("manifest", manifest(made, **changed))
-        answer = ada.send_request("POST", f"/runs/{made.slug}/manifest", signed)
-        return (
-            None
-            if answer.status_code == 200
-            else coordinator_messages.Problem.model_validate_json(answer.content)
-        )
+    def post_manifest(**changed) -> coordinator_messages.Problem | None:
+        signed = ada.identity.sign("manifest", manifest(copy, **changed))
+        answer = ada.send_request("POST", f"/runs/{copy.slug}/manifest", signed)
+        if answer.status_code == 200:
+            return None
+        return coordinator_messages.Problem.model_validate_json(answer.content)
 
-    assert list(post(tokenizer=tokenizer).fields) == ["start"]
-    assert list(post(tokenizer="9" * 64, start=["4" * 64] * count).fields) == ["tokenizer"]
-    assert post(tokenizer=tokenizer, start=["4" * 64] * count) is None
-    made.refresh_from_db()
-    assert made.spec_text and made.spec.start.fragments == ("4" * 64,) * count, (
-        "pinned at the launch"
+    assert list(post_manifest(tokenizer=tokenizer).fields) == ["start"]
+    assert list(post_manifest(tokenizer="9" * 64, start=["4" * 64] * count).fields) == ["tokenizer"]
+    assert post_manifest(tokenizer=tokenizer, start=["4" * 64] * count) is None
+    copy.refresh_from_db()
+    assert copy.spec_text and copy.spec.start.fragments == ("4" * 64,) * count, (
+        "the weights are not in the launched spec"
     )
-    assert RunSpec.from_json(made.spec_text) == made.spec
-    again = made.clone(run.owner)
-    assert again.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer), (
-        "a copy begins where it did"
+    assert RunSpec.from_json(copy.spec_text) == copy.spec
+    second_copy = copy.clone(run.owner)
+    assert second_copy.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer), (
+        "the second copy starts elsewhere"
     )
 
 
-def test_run_from_a_checkpoint_keeps_model_and_tokenizer(checkpointed, client):
-    run, _, checkpoint = checkpointed
-    made = run.clone(run.owner, start=checkpoint.to_start())
+def test_run_from_a_checkpoint_keeps_model_and_tokenizer(run_with_checkpoint, client):
+    run, _, checkpoint = run_with_checkpoint
+    copy = run.clone(run.owner, start=checkpoint.to_start())
     client.force_login(run.owner)
-    typed = {
-        "name": made.name,
+    form = {
+        "name": copy.name,
         "preset": "gpt-nano",
         "recipe.token_budget": "5000",
         "text.tokenizer": "bpe",
     }
-    answer = client.post(f"/runs/{made.slug}/edit/", typed | {"model.width": "256"})
+    answer = client.post(f"/runs/{copy.slug}/edit/", form | {"model.width": "256"})
     assert answer.status_code == 422
     assert "Must stay 128" in field_error(answer.content.decode(), "model.width")
-    answer = client.post(f"/runs/{made.slug}/edit/", typed | {"text.tokenizer": "bytes"})
+    answer = client.post(f"/runs/{copy.slug}/edit/", form | {"text.tokenizer": "bytes"})
     assert "Must stay bpe" in field_error(answer.content.decode(), "text.tokenizer")
-    assert client.post(f"/runs/{made.slug}/edit/", typed).status_code == 302
-    made.refresh_from_db()
-    assert made.token_budget == 5000 and made.spec.start == checkpoint.to_start()
+    assert client.post(f"/runs/{copy.slug}/edit/", form).status_code == 302
+    copy.refresh_from_db()
+    assert copy.token_budget == 5000 and copy.spec.start == checkpoint.to_start()
 
 
-def test_a_checkpoint_that_is_not_this_runs_is_none(checkpointed, client, draft):
-    run, _, checkpoint = checkpointed
+def test_clone_from_a_foreign_or_invalid_checkpoint_is_refused(run_with_checkpoint, client, draft):
+    run, _, checkpoint = run_with_checkpoint
     client.force_login(run.owner)
     other = draft(run.owner, name="Other")
     for pk in (checkpoint.pk, "nonsense"):
@@ -186,7 +183,9 @@ def test_a_checkpoint_that_is_not_this_runs_is_none(checkpointed, client, draft)
     assert Run.objects.count() == 2
 
 
-def test_a_manifest_of_a_run_from_its_seed_names_no_weights(person, draft, manifest, volunteer):
+def test_manifest_with_weights_is_refused_if_the_run_starts_from_seed(
+    person, draft, manifest, volunteer
+):
     run = draft(person())
     ada = volunteer(run.owner)
     signed = ada.identity.sign("manifest", manifest(run, start=["4" * 64]))

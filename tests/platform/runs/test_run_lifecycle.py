@@ -18,7 +18,7 @@ from coordinator.telemetry.tasks import advance_runs, delete_expired_rows
 pytestmark = pytest.mark.django_db
 
 
-def test_one_machine_that_lies_about_the_ledger_does_not_move_it(
+def test_ledger_tokens_ignore_one_machines_false_report(
     person, launched_run, numbered_report, volunteer
 ):
     run, ada = launched_run(person())
@@ -32,7 +32,7 @@ def test_one_machine_that_lies_about_the_ledger_does_not_move_it(
     assert run.ledger_tokens == 5000 and run.state is enums.RunStatus.TRAINING
 
 
-def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
+def test_run_finishes_when_owner_and_others_have_the_model(
     person, launched_run, numbered_report, volunteer
 ):
     run, ada = launched_run(person())
@@ -62,7 +62,7 @@ def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
     )
 
 
-def test_what_was_long_on_its_way_is_seen_within_minutes(
+def test_delayed_reports_finish_the_run_within_minutes(
     person, launched_run, numbered_report, valkey
 ):
     """Advance runs that are silent for two minutes less often, but advance them."""
@@ -79,7 +79,7 @@ def test_what_was_long_on_its_way_is_seen_within_minutes(
     assert run.state is enums.RunStatus.FINISHED
 
 
-def test_a_revoked_machine_counts_for_nothing(person, launched_run, numbered_report, volunteer):
+def test_revoked_machine_is_not_counted(person, launched_run, numbered_report, volunteer):
     run, _ = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
@@ -113,7 +113,7 @@ def test_machine_is_gone_after_three_missed_reports_or_on_leaving(
     assert gather_facts(run).alive == 0 and not Membership.objects.get().is_alive
 
 
-def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
+def test_run_recruits_until_its_quorum_is_alive(person, draft, manifest, volunteer):
     run = draft(person(), quorum=2)
     run.launch()
     ada, bob = volunteer(run.owner), volunteer(person("bob@example.org"), 2)
@@ -129,7 +129,7 @@ def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
     assert advance_runs() == 1
 
 
-def test_a_workers_directive_follows_the_admins_pause(person, launched_run, numbered_report):
+def test_directive_follows_a_pause_by_the_admin(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     run.pause()
     reply = coordinator_messages.ReportReply.model_validate_json(
@@ -141,7 +141,7 @@ def test_a_workers_directive_follows_the_admins_pause(person, launched_run, numb
     )
 
 
-def test_tidying_forgets_only_codes_long_expired(person):
+def test_tidying_deletes_only_long_expired_codes(person):
     from barnraise.protocol.signing import Identity
     from coordinator.accounts.models import Enrolment
 

@@ -22,7 +22,7 @@ from coordinator.runs.spec_form import spec_from_fields
 Status = enums.RunStatus
 
 
-def test_a_launched_run_leaves_draft_only_once_its_text_is_there(
+def test_launched_run_stays_a_draft_until_its_manifest_is_posted(
     person, draft, manifest, volunteer
 ):
     run = draft(person())
@@ -33,7 +33,7 @@ def test_a_launched_run_leaves_draft_only_once_its_text_is_there(
     assert advance_run(run) and run.state is Status.RECRUITING
 
 
-def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person, launched_run):
+def test_launch_fixes_mirror_owner_and_text_in_the_spec(person, launched_run):
     run, owner = launched_run(person())
     spec = RunSpec.from_json(run.spec_text)
     assert spec.roots == (site_identity.identity().key,)
@@ -44,9 +44,7 @@ def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person
     assert not run.accept_manifest(messages.Signed.model_validate(run.manifest))
 
 
-def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
-    person, launched_run, monkeypatch
-):
+def test_join_during_the_launch_returns_one_consistent_run(person, launched_run, monkeypatch):
     """Its ticket and what it is told of the run are of one moment, or its machine refuses them."""
     run, ada = launched_run(person())
     named = worker_endpoints.get_visible_run
@@ -67,7 +65,7 @@ def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
     assert digest(reply.run.manifest.body) == RunSpec.from_json(reply.run.spec).manifest
 
 
-def test_pause_and_resume_say_whether_they_did_anything(person, launched_run):
+def test_pause_and_resume_return_whether_the_status_changed(person, launched_run):
     run, _ = launched_run(person())
     assert not run.resume()
     assert run.pause() and run.state is Status.PAUSED
@@ -77,7 +75,7 @@ def test_pause_and_resume_say_whether_they_did_anything(person, launched_run):
     assert not run.cancel() and not run.pause() and run.state is Status.FINISHED
 
 
-def test_a_stale_copy_of_a_run_cannot_undo_what_was_decided(person, launched_run):
+def test_stale_run_object_cannot_undo_a_decision(person, launched_run):
     run, _ = launched_run(person())
     stale = Run.objects.get(pk=run.pk)
     assert run.cancel()
@@ -85,14 +83,14 @@ def test_a_stale_copy_of_a_run_cannot_undo_what_was_decided(person, launched_run
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_two_who_decide_at_once_one_wins(person, launched_run):
+def test_one_of_two_concurrent_decisions_succeeds(person, launched_run):
     run, _ = launched_run(person())
-    won, gate = [], threading.Barrier(2)
+    outcomes, gate = [], threading.Barrier(2)
 
     def decide(action):
-        mine = Run.objects.get(pk=run.pk)
+        own_copy = Run.objects.get(pk=run.pk)
         gate.wait()
-        won.append(getattr(mine, action)())
+        outcomes.append(getattr(own_copy, action)())
         connection.close()
 
     threads = [threading.Thread(target=decide, args=(action,)) for action in ("cancel", "finish")]
@@ -100,10 +98,10 @@ def test_of_two_who_decide_at_once_one_wins(person, launched_run):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(won) == [False, True]
+    assert sorted(outcomes) == [False, True]
 
 
-def test_editing_the_text_of_a_draft_voids_its_manifest(person, draft, manifest, volunteer):
+def test_edited_text_of_a_draft_removes_its_manifest(person, draft, manifest, volunteer):
     run = draft(person())
     run.accept_manifest(volunteer(run.owner).identity.sign("manifest", manifest(run)))
     assert run.edit("Renamed", run.spec) and run.manifest
@@ -113,7 +111,7 @@ def test_editing_the_text_of_a_draft_voids_its_manifest(person, draft, manifest,
     assert run.spec.model.vocabulary == 256
 
 
-def test_runs_of_one_name_get_slugs_of_their_own(person, draft):
+def test_runs_of_the_same_name_get_different_slugs(person, draft):
     owner = person()
     first, second = draft(owner, "Même  nom!"), draft(owner, "Même nom!")
     assert first.slug == "meme-nom" and second.slug.startswith("meme-nom-")
@@ -137,7 +135,7 @@ def test_runs_of_one_name_get_slugs_of_their_own(person, draft):
         ({"model.colour": "red"}, "model.colour"),
     ],
 )
-def test_nonsense_is_refused_at_its_field(fields, named):
+def test_invalid_value_is_refused_at_its_field(fields, named):
     with pytest.raises(SpecError) as refused:
         spec_from_fields(fields)
     assert named in refused.value.problems
@@ -149,7 +147,7 @@ def test_nonsense_is_refused_at_its_field(fields, named):
         st.sampled_from(["model.layers", "recipe.clip", "seed", "text.held_out", "x"]), st.text()
     )
 )
-def test_whatever_a_form_sends_is_a_spec_or_sentences(fields):
+def test_any_form_input_gives_a_spec_or_problems(fields):
     try:
         spec = spec_from_fields(fields)
     except SpecError as refused:
@@ -158,7 +156,7 @@ def test_whatever_a_form_sends_is_a_spec_or_sentences(fields):
         assert RunSpec.from_json(spec.to_json()) == spec
 
 
-def test_numbers_may_be_written_as_people_write_them():
+def test_numbers_with_separators_and_suffixes_are_parsed():
     spec = spec_from_fields(
         {"recipe.token_budget": "1e6", "recipe.learning_rate": "3e-4", "model.layers": " 1_2 "}
     )
@@ -170,11 +168,11 @@ def test_numbers_may_be_written_as_people_write_them():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_makes_a_run(name):
+def test_every_preset_is_a_valid_run(name):
     assert spec_from_fields({}, name).model == preset(name)
 
 
-def test_a_run_needs_a_name(person, draft):
+def test_run_without_a_name_is_refused(person, draft):
     owner = person()
     for name in ("  ", "x" * 81):
         with pytest.raises(SpecError) as refused:
@@ -182,7 +180,7 @@ def test_a_run_needs_a_name(person, draft):
         assert "name" in refused.value.problems
 
 
-def test_drafts_are_their_owners_and_the_staffs_alone(person, draft, launched_run):
+def test_drafts_are_visible_to_owner_and_staff_only(person, draft, launched_run):
     ada, bob, root = person(), person("bob@example.org"), person("root@example.org", is_staff=True)
     run, (public, _) = draft(ada), launched_run(ada, name="Public")
     assert run.may_see(ada) and run.may_see(root) and not run.may_see(bob)
@@ -191,7 +189,7 @@ def test_drafts_are_their_owners_and_the_staffs_alone(person, draft, launched_ru
     assert list(Run.objects.visible_to(bob)) == [public]
 
 
-def test_the_commands_make_an_owner_and_a_run(db, capsys):
+def test_management_commands_create_an_owner_and_a_run(db, capsys):
     for _ in range(2):
         call_command("prepare_owner", email="Owner@Example.org", password="wooden-barn-9")
     owner = User.objects.get(email="owner@example.org")
@@ -219,7 +217,7 @@ def test_the_commands_make_an_owner_and_a_run(db, capsys):
     assert json.loads(run.spec.to_json())["model"]["layers"] == 2
 
 
-def test_one_update_cannot_claim_a_whole_budget():
+def test_max_tokens_per_update_is_far_below_the_budget():
     """Sixteen rounds' tokens, of this run's own rounds."""
     from coordinator.runs.spec_form import spec_from_fields
 

@@ -1,4 +1,4 @@
-"""What a run's page tells of what happened in it."""
+"""Test the events of a run and the activity feed on its page."""
 
 import pytest
 from django.test import Client
@@ -30,7 +30,12 @@ def list_sentences(run) -> list[str]:
         ("preparing", "paused", RunStatus.PAUSED, KINDS.JOINED),
         ("left", "finishing", RunStatus.TRAINING, KINDS.JOINED),
         ("training", "paused", RunStatus.TRAINING, KINDS.PAUSED),
-        ("training", "paused", RunStatus.PAUSED, None),  # they all do; the run says so itself
+        (
+            "training",
+            "paused",
+            RunStatus.PAUSED,
+            None,
+        ),  # the run's own event covers all its machines
         ("paused", "training", RunStatus.TRAINING, KINDS.RESUMED),
         ("training", "left", RunStatus.TRAINING, KINDS.LEFT),
         ("finishing", "finished", RunStatus.FINISHED, KINDS.FINISHED),
@@ -39,7 +44,7 @@ def list_sentences(run) -> list[str]:
         ("left", "joining", RunStatus.TRAINING, None),
     ],
 )
-def test_a_turn_of_a_machine_has_a_name(before, after, run, kind):
+def test_change_of_activity_maps_to_an_event_kind(before, after, run, kind):
     assert event_kind_of_change(before, after, run) == kind
 
 
@@ -49,7 +54,7 @@ def test_join_pause_resume_and_leave_are_one_event_each(person, launched_run, nu
     for seq, activity in enumerate(kinds, 1):
         volunteer.report(run, numbered_report(seq, activity=Activity(activity)))
         drain_queue(wait=True)
-    volunteer.report(run, numbered_report(2))  # again, and late
+    volunteer.report(run, numbered_report(2))  # a late repetition
     drain_queue(wait=True)
     assert list(run.events.order_by("at", "id").values_list("kind", flat=True)) == [
         "joined",
@@ -59,9 +64,7 @@ def test_join_pause_resume_and_leave_are_one_event_each(person, launched_run, nu
     ]
 
 
-def test_a_pause_of_the_whole_run_is_one_event_and_not_one_a_machine(
-    person, launched_run, numbered_report
-):
+def test_pause_of_a_run_is_one_event_for_all_machines(person, launched_run, numbered_report):
     run, volunteer = launched_run(person())
     volunteer.report(run, numbered_report(1))
     drain_queue(wait=True)
@@ -72,39 +75,41 @@ def test_a_pause_of_the_whole_run_is_one_event_and_not_one_a_machine(
     volunteer.report(run, numbered_report(3))
     drain_queue(wait=True)
     assert [event.kind for event in run.events.all()] == ["joined"]
-    said = " / ".join(list_sentences(run))
-    assert "paused the run" in said and "resumed the run" in said and "pc-1 joined" in said
+    sentences = " / ".join(list_sentences(run))
+    assert (
+        "paused the run" in sentences
+        and "resumed the run" in sentences
+        and "pc-1 joined" in sentences
+    )
 
 
 def test_feed_lists_run_checkpoint_and_machine_events_newest_first(
     person, launched_run, numbered_report
 ):
     run, volunteer = launched_run(person())
-    held = reports.CheckpointView(
+    view = reports.CheckpointView(
         tokens=900, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4096
     )
-    volunteer.report(run, numbered_report(1, checkpoint=held))
+    volunteer.report(run, numbered_report(1, checkpoint=view))
     drain_queue(wait=True)
     run.extend(5000, actor=person("staff@example.org", is_staff=True, name="Sam"))
     volunteer.machine.revoke(reason="lost")
-    found = collect_activity(run, run_table.machine_rows(run))
-    assert [event["at"] for event in found] == sorted(
-        (event["at"] for event in found), reverse=True
-    )
-    said = list_sentences(run)
-    assert f"Checkpoint at 900 tokens, {'b' * 12}" in said
-    assert "The site added 5,000 tokens to the budget" in said, (
-        "who of the staff it was is not told"
+    feed = collect_activity(run, run_table.machine_rows(run))
+    assert [event["at"] for event in feed] == sorted((event["at"] for event in feed), reverse=True)
+    sentences = list_sentences(run)
+    assert f"Checkpoint at 900 tokens, {'b' * 12}" in sentences
+    assert "The site added 5,000 tokens to the budget" in sentences, (
+        "the feed names a member of the staff"
     )
     assert (
-        "pc-1 was revoked" in said
-        and "pc-1 prepared the text" in said
-        and "The site started the training" in said
+        "pc-1 was revoked" in sentences
+        and "pc-1 prepared the text" in sentences
+        and "The site started the training" in sentences
     )
-    assert said[-1] == f"{run.owner.shown_name} created the run"
+    assert sentences[-1] == f"{run.owner.shown_name} created the run"
 
 
-def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(
+def test_silent_machine_is_in_the_feed_while_it_is_silent(
     person, launched_run, numbered_report, valkey
 ):
     run, volunteer = launched_run(person())
@@ -121,18 +126,18 @@ def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(
     assert silent["who"] == "pc-1" and silent["at"] == pytest.approx(rows[0]["last_seen"], abs=0.1)
 
 
-def test_only_new_events_are_in_a_delta(person, launched_run, numbered_report, valkey):
+def test_delta_contains_only_new_events(person, launched_run, numbered_report, valkey):
     run, volunteer = launched_run(person())
     before = RunSnapshot.capture(run)
     assert not build_delta(before, RunSnapshot.capture(run), []).get("events")
     volunteer.report(run, numbered_report(1))
     drain_queue(wait=True)
-    valkey.flushdb()  # what is gathered stands for two seconds
-    (news,) = build_delta(before, RunSnapshot.capture(run), [])["events"]
-    assert news["what"] == "joined" and news["kind"] == "machine"
+    valkey.flushdb()  # the feed is cached for two seconds
+    (event,) = build_delta(before, RunSnapshot.capture(run), [])["events"]
+    assert event["what"] == "joined" and event["kind"] == "machine"
 
 
-def test_names_in_events_are_text_on_the_page(person, launched_run, numbered_report):
+def test_names_in_events_are_escaped_on_the_page(person, launched_run, numbered_report):
     owner = person(name="<script>alert(1)</script>")
     run, volunteer = launched_run(owner, name="Dawn")
     volunteer.machine.rename('<img src=x onerror="alert(1)">', actor=owner)
@@ -143,7 +148,7 @@ def test_names_in_events_are_text_on_the_page(person, launched_run, numbered_rep
     assert "&lt;script&gt;" in page and "<script>alert" not in page
 
 
-def test_each_machines_own_losses_are_there_for_who_asks(
+def test_machine_curves_are_served_most_tokens_first(
     person, launched_run, numbered_report, volunteer
 ):
     run, first = launched_run(person())
@@ -157,7 +162,7 @@ def test_each_machines_own_losses_are_there_for_who_asks(
     drain_queue(wait=True)
     machines = Client().get(f"/live/{run.pk}/machines/").json()["machines"]
     assert [machine["name"] for machine in machines] == ["pc-1", "pc-2"], (
-        "who trained more comes first"
+        "machines are not sorted by tokens"
     )
     assert machines[0]["points"] == [[100, 4.99], [200, 4.98], [300, 4.97], [400, 4.96]]
     assert len(machines[1]["points"]) == 2

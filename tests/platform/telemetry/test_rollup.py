@@ -1,4 +1,4 @@
-"""Reports on their way into Postgres: nothing lost, nothing counted twice."""
+"""Test that reports reach Postgres: nothing is lost and nothing is counted twice."""
 
 import random
 import time
@@ -26,39 +26,38 @@ from coordinator.telemetry.tasks import drain_reports
 pytestmark = pytest.mark.django_db
 
 
-def mark_of(answer) -> int:
+def acknowledged_mark(answer) -> int:
+    """Return the sequence number that the reply to a report acknowledges."""
     assert answer.status_code == 200, answer.content
     return coordinator_messages.ReportReply.model_validate_json(answer.content).acknowledged
 
 
-def counted(member: Membership) -> dict[str, int]:
-    """What rows of ten seconds add up to; those of a minute and of an hour add up to the same."""
+def rollup_totals(member: Membership) -> dict[str, int]:
+    """Return the sums over a membership's rollups, which are equal for every bucket width."""
     names = ("reports", "tokens", "updates_sent", "peer_bytes_sent")
-    each = [
+    totals = [
         {n: sum(getattr(row, n) for row in member.rollups.filter(width=width)) for n in names}
         for width in BUCKET_WIDTHS
     ]
-    assert each[0] == each[1] == each[2]
-    return each[0]
+    assert totals[0] == totals[1] == totals[2]
+    return totals[0]
 
 
-def aged(run) -> None:
-    """As if it had been made an hour ago: nothing is measured before there is a run."""
+def backdate_run(run) -> None:
+    """Set the run's creation an hour back, because earlier measurements are ignored."""
     type(run).objects.filter(pk=run.pk).update(created=run.created - timedelta(hours=1))
 
 
-def test_the_mark_is_what_postgres_holds_and_not_what_was_merely_heard(
-    person, launched_run, numbered_report
-):
+def test_mark_acknowledges_only_reports_stored_in_postgres(person, launched_run, numbered_report):
     run, ada = launched_run(person())
-    assert mark_of(ada.report(run, numbered_report(1), numbered_report(2))) == 0
-    assert mark_of(ada.report(run, numbered_report(3))) == 0
+    assert acknowledged_mark(ada.report(run, numbered_report(1), numbered_report(2))) == 0
+    assert acknowledged_mark(ada.report(run, numbered_report(3))) == 0
     drain_reports()
-    assert mark_of(ada.report(run, numbered_report(4))) == 3
+    assert acknowledged_mark(ada.report(run, numbered_report(4))) == 3
     drain_reports()
     member = Membership.objects.get(run=run)
     assert (member.mark, member.tokens, member.latest) == (4, 4000, 4)
-    assert counted(member) == {
+    assert rollup_totals(member) == {
         "reports": 4,
         "tokens": 4000,
         "updates_sent": 4,
@@ -67,7 +66,7 @@ def test_the_mark_is_what_postgres_holds_and_not_what_was_merely_heard(
     assert LossPoint.objects.count() == 4
 
 
-def test_a_report_posted_again_counts_once(person, launched_run, numbered_report):
+def test_report_posted_again_counts_once(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     reports = [numbered_report(i) for i in range(1, 6)]
     for _ in range(3):
@@ -75,7 +74,7 @@ def test_a_report_posted_again_counts_once(person, launched_run, numbered_report
     drain_queue()
     ada.report(run, *reports, numbered_report(6))
     drain_queue()
-    assert counted(Membership.objects.get(run=run))["reports"] == 6
+    assert rollup_totals(Membership.objects.get(run=run))["reports"] == 6
     assert LossPoint.objects.count() == 6
 
 
@@ -83,31 +82,35 @@ def test_a_report_posted_again_counts_once(person, launched_run, numbered_report
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 1 << 32), size=st.integers(1, 25))
-def test_any_order_and_any_duplication_comes_to_the_same(
+def test_reports_in_any_order_with_duplicates_give_the_same_totals(
     person, launched_run, numbered_report, seed, size
 ):
     if not Membership.objects.exists():
         launched_run(person())
     member = Membership.objects.get()
-    chance, now = random.Random(seed), time.time()
+    rng, now = random.Random(seed), time.time()
     Membership.objects.update(mark=0, latest=0, tokens=0, updates_sent=0, peer_bytes_sent=0)
     for model in (Rollup, LossPoint, ReportReceipt):
         model.objects.all().delete()
     posts = [numbered_report(i, at=now - 100 + i) for i in range(1, size + 1)]
-    posts += chance.choices(posts, k=size)
-    chance.shuffle(posts)
+    posts += rng.choices(posts, k=size)
+    rng.shuffle(posts)
     while posts:
-        batch, posts = posts[: (n := chance.randint(1, 5))], posts[n:]
+        count = rng.randint(1, 5)
+        batch = posts[:count]
+        posts = posts[count:]
         store_reports({member.pk: (batch, [], now)})
         member.refresh_from_db()
-        held = set(LossPoint.objects.values_list("seq", flat=True))
-        assert all(seq in held for seq in range(1, member.mark + 1))
+        stored_seqs = set(LossPoint.objects.values_list("seq", flat=True))
+        assert all(seq in stored_seqs for seq in range(1, member.mark + 1))
     assert member.mark == size and not ReportReceipt.objects.exists()
-    assert counted(member)["reports"] == size and counted(member)["tokens"] == size * 1000
+    assert (
+        rollup_totals(member)["reports"] == size and rollup_totals(member)["tokens"] == size * 1000
+    )
     assert LossPoint.objects.count() == size
 
 
-def test_a_gap_keeps_the_mark_down_until_it_is_filled(person, launched_run, numbered_report):
+def test_gap_in_reports_holds_the_mark_until_it_is_filled(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(1))
     ada.report(run, numbered_report(4), numbered_report(5))
@@ -118,7 +121,7 @@ def test_a_gap_keeps_the_mark_down_until_it_is_filled(person, launched_run, numb
     drain_queue()
     member.refresh_from_db()
     assert (member.mark, member.receipts.count()) == (6, 0)
-    assert counted(member) == {
+    assert rollup_totals(member) == {
         "reports": 6,
         "tokens": 6000,
         "updates_sent": 6,
@@ -126,7 +129,7 @@ def test_a_gap_keeps_the_mark_down_until_it_is_filled(person, launched_run, numb
     }
 
 
-def test_reports_that_the_machine_lost_itself_are_given_up_in_the_end(
+def test_reports_lost_by_the_machine_are_skipped_after_a_while(
     person, launched_run, numbered_report
 ):
     run, ada = launched_run(person())
@@ -144,20 +147,19 @@ def test_reports_that_the_machine_lost_itself_are_given_up_in_the_end(
     assert not ReportReceipt.objects.exists()
 
 
-def test_dying_after_the_commit_counts_nothing_twice(person, launched_run, numbered_report, valkey):
+def test_crash_after_the_commit_counts_nothing_twice(person, launched_run, numbered_report, valkey):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(1), numbered_report(2))
     entries = valkey.lrange(report_queue.PENDING_KEY, 0, -1)
     drain_queue()
-    valkey.rpush(
-        report_queue.PENDING_KEY, *entries
-    )  # as if the process had died before it took them off the queue
+    # Restore the queue as it is if the process dies before it removes the entries.
+    valkey.rpush(report_queue.PENDING_KEY, *entries)
     drain_queue()
-    assert counted(Membership.objects.get(run=run))["reports"] == 2
+    assert rollup_totals(Membership.objects.get(run=run))["reports"] == 2
     assert not valkey.exists(report_queue.PENDING_KEY)
 
 
-def test_dying_before_the_commit_loses_nothing(person, launched_run, numbered_report, valkey):
+def test_crash_before_the_commit_loses_nothing(person, launched_run, numbered_report, valkey):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(1), numbered_report(2))
     with connection.cursor() as cursor:  # Postgres itself fails the transaction at its last row
@@ -166,34 +168,32 @@ def test_dying_before_the_commit_loses_nothing(person, launched_run, numbered_re
     valkey.rpush(report_queue.PENDING_KEY, valkey.lindex(report_queue.PENDING_KEY, 0))
     drain_queue()
     assert (
-        counted(Membership.objects.get(run=run))["reports"] == 0 and not LossPoint.objects.exists()
+        rollup_totals(Membership.objects.get(run=run))["reports"] == 0
+        and not LossPoint.objects.exists()
     )
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE fleet_membership DROP CONSTRAINT broken")
-    ada.report(
-        run, numbered_report(1), numbered_report(2)
-    )  # its mark stood still, so the machine posts them again
+    # The mark has not moved, so the machine posts the reports again.
+    ada.report(run, numbered_report(1), numbered_report(2))
     drain_queue()
     assert Membership.objects.get(run=run).mark == 2
 
 
-def test_with_valkey_emptied_the_machine_posts_again_and_nothing_is_lost(
-    person, launched_run, numbered_report, state
-):
+def test_reports_lost_with_valkey_are_posted_again(person, launched_run, numbered_report, state):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(1), numbered_report(2))
     embedded_servers.stop_valkey(state)
-    embedded_servers.start(state, durable=False)  # an undurable one comes back empty
+    embedded_servers.start(state, durable=False)  # a server without durability restarts empty
     ada.report(run, numbered_report(3))
     drain_queue()
     assert Membership.objects.get(run=run).mark == 0
     ada.report(run, numbered_report(1), numbered_report(2), numbered_report(3))
     drain_queue()
     member = Membership.objects.get(run=run)
-    assert member.mark == 3 and counted(member)["reports"] == 3
+    assert member.mark == 3 and rollup_totals(member)["reports"] == 3
 
 
-def test_an_unreadable_entry_and_a_deleted_membership_hold_nothing_up(
+def test_unreadable_entry_and_deleted_membership_are_skipped(
     person, launched_run, numbered_report, volunteer, valkey
 ):
     run, ada = launched_run(person())
@@ -212,7 +212,7 @@ def test_an_unreadable_entry_and_a_deleted_membership_hold_nothing_up(
     assert Membership.objects.get(run=run).mark == 1
 
 
-def test_the_largest_numbers_there_are_fit(person, launched_run, numbered_report):
+def test_largest_numbers_are_stored(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     huge = dict.fromkeys(
         ("tokens", "ledger_tokens", "step", "updates_sent", "peer_bytes_sent"), (1 << 63) - 1
@@ -224,7 +224,7 @@ def test_the_largest_numbers_there_are_fit(person, launched_run, numbered_report
     advance_run(run)
 
 
-def test_a_full_queue_asks_machines_to_keep_their_reports(
+def test_full_queue_answers_503_until_it_is_drained(
     person, launched_run, numbered_report, valkey, monkeypatch
 ):
     run, ada = launched_run(person())
@@ -234,26 +234,24 @@ def test_a_full_queue_asks_machines_to_keep_their_reports(
     assert ada.report(run, numbered_report(3)).status_code == 200
 
 
-def test_a_new_folder_numbers_its_reports_past_those_on_their_way(
-    person, launched_run, numbered_report
-):
+def test_new_incarnation_continues_after_queued_reports(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(1), numbered_report(2))
     assert ada.join(run).acknowledged == 2
     ada.report(run, numbered_report(3, tokens=10, incarnation="b" * 16))
     drain_queue()
     member = Membership.objects.get(run=run)
-    assert (member.mark, member.tokens, counted(member)["tokens"]) == (3, 10, 2010)
+    assert (member.mark, member.tokens, rollup_totals(member)["tokens"]) == (3, 10, 2010)
 
 
-# ---- what is made of them --------------------------------------------------------------------------------------
+# ---- history and table
 
 
 def test_history_puts_spooled_reports_where_they_were_measured(
     person, launched_run, numbered_report
 ):
     run, ada = launched_run(person())
-    aged(run)
+    backdate_run(run)
     start = time.time() // 10 * 10 - 1000
     for first in range(1, 101, 50):
         ada.report(
@@ -270,7 +268,7 @@ def test_history_puts_spooled_reports_where_they_were_measured(
     assert {r for _, r in rate} == {100.0}
 
 
-def test_history_is_thinned_to_what_a_chart_shows_and_averages_machines(
+def test_history_is_thinned_for_the_chart_and_averages_machines(
     person, launched_run, numbered_report
 ):
     run, _ = launched_run(person())
@@ -285,35 +283,35 @@ def test_history_is_thinned_to_what_a_chart_shows_and_averages_machines(
     Rollup.objects.bulk_create(
         Rollup(membership=member, bucket=i * 10, reports=2, rate_sum=20.0) for i in range(5000)
     )
-    known = load_history(run)
-    assert 300 < len(known["train"]) <= MAX_POINTS and {loss for _, loss in known["train"]} == {3.0}
-    assert known["train"] == sorted(known["train"])
-    assert known["validation"] == []
-    assert len(known["rate"]) <= MAX_POINTS and {rate for _, rate in known["rate"]} == {10.0}
+    curves = load_history(run)
+    assert 300 < len(curves["train"]) <= MAX_POINTS and {loss for _, loss in curves["train"]} == {
+        3.0
+    }
+    assert curves["train"] == sorted(curves["train"])
+    assert curves["validation"] == []
+    assert len(curves["rate"]) <= MAX_POINTS and {rate for _, rate in curves["rate"]} == {10.0}
 
 
-def test_rates_of_machines_add_up(person, launched_run, numbered_report, volunteer):
+def test_history_adds_the_rates_of_machines(person, launched_run, numbered_report, volunteer):
     run, ada = launched_run(person())
-    aged(run)
+    backdate_run(run)
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
     now = time.time() // 10 * 10 - 10
-    for each, rate in ((ada, 100.0), (bob, 50.0)):
-        each.report(run, *(numbered_report(i, at=now + i, rate=rate) for i in range(1, 9)))
+    for machine, rate in ((ada, 100.0), (bob, 50.0)):
+        machine.report(run, *(numbered_report(i, at=now + i, rate=rate) for i in range(1, 9)))
     drain_queue()
     assert load_history(run)["rate"] == [[now, 150.0]]
 
 
-def test_the_table_shows_the_newest_numbers_before_postgres_has_them(
-    person, launched_run, numbered_report
-):
+def test_machine_table_shows_reports_before_they_are_stored(person, launched_run, numbered_report):
     run, ada = launched_run(person(name="Ada"))
     ada.report(run, numbered_report(1), numbered_report(2))
     [row] = run_table.machine_rows(run)
     assert (row["person"], row["name"], row["tokens"], row["rate"]) == ("Ada", "pc-1", 2000, 500.0)
     assert row["alive"] and row["behind"] == 0 and row["id"] == str(ada.machine.pk)
-    line = run_table.run_summary(run, [row])
-    assert (line["tokens"], line["rate"], line["workers_alive"], line["budget"]) == (
+    summary = run_table.run_summary(run, [row])
+    assert (summary["tokens"], summary["rate"], summary["workers_alive"], summary["budget"]) == (
         2000,
         500.0,
         1,
@@ -327,44 +325,44 @@ def test_the_table_shows_the_newest_numbers_before_postgres_has_them(
     assert not later["alive"] and later["rate"] == 0
 
 
-def test_a_machines_last_plan_stays_with_the_time_measured_under_it(
+def test_last_plan_is_shown_with_its_measured_step_time(
     person, launched_run, numbered_report, plan
 ):
     run, ada = launched_run(person())
 
-    def told() -> tuple:
+    def shown_plan() -> tuple:
         [row] = run_table.machine_rows(run)
         return row["plan"], row["step_seconds"]
 
-    assert told() == (None, None)
+    assert shown_plan() == (None, None)
     ada.report(run, numbered_report(1, plan=plan, step_seconds=5.1))
-    assert told() == (plan.model_dump(), 5.1), "before Postgres has it"
+    assert shown_plan() == (plan.model_dump(), 5.1), "a plan in the queue is not shown"
     drain_queue()
     valkey_client().flushall()
-    assert told() == (plan.model_dump(), 5.1), "after the site forgot what it heard"
+    assert shown_plan() == (plan.model_dump(), 5.1), "the stored plan is not shown"
     ada.report(run, numbered_report(2, step_seconds=9.0))
-    assert told() == (plan.model_dump(), 5.1), "a report without a plan changes nothing"
+    assert shown_plan() == (plan.model_dump(), 5.1), "a report without a plan changed the plan"
     drain_queue()
-    assert told() == (plan.model_dump(), 5.1)
+    assert shown_plan() == (plan.model_dump(), 5.1)
     other = plan.model_copy(update={"groups": 1})
     ada.report(run, numbered_report(3, plan=other))
-    assert told() == (other.model_dump(), None), "nothing is measured under the new one yet"
+    assert shown_plan() == (other.model_dump(), None), "the new plan has the old plan's step time"
     drain_queue()
     member = Membership.objects.get(run=run)
     assert (member.plan, member.step_seconds) == (other.model_dump(), None)
     ada.report(run, numbered_report(5, plan=plan, step_seconds=5.0), numbered_report(6))
     drain_queue()
-    assert told() == (plan.model_dump(), 5.0)
+    assert shown_plan() == (plan.model_dump(), 5.0)
 
 
-def test_a_replayed_old_report_does_not_turn_the_table_back(person, launched_run, numbered_report):
+def test_replayed_old_report_does_not_change_the_table(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     ada.report(run, numbered_report(5))
     ada.report(run, numbered_report(1), numbered_report(2))
     assert run_table.machine_rows(run)[0]["tokens"] == 5000
 
 
-def test_points_come_by_cursor_each_once(person, launched_run, numbered_report):
+def test_points_are_read_once_by_cursor(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     assert report_queue.points_cursor(run.pk) == "0-0"
     ada.report(run, numbered_report(1), numbered_report(2))
@@ -391,7 +389,7 @@ def test_machines_agree_when_equal_vectors_mean_equal_weights():
     )
 
 
-def test_of_a_runs_live_rows_only_those_that_changed_are_read_anew(valkey):
+def test_live_rows_parse_only_rows_that_changed(valkey):
     run = uuid4()
     valkey.hset(report_queue.workers_key(run), mapping={"oak": '{"seq": 1}', "elm": '{"seq": 1}'})
     before = report_queue.live_rows(run)
@@ -401,9 +399,9 @@ def test_of_a_runs_live_rows_only_those_that_changed_are_read_anew(valkey):
     assert after == {"oak": {"seq": 1}, "elm": {"seq": 2}, "ash": {"seq": 1}}
     assert after["oak"] is before["oak"]
     valkey.hdel(report_queue.workers_key(run), "oak")
-    assert set(report_queue.live_rows(run)) == {"elm", "ash"}, "who is gone is not remembered"
+    assert set(report_queue.live_rows(run)) == {"elm", "ash"}, "a removed row is still returned"
     for _ in range(2 * report_queue.MAX_CACHED_RUNS):
         report_queue.live_rows(uuid4())
-    assert len(report_queue._parsed_rows) == report_queue.MAX_CACHED_RUNS, (
-        "nor are runs without end"
+    assert report_queue.cached_run_count() == report_queue.MAX_CACHED_RUNS, (
+        "the cache of runs is unbounded"
     )

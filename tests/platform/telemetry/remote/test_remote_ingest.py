@@ -1,4 +1,4 @@
-"""Every mirror shows the whole run: what machines report to others comes here, is kept apart, and is shown alike."""
+"""Test that telemetry reported to other mirrors is stored apart and shown like our own."""
 
 import time
 from datetime import timedelta
@@ -27,17 +27,15 @@ from coordinator.telemetry.remote.protocol import (
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 
-# ---- what is ingest_page, and shown
+# ---- export and ingest
 
 
 def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(training_run, valkey):
     run, *_ = training_run
-    seen, past, each = (
-        RunSnapshot.capture(run),
-        history.load_history(run),
-        history.load_machine_curves(run),
-    )
-    everything = TelemetryPage.model_validate_json(
+    snapshot = RunSnapshot.capture(run)
+    run_history = history.load_history(run)
+    machine_curves = history.load_machine_curves(run)
+    telemetry_page = TelemetryPage.model_validate_json(
         export.build_signed_page(TelemetryRequest(nonce="0" * 32), OTHER).text
     )
     Membership.objects.all().delete()
@@ -45,50 +43,59 @@ def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(training
     valkey.flushdb()
     assert RunSnapshot.capture(run).workers == {} and history.load_history(run)["rate"] == []
     logged = LogEvent.objects.count()
-    assert ingest_page(everything).rows > 0 and LogEvent.objects.count() == logged, (
-        "none of it is an event of the log"
+    assert ingest_page(telemetry_page).rows > 0 and LogEvent.objects.count() == logged, (
+        "telemetry was recorded in the event log"
     )
     valkey.flushdb()  # the feed is cached for two seconds
-    again = RunSnapshot.capture(run)
-    seen_by = [picture.workers | {"now": 0} for picture in (seen, again)]
-    for picture in seen_by:
-        for row in picture.values():
+    later_snapshot = RunSnapshot.capture(run)
+    worker_tables = [table.workers | {"now": 0} for table in (snapshot, later_snapshot)]
+    for table in worker_tables:
+        for row in table.values():
             if isinstance(row, dict):
                 row["last_seen"] = round(row["last_seen"] / 5)
-    assert seen_by[0] == seen_by[1] and seen.plans == again.plans
-    unlike = {"waiting"}
-    assert {k: v for k, v in seen.run.items() if k not in unlike} == {
-        k: v for k, v in again.run.items() if k not in unlike
+    assert worker_tables[0] == worker_tables[1] and snapshot.plans == later_snapshot.plans
+    changing_fields = {"waiting"}
+    assert {k: v for k, v in snapshot.run.items() if k not in changing_fields} == {
+        k: v for k, v in later_snapshot.run.items() if k not in changing_fields
     }
     assert (
-        again.run["agree"] is True
-        and again.run["workers_alive"] == 2
-        and again.run["rate"] == 800.0
+        later_snapshot.run["agree"] is True
+        and later_snapshot.run["workers_alive"] == 2
+        and later_snapshot.run["rate"] == 800.0
     )
-    assert history.load_history(run) == past and history.load_machine_curves(run) == each
-    assert [e["what"] for e in again.events.values() if e["what"] == "joined"] == [
+    assert (
+        history.load_history(run) == run_history
+        and history.load_machine_curves(run) == machine_curves
+    )
+    assert [e["what"] for e in later_snapshot.events.values() if e["what"] == "joined"] == [
         "joined",
         "joined",
     ]
 
 
-def test_only_what_changed_is_told_and_a_plan_once(training_run, numbered_report, plan):
+def test_export_contains_only_changes_and_each_plan_once(training_run, numbered_report, plan):
     run, ada, _ = training_run
     first = export.build_page(TelemetryPosition())
     assert len(first.frames) == 2 and first.frames[0].plan == plan and not first.more
-    nothing = export.build_page(first.places)
-    assert (nothing.machines, nothing.frames, nothing.sums, nothing.points, nothing.events) == (
+    empty_page = export.build_page(first.places)
+    assert (
+        empty_page.machines,
+        empty_page.frames,
+        empty_page.sums,
+        empty_page.points,
+        empty_page.events,
+    ) == (
         [],
         [],
         [],
         [],
         [],
     )
-    assert nothing.places == first.places
+    assert empty_page.places == first.places
     report(ada, run, numbered_report(4, plan=plan))
     second = export.build_page(first.places)
     assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.frames] == [None]
-    assert {each.width for each in second.sums} == {10, 60, 3600} and [
+    assert {rollup.width for rollup in second.sums} == {10, 60, 3600} and [
         p.seq for p in second.points
     ] == [4]
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
@@ -96,32 +103,30 @@ def test_only_what_changed_is_told_and_a_plan_once(training_run, numbered_report
     assert export.build_page(second.places).frames[0].plan == changed
     assert (
         sum(frame.plan is not None for frame in export.build_page(TelemetryPosition()).frames) == 1
-    ), "who is new hears of it"
+    ), "a new reader does not get the plan"
 
 
-def test_what_does_not_fit_one_page_comes_with_the_next_and_nothing_twice(
-    training_run, monkeypatch
-):
-    for name, most in (
+def test_export_continues_on_the_next_page_without_duplicates(training_run, monkeypatch):
+    for name, limit in (
         ("MAX_MACHINE_ROWS", 1),
         ("MAX_ROLLUPS", 2),
         ("MAX_LOSSES", 4),
         ("MAX_EVENTS", 1),
     ):
-        monkeypatch.setattr(export, name, most)
-    after, points, sums, pages = TelemetryPosition(), [], [], 0
+        monkeypatch.setattr(export, name, limit)
+    position, points, sums, pages = TelemetryPosition(), [], [], 0
     while True:
-        found = export.build_page(after)
-        points += [(found.machines[p.of], p.seq, p.position) for p in found.points]
-        sums += [(found.machines[s.of], s.width, s.bucket) for s in found.sums]
-        pages, after = pages + 1, found.places
-        if not found.more:
+        exported = export.build_page(position)
+        points += [(exported.machines[p.of], p.seq, p.position) for p in exported.points]
+        sums += [(exported.machines[s.of], s.width, s.bucket) for s in exported.sums]
+        pages, position = pages + 1, exported.places
+        if not exported.more:
             break
     assert pages > 2 and len(points) == len(set(points)) == LossPoint.objects.count()
     assert len(sums) == len(set(sums)) == Rollup.objects.count()
 
 
-def test_what_another_mirror_told_is_not_passed_on(training_run):
+def test_rows_of_other_mirrors_are_not_exported(training_run):
     run, ada, _ = training_run
     before = export.build_page(TelemetryPosition())
     now = int(time.time())
@@ -135,22 +140,24 @@ def test_what_another_mirror_told_is_not_passed_on(training_run):
     assert after == before.model_copy(update={"frames": after.frames}) and len(after.frames) == 2
 
 
-def test_the_same_told_twice_changes_nothing(training_run):
+def test_page_ingested_twice_changes_nothing(training_run):
     run, ada, _ = training_run
     now = int(time.time())
-    said = page(
-        elsewhere(run, ada), elsewhere(run, ada), frames=[frame(), frame(of=1)],
+    telemetry_page = page(
+        elsewhere(run, ada),
+        elsewhere(run, ada),
+        frames=[frame(), frame(of=1)],
         sums=[RollupRow(of, 10, now // 10 * 10, 2, 1000.0, 1, 1, 1, 1, 1) for of in (0, 1)],
         points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)] * 2,
-    )  # fmt: skip
+    )
     for _ in range(2):
-        ingest_page(said)
+        ingest_page(telemetry_page)
         assert Membership.everywhere.filter(mirror=OTHER).count() == 1
         assert Rollup.objects.filter(membership__mirror=OTHER).get().rate_sum == 1000.0
         assert LossPoint.objects.filter(membership__mirror=OTHER).count() == 1
 
 
-def test_another_process_that_was_here_first_is_not_overtaken(training_run):
+def test_page_of_an_outdated_position_is_ignored(training_run):
     run, ada, _ = training_run
     ingest_page(
         page(elsewhere(run, ada), frames=[frame()], places=TelemetryPosition(frames=(5, None)))
@@ -165,63 +172,62 @@ def test_another_process_that_was_here_first_is_not_overtaken(training_run):
 # ---- one machine, two mirrors
 
 
-def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(
-    training_run, numbered_report
-):
+def test_machine_at_two_mirrors_is_shown_once_with_its_newest_report(training_run, numbered_report):
     run, ada, _ = training_run
     ingest_page(page(elsewhere(run, ada), frames=[frame(age=30.0, tokens=2, rate=7.0)]))
-    (mine,) = [row for row in run_table.machine_rows(run) if row["id"] == str(ada.machine.pk)]
-    assert mine["tokens"] == 3000, "it reported here since"
+    (machine_row,) = [
+        row for row in run_table.machine_rows(run) if row["id"] == str(ada.machine.pk)
+    ]
+    assert machine_row["tokens"] == 3000, "an older report to another mirror was preferred"
     Membership.objects.filter(machine=ada.machine).update(
         heard=timezone.now() - timedelta(minutes=1)
     )
     valkey_client().delete(report_queue.workers_key(run.pk))
     ingest_page(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
-    picture = RunSnapshot.capture(run)
-    assert (picture.run["workers_known"], picture.run["rate"]) == (2, 1000.0)
-    assert picture.workers[str(ada.machine.pk)]["tokens"] == 9000
-    assert len(facts_of(run)) == 2
-    ada.join(run)  # where it is found is told to every mirror: that is no report
+    snapshot = RunSnapshot.capture(run)
+    assert (snapshot.run["workers_known"], snapshot.run["rate"]) == (2, 1000.0)
+    assert snapshot.workers[str(ada.machine.pk)]["tokens"] == 9000
+    assert len(live_memberships(run)) == 2
+    ada.join(run)  # joining is not a report
     assert RunSnapshot.capture(run).workers[str(ada.machine.pk)]["activity"] == "training"
     report(ada, run, numbered_report(10, rate=500.0))
     assert RunSnapshot.capture(run).run["rate"] == 800.0
 
 
-def facts_of(run) -> list:
-    found = list(Membership.everywhere.newest().filter(run=run))
-    assert gather_facts(run).alive == len(found)
-    return found
+def live_memberships(run) -> list:
+    """Return the newest membership of each machine, after checking that all are alive."""
+    memberships = list(Membership.everywhere.newest().filter(run=run))
+    assert gather_facts(run).alive == len(memberships)
+    return memberships
 
 
 def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(training_run):
     run, ada, _ = training_run
     before = history.load_history(run)["rate"]
-    ours = Rollup.objects.filter(membership__machine=ada.machine)
-    same = [
+    own_rollups = Rollup.objects.filter(membership__machine=ada.machine)
+    rollup_rows = [
         RollupRow(
             0,
-            r.width,
-            r.bucket,
-            r.reports,
-            r.rate_sum,
-            r.tokens,
-            r.updates_sent,
+            rollup.width,
+            rollup.bucket,
+            rollup.reports,
+            rollup.rate_sum,
+            rollup.tokens,
+            rollup.updates_sent,
             0,
-            r.peer_bytes_sent,
+            rollup.peer_bytes_sent,
             0,
         )
-        for r in ours
+        for rollup in own_rollups
     ]
     points = [
         LossRow(0, p.seq, p.position, p.kind, p.tokens, p.loss, p.at)
         for p in LossPoint.objects.filter(membership__machine=ada.machine)
     ]
     curves = history.load_history(run)
-    ingest_page(page(elsewhere(run, ada), frames=[frame()], sums=same, points=points))
+    ingest_page(page(elsewhere(run, ada), frames=[frame()], sums=rollup_rows, points=points))
     assert history.load_history(run)["rate"] == before
-    assert history.load_history(run)["validation"] == curves["validation"], (
-        "no point is there twice"
-    )
+    assert history.load_history(run)["validation"] == curves["validation"], "a point is shown twice"
     assert len(history.load_machine_curves(run)) == 1
 
 
@@ -231,17 +237,19 @@ def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run,
     report(ada, run, numbered_report(9), numbered_report(10))
     assert Membership.objects.get(machine=ada.machine).mark == 10
     report(ada, run, numbered_report(15))
-    assert Membership.objects.get(machine=ada.machine).mark == 10, "nobody has 11 to 14"
+    assert Membership.objects.get(machine=ada.machine).mark == 10, (
+        "the gap from 11 to 14 was skipped"
+    )
     ingest_page(page(elsewhere(run, ada), frames=[frame(latest=1 << 40, mark=1 << 40)]))
     report(ada, run, numbered_report(16))
     assert Membership.objects.get(machine=ada.machine).mark == 16
     report(ada, run, numbered_report(17))
     assert Membership.objects.get(machine=ada.machine).mark == 17, (
-        "a mirror's word never reaches past a machine's own"
+        "another mirror's mark exceeded the machine's own reports"
     )
 
 
-def test_a_machine_that_came_over_from_another_mirror_did_not_join_again(
+def test_machine_from_another_mirror_records_no_second_join(
     training_run, volunteer, person, numbered_report
 ):
     run, *_ = training_run
@@ -252,19 +260,19 @@ def test_a_machine_that_came_over_from_another_mirror_did_not_join_again(
     assert not RunEvent.objects.filter(machine=carl.machine).exists()
 
 
-def test_what_a_run_waits_for_is_reckoned_with_all_its_machines(person, draft, manifest, volunteer):
+def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manifest, volunteer):
     owner = person()
     run = draft(owner, quorum=2)
     ada, bob = volunteer(owner), volunteer(person("bob@example.org"), seed=2)
     ada.join(run)
     assert gather_facts(run).alive == 1
     ingest_page(page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, safe=True)]))
-    known = gather_facts(run)
-    assert (known.alive, known.ledger_tokens, known.others_safe, known.others_ever) == (
+    facts = gather_facts(run)
+    assert (facts.alive, facts.ledger_tokens, facts.others_safe, facts.others_ever) == (
         2,
         70_000,
         1,
         1,
     )
     Membership.everywhere.update(last_seen=timezone.now() - timedelta(minutes=5))
-    assert gather_facts(run).alive == 0, "what a dead mirror told grows old as anything does"
+    assert gather_facts(run).alive == 0, "rows of a dead mirror never expire"

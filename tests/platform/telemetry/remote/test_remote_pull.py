@@ -1,4 +1,4 @@
-"""What other mirrors tell of machines, where it is not taken, or not for long."""
+"""Test telemetry pulled from other mirrors: what is refused, delayed or deleted later."""
 
 import json
 import time
@@ -41,123 +41,148 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 @pytest.fixture
 def log() -> LogBuilder:
-    """Only the beginning of one: it is the news that matters here."""
+    """Return a log with its first event only."""
     return LogBuilder()
 
 
 def test_pull_waits_a_bounded_time_for_an_unknown_machine(training_run):
     run, ada, _ = training_run
-    late = Identity(b"z" * 32)
-    said = page(
-        (str(run.pk), late.key), elsewhere(run, ada), frames=[frame(), frame(of=1)], more=True,
+    unknown = Identity(b"z" * 32)
+    telemetry_page = page(
+        (str(run.pk), unknown.key),
+        elsewhere(run, ada),
+        frames=[frame(), frame(of=1)],
+        more=True,
         places=TelemetryPosition(frames=(7, None)),
-    )  # fmt: skip
-    taken = ingest_page(said)
-    assert (taken.left_out, taken.more) == ("", False) and RemoteCursor.objects.get(
+    )
+    result = ingest_page(telemetry_page)
+    assert (result.left_out, result.more) == ("", False) and RemoteCursor.objects.get(
         key=OTHER
     ).position == TelemetryPosition()
-    assert Membership.everywhere.filter(mirror=OTHER).count() == 1, "the others do not wait"
+    assert Membership.everywhere.filter(mirror=OTHER).count() == 1, (
+        "the known machine was not stored"
+    )
     RemoteCursor.objects.update(waits=timezone.now() - ingest.PATIENCE)
-    taken = ingest_page(said)
-    assert late.key[:8] in taken.left_out and taken.more
+    result = ingest_page(telemetry_page)
+    assert unknown.key[:8] in result.left_out and result.more
     assert RemoteCursor.objects.get(key=OTHER).position.frames.moment == 7
 
 
-def test_times_that_cannot_be_are_not_drawn(training_run):
+def test_pulled_rows_with_impossible_times_are_left_out(training_run):
     run, ada, _ = training_run
     past, now = history.load_history(run)["rate"], int(time.time())
     hours = (now // 3600 + 24 * 365, 0)
-    taken = ingest_page(page(
-        elsewhere(run, ada), sums=[RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
-        points=[LossRow(0, 1, 0, "train", 10**12, 1.0, now), LossRow(0, 2, 0, "train", 10, 1.0, now + 1e6)],
-    ))  # fmt: skip
-    assert "2 sums of times outside the run" in taken.left_out
+    result = ingest_page(
+        page(
+            elsewhere(run, ada),
+            sums=[RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
+            points=[
+                LossRow(0, 1, 0, "train", 10**12, 1.0, now),
+                LossRow(0, 2, 0, "train", 10, 1.0, now + 1e6),
+            ],
+        )
+    )
+    assert "2 sums of times outside the run" in result.left_out
     assert history.load_history(run)["rate"] == past
     point = LossPoint.objects.get(membership__mirror=OTHER)
     assert point.seq == 2 and point.at <= time.time(), (
-        "no count past the budget, and no time to come"
+        "a point beyond the budget or in the future was stored"
     )
 
 
-def answering(fake_mirror: FakeMirror, found: TelemetryPage, **changed):
-    """Serves this page; `changed`: other words than the true ones."""
+def serve_page(fake_mirror: FakeMirror, telemetry_page: TelemetryPage, **changed):
+    """Let the mirror serve a page.
 
-    def answer(query, who) -> SignedTelemetryPage:
-        asked, text = (
-            TelemetryRequest.model_validate_json(query["body"]),
-            changed.get("text", found.model_dump_json()),
-        )
-        word = {
+    Args:
+        fake_mirror: The mirror.
+        telemetry_page: What it serves.
+        changed: What to sign instead of the true values; `signer` signs instead of the mirror,
+            `text` is sent instead of the page.
+    """
+
+    def answer(query, reader) -> SignedTelemetryPage:
+        request = TelemetryRequest.model_validate_json(query["body"])
+        text = changed.get("text", telemetry_page.model_dump_json())
+        signature = {
             "mirror": fake_mirror.identity.key,
-            "to": who,
-            "nonce": asked.nonce,
+            "to": reader,
+            "nonce": request.nonce,
             "digest": digest(text),
             **changed,
         }
         signer = changed.get("signer", fake_mirror.identity)
-        return SignedTelemetryPage(word=signer.sign("news", PageSignature(**word)), text=text)
+        return SignedTelemetryPage(word=signer.sign("news", PageSignature(**signature)), text=text)
 
     fake_mirror.routes["POST /mirrors/news"] = answer
 
 
-def test_other_mirrors_are_asked_for_what_is_past_what_came(
+def test_pull_continues_after_the_last_position(
     fake_mirror, training_run, django_capture_on_commit_callbacks
 ):
     run, ada, _ = training_run
     now = time.time()
-    places = TelemetryPosition(frames=(7, None))
-    answering(fake_mirror, page(
-        elsewhere(run, ada), frames=[frame()], points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)], places=places,
-    ))  # fmt: skip
+    position = TelemetryPosition(frames=(7, None))
+    served = page(
+        elsewhere(run, ada),
+        frames=[frame()],
+        points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)],
+        places=position,
+    )
+    serve_page(fake_mirror, served)
     cursor = report_queue.points_cursor(run.pk)
     with django_capture_on_commit_callbacks(execute=True):
         assert pull.pull_all() == 2
-    assert RemoteCursor.objects.get().position == places and RemoteCursor.objects.get().why == ""
-    (shown,), _ = report_queue.points_since(run.pk, cursor)
-    assert shown == {
+    assert RemoteCursor.objects.get().position == position and RemoteCursor.objects.get().why == ""
+    (point,), _ = report_queue.points_since(run.pk, cursor)
+    assert point == {
         "machine": str(ada.machine.pk),
         "kind": "train",
         "tokens": 5000,
         "loss": 1.0,
-        "at": shown["at"],
+        "at": point["at"],
     }
     assert Membership.everywhere.get(mirror=fake_mirror.identity.key).tokens == 9000
 
 
-def html(query, who):
+def answer_with_html(query, who):
     return 200, b"<!doctype html><title>It works!</title>"
 
 
+PAGE_WITH_INVALID_EVENT = (
+    page().model_dump_json().replace('"events":[]', '"events":[[0,"x","left",1]]')
+)
+
+
 @pytest.mark.parametrize(
-    "what, sentence",
+    "altered, sentence",
     [
         ({"nonce": "f" * 32}, "news that is not for this request"),
         ({"to": OTHER}, "news that is not for this request"),
         ({"digest": "0" * 64}, "news that is not for this request"),
         ({"signer": Identity(b"y" * 32)}, "is signed by"),
         ({"text": '{"machines": 7}'}, "its news is malformed: machines"),
-        ({"text": page().model_dump_json().replace('"events":[]', '"events":[[0,"x","left",1]]')}, "events"),
-        (html, "something that is not Barnraise's API"),
+        ({"text": PAGE_WITH_INVALID_EVENT}, "events"),
+        (answer_with_html, "something that is not Barnraise's API"),
     ],
 )  # fmt: skip
-def test_page_not_signed_for_this_mirror_is_refused(fake_mirror, training_run, what, sentence):
+def test_page_not_signed_for_this_mirror_is_refused(fake_mirror, training_run, altered, sentence):
     run, ada, _ = training_run
-    if callable(what):
-        fake_mirror.routes["POST /mirrors/news"] = what
+    if callable(altered):
+        fake_mirror.routes["POST /mirrors/news"] = altered
     else:
-        answering(fake_mirror, page(elsewhere(run, ada), frames=[frame()]), **what)
+        serve_page(fake_mirror, page(elsewhere(run, ada), frames=[frame()]), **altered)
     assert pull.pull_all() == 0 and sentence in RemoteCursor.objects.get().why
     assert not Membership.everywhere.filter(mirror=fake_mirror.identity.key).exists()
-    asked = len(fake_mirror.requests)
-    assert pull.pull_all() == 0 and len(fake_mirror.requests) == asked, (
-        "it is left alone for a moment"
+    request_count = len(fake_mirror.requests)
+    assert pull.pull_all() == 0 and len(fake_mirror.requests) == request_count, (
+        "the mirror was asked again at once"
     )
-    answering(fake_mirror, page(elsewhere(run, ada), frames=[frame()]))
+    serve_page(fake_mirror, page(elsewhere(run, ada), frames=[frame()]))
     RemoteCursor.objects.update(tried=timezone.now() - timedelta(minutes=5))
     assert pull.pull_all() == 1 and RemoteCursor.objects.get().why == ""
 
 
-def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(fake_mirror):
+def test_mirror_whose_log_pull_fails_is_not_asked_for_telemetry(fake_mirror):
     PeerStatus.objects.create(key=fake_mirror.identity.key, failures=1)
     assert pull.pull_all() == 0 and fake_mirror.requests == []
 
@@ -165,7 +190,7 @@ def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(fake_mirror):
 @pytest.mark.parametrize("failures", [0, 3])
 def test_corrected_clock_delays_no_remote_telemetry(fake_mirror, training_run, failures):
     run, ada, _ = training_run
-    answering(fake_mirror, page(elsewhere(run, ada), frames=[frame()]))
+    serve_page(fake_mirror, page(elsewhere(run, ada), frames=[frame()]))
     later = timezone.now() + timedelta(hours=1)
     RemoteCursor.objects.create(key=fake_mirror.identity.key, tried=later, failures=failures)
     assert pull.pull_all() == 1
@@ -173,17 +198,19 @@ def test_corrected_clock_delays_no_remote_telemetry(fake_mirror, training_run, f
     assert replication_pull.pull_from_all()[fake_mirror.identity.key].refused == []
 
 
-def test_an_expelled_mirrors_rows_go(fake_mirror, training_run):
+def test_rows_of_an_expelled_mirror_are_deleted(fake_mirror, training_run):
     run, ada, _ = training_run
-    at = EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
-    answering(fake_mirror, page(elsewhere(run, ada), frames=[frame()], events=[at]))
+    event = EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
+    serve_page(fake_mirror, page(elsewhere(run, ada), frames=[frame()], events=[event]))
     pull.pull_all()
     assert RunEvent.objects.filter(mirror=fake_mirror.identity.key).exists()
-    gone = fake_mirror.list_entry.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
-    ours = MirrorEntry(
+    expelled_entry = fake_mirror.list_entry.model_copy(
+        update={"expelled": Expulsion(at=2.0, last={})}
+    )
+    own_entry = MirrorEntry(
         key=site_identity.identity().key, url="https://here.example.org", name="here", admitted=1.0
     )
-    mirror_list.ingest_lists([signed_list(2, ours, gone)])
+    mirror_list.ingest_lists([signed_list(2, own_entry, expelled_entry)])
     pull.pull_all()
     assert (
         not Membership.everywhere.exclude(mirror="").exists() and not RemoteCursor.objects.exists()
@@ -194,22 +221,25 @@ def test_an_expelled_mirrors_rows_go(fake_mirror, training_run):
     )
 
 
-def test_news_is_for_mirrors_of_the_list_alone(fake_mirror, training_run):
+def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
     path, body = "/api/v1/mirrors/news", TelemetryRequest(nonce="0" * 32).model_dump_json().encode()
 
-    def asked(identity: Identity):
+    def request_telemetry(identity: Identity):
         token = identity.sign_request(site_identity.identity().key, "POST", path, body, time.time())
         return Client().post(
             path, body, "application/json", headers={"Authorization": f"Barnraise {token}"}
         )
 
-    assert asked(Identity(b"x" * 32)).status_code == 401 and Client().post(path).status_code == 401
-    answer = asked(fake_mirror.identity)
+    assert (
+        request_telemetry(Identity(b"x" * 32)).status_code == 401
+        and Client().post(path).status_code == 401
+    )
+    answer = request_telemetry(fake_mirror.identity)
     assert answer.status_code == 200, answer.content
-    found = SignedTelemetryPage.model_validate_json(answer.content)
-    said = json.loads(found.word.body)
-    assert said["to"] == fake_mirror.identity.key and said["digest"] == digest(found.text)
-    assert len(TelemetryPage.model_validate_json(found.text).frames) == 2
+    signed_page = SignedTelemetryPage.model_validate_json(answer.content)
+    said = json.loads(signed_page.word.body)
+    assert said["to"] == fake_mirror.identity.key and said["digest"] == digest(signed_page.text)
+    assert len(TelemetryPage.model_validate_json(signed_page.text).frames) == 2
 
 
 def test_export_and_ingest_query_counts_do_not_grow_with_machines(
