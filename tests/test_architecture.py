@@ -60,32 +60,30 @@ SITE_ORDER = [
 ]
 SITE_TOP = {"live", "api", "web", "staff", "demo", "ops"}
 # One word for ten different acts: the field says publish, send, receive, request, store, load.
-BANNED_VERBS = set(
-    [
-        "tell",
-        "told",
-        "take",
-        "taken",
-        "say",
-        "said",
-        "hear",
-        "heard",
-        "keep",
-        "kept",
-        "settle",
-        "note",
-        "put",
-        "give",
-        "ask",
-        "own",
-        "know",
-        "known",
-        "hold",
-        "held",
-        "named",
-        "begin",
-    ]
-)
+BANNED_VERBS = {
+    "tell",
+    "told",
+    "take",
+    "taken",
+    "say",
+    "said",
+    "hear",
+    "heard",
+    "keep",
+    "kept",
+    "settle",
+    "note",
+    "put",
+    "give",
+    "ask",
+    "own",
+    "know",
+    "known",
+    "hold",
+    "held",
+    "named",
+    "begin",
+}
 DIALECT = re.compile(
     r"\b(beside|anew|whoever|any more|let go|of which|what is no news|amid|lest|whence)\b", re.I
 )
@@ -116,7 +114,7 @@ def imported_names(path: Path) -> set[str]:
 
 
 def part_of(path: Path, package: Path) -> str:
-    """Return the folder (or file) directly below `package` that holds `path`."""
+    """Return the folder (or file) directly below `package` that contains `path`."""
     return path.relative_to(package).parts[0].removesuffix(".py")
 
 
@@ -177,15 +175,18 @@ def test_no_file_is_part_of_an_import_cycle(folder, package):
         }
         for name, path in modules.items()
     }
-    leaving = {name: set(targets) for name, targets in edges.items()}
+    # Modules that import nothing of the rest are removed until only cycles and their users remain.
+    remaining = {name: set(targets) for name, targets in edges.items()}
     while True:
-        leaves = {name for name, targets in leaving.items() if not targets & leaving.keys()}
+        leaves = {name for name, targets in remaining.items() if not targets & remaining.keys()}
         if not leaves:
             break
         for name in leaves:
-            del leaving[name]
-    entered = {target for targets in leaving.values() for target in targets}
-    cycle = {name: targets & leaving.keys() for name, targets in leaving.items() if name in entered}
+            del remaining[name]
+    imported = {target for targets in remaining.values() for target in targets}
+    cycle = {
+        name: targets & remaining.keys() for name, targets in remaining.items() if name in imported
+    }
     assert not cycle, cycle
 
 
@@ -213,13 +214,13 @@ def test_no_class_name_is_defined_twice():
     for path, node in definitions(python_files("worker", "platform"), (ast.ClassDef,)):
         if node.name not in ("Meta", "Config", "Command", "Migration"):
             places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    twice = {name: found for name, found in places.items() if len(found) > 1}
+    twice = {name: lines for name, lines in places.items() if len(lines) > 1}
     assert not twice, twice
 
 
 def test_comments_and_docstrings_are_whole_sentences_in_plain_words():
     """No comment continues another one with "…", and none uses the words of STYLE §2.4."""
-    odd = []
+    findings = []
     for path in python_files("worker", "platform", "benchmarks", "tests"):
         source = path.read_text()
         for number, line in enumerate(source.splitlines(), 1):
@@ -227,15 +228,15 @@ def test_comments_and_docstrings_are_whole_sentences_in_plain_words():
             if comment and (
                 comment[1].startswith("…") or comment[1].endswith("…") or DIALECT.search(comment[1])
             ):
-                odd.append(f"{path.relative_to(ROOT)}:{number} {line.strip()}")
+                findings.append(f"{path.relative_to(ROOT)}:{number} {line.strip()}")
         for node in ast.walk(ast.parse(source)):
             if isinstance(
                 node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
             ) and (match := DIALECT.search(ast.get_docstring(node) or "")):
                 line_number = getattr(node, "lineno", 1)
-                odd.append(f"{path.relative_to(ROOT)}:{line_number} docstring: {match[0]}")
-    odd = [place for place in odd if "test_architecture.py" not in place]
-    assert not odd, "\n".join(odd)
+                findings.append(f"{path.relative_to(ROOT)}:{line_number} docstring: {match[0]}")
+    findings = [finding for finding in findings if "test_architecture.py" not in finding]
+    assert not findings, "\n".join(findings)
 
 
 def test_test_names_have_at_most_seventy_characters():
@@ -263,8 +264,21 @@ def test_top_level_holds_only_the_agreed_entries():
     command = ["git", "ls-files"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     agreed = {
-        "platform", "worker", "frontend", "tests", "docs", "benchmarks", ".ci", "manage.py",
-        "requirements.txt", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile",
-        "pyproject.toml", ".gitignore",
-    }  # fmt: skip
+        "platform",
+        "worker",
+        "frontend",
+        "tests",
+        "docs",
+        "benchmarks",
+        ".ci",
+        "manage.py",
+        "requirements.txt",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "Makefile",
+        "pyproject.toml",
+        ".gitignore",
+    }
     assert {name.split("/")[0] for name in listed.split()} <= agreed

@@ -14,6 +14,7 @@ from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity
+from barnraise.protocol.types import Message
 
 GOLDEN = Path(__file__).parent / "golden"
 AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
@@ -24,7 +25,7 @@ def read_golden(name: str) -> bytes:
     return (GOLDEN / f"{name}.json").read_bytes()
 
 
-# ---- the worker reads what a site answers ----------------------------------------------------
+# ---- the worker reads a site's answers ---------------------------------------------------------
 
 ANSWERS = {
     ("GET", "/mirror"): "mirror_view",
@@ -39,14 +40,16 @@ ANSWERS = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
+class GoldenHandler(BaseHTTPRequestHandler):
     """Answers from the golden files and records the requests."""
 
-    asked: dict[tuple[str, str], bytes] = {}
+    requests: dict[tuple[str, str], bytes] = {}
 
     def answer(self) -> None:
         path = self.path.removeprefix("/api/v1")
-        self.asked[self.command, path] = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.requests[self.command, path] = self.rfile.read(
+            int(self.headers.get("Content-Length", 0))
+        )
         name = ANSWERS.get((self.command, path))
         body = read_golden(name or "problem")
         if path == "/runs/endless":
@@ -60,13 +63,13 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = answer
 
-    def log_message(self, *what: object) -> None:
+    def log_message(self, *words: object) -> None:
         """Log nothing."""
 
 
 @pytest.fixture
 def coordinator():
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server = HTTPServer(("127.0.0.1", 0), GoldenHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     client = CoordinatorClient(
         f"http://127.0.0.1:{server.server_port}", AUTHOR, MIRROR.key, clock=lambda: 1_700_000_003.0
@@ -78,42 +81,28 @@ def coordinator():
 
 
 def test_worker_reads_every_answer_of_a_site(coordinator):
-    assert coordinator.pin_mirror() == coordinator_messages.MirrorView.model_validate_json(
-        read_golden("mirror_view")
-    )
-    machine = coordinator_messages.EnrolmentRequest.model_validate_json(
-        read_golden("enrolment_request")
-    ).machine
-    assert coordinator.request_enrolment(
-        machine
-    ) == coordinator_messages.EnrolmentReply.model_validate_json(read_golden("enrolment_reply"))
+    def golden(message_type: type[Message], name: str) -> Message:
+        return message_type.model_validate_json(read_golden(name))
+
+    assert coordinator.pin_mirror() == golden(coordinator_messages.MirrorView, "mirror_view")
+    machine = golden(coordinator_messages.EnrolmentRequest, "enrolment_request").machine
+    enrolment = golden(coordinator_messages.EnrolmentReply, "enrolment_reply")
+    assert coordinator.request_enrolment(machine) == enrolment
     assert coordinator.fetch_enrolment("BCDF-GHJK").status == "approved"
-    assert coordinator.fetch_runs() == coordinator_messages.RunPage.model_validate_json(
-        read_golden("run_page")
+    assert coordinator.fetch_runs() == golden(coordinator_messages.RunPage, "run_page")
+    run = golden(coordinator_messages.RunView, "run_view")
+    assert coordinator.fetch_run("first-barn") == run
+    assert coordinator.join_run(RUN, []) == golden(coordinator_messages.JoinReply, "join_reply")
+    manifest = golden(coordinator_messages.TextManifest, "text_manifest")
+    assert coordinator.submit_manifest(RUN, manifest).slug == "first-barn"
+    reports = golden(coordinator_messages.Reports, "reports")
+    reply = coordinator.send_reports(
+        RUN, list(reports.reports), reports.applied_verdicts, reports.attestations
     )
-    assert coordinator.fetch_run("first-barn") == coordinator_messages.RunView.model_validate_json(
-        read_golden("run_view")
-    )
-    assert coordinator.join_run(RUN, []) == coordinator_messages.JoinReply.model_validate_json(
-        read_golden("join_reply")
-    )
-    assert (
-        coordinator.submit_manifest(
-            RUN, coordinator_messages.TextManifest.model_validate_json(read_golden("text_manifest"))
-        ).slug
-        == "first-barn"
-    )
-    reports = coordinator_messages.Reports.model_validate_json(read_golden("reports"))
-    assert (
-        coordinator.send_reports(
-            RUN, list(reports.reports), reports.applied_verdicts, reports.attestations
-        ).acknowledged
-        == 3
-    )
+    assert reply.acknowledged == 3
     assert coordinator.fetch_directive(RUN).acknowledged == 3
-    assert json.loads(Handler.asked["POST", f"/runs/{RUN}/reports"]) == json.loads(
-        read_golden("reports")
-    )
+    received = GoldenHandler.requests["POST", f"/runs/{RUN}/reports"]
+    assert json.loads(received) == json.loads(read_golden("reports"))
     assert coordinator.body_bytes > 0
 
 
@@ -124,13 +113,15 @@ def test_worker_turns_a_refusal_into_its_sentence(coordinator):
         coordinator.fetch_run("nonsense")
 
 
-@pytest.mark.parametrize("path, why", [("endless", "was cut off"), ("html", "not Barnraise's API")])
-def test_foreign_answer_counts_as_no_coordinator(coordinator, path, why):
-    with pytest.raises(CoordinatorUnreachableError, match=why):
+@pytest.mark.parametrize(
+    ("path", "reason"), [("endless", "was cut off"), ("html", "not Barnraise's API")]
+)
+def test_foreign_answer_counts_as_no_coordinator(coordinator, path, reason):
+    with pytest.raises(CoordinatorUnreachableError, match=reason):
         coordinator.fetch_run(path)
 
 
-# ---- the site reads what a worker sends ------------------------------------------------------
+# ---- the site reads a worker's requests --------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,15 +170,17 @@ def test_live_messages_have_the_shape_that_the_page_reads(db, state):
 
     owner = User.objects.create_user("ada@example.org", "wooden-barn-9")
     run = Run.create(owner, NewRun("First barn", spec_from_fields({})))
-    told, picture = build_snapshot(run), RunSnapshot.capture(run)
-    shown = json.loads(read_golden("live_snapshot"))
-    assert set(told) == set(shown) and set(told["run"]) == set(shown["run"])
-    assert list(shown["workers"][0]) == list(COLUMNS)
-    later = json.loads(read_golden("live_delta"))
-    assert set(build_delta(None, picture, [])) <= {*later, "rate"}
-    assert set(later["run"]) <= set(shown["run"])
-    for event in (*told["events"], *shown["events"], *later["events"]):
+    snapshot = build_snapshot(run)
+    delta = build_delta(None, RunSnapshot.capture(run), [])
+    golden_snapshot = json.loads(read_golden("live_snapshot"))
+    golden_delta = json.loads(read_golden("live_delta"))
+    assert set(snapshot) == set(golden_snapshot)
+    assert set(snapshot["run"]) == set(golden_snapshot["run"])
+    assert list(golden_snapshot["workers"][0]) == list(COLUMNS)
+    assert set(delta) <= {*golden_delta, "rate"}
+    assert set(golden_delta["run"]) <= set(golden_snapshot["run"])
+    for event in (*snapshot["events"], *golden_snapshot["events"], *golden_delta["events"]):
         assert set(event) == {"id", "at", "kind", "who", "what"}
-    assert told["events"][0]["what"] == "created the run"
-    for plan in (*shown["plans"].values(), *later["plans"].values()):
+    assert snapshot["events"][0]["what"] == "created the run"
+    for plan in (*golden_snapshot["plans"].values(), *golden_delta["plans"].values()):
         assert reports_module.PlanView.model_validate(plan).model_dump() == plan

@@ -14,8 +14,7 @@ from pydantic.fields import FieldInfo
 from barnraise.errors import MessageError
 from barnraise.exchange.ledger import verdicts
 from barnraise.exchange.network import framing
-from barnraise.protocol import coordinator_messages, reports
-from barnraise.protocol import messages as messages_module
+from barnraise.protocol import coordinator_messages, messages, reports
 from barnraise.protocol import types as types_module
 from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, open_signed
 from barnraise.spec import PRESETS, preset
@@ -24,14 +23,14 @@ GOLDEN = Path(__file__).parent / "golden"
 AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
 
 
-def messages() -> dict[str, type[types_module.Message]]:
+def standalone_messages() -> dict[str, type[types_module.Message]]:
     """Return every message type that can stand alone, by the name of its golden file."""
-    inner = {
+    nested = {
         reports.CheckpointView,
-        messages_module.FragmentUpdate,
+        messages.FragmentUpdate,
         reports.HardwareView,
         coordinator_messages.Shard,
-        messages_module.Peer,
+        messages.Peer,
         reports.PlanView,
         reports.MeasuredLoss,
         reports.Report,
@@ -40,18 +39,21 @@ def messages() -> dict[str, type[types_module.Message]]:
         coordinator_messages.SignedStatement,
         reports.ExchangeView,
     }
-    parts = {types_module.Message, *inner}
-    modules = (messages_module, coordinator_messages, verdicts)
-    named = [value for module in modules for value in vars(module).values()]
-    found = [
-        t
-        for t in named
-        if isinstance(t, type) and issubclass(t, types_module.Message) and t not in parts
+    excluded = {types_module.Message, *nested}
+    modules = (messages, coordinator_messages, verdicts)
+    values = [value for module in modules for value in vars(module).values()]
+    message_types = [
+        value
+        for value in values
+        if isinstance(value, type)
+        and issubclass(value, types_module.Message)
+        and value not in excluded
     ]
-    return {
-        "".join("_" + c.lower() if c.isupper() else c for c in t.__name__).lstrip("_"): t
-        for t in found
-    }
+    return {snake_case(message_type.__name__): message_type for message_type in message_types}
+
+
+def snake_case(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
 def read_golden(name: str) -> str:
@@ -59,55 +61,54 @@ def read_golden(name: str) -> str:
 
 
 def test_every_message_has_a_golden_file():
-    assert {p.stem for p in GOLDEN.glob("*.json")} >= set(messages())
+    assert {p.stem for p in GOLDEN.glob("*.json")} >= set(standalone_messages())
 
 
-@pytest.mark.parametrize("name", messages())
+@pytest.mark.parametrize("name", standalone_messages())
 def test_message_reads_its_golden_file_and_writes_it_again(name):
-    message = messages()[name].model_validate_json(read_golden(name))
+    message = standalone_messages()[name].model_validate_json(read_golden(name))
     assert json.loads(message.model_dump_json()) == json.loads(read_golden(name))
 
 
-@pytest.mark.parametrize("name", messages())
+@pytest.mark.parametrize("name", standalone_messages())
 def test_message_with_unknown_fields_is_read(name):
-    more = json.loads(read_golden(name)) | {"from_the_future": {"anything": [1, 2]}}
-    assert messages()[name].model_validate(more) == messages()[name].model_validate_json(
-        read_golden(name)
-    )
+    message_type = standalone_messages()[name]
+    extended = json.loads(read_golden(name)) | {"from_the_future": {"anything": [1, 2]}}
+    expected = message_type.model_validate_json(read_golden(name))
+    assert message_type.model_validate(extended) == expected
 
 
-PEER_MESSAGES = [n for n, t in messages().items() if "type" in t.model_fields]
+PEER_MESSAGES = [
+    name for name, message in standalone_messages().items() if "type" in message.model_fields
+]
 
 
 @pytest.mark.parametrize("name", PEER_MESSAGES)
 def test_peer_messages_are_distinguished_by_type(name):
-    assert type(framing.peer_message.validate_json(read_golden(name))) is messages()[name]
+    message = framing.peer_message.validate_json(read_golden(name))
+    assert type(message) is standalone_messages()[name]
 
 
 def test_golden_signatures_are_valid():
     """Ed25519 is deterministic: this fails if the bytes that a signature covers change."""
-    signed = messages_module.Signed.model_validate_json(read_golden("signed"))
-    assert open_signed(
-        signed, "update", messages_module.Update, AUTHOR.key
-    ) == messages_module.Update.model_validate_json(read_golden("update"))
-    hello = messages_module.Hello.model_validate_json(read_golden("hello"))
+    signed = messages.Signed.model_validate_json(read_golden("signed"))
+    update = messages.Update.model_validate_json(read_golden("update"))
+    assert open_signed(signed, "update", messages.Update, AUTHOR.key) == update
+    hello = messages.Hello.model_validate_json(read_golden("hello"))
     policy = TicketPolicy(hello.run, frozenset({MIRROR.key}))
     ticket = check_ticket(hello.ticket, AUTHOR.key, policy, 1_700_000_000.0)
-    assert ticket == messages_module.Ticket.model_validate_json(read_golden("ticket"))
+    assert ticket == messages.Ticket.model_validate_json(read_golden("ticket"))
 
 
 def test_signature_is_for_one_kind_and_one_text():
-    signed = messages_module.Signed.model_validate_json(read_golden("signed"))
+    signed = messages.Signed.model_validate_json(read_golden("signed"))
     with pytest.raises(MessageError, match="signature does not match"):
-        open_signed(signed, "ticket", messages_module.Update)
+        open_signed(signed, "ticket", messages.Update)
     with pytest.raises(MessageError, match="signature does not match"):
-        open_signed(
-            signed.model_copy(update={"body": signed.body.replace("10240", "10241")}),
-            "update",
-            messages_module.Update,
-        )
+        altered = signed.model_copy(update={"body": signed.body.replace("10240", "10241")})
+        open_signed(altered, "update", messages.Update)
     with pytest.raises(MessageError, match="not by"):
-        open_signed(signed, "update", messages_module.Update, MIRROR.key)
+        open_signed(signed, "update", messages.Update, MIRROR.key)
 
 
 # ---- the site is out of the data path --------------------------------------------------------
@@ -130,52 +131,68 @@ PRINTED = r"^\P{C}*$"  # a pattern that does not restrict what a text contains
 API_BYTES = 1_000_000  # no API message can be longer
 
 
-def max_bytes(kind: object, constraints: list[object], path: str) -> int:
+def max_bytes(field_type: object, constraints: list[object], path: str) -> int:
     """Return the most bytes that a field can take as JSON.
 
     Fails for an unbounded field, and for text that could carry a payload.
+
+    Args:
+        field_type: The field's annotation.
+        constraints: What further restricts it.
+        path: The field's place in its message, separated by dots.
     """
-    field = path.rsplit(".", 1)[-1]
-    if typing.get_origin(kind) is typing.Annotated:
-        inner, *more = typing.get_args(kind)
-        flat = [c for m in more for c in (m.metadata if isinstance(m, FieldInfo) else [m])]
-        return max_bytes(inner, [*constraints, *flat], path)
-    limit = next((c.max_length for c in constraints if isinstance(c, annotated_types.MaxLen)), None)
-    pattern = next(
-        (p for c in constraints if (p := getattr(c, "pattern", PRINTED)) not in (PRINTED, None)),
-        None,
-    )
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = typing.get_origin(field_type), typing.get_args(field_type)
+    if origin is typing.Annotated:
+        inner, *metadata = arguments
+        return max_bytes(inner, [*constraints, *flatten_constraints(metadata)], path)
     if origin in (typing.Union, types.UnionType):
-        return max(max_bytes(a, constraints, path) for a in arguments)
-    if origin is list:
-        assert limit is not None, f"{path} is a list without a bound"
-        return 2 + limit * (1 + max_bytes(arguments[0], [], path))
-    if origin is dict:
-        assert limit is not None, f"{path} is a dict without a bound"
-        return 2 + limit * (
-            2 + max_bytes(arguments[0], [], path) + max_bytes(arguments[1], [], path)
-        )
+        return max(max_bytes(argument, constraints, path) for argument in arguments)
+    if origin in (list, dict):
+        limit = max_length(constraints)
+        assert limit is not None, f"{path} is a {origin.__name__} without a bound"
+        return 2 + limit * sum(1 + max_bytes(argument, [], path) for argument in arguments)
     if origin is tuple:
-        return 2 + sum(1 + max_bytes(each, [], path) for each in arguments)
+        return 2 + sum(1 + max_bytes(argument, [], path) for argument in arguments)
     if origin is typing.Literal:
-        return max(len(str(a)) for a in arguments) + 2
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return max(len(str(argument)) for argument in arguments) + 2
+    if isinstance(field_type, type) and issubclass(field_type, BaseModel):
         return 2 + sum(
-            4 + len(n) + max_bytes(f.annotation, f.metadata, f"{path}.{n}")
-            for n, f in kind.model_fields.items()
+            4 + len(name) + max_bytes(field.annotation, field.metadata, f"{path}.{name}")
+            for name, field in field_type.model_fields.items()
         )
-    if kind is str:
-        assert pattern or (limit is not None and limit <= 130_000), (
-            f"{path} is text without a bound"
-        )
-        assert pattern or field in FREE_TEXT or limit <= 100, f"{path} could carry a payload"
-        return 2 + (limit or 200)
-    if kind in (int, float, bool, type(None)) or (
-        isinstance(kind, type) and issubclass(kind, StrEnum)
-    ):
-        return 25
-    raise AssertionError(f"{path}: a {kind} has no place on the wire")
+    if field_type is str:
+        return max_text_bytes(constraints, path)
+    is_enum = isinstance(field_type, type) and issubclass(field_type, StrEnum)
+    assert is_enum or field_type in (int, float, bool, type(None)), (
+        f"{path}: messages contain no {field_type}"
+    )
+    return 25
+
+
+def flatten_constraints(metadata: list[object]) -> list[object]:
+    """Return the metadata of an annotation with the contents of pydantic's fields."""
+    constraints: list[object] = []
+    for item in metadata:
+        constraints += item.metadata if isinstance(item, FieldInfo) else [item]
+    return constraints
+
+
+def max_length(constraints: list[object]) -> int | None:
+    lengths = [c.max_length for c in constraints if isinstance(c, annotated_types.MaxLen)]
+    return lengths[0] if lengths else None
+
+
+def max_text_bytes(constraints: list[object], path: str) -> int:
+    """Return the most bytes of a text; fail if it is unbounded or could carry a payload."""
+    limit = max_length(constraints)
+    patterns = [getattr(constraint, "pattern", None) for constraint in constraints]
+    is_restricted = any(pattern not in (PRINTED, None) for pattern in patterns)
+    assert is_restricted or (limit is not None and limit <= 130_000), (
+        f"{path} is text without a bound"
+    )
+    field = path.rsplit(".", 1)[-1]
+    assert is_restricted or field in FREE_TEXT or limit <= 100, f"{path} could carry a payload"
+    return 2 + (limit or 200)
 
 
 @pytest.mark.parametrize("message", coordinator_messages.API_MESSAGES, ids=lambda m: m.__name__)
@@ -191,7 +208,7 @@ def test_no_api_message_can_carry_weights_updates_or_text(message):
 
 @pytest.mark.parametrize("name", PEER_MESSAGES)
 def test_peer_messages_are_bounded(name):
-    assert max_bytes(messages()[name], [], name) > 0
+    assert max_bytes(standalone_messages()[name], [], name) > 0
 
 
 def test_report_is_small():

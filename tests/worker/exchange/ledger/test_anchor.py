@@ -38,13 +38,13 @@ def update(author: str, seq: int) -> Update:
 def units(seed: int) -> list[torch.Tensor]:
     """Return an update's integers as a receiver decodes them."""
     noise = torch.Generator().manual_seed(seed)
-    made = []
+    parts = []
     for fragment in TINY.fragments():
         values = torch.randint(
             -(2**31), 2**31 - 1, (fragment.size,), dtype=torch.int32, generator=noise
         )
-        made.append(decode(encode(values)[0], fragment.size))
-    return made
+        parts.append(decode(encode(values)[0], fragment.size))
+    return parts
 
 
 @settings(max_examples=25, deadline=None)
@@ -58,28 +58,26 @@ def test_anchor_any_order_and_duplication_gives_identical_integers(data):
     for delivered in deliveries:
         waiting.add(delivered)
         while ready := [
-            (a, s) for a, s in waiting if s == anchor.vector.get(f"{a * 64}.{'0' * 16}", 0) + 1
+            (author, seq) for author, seq in waiting if seq == last_seq(anchor, author) + 1
         ]:
-            author, seq = ready[0]
-            for index, part in enumerate(units(hash_of(author, seq))):
-                anchor.add_units(index, part)
-            anchor.record(update(author, seq))
-        waiting = {(a, s) for a, s in waiting if s > anchor.vector.get(f"{a * 64}.{'0' * 16}", 0)}
-    assert anchor.digest() == everything_in_order()
+            add_update(anchor, *ready[0])
+            anchor.record(update(*ready[0]))
+        waiting = {(author, seq) for author, seq in waiting if seq > last_seq(anchor, author)}
+    in_order = Anchor.from_seed(TINY, 3)
+    for author, seq in identities:
+        add_update(in_order, author, seq)
+    assert anchor.digest() == in_order.digest()
     assert anchor.tokens == 90
 
 
-def hash_of(author: str, seq: int) -> int:
-    return ord(author) * 100 + seq
+def last_seq(anchor: Anchor, author: str) -> int:
+    return anchor.vector.get(f"{author * 64}.{'0' * 16}", 0)
 
 
-def everything_in_order() -> str:
-    anchor = Anchor.from_seed(TINY, 3)
-    for author in "abc":
-        for seq in (1, 2, 3):
-            for index, part in enumerate(units(hash_of(author, seq))):
-                anchor.add_units(index, part)
-    return anchor.digest()
+def add_update(anchor: Anchor, author: str, seq: int) -> None:
+    """Add an update of noise that depends on its author and number."""
+    for index, part in enumerate(units(seed=ord(author) * 100 + seq)):
+        anchor.add_units(index, part)
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=64, max_size=64), st.integers(0, 2**31))
@@ -104,9 +102,8 @@ def test_initial_weights_differ_by_seed_fragment_and_slot():
         next(s for s in second.slots if s.name == name) for name in ("qkv.weight", "up.weight")
     )
     weights = initial_weights(second, 1)
-    assert not torch.equal(
-        weights[qkv.offset : qkv.offset + 64], weights[up.offset : up.offset + 64]
-    )
+    of_qkv, of_up = (weights[slot.offset : slot.offset + 64] for slot in (qkv, up))
+    assert not torch.equal(of_qkv, of_up)
 
 
 def test_initial_weights_follow_each_slots_deviation_ones_and_zeros():
@@ -119,9 +116,8 @@ def test_initial_weights_follow_each_slots_deviation_ones_and_zeros():
                 assert float(part.std()) == pytest.approx(slot.deviation, rel=0.02)
                 assert abs(float(part.mean())) < slot.deviation * 5 / slot.size**0.5
             else:
-                assert set(part.tolist()) == {
-                    float(1 << UNIT_BITS) if slot.initial == "ones" else 0.0
-                }
+                constant = float(1 << UNIT_BITS) if slot.initial == "ones" else 0.0
+                assert set(part.tolist()) == {constant}
         assert covered == int(weights.count_nonzero()), "padding is zero"
 
 
@@ -156,12 +152,8 @@ def test_anchor_update_out_of_order_raises_assertion():
 
 
 def test_largest_magnitude_is_found_on_both_sides_of_zero():
-    assert (
-        Anchor(
-            [torch.tensor([5, -9], dtype=torch.int32), torch.tensor([8], dtype=torch.int32)]
-        ).largest_magnitude()
-        == 9
-    )
+    fragments = [torch.tensor(values, dtype=torch.int32) for values in ([5, -9], [8])]
+    assert Anchor(fragments).largest_magnitude() == 9
 
 
 def test_fragment_bytes_round_trip():

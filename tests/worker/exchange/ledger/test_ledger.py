@@ -37,8 +37,8 @@ RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))
 
 
 def chain(count: int, tokens: int = 10, identity: Identity = AUTHOR, life: str = "0" * 16):
-    """`count` signed headers without fragments, each continuing the last."""
-    made, previous, total = [], GENESIS_DIGEST, 0
+    """Return `count` signed headers without fragments; each continues the last."""
+    headers, previous, total = [], GENESIS_DIGEST, 0
     for seq in range(1, count + 1):
         total += tokens
         update = messages.Update(
@@ -53,8 +53,8 @@ def chain(count: int, tokens: int = 10, identity: Identity = AUTHOR, life: str =
         )
         signed = identity.sign("update", update)
         previous = digest(signed.body)
-        made.append((signed, update))
-    return made
+        headers.append((signed, update))
+    return headers
 
 
 def altered(update: messages.Update, **changed):
@@ -75,10 +75,10 @@ def test_ledger_any_order_and_duplication_gives_one_ledger(tmp_path_factory, ord
     ledger, headers = Ledger(tmp_path_factory.mktemp("ledger")), chain(6)
     for index in [*order, *range(6)]:
         head = ledger.head(headers[index][1].author).seq
-        outcome = ledger.append(*headers[index])
-        assert outcome is (
-            Outcome.DUPLICATE if index < head else Outcome.ADDED if index == head else Outcome.GAP
-        )
+        expected = Outcome.ADDED
+        if index != head:
+            expected = Outcome.DUPLICATE if index < head else Outcome.GAP
+        assert ledger.append(*headers[index]) is expected
     assert ledger.vector() == {headers[0][1].author: 6} and ledger.tokens == 60
     assert [update.seq for _, update in ledger.updates_since({})] == [1, 2, 3, 4, 5, 6]
     ledger.close()
@@ -117,18 +117,17 @@ def test_two_signed_updates_of_one_identity_fork_and_end_the_author(tmp_path):
     fork = ledger.fork_proof(*other)
     assert (fork.one, fork.other) == (headers[0][0], other[0])
     assert ledger.apply_verdicts(VerdictSet.from_proof(fork)) == ({headers[0][1].author: 2}, {})
-    assert ledger.vector() == {} and ledger.tokens == 0, "from the fork on nothing counts"
+    assert ledger.vector() == {} and ledger.tokens == 0, "no update from the fork on counts"
     assert ledger.append(*headers[2]) is Outcome.RETRACTED
     other_life = chain(1, life="1" * 16)[0]
     assert ledger.append(*other_life) is Outcome.ADDED, "another incarnation is another author"
     ledger.close()
     ledger = Ledger(tmp_path)
-    assert ledger.forked_authors == {headers[0][1].author} and ledger.vector() == {
-        other_life[1].author: 1
-    }
+    assert ledger.forked_authors == {headers[0][1].author}
+    assert ledger.vector() == {other_life[1].author: 1}
     assert ledger.append(*headers[2]) is Outcome.RETRACTED
     assert ledger.header(headers[0][1].author, 2) == headers[1][0], (
-        "who has to take it out may need it"
+        "a machine that must retract it may need it"
     )
     ledger.close()
 
@@ -176,14 +175,13 @@ def test_ledger_damaged_or_foreign_file_is_refused_by_name(tmp_path):
 def test_ledger_flipped_bit_in_file_raises_or_changes_nothing_signed(data):
     with tempfile.TemporaryDirectory() as folder:
         ledger, headers = Ledger(Path(folder)), [*chain(6), *chain(3, identity=STRANGER)]
-        for each in headers:
-            ledger.append(*each)
+        for header in headers:
+            ledger.append(*header)
         ledger.peer_store.store_ticket(AUTHOR.key, headers[0][0])
-        ledger.apply_verdicts(
-            VerdictSet.from_proof(ledger.fork_proof(*altered(headers[5][1], tokens=11, total=61)))
-        )
-        vector, summary, forked = ledger.vector(), ledger.heads_digest, ledger.verdicts
-        kept = list(ledger.updates_since({}))
+        proof = ledger.fork_proof(*altered(headers[5][1], tokens=11, total=61))
+        ledger.apply_verdicts(VerdictSet.from_proof(proof))
+        state = (ledger.vector(), ledger.heads_digest, ledger.verdicts)
+        updates = list(ledger.updates_since({}))
         ledger.close()
         path = Path(folder) / "ledger.sqlite"
         content = bytearray(path.read_bytes())
@@ -194,8 +192,8 @@ def test_ledger_flipped_bit_in_file_raises_or_changes_nothing_signed(data):
         except StateError as error:
             assert "ledger.sqlite" in str(error)
             return
-        assert (ledger.vector(), ledger.heads_digest, ledger.verdicts) == (vector, summary, forked)
-        assert list(ledger.updates_since({})) == kept
+        assert (ledger.vector(), ledger.heads_digest, ledger.verdicts) == state
+        assert list(ledger.updates_since({})) == updates
         ledger.close()
 
 
@@ -208,12 +206,12 @@ def test_append_piece_blob_appears_once_complete_and_verified(tmp_path):
     assert blobs.append_piece(name, 0, data[:1000], len(data)) is AppendResult.INCOMPLETE
     assert not blobs.has(name) and blobs.partial_size(name) == 1000 and blobs.size(name) is None
     assert blobs.append_piece(name, 1500, data[1500:], len(data)) is AppendResult.INCOMPLETE, (
-        "it does not continue what is here"
+        "the piece does not continue the stored ones"
     )
     blobs = BlobStore(tmp_path)  # a restart
     assert blobs.partial_size(name) == 1000
     assert blobs.append_piece(name, 0, data[:1400], len(data)) is AppendResult.INCOMPLETE, (
-        "an overlap continues it"
+        "a piece may overlap the stored ones"
     )
     assert blobs.partial_size(name) == 1400
     assert blobs.append_piece(name, 1400, data[1400:], len(data)) is AppendResult.COMPLETE
@@ -235,59 +233,66 @@ DATA = bytes(range(256)) * 4
 NAME = blake3(DATA).hexdigest()
 
 
-def in_pieces(blobs: BlobStore) -> None:
+def append_in_two_pieces(blobs: BlobStore) -> None:
     blobs.append_piece(NAME, 0, DATA[:400], len(DATA))
     blobs.append_piece(NAME, 400, DATA[400:], len(DATA))
 
 
 @pytest.mark.parametrize(
-    "keep",
-    [lambda b: b.store(DATA), lambda b: b.append_piece(NAME, 0, DATA, len(DATA)), in_pieces],
-    ids=["put", "in one piece", "in pieces"],
+    "store",
+    [
+        lambda blobs: blobs.store(DATA),
+        lambda blobs: blobs.append_piece(NAME, 0, DATA, len(DATA)),
+        append_in_two_pieces,
+    ],
+    ids=["whole", "in one piece", "in two pieces"],
 )
-def test_blob_is_fsynced_before_it_has_its_name(tmp_path, monkeypatch, keep):
+def test_blob_is_fsynced_before_it_has_its_name(tmp_path, monkeypatch, store):
     blobs, events = BlobStore(tmp_path), []
     fsync, replace = os.fsync, Path.replace
 
-    def synced(fd: int) -> None:
-        events.append("shelf" if stat.S_ISDIR(os.fstat(fd).st_mode) else os.fstat(fd).st_size)
+    def recorded_fsync(fd: int) -> None:
+        status = os.fstat(fd)
+        events.append("folder" if stat.S_ISDIR(status.st_mode) else status.st_size)
         fsync(fd)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", lambda a, b: (events.append("name"), replace(a, b)))
-    keep(blobs)
-    assert events == ["shelf", len(DATA), "name", "shelf"] and blobs.read(NAME) == DATA
+    def recorded_replace(source: Path, target: Path) -> Path:
+        events.append("name")
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
+    store(blobs)
+    assert events == ["folder", len(DATA), "name", "folder"] and blobs.read(NAME) == DATA
 
 
 def test_blob_store_full_disk_leaves_nothing_of_a_blob(tmp_path, monkeypatch):
     blobs = BlobStore(tmp_path)
 
-    def full(fd: int) -> None:
+    def fail_for_files(fd: int) -> None:
         if stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        for keep in (
-            lambda: blobs.store(DATA),
-            lambda: blobs.append_piece(NAME, 0, DATA, len(DATA)),
-        ):
-            with pytest.raises(OSError, match="No space left"):
-                keep()
+        patch.setattr(os, "fsync", fail_for_files)
+        with pytest.raises(OSError, match="No space left"):
+            blobs.store(DATA)
+        with pytest.raises(OSError, match="No space left"):
+            blobs.append_piece(NAME, 0, DATA, len(DATA))
     assert not blobs.has(NAME) and not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert blobs.store(DATA) == NAME
 
 
 def test_blob_store_removes_leftovers_and_fresh_folder_starts_empty(tmp_path):
     blobs = BlobStore(tmp_path)
-    name = blobs.store(b"kept")
+    name = blobs.store(b"stored")
     leftover = blobs.path(name).with_name("x.new")
     leftover.write_bytes(b"half")
     assert BlobStore(tmp_path).has(name) and not leftover.exists()
     assert not BlobStore(tmp_path, fresh=True).has(name)
 
 
-# ---- acceptance
+# ---- validation
 
 
 def ticket(
@@ -306,7 +311,7 @@ def ticket(
     return by.sign("ticket", body)
 
 
-def sound() -> messages.Update:
+def valid_update() -> messages.Update:
     parts = [
         messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in RULES.sizes
     ]
@@ -314,35 +319,38 @@ def sound() -> messages.Update:
 
 
 def test_validate_header_accepts_update_with_expired_ticket():
-    assert validate_header(AUTHOR.sign("update", sound()), ticket(expires=1.0), RULES) == sound()
+    assert (
+        validate_header(AUTHOR.sign("update", valid_update()), ticket(expires=1.0), RULES)
+        == valid_update()
+    )
 
 
 @pytest.mark.parametrize(
-    ("signed", "with_ticket", "why"),
+    ("signed", "with_ticket", "reason"),
     [
-        (STRANGER.sign("update", sound()), ticket(), "is signed by"),
-        (AUTHOR.sign("ticket", sound()), ticket(), "signature does not match"),
+        (STRANGER.sign("update", valid_update()), ticket(), "is signed by"),
+        (AUTHOR.sign("ticket", valid_update()), ticket(), "signature does not match"),
         (
-            AUTHOR.sign("update", sound()).model_copy(update={"signature": "0" * 128}),
+            AUTHOR.sign("update", valid_update()).model_copy(update={"signature": "0" * 128}),
             ticket(),
             "signature",
         ),
-        (altered(sound(), run=OTHER_RUN)[0], ticket(), "is for run"),
-        (altered(sound(), tokens=1 << 40)[0], ticket(), "claims"),
-        (altered(sound(), fragments=[])[0], ticket(), "fragments"),
-        (AUTHOR.sign("update", sound()), None, "without a ticket"),
-        (AUTHOR.sign("update", sound()), ticket(by=STRANGER), "not a mirror"),
-        (AUTHOR.sign("update", sound()), ticket(peer=STRANGER.key), "another run or peer"),
-        (AUTHOR.sign("update", sound()), ticket(run=OTHER_RUN), "another run or peer"),
+        (altered(valid_update(), run=OTHER_RUN)[0], ticket(), "is for run"),
+        (altered(valid_update(), tokens=1 << 40)[0], ticket(), "claims"),
+        (altered(valid_update(), fragments=[])[0], ticket(), "fragments"),
+        (AUTHOR.sign("update", valid_update()), None, "without a ticket"),
+        (AUTHOR.sign("update", valid_update()), ticket(by=STRANGER), "not a mirror"),
+        (AUTHOR.sign("update", valid_update()), ticket(peer=STRANGER.key), "another run or peer"),
+        (AUTHOR.sign("update", valid_update()), ticket(run=OTHER_RUN), "another run or peer"),
     ],
 )
-def test_validate_header_refuses_with_the_reason(signed, with_ticket, why):
-    with pytest.raises(MessageError, match=why):
+def test_validate_header_refuses_with_the_reason(signed, with_ticket, reason):
+    with pytest.raises(MessageError, match=reason):
         validate_header(signed, with_ticket, RULES)
 
 
 def test_validate_header_refuses_altered_body():
-    signed = AUTHOR.sign("update", sound())
+    signed = AUTHOR.sign("update", valid_update())
     with pytest.raises(MessageError):
         validate_header(
             signed.model_copy(update={"body": signed.body.replace('"tokens":10', '"tokens":11')}),
@@ -352,32 +360,28 @@ def test_validate_header_refuses_altered_body():
 
 
 def test_validate_header_refuses_payload_larger_than_its_fragment_needs():
-    parts = [part.model_copy(update={"size": 1 << 40}) for part in sound().fragments]
+    parts = [part.model_copy(update={"size": 1 << 40}) for part in valid_update().fragments]
     with pytest.raises(MessageError, match="bytes for fragment 0"):
-        validate_header(altered(sound(), fragments=parts)[0], ticket(), RULES)
+        validate_header(altered(valid_update(), fragments=parts)[0], ticket(), RULES)
 
 
 def test_validate_header_empty_parts_have_exactly_one_encoding():
-    first, *rest = sound().fragments
-    turn = altered(sound(), fragments=[first, *([EMPTY_PART] * len(rest))])[0]
-    assert [part.size for part in validate_header(turn, ticket(), RULES).payload_parts] == [20]
+    first, *rest = valid_update().fragments
+    streamed = altered(valid_update(), fragments=[first, *([EMPTY_PART] * len(rest))])[0]
+    assert [part.size for part in validate_header(streamed, ticket(), RULES).payload_parts] == [20]
+    empty = altered(valid_update(), fragments=[EMPTY_PART] * len(RULES.sizes))[0]
     with pytest.raises(MessageError, match="contains no fragment"):
-        validate_header(
-            altered(sound(), fragments=[EMPTY_PART] * len(RULES.sizes))[0], ticket(), RULES
-        )
+        validate_header(empty, ticket(), RULES)
     for changed in ({"digest": "a" * 64}, {"sketch": "1" + "0" * 15}):
         parts = [first, *([EMPTY_PART.model_copy(update=changed)] * len(rest))]
         with pytest.raises(MessageError, match="not encoded as an empty part"):
-            validate_header(altered(sound(), fragments=parts)[0], ticket(), RULES)
+            validate_header(altered(valid_update(), fragments=parts)[0], ticket(), RULES)
 
 
 def test_empty_blob_always_exists_without_a_file(tmp_path):
     blobs = BlobStore(tmp_path)
-    assert (
-        blobs.store(b"") == EMPTY_DIGEST
-        and blobs.has(EMPTY_DIGEST)
-        and (blobs.size(EMPTY_DIGEST), blobs.read(EMPTY_DIGEST)) == (0, b"")
-    )
+    assert blobs.store(b"") == EMPTY_DIGEST and blobs.has(EMPTY_DIGEST)
+    assert (blobs.size(EMPTY_DIGEST), blobs.read(EMPTY_DIGEST)) == (0, b"")
     assert blobs.read_verified(EMPTY_DIGEST) == b"" and not list(tmp_path.rglob("*"))
     blobs.delete(EMPTY_DIGEST)
     assert blobs.remove_unless_pinned(EMPTY_DIGEST) and blobs.has(EMPTY_DIGEST)
@@ -398,8 +402,8 @@ def test_decode_payload_refuses_wrong_checksum():
 def test_partial_blobs_are_removed_after_their_maximum_age(tmp_path):
     blobs = BlobStore(tmp_path)
     fresh, old = (blake3(data).hexdigest() for data in (b"fresh", b"old"))
-    for digest_ in (fresh, old):
-        assert blobs.append_piece(digest_, 0, b"x", 10) is AppendResult.INCOMPLETE
+    for name in (fresh, old):
+        assert blobs.append_piece(name, 0, b"x", 10) is AppendResult.INCOMPLETE
     os.utime(tmp_path / old[:2] / f"{old}.part", (1, 1))
     again = BlobStore(tmp_path)
     assert (again.partial_size(fresh), again.partial_size(old)) == (1, 0)
@@ -407,30 +411,27 @@ def test_partial_blobs_are_removed_after_their_maximum_age(tmp_path):
 
 def test_can_continue_from_anchor_within_the_ledger_only(tmp_path):
     ledger = Ledger(tmp_path)
-    author, made = f"{AUTHOR.key}.{'0' * 16}", chain(3)
-    ledger.rebase([made[0]], [ledger.blobs.store(b"a fragment")])
-    ledger.append(*made[1])
-    assert [ledger.can_continue_from({author: seq}, {}) for seq in (0, 1, 2, 3)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
-    assert ledger.last_updates() == {author: made[1][1]}
+    author, headers = f"{AUTHOR.key}.{'0' * 16}", chain(3)
+    ledger.rebase([headers[0]], [ledger.blobs.store(b"a fragment")])
+    ledger.append(*headers[1])
+    continuable = [seq for seq in (0, 1, 2, 3) if ledger.can_continue_from({author: seq}, {})]
+    assert continuable == [1, 2]
+    assert ledger.last_updates() == {author: headers[1][1]}
     ledger.close()
 
 
 def test_rebase_on_full_disk_leaves_ledger_empty_and_usable(tmp_path):
     ledger = Ledger(tmp_path)
-    made, fragment = chain(1), ledger.blobs.store(b"a fragment")
+    (header,) = chain(1)
+    fragment = ledger.blobs.store(b"a fragment")
     db = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
     db.execute(
         "CREATE TRIGGER full BEFORE INSERT ON base_fragments BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
     with pytest.raises(sqlite3.Error, match="full"):
-        ledger.rebase([made[0]], [fragment])
+        ledger.rebase([header], [fragment])
     assert ledger.vector() == {} and ledger.base_snapshot() is None
     db.execute("DROP TRIGGER full")
-    ledger.rebase([made[0]], [fragment])
+    ledger.rebase([header], [fragment])
     assert ledger.base_snapshot() is not None
     ledger.close()

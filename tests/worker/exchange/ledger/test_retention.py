@@ -27,28 +27,30 @@ from barnraise.protocol import enums, messages
 wait_until = partial(wait_for.wait_until, seconds=30.0)
 
 
-def here(ledger: Ledger, update: messages.Update) -> bool:
+def has_payloads(ledger: Ledger, update: messages.Update) -> bool:
     return all(ledger.blobs.has(part.digest) for part in update.fragments)
 
 
-def agree(ledger: Ledger) -> None:
-    """Assert that files match rows: kept payloads are here, pruned ones only if shared."""
-    gone, kept, lost = ledger.pruned(), set(), set()
+def check_files_match_rows(ledger: Ledger) -> None:
+    """Assert that retained payloads have their files, and pruned ones only if they are shared."""
+    pruned = ledger.pruned()
+    retained_files: set[str] = set()
+    pruned_files: set[str] = set()
     for author, last in ledger.vector().items():
         for _, update in ledger.headers(author, 1, last):
             files = {part.digest for part in update.fragments}
-            if update.seq > gone.get(author, 0):
-                assert here(ledger, update), f"{author[:8]} {update.seq}"
-                kept |= files
+            if update.seq > pruned.get(author, 0):
+                assert has_payloads(ledger, update), f"{author[:8]} {update.seq}"
+                retained_files |= files
             else:
-                lost |= files
-    assert not {name for name in lost - kept if ledger.blobs.has(name)}
+                pruned_files |= files
+    assert not {name for name in pruned_files - retained_files if ledger.blobs.has(name)}
     db = sqlite3.connect(ledger.blobs.folder.parent / "ledger.sqlite")
     rows = db.execute("SELECT author, seq FROM payloads").fetchall()
     assert sorted(rows) == sorted(
         (author, seq)
         for author, last in ledger.vector().items()
-        for seq in range(gone.get(author, 0) + 1, last + 1)
+        for seq in range(pruned.get(author, 0) + 1, last + 1)
     )
     assert not db.execute("SELECT 1 FROM files_to_delete").fetchall()
 
@@ -60,7 +62,7 @@ def ledger(tmp_path):
     ledger.close()
 
 
-# ---- what goes
+# ---- pruning
 
 
 def test_prune_removes_oldest_payloads_and_keeps_all_headers(ledger, tmp_path):
@@ -70,12 +72,11 @@ def test_prune_removes_oldest_payloads_and_keeps_all_headers(ledger, tmp_path):
     assert ledger.prune(1500, ledger.vector()) == {}
     one, two = updates[0].author, updates[1].author
     assert ledger.prune(600, ledger.vector()) == {one: 3, two: 3}
-    assert [here(ledger, update) for update in updates] == [False] * 6 + [True] * 4
-    agree(ledger)
+    assert [has_payloads(ledger, update) for update in updates] == [False] * 6 + [True] * 4
+    check_files_match_rows(ledger)
     assert ledger.vector() == {one: 5, two: 5} and len(list(ledger.updates_since({}))) == 10
-    assert ledger.can_continue_from({one: 3, two: 3}, {}) and not ledger.can_continue_from(
-        {one: 2, two: 3}, {}
-    )
+    assert ledger.can_continue_from({one: 3, two: 3}, {})
+    assert not ledger.can_continue_from({one: 2, two: 3}, {})
     again = Ledger(tmp_path)
     assert again.pruned() == {one: 3, two: 3}
     assert again.prune(600, again.vector()) == {}
@@ -87,18 +88,18 @@ def test_prune_keeps_unsaved_updates_and_removes_each_authors_first(ledger):
     one, two = updates[0].author, updates[1].author
     assert ledger.prune(0, {one: 2}) == {one: 2}
     assert ledger.prune(0, {one: 2, two: 4}) == {two: 4}
-    agree(ledger)
+    check_files_match_rows(ledger)
 
 
 def test_prune_keeps_blob_shared_with_a_kept_update(ledger):
     first = publish(ledger, AUTHORS[0], b"shared", b"one")
     second = publish(ledger, AUTHORS[1], b"shared", b"two")
     ledger.prune(9, ledger.vector())
-    assert not here(ledger, first) and here(ledger, second)
-    agree(ledger)
+    assert not has_payloads(ledger, first) and has_payloads(ledger, second)
+    check_files_match_rows(ledger)
     ledger.prune(0, ledger.vector())
     assert not ledger.blobs.has(second.fragments[0].digest)
-    agree(ledger)
+    check_files_match_rows(ledger)
 
 
 def test_prune_keeps_pinned_blobs(ledger):
@@ -109,10 +110,10 @@ def test_prune_keeps_pinned_blobs(ledger):
     assert ledger.blobs.has(name)
     second = publish(ledger, AUTHORS[1], b"same")
     ledger.blobs.unpin([name])
-    assert here(ledger, second)
+    assert has_payloads(ledger, second)
     ledger.prune(0, ledger.vector())
     assert not ledger.blobs.has(name)
-    agree(ledger)
+    check_files_match_rows(ledger)
 
 
 def test_prune_archive_keeps_everything_within_the_horizon(ledger):
@@ -121,25 +122,21 @@ def test_prune_archive_keeps_everything_within_the_horizon(ledger):
     assert ledger.horizon_tokens(4) == 200 - 4 * 20, "a round is one update of each machine"
     assert sum(ledger.prune(0, ledger.vector(), ledger.horizon_tokens(4)).values()) == 12
     assert ledger.payload_bytes == 800
-    agree(ledger)
+    check_files_match_rows(ledger)
 
 
 def test_archive_role_in_ticket_enables_the_horizon(world):
-    plain = world.machine(1)
-    assert plain.exchange.server.pruner.archive_rounds is None
-    ticket = messages.Ticket.model_validate_json(plain.ticket.body)
-    role = world.mirror.sign(
-        "ticket", ticket.model_copy(update={"roles": [enums.Role.WORKER, enums.Role.ARCHIVE]})
-    )
-    plain.open(ticket=role)
-    assert plain.exchange.server.pruner.archive_rounds == world.spec.verdict_horizon
+    machine = world.machine(1)
+    assert machine.exchange.server.pruner.archive_rounds is None
+    ticket = messages.Ticket.model_validate_json(machine.ticket.body)
+    roles = {"roles": [enums.Role.WORKER, enums.Role.ARCHIVE]}
+    machine.open(ticket=world.mirror.sign("ticket", ticket.model_copy(update=roles)))
+    assert machine.exchange.server.pruner.archive_rounds == world.spec.verdict_horizon
 
 
 def test_payload_budget_is_a_share_of_free_disk_within_bounds():
-    assert (
-        retention.payload_budget(0) == retention.MIN_BUDGET_BYTES
-        and retention.payload_budget(1 << 60) == retention.MAX_BUDGET_BYTES
-    )
+    assert retention.payload_budget(0) == retention.MIN_BUDGET_BYTES
+    assert retention.payload_budget(1 << 60) == retention.MAX_BUDGET_BYTES
     assert retention.payload_budget(100 << 30) == 10 << 30
 
 
@@ -148,16 +145,16 @@ def test_payload_budget_is_a_share_of_free_disk_within_bounds():
 def test_retention_rows_match_files_after_any_operations(tmp_path_factory, data):
     ledger = Ledger(tmp_path_factory.mktemp("ledger"))
     for step in range(data.draw(st.integers(1, 25))):
-        what = data.draw(st.sampled_from(["publish", "publish", "prune", "reopen", "rebase"]))
-        if what == "publish":
+        operation = data.draw(st.sampled_from(["publish", "publish", "prune", "reopen", "rebase"]))
+        if operation == "publish":
             payloads = [bytes([data.draw(st.integers(0, 3))]) * 10, bytes([step]) * 10]
             publish(ledger, data.draw(st.sampled_from(AUTHORS)), *payloads)
-        elif what == "prune":
+        elif operation == "prune":
             safe = {
                 author: data.draw(st.integers(0, last)) for author, last in ledger.vector().items()
             }
             ledger.prune(data.draw(st.integers(0, 100)), safe)
-        elif what == "reopen":
+        elif operation == "reopen":
             folder = ledger.blobs.folder.parent
             ledger.close()
             ledger = Ledger(folder)
@@ -166,7 +163,7 @@ def test_retention_rows_match_files_after_any_operations(tmp_path_factory, data)
             ledger.rebase(signed, [ledger.blobs.store(b"anchor %d" % step)])
             assert ledger.base_snapshot()[1] and ledger.can_continue_from(ledger.vector(), {})
         vector = ledger.vector()
-        agree(ledger)
+        check_files_match_rows(ledger)
         assert ledger.vector() == vector and ledger.can_rebase(vector, VerdictSet())
     ledger.close()
 
@@ -175,27 +172,27 @@ def test_retention_rows_match_files_after_a_kill_at_any_instant(tmp_path):
     chance = random.Random(7)
     seen = 0
     for _ in range(12):
-        words = [
+        command = [
             sys.executable,
             str(TESTS / "helpers" / "retention_child.py"),
             str(tmp_path),
             str(WORKER),
         ]
-        child = subprocess.Popen(words, stdout=subprocess.PIPE)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert child.stdout.readline() == b"open\n"
         time.sleep(chance.uniform(0.0, 0.3))
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()
         ledger = Ledger(tmp_path)
-        agree(ledger)
+        check_files_match_rows(ledger)
         assert sum(ledger.vector().values()) >= seen
         seen = sum(ledger.vector().values())
         ledger.close()
     assert seen > 20
 
 
-# ---- who needs what is gone
+# ---- peers that need pruned updates
 
 
 def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, monkeypatch, caplog):
@@ -203,7 +200,7 @@ def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, monke
     monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 1.0)
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     c.add_peers(a)
-    b.publish_round(50)  # before it meets anybody
+    b.publish_round(50)  # before it connects to any peer
     for seed in range(8):
         a.publish_round(seed)
         world.wait_for_agreement(a, c)
@@ -213,21 +210,20 @@ def test_pruned_updates_are_not_served_and_late_peer_loads_snapshot(world, monke
 
     def pruned() -> bool:
         for machine in (a, c):
-            machine.exchange.on_state_saved(
-                machine.anchor.vector
-            )  # round after round, until each knows what the other has
+            # Repeated until each machine has received the other's vector.
+            machine.exchange.on_state_saved(machine.anchor.vector)
         return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 4
 
     wait_until(pruned)
     b.add_peers(a)
 
-    def ready() -> bool:
+    def needs_resync() -> bool:
         for machine in (a, b, c):
             machine.step()
         return b.exchange.needs_resync
 
-    wait_until(ready)
-    assert author not in b.ledger.vector(), "nothing of it could be had"
+    wait_until(needs_resync)
+    assert author not in b.ledger.vector(), "no peer could serve its updates"
     assert any("taking a snapshot" in record.getMessage() for record in caplog.records)
     assert b.exchange.resync()
     snapshot = load_base_snapshot(b.ledger)

@@ -74,11 +74,11 @@ def ticket(by: Identity = MIRROR) -> messages.Signed:
     return by.sign("ticket", body)
 
 
-def ruling(after=None, updates=None, by=(OWNER,), run: str = RUN) -> SignedVerdict:
+def signed_verdict(after=None, updates=None, by=(OWNER,), run: str = RUN) -> SignedVerdict:
     verdict = Verdict(run=run, after=after or {}, updates=updates or {}, issued=1.0)
-    signed = [one.sign("verdict", verdict) for one in by]
+    copies = [identity.sign("verdict", verdict) for identity in by]
     return SignedVerdict(
-        body=signed[0].body, signatures={each.key: each.signature for each in signed}
+        body=copies[0].body, signatures={signed.key: signed.signature for signed in copies}
     )
 
 
@@ -90,11 +90,11 @@ def fork(seq: int, life: int = 0, other: int = 11) -> Fork:
 
 
 PROOFS = [
-    ruling({NAMES[0]: 3}),
-    ruling({NAMES[0]: 3}, by=(MIRROR, SECOND)),
-    ruling({NAMES[0]: 5, NAMES[1]: 1}),
-    ruling(updates={NAMES[0]: {2: 10, 4: 10}}),
-    ruling(updates={NAMES[2]: {7: 10}}),
+    signed_verdict({NAMES[0]: 3}),
+    signed_verdict({NAMES[0]: 3}, by=(MIRROR, SECOND)),
+    signed_verdict({NAMES[0]: 5, NAMES[1]: 1}),
+    signed_verdict(updates={NAMES[0]: {2: 10, 4: 10}}),
+    signed_verdict(updates={NAMES[2]: {7: 10}}),
     fork(4),
     fork(2),
     fork(2, other=12),
@@ -104,16 +104,16 @@ PROOFS = [
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(range(len(PROOFS)))), st.permutations(range(len(PROOFS))))
-def test_verdict_set_any_order_and_duplication_gives_one_set(some, all_of_them):
-    found = VerdictSet()
-    for index in [*some, *all_of_them]:
-        found |= VerdictSet.from_proof(PROOFS[index])
-    whole = VerdictSet()
+def test_verdict_set_any_order_and_duplication_gives_one_set(duplicates, order):
+    union = VerdictSet()
+    for index in [*duplicates, *order]:
+        union |= VerdictSet.from_proof(PROOFS[index])
+    expected = VerdictSet()
     for proof in PROOFS:
-        whole = VerdictSet.from_proof(proof) | whole
-    assert found == whole and found.digest == whole.digest
-    assert found.limits == {NAMES[0]: 1, NAMES[1]: 1}
-    assert found.singles == {NAMES[2]: {7: 10}}, "what is past a limit is out anyway"
+        expected = VerdictSet.from_proof(proof) | expected
+    assert union == expected and union.digest == expected.digest
+    assert union.limits == {NAMES[0]: 1, NAMES[1]: 1}
+    assert union.singles == {NAMES[2]: {7: 10}}, "singles past a limit are redundant"
 
 
 @given(
@@ -132,32 +132,27 @@ def test_verdict_set_union_with_covered_set_changes_nothing(first, second):
 
 def test_empty_verdict_set_has_no_digest_and_retracts_nothing():
     empty = VerdictSet()
-    assert (
-        empty.digest is None
-        and not empty.is_retracted(NAMES[0], 1)
-        and empty.clamp({NAMES[0]: 3}) == {NAMES[0]: 3}
-    )
+    assert empty.digest is None
+    assert not empty.is_retracted(NAMES[0], 1)
+    assert empty.clamp({NAMES[0]: 3}) == {NAMES[0]: 3}
 
 
 def test_verdict_set_limits_and_single_retractions():
-    found = VerdictSet.from_proof(
-        ruling({NAMES[0]: 3}, {NAMES[1]: {2: 50}})
-    ) | VerdictSet.from_proof(fork(1, life=2))
-    assert [found.is_retracted(NAMES[0], seq) for seq in (3, 4)] == [False, True]
-    assert [found.is_retracted(NAMES[1], seq) for seq in (1, 2, 3)] == [False, True, False]
-    assert found.clamp(dict.fromkeys(NAMES, 9)) == {NAMES[0]: 3, NAMES[1]: 9}
-    assert found.retracted_within({NAMES[1]: 1}) == {} and found.retracted_within(
-        {NAMES[1]: 2}
-    ) == {NAMES[1]: {2: 50}}
+    verdict = VerdictSet.from_proof(signed_verdict({NAMES[0]: 3}, {NAMES[1]: {2: 50}}))
+    verdicts = verdict | VerdictSet.from_proof(fork(1, life=2))
+    assert [verdicts.is_retracted(NAMES[0], seq) for seq in (3, 4)] == [False, True]
+    assert [verdicts.is_retracted(NAMES[1], seq) for seq in (1, 2, 3)] == [False, True, False]
+    assert verdicts.clamp(dict.fromkeys(NAMES, 9)) == {NAMES[0]: 3, NAMES[1]: 9}
+    assert verdicts.retracted_within({NAMES[1]: 1}) == {}
+    assert verdicts.retracted_within({NAMES[1]: 2}) == {NAMES[1]: {2: 50}}
 
 
 def test_verdict_set_forks_of_one_peer_are_bounded(monkeypatch):
     monkeypatch.setattr(verdicts_module, "MAX_FORKS_PER_PEER", 2)
-    found = VerdictSet.from_proof(fork(1)) | VerdictSet.from_proof(fork(1, life=1))
-    assert not found.has_room_for(VerdictSet.from_proof(fork(1, life=2)))
-    assert found.has_room_for(
-        VerdictSet.from_proof(fork(1, life=1, other=12))
-    ) and found.has_room_for(VerdictSet.from_proof(ruling({NAMES[0]: 1})))
+    verdicts = VerdictSet.from_proof(fork(1)) | VerdictSet.from_proof(fork(1, life=1))
+    assert not verdicts.has_room_for(VerdictSet.from_proof(fork(1, life=2)))
+    assert verdicts.has_room_for(VerdictSet.from_proof(fork(1, life=1, other=12)))
+    assert verdicts.has_room_for(VerdictSet.from_proof(signed_verdict({NAMES[0]: 1})))
 
 
 # ---- proofs
@@ -165,23 +160,25 @@ def test_verdict_set_forks_of_one_peer_are_bounded(monkeypatch):
 
 def test_verify_proof_accepts_owner_or_enough_mirrors():
     for by in ((OWNER,), (MIRROR, SECOND), (OWNER, MIRROR)):
-        assert verify_proof(ruling({NAMES[0]: 1}, by=by), RULES).limits == {NAMES[0]: 1}
+        assert verify_proof(signed_verdict({NAMES[0]: 1}, by=by), RULES).limits == {NAMES[0]: 1}
     assert verify_proof(fork(3), RULES).limits == {NAMES[0]: 2}
 
 
 @pytest.mark.parametrize(
-    ("proof", "why"),
+    ("proof", "reason"),
     [
-        (ruling(by=(MIRROR,)), "needs its run's owner or 2 mirrors"),
-        (ruling(by=(STRANGER,)), "neither the run's owner nor one of its mirrors"),
-        (ruling(by=(OWNER, STRANGER)), "neither the run's owner"),
-        (ruling(run="01890000-0000-7000-8000-00000000000f"), "is for run"),
+        (signed_verdict(by=(MIRROR,)), "needs its run's owner or 2 mirrors"),
+        (signed_verdict(by=(STRANGER,)), "neither the run's owner nor one of its mirrors"),
+        (signed_verdict(by=(OWNER, STRANGER)), "neither the run's owner"),
+        (signed_verdict(run="01890000-0000-7000-8000-00000000000f"), "is for run"),
         (
-            ruling().model_copy(update={"signatures": {OWNER.key: "0" * 128}}),
+            signed_verdict().model_copy(update={"signatures": {OWNER.key: "0" * 128}}),
             "signature does not match",
         ),
         (
-            ruling({NAMES[0]: 1}).model_copy(update={"body": ruling({NAMES[0]: 2}).body}),
+            signed_verdict({NAMES[0]: 1}).model_copy(
+                update={"body": signed_verdict({NAMES[0]: 2}).body}
+            ),
             "signature does not match",
         ),
         (
@@ -212,19 +209,19 @@ def test_verify_proof_accepts_owner_or_enough_mirrors():
         ),
     ],
 )
-def test_verify_proof_refuses_with_the_reason(proof, why):
-    with pytest.raises(MessageError, match=why):
+def test_verify_proof_refuses_with_the_reason(proof, reason):
+    with pytest.raises(MessageError, match=reason):
         verify_proof(proof, RULES)
 
 
-# ---- a ledger and an anchor under it
+# ---- a ledger and an anchor under verdicts
 
 
-def chained(
+def chain_headers(
     count: int, identity: Identity, tokens: int = 10
 ) -> list[tuple[messages.Signed, messages.Update]]:
-    """Headers without fragments: arithmetic of numbers alone."""
-    made, previous = [], GENESIS_DIGEST
+    """Return signed headers without fragments; each continues the last."""
+    headers, previous = [], GENESIS_DIGEST
     for seq in range(1, count + 1):
         update = messages.Update(
             run=RUN,
@@ -238,76 +235,89 @@ def chained(
         )
         signed = identity.sign("update", update)
         previous = digest(signed.body)
-        made.append((signed, update))
-    return made
+        headers.append((signed, update))
+    return headers
 
 
-ONE, OTHER = chained(7, AUTHOR), chained(5, STRANGER, 7)
-KEYS = [ONE[0][1].author, OTHER[0][1].author]
+FIRST_CHAIN, SECOND_CHAIN = chain_headers(7, AUTHOR), chain_headers(5, STRANGER, 7)
+AUTHORS = [FIRST_CHAIN[0][1].author, SECOND_CHAIN[0][1].author]
 some_verdicts = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(KEYS), st.integers(0, 6)).map(
-            lambda cut: ruling({cut[0]: cut[1]})
+        st.builds(
+            lambda author, last: signed_verdict({author: last}),
+            st.sampled_from(AUTHORS),
+            st.integers(0, 6),
         ),
-        st.tuples(st.sampled_from(KEYS), st.integers(1, 7)).map(
-            lambda one: ruling(updates={one[0]: {one[1]: 10 if one[0] == KEYS[0] else 7}})
+        st.builds(
+            lambda author, seq: signed_verdict(
+                updates={author: {seq: 10 if author == AUTHORS[0] else 7}}
+            ),
+            st.sampled_from(AUTHORS),
+            st.integers(1, 7),
         ),
     ),
     max_size=4,
 )
 
 
-def follow(anchor: Anchor, ledger: Ledger) -> None:
-    """Return what the exchange gives its training loop at a start."""
-    for each in retractions(ledger, anchor.vector, anchor.retracted):
-        anchor.record(each)
+def bring_up_to_date(anchor: Anchor, ledger: Ledger) -> None:
+    """Apply to the anchor what the exchange delivers to its training loop at a start."""
+    for retraction in retractions(ledger, anchor.vector, anchor.retracted):
+        anchor.record(retraction)
     for _, update in ledger.updates_since(anchor.vector):
         anchor.record(anchor_entry(update, ledger.verdicts))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_verdicts, st.integers(0, 10**6))
-def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, rulings, seed):
+def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, verdicts, seed):
     chance = random.Random(seed)
     ledger = Ledger(tmp_path_factory.mktemp("ledger"))
-    anchor, headers = Anchor([]), {KEYS[0]: list(ONE), KEYS[1]: list(OTHER)}
-    left = [*rulings]
-    while any(headers.values()) or left:
-        if left and chance.random() < 0.3:
-            ledger.apply_verdicts(VerdictSet.from_proof(left.pop()))
-        elif headers[author := chance.choice(KEYS)]:
+    anchor = Anchor([])
+    headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}
+    remaining = [*verdicts]
+    while any(headers.values()) or remaining:
+        author = chance.choice(AUTHORS)
+        if remaining and chance.random() < 0.3:
+            ledger.apply_verdicts(VerdictSet.from_proof(remaining.pop()))
+        elif headers[author]:
             outcome = ledger.append(*headers[author].pop(0))
             assert outcome in (Outcome.ADDED, Outcome.RETRACTED)
         if chance.random() < 0.3:
-            follow(anchor, ledger)
-    follow(anchor, ledger)
+            bring_up_to_date(anchor, ledger)
+    bring_up_to_date(anchor, ledger)
     vector = ledger.vector()
     assert (anchor.vector, anchor.retracted) == (vector, ledger.verdicts.retracted_within(vector))
-    assert (
-        anchor.tokens
-        == ledger.tokens
-        == sum(
-            update.tokens
-            for _, update in [*ONE, *OTHER]
-            if not ledger.verdicts.is_retracted(update.author, update.seq)
-        )
-    )
+    counted = [
+        update.tokens
+        for _, update in [*FIRST_CHAIN, *SECOND_CHAIN]
+        if not ledger.verdicts.is_retracted(update.author, update.seq)
+    ]
+    assert anchor.tokens == ledger.tokens == sum(counted)
     fresh = Anchor([])
-    follow(fresh, ledger)
+    bring_up_to_date(fresh, ledger)
     assert (fresh.heads, fresh.retracted) == (anchor.heads, anchor.retracted)
     ledger.close()
 
 
 @given(st.integers(0, 7), st.integers(0, 7), st.sets(st.integers(1, 7)), st.sets(st.integers(1, 7)))
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
-def test_updates_between_is_the_difference_of_two_sets(full_ledger, start, end, gone, out):
-    author = KEYS[0]
-    gone, out = ({s: 10 for s in seqs if s <= last} for seqs, last in ((gone, start), (out, end)))
-    way = updates_between(
-        full_ledger, {author: start}, {author: gone}, {author: end}, {author: out}
+def test_updates_between_is_the_difference_of_two_sets(
+    full_ledger, start, end, start_retracted, end_retracted
+):
+    author = AUTHORS[0]
+    retracted_at_start = {seq: 10 for seq in start_retracted if seq <= start}
+    retracted_at_end = {seq: 10 for seq in end_retracted if seq <= end}
+    difference = updates_between(
+        full_ledger,
+        {author: start},
+        {author: retracted_at_start},
+        {author: end},
+        {author: retracted_at_end},
     )
-    before, after = set(range(1, start + 1)) - gone.keys(), set(range(1, end + 1)) - out.keys()
-    assert {(update.seq, times) for update, times in way} == {
+    before = set(range(1, start + 1)) - retracted_at_start.keys()
+    after = set(range(1, end + 1)) - retracted_at_end.keys()
+    assert {(update.seq, times) for update, times in difference} == {
         *((seq, 1) for seq in after - before),
         *((seq, -1) for seq in before - after),
     }
@@ -316,27 +326,27 @@ def test_updates_between_is_the_difference_of_two_sets(full_ledger, start, end, 
 @pytest.fixture(scope="module")
 def full_ledger(tmp_path_factory):
     ledger = Ledger(tmp_path_factory.mktemp("full"))
-    for each in ONE:
-        ledger.append(*each)
+    for header in FIRST_CHAIN:
+        ledger.append(*header)
     yield ledger
     ledger.close()
 
 
 def test_expected_sketches_follow_added_and_retracted_updates():
-    made = [
+    parts = [
         messages.FragmentUpdate(digest="a" * 64, size=1, sketch=f"{n:016x}") for n in (5, 1 << 40)
     ]
-    update = ONE[0][1].model_copy(update={"fragments": made})
+    update = FIRST_CHAIN[0][1].model_copy(update={"fragments": parts})
     anchor = Anchor([torch.zeros(1, dtype=torch.int32)] * 2)
     anchor.restore({}, {}, ["0" * 16] * 2)
     anchor.record(update)
     assert anchor.expected_sketches == [f"{5:016x}", f"{1 << 40:016x}"]
     assert not anchor.is_intact(0) and anchor.is_intact(1), (
-        "the lower half counts: the rest may come of a weight that wrapped"
+        "only the lower half counts: a weight that wraps changes the upper half"
     )
 
 
-# ---- with the others
+# ---- comparison with peers
 
 
 def state(verdicts: str | None = None, heads: str | None = None) -> messages.PeerState:
@@ -344,67 +354,67 @@ def state(verdicts: str | None = None, heads: str | None = None) -> messages.Pee
 
 
 def test_verdict_sync_sends_verdicts_at_once_then_at_intervals():
-    accord = VerdictSync("a" * 64)
-    assert accord.next_actions(0.0) == []
-    accord.on_state("x", state(), False, "f" * 64)
-    accord.on_state("y", state("a" * 64), False, "f" * 64)
-    assert accord.next_actions(0.0) == [SendVerdicts("x")] and accord.next_actions(1.0) == []
-    assert accord.next_actions(RESEND_INTERVAL) == [SendVerdicts("x")]
-    assert accord.has_same_verdicts("y") and not accord.has_same_verdicts("x")
-    accord.on_verdicts("b" * 64)
-    assert accord.next_actions(RESEND_INTERVAL + 1) == [SendVerdicts("x"), SendVerdicts("y")]
-    accord.on_state("x", state("b" * 64), False, "f" * 64)
-    accord.on_disconnected("y")
-    assert accord.next_actions(100.0) == [] and accord.has_same_verdicts("x")
+    sync = VerdictSync("a" * 64)
+    assert sync.next_actions(0.0) == []
+    sync.on_state("x", state(), False, "f" * 64)
+    sync.on_state("y", state("a" * 64), False, "f" * 64)
+    assert sync.next_actions(0.0) == [SendVerdicts("x")] and sync.next_actions(1.0) == []
+    assert sync.next_actions(RESEND_INTERVAL) == [SendVerdicts("x")]
+    assert sync.has_same_verdicts("y") and not sync.has_same_verdicts("x")
+    sync.on_verdicts("b" * 64)
+    assert sync.next_actions(RESEND_INTERVAL + 1) == [SendVerdicts("x"), SendVerdicts("y")]
+    sync.on_state("x", state("b" * 64), False, "f" * 64)
+    sync.on_disconnected("y")
+    assert sync.next_actions(100.0) == [] and sync.has_same_verdicts("x")
 
 
 def test_verdict_sync_without_verdicts_sends_nothing():
-    accord = VerdictSync(None)
-    accord.on_state("x", state("a" * 64), False, "f" * 64)
-    assert accord.next_actions(0.0) == []
+    sync = VerdictSync(None)
+    sync.on_state("x", state("a" * 64), False, "f" * 64)
+    assert sync.next_actions(0.0) == []
 
 
 def test_verdict_sync_two_mismatches_in_a_row_send_heads():
-    accord = VerdictSync(None)
+    sync = VerdictSync(None)
     same, other = state(heads="f" * 64), state(heads="e" * 64)
-    for each, equal in ((other, True), (same, True), (other, False), (other, True)):
-        accord.on_state("x", each, equal, "f" * 64)
-        assert accord.next_actions(0.0) == []
-    accord.on_state("x", other, True, "f" * 64)
-    assert accord.next_actions(0.0) == [SendHeads("x")] and accord.next_actions(0.1) == []
-    accord.on_state("x", state(), True, "f" * 64)
-    assert accord.next_actions(100.0) == [], "one that does not say cannot be compared"
+    for received, equal in ((other, True), (same, True), (other, False), (other, True)):
+        sync.on_state("x", received, equal, "f" * 64)
+        assert sync.next_actions(0.0) == []
+    sync.on_state("x", other, True, "f" * 64)
+    assert sync.next_actions(0.0) == [SendHeads("x")] and sync.next_actions(0.1) == []
+    sync.on_state("x", state(), True, "f" * 64)
+    assert sync.next_actions(100.0) == [], "a peer that sends no digest cannot be compared"
 
 
 # ---- the owner's command
 
 
 def test_verdict_command_names_stored_updates_with_their_tokens(full_ledger):
-    made = build_verdict(full_ledger, RUN, {KEYS[0]: 5}, {KEYS[0]: [2]}, 20, "it was noise")
-    assert (
-        made.after == {KEYS[0]: 5}
-        and made.updates == {KEYS[0]: {2: 10}}
-        and made.reason == "it was noise"
-    )
+    author = AUTHORS[0]
+    verdict = build_verdict(full_ledger, RUN, {author: 5}, {author: [2]}, 20, "it was noise")
+    assert verdict.after == {author: 5} and verdict.updates == {author: {2: 10}}
+    assert verdict.reason == "it was noise"
 
 
 @pytest.mark.parametrize(
-    ("cuts", "singles", "horizon", "why"),
+    ("after", "singles", "horizon", "reason"),
     [
-        ({KEYS[0]: 7}, {}, 20, "no such update"),
-        ({}, {KEYS[0]: [8]}, 20, "update 8 of .* is not in this machine's ledger"),
-        ({}, {KEYS[1]: [1]}, 20, "is not in this machine's ledger"),
+        ({AUTHORS[0]: 7}, {}, 20, "no such update"),
+        ({}, {AUTHORS[0]: [8]}, 20, "update 8 of .* is not in this machine's ledger"),
+        ({}, {AUTHORS[1]: [1]}, 20, "is not in this machine's ledger"),
         (
-            {KEYS[0]: 2},
+            {AUTHORS[0]: 2},
             {},
             3,
             r"update 3 of .* is 40 tokens old, and verdicts reach back 30 \(3 rounds\)",
         ),
     ],
 )
-def test_verdict_command_refuses_unenforceable_verdict(full_ledger, cuts, singles, horizon, why):
-    with pytest.raises(StateError, match=why):
-        build_verdict(full_ledger, RUN, cuts, singles, horizon)
+def test_verdict_command_refuses_unenforceable_verdict(
+    full_ledger, after, singles, horizon, reason
+):
+    with pytest.raises(StateError, match=reason):
+        build_verdict(full_ledger, RUN, after, singles, horizon)
 
 
 def test_verdict_set_union_of_three_is_order_independent():
