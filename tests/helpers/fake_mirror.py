@@ -59,7 +59,9 @@ class FakeMirror:
             "GET /mirrors/heads": lambda query, who: self.identity.sign("heads", self.heads(who)),
             "GET /mirrors/list": lambda query, who: MirrorLists(
                 lists=[
-                    each for each in self.lists if parse_list(each).version > int(query["after"])
+                    signed
+                    for signed in self.lists
+                    if parse_list(signed).version > int(query["after"])
                 ]
             ),
             f"GET /mirrors/logs/{log.origin}": self.page,
@@ -110,7 +112,7 @@ class FakeMirror:
             "mirror": self.identity.key,
             "to": who,
             "time": time.time() + self.clock_offset,
-            "mirrors": max((parse_list(each).version for each in self.lists), default=0),
+            "mirrors": max((parse_list(signed).version for signed in self.lists), default=0),
             "proofs": len(self.proofs),
             "state": "0" * 64,
             "heads": {self.log.origin: LogHead(seq=len(self.log.events), digest=digest(last.body))},

@@ -144,10 +144,10 @@ def publish_list(a: MirrorProcess, b: MirrorProcess, folder: Path) -> str:
         "--to",
         file,
     )
-    theirs = b.shell(
+    other_key = b.shell(
         "from coordinator.lib import site_identity; print(site_identity.identity().key)"
     )
-    a.manage("mirror_list", "add", "--key", theirs, "--url", b.url, "--name", "B", "--to", file)
+    a.manage("mirror_list", "add", "--key", other_key, "--url", b.url, "--name", "B", "--to", file)
     a.manage("mirror_list", "sign", file, "--key", root)
     a.manage("mirror_list", "publish", file, "--first")
     return re.search(r"BLAKE3 (\w{64})", a.manage("mirror_list", "show"))[1]

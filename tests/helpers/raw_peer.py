@@ -17,8 +17,8 @@ def connect_raw_peer(world, machine, number=9, hello=None, reads=True, channels=
         world: The test's world.
         machine: The machine to connect to.
         number: Chooses the raw peer's key.
-        hello: Its introduction; None for a valid one.
-        reads: Whether it reads what it is sent.
+        hello: Its first message; None for a valid one.
+        reads: Whether it reads the messages that it receives.
         channels: A list that its channel is appended to, with a function that runs a coroutine on
             its event loop.
     """
@@ -27,8 +27,8 @@ def connect_raw_peer(world, machine, number=9, hello=None, reads=True, channels=
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
-    def run(work):
-        return asyncio.run_coroutine_threadsafe(work, loop).result(20)
+    def run(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
 
     transport = world.network.transport(identity.key)
     run(transport.start())
@@ -39,7 +39,7 @@ def connect_raw_peer(world, machine, number=9, hello=None, reads=True, channels=
     if channels is not None:
         channels.append((channel, run))
 
-    async def read():
+    async def discard_messages():
         while True:
             await channel.receive()
 
@@ -50,7 +50,7 @@ def connect_raw_peer(world, machine, number=9, hello=None, reads=True, channels=
     try:
         run(channel.send(pack(hello or build_hello(world, identity))))
         if reads:
-            reader = asyncio.run_coroutine_threadsafe(read(), loop)
+            reader = asyncio.run_coroutine_threadsafe(discard_messages(), loop)
         yield send
     finally:
         if reader:
@@ -63,14 +63,14 @@ def connect_raw_peer(world, machine, number=9, hello=None, reads=True, channels=
 
 
 def build_hello(world, identity, **changes):
-    """Return a valid introduction of this identity, with `changes`."""
-    fields = dict(
-        protocols=[1],
-        version="1",
-        run="01890000-0000-7000-8000-000000000001",
-        spec=digest(world.spec.to_json()),
-        incarnation="9" * 16,
-        ticket=world.ticket(identity.key, 9),
-        addresses=[],
-    )
+    """Return a valid hello of this identity, with `changes`."""
+    fields = {
+        "protocols": [1],
+        "version": "1",
+        "run": "01890000-0000-7000-8000-000000000001",
+        "spec": digest(world.spec.to_json()),
+        "incarnation": "9" * 16,
+        "ticket": world.ticket(identity.key, 9),
+        "addresses": [],
+    }
     return messages.Hello(**(fields | changes))

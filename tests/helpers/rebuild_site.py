@@ -84,9 +84,9 @@ def replicated_rows() -> dict[str, list[dict]]:
 def all_events() -> list[Signed]:
     """Return every event that this site stores, each log in order."""
     return [
-        each
+        event
         for origin in Origin.objects.order_by("pk")
-        for each in writer.read_events(origin.pk, 0)
+        for event in writer.read_events(origin.pk, 0)
     ]
 
 

@@ -13,7 +13,7 @@ from barnraise.protocol.messages import Peer, PeerState
 
 HEADER_BYTES = 4000  # of an update of fourteen fragments, with its author's ticket
 MESSAGE_BYTES = 200  # of any other message without its entries
-ENTRY_BYTES = 92  # of an author in a State
+ENTRY_BYTES = 92  # of an author in a state message
 MAX_LINKS = 128  # as in the server
 
 
@@ -26,7 +26,7 @@ def author_of(number: int, life: int = 1) -> str:
 
 
 def peer_state(vector: dict[str, int], **more) -> PeerState:
-    """Create a State with this version vector."""
+    """Create a state message with this version vector."""
     return PeerState(**({"vector": vector, "rate": 1.0} | more))
 
 
@@ -48,7 +48,10 @@ class Simulation:
         delay: Seconds that a message takes.
         payload: Bytes of an update.
         uplink: Bytes per second of each machine, which sends one push after the other.
-        bytes: Everything that has been sent.
+        bytes: All bytes sent so far.
+        stored: The updates of each author that each machine has, also those past a gap.
+        wakeups: How often a machine has woken up to act.
+        sent: How many messages of each kind were sent; "duplicate" counts payloads sent in vain.
     """
 
     def __init__(
@@ -81,21 +84,23 @@ class Simulation:
             self.join(number, seed + number)
 
     def join(self, number: int, seed: int, vector: dict[str, int] | None = None) -> Gossip:
-        """Start a machine, with what its ledger contained before."""
+        """Start a machine whose ledger contains the updates of this vector."""
         key = key_of(number)
         self.machines[key] = machine = Gossip(key, seed)
         self.stored.setdefault(key, {})
         machine.start(vector or {}, {}, self.now)
         self._wakeup_at[key] = math.inf
-        self.later(0.0, self.act, key)
+        self.schedule(0.0, self.carry_out_actions, key)
         return machine
 
     # ---- time
 
-    def later(self, delay: float, call, *values) -> None:
+    def schedule(self, delay: float, call, *values) -> None:
+        """Call a function after some simulated seconds."""
         heapq.heappush(self._queue, (self.now + delay, next(self._order), call, values))
 
     def run(self, seconds: float, until=lambda: False) -> bool:
+        """Simulate some seconds, or until the condition holds; return whether it holds."""
         end = self.now + seconds
         while self._queue and self._queue[0][0] <= end:
             self.now, _, call, values = heapq.heappop(self._queue)
@@ -109,23 +114,24 @@ class Simulation:
         if key in self.machines and self._wakeup_at[key] == at:
             self.wakeups += 1
             self._wakeup_at[key] = math.inf
-            self.act(key)
+            self.carry_out_actions(key)
 
     # ---- actions
 
-    def act(self, key: str) -> None:
+    def carry_out_actions(self, key: str) -> None:
+        """Carry out the actions that a machine's gossip wants now, and schedule its next wake-up."""
         if (me := self.machines.get(key)) is None:
             return
         for action in me.next_actions(self.now):
             match action:
                 case g.Dial(peer):
                     self.sent["dial"] += 1
-                    self.later(2 * self.delay, self.connect, key, peer.key)
+                    self.schedule(2 * self.delay, self.connect, key, peer.key)
                 case g.SendState(to):
                     if state := me.build_state(to, self.now):
                         self.sent["state"] += 1
                         entries = len(state.vector) + len(state.pruned) + len(state.declined)
-                        self.post(
+                        self.send_message(
                             key,
                             to,
                             MESSAGE_BYTES + ENTRY_BYTES * entries,
@@ -136,54 +142,59 @@ class Simulation:
                         )
                 case g.SendPeers(to, peers):
                     others = [peer for peer in peers if peer.key != to]
-                    self.post(
+                    self.send_message(
                         key, to, MESSAGE_BYTES * (1 + len(others)), self._on_peers, to, others
                     )
                 case g.PushUpdate(to, author, seq):
                     self.push(key, to, author, seq)
                 case g.RequestUpdates(to, author, first, last):
                     self.sent["request"] += 1
-                    self.post(
+                    self.send_message(
                         key, to, MESSAGE_BYTES, self._on_request, to, key, author, first, last
                     )
                 case g.SendGoodbye(to):
-                    self.post(key, to, MESSAGE_BYTES, self._on_goodbye, key, to)
+                    self.send_message(key, to, MESSAGE_BYTES, self._on_goodbye, key, to)
                 case g.CloseLink(peer, _):
-                    self.cut(key, peer)
+                    self.disconnect(key, peer)
         at = max(self.now + 0.02, me.next_wakeup(self.now))
         if at < self._wakeup_at[key]:
             self._wakeup_at[key] = at
-            self.later(at - self.now, self._wake_up, key, at)
+            self.schedule(at - self.now, self._wake_up, key, at)
 
-    def post(self, source: str, target: str, size: int, call, *values) -> None:
+    def send_message(self, source: str, target: str, size: int, call, *values) -> None:
         """Send a message over a link; it is lost with the link, or by chance."""
         self.bytes += size
         if self.random.random() >= self.loss:
-            self.later(self.delay, self._deliver, source, target, call, values)
+            self.schedule(self.delay, self._deliver, source, target, call, values)
 
     def _deliver(self, source: str, target: str, call, values) -> None:
         me = self.machines.get(target)
         if me and source in me.links and self.reachable(source, target):
             me.on_message(source, self.now)
             call(*values)
-            self.act(target)
+            self.carry_out_actions(target)
 
     def _on_state(self, source: str, to: str, state: PeerState) -> None:
         me = self.machines[to]
         me.on_state(source, state, self.now)
-        for (author, seq), began in list(self._pushing[to, source].items()):
-            if not me.needs(source, author, seq):  # declined: do not send the rest of it
-                del self._pushing[to, source][author, seq]
-                gone = (self.now - began) * self.uplink if self.now > began else 0.0
-                sent = min(
-                    self.payload,
-                    PIECE_BYTES * math.ceil(gone / PIECE_BYTES)
-                    if math.isfinite(gone)
-                    else self.payload,
-                )
-                self.bytes += sent
-                self.sent["duplicate"] += 1
-                self._free[to] = max(self.now, self._free[to] - (self.payload - sent) / self.uplink)
+        for (author, seq), started_at in list(self._pushing[to, source].items()):
+            if me.needs(source, author, seq):
+                continue
+            # The peer has declined the update, so the rest of it is not sent.
+            del self._pushing[to, source][author, seq]
+            sent = self._bytes_sent_since(started_at)
+            self.bytes += sent
+            self.sent["duplicate"] += 1
+            self._free[to] = max(self.now, self._free[to] - (self.payload - sent) / self.uplink)
+
+    def _bytes_sent_since(self, started_at: float) -> int:
+        """Return how much of a payload has been sent, in whole pieces."""
+        if self.now <= started_at:
+            return 0
+        sent = (self.now - started_at) * self.uplink
+        if not math.isfinite(sent):
+            return self.payload
+        return min(self.payload, PIECE_BYTES * math.ceil(sent / PIECE_BYTES))
 
     def _on_peers(self, to: str, peers: list[Peer]) -> None:
         self.machines[to].membership.add_peers(peers, self.now, vouched=False)
@@ -195,15 +206,15 @@ class Simulation:
 
     def _on_goodbye(self, source: str, to: str) -> None:
         self.machines[to].on_goodbye(source, self.now)
-        self.cut(source, to)
+        self.disconnect(source, to)
 
     # ---- updates
 
     def push(self, source: str, to: str, author: str, seq: int) -> None:
-        """Queue an update after what this machine is sending already."""
-        begins = max(self.now, self._free[source])
-        self._free[source] = begins + (HEADER_BYTES + self.payload) / self.uplink
-        self.later(begins - self.now, self._start_push, source, to, author, seq)
+        """Queue an update behind those that this machine is sending."""
+        starts_at = max(self.now, self._free[source])
+        self._free[source] = starts_at + (HEADER_BYTES + self.payload) / self.uplink
+        self.schedule(starts_at - self.now, self._start_push, source, to, author, seq)
 
     def _start_push(self, source: str, to: str, author: str, seq: int) -> None:
         me = self.machines.get(source)
@@ -218,15 +229,15 @@ class Simulation:
             return
         self.sent["push"] += 1
         self._pushing[source, to][author, seq] = self.now
-        self.post(source, to, HEADER_BYTES, self._on_header, source, to, author, seq)
-        self.later(self.payload / self.uplink, self._end_push, source, to, author, seq)
+        self.send_message(source, to, HEADER_BYTES, self._on_header, source, to, author, seq)
+        self.schedule(self.payload / self.uplink, self._end_push, source, to, author, seq)
 
     def _on_header(self, source: str, to: str, author: str, seq: int) -> None:
         self.machines[to].on_update(source, author, seq, self.now)
 
     def _end_push(self, source: str, to: str, author: str, seq: int) -> None:
         if self._pushing[source, to].pop((author, seq), None) is not None:
-            self.post(source, to, self.payload, self._on_payload, source, to, author, seq)
+            self.send_message(source, to, self.payload, self._on_payload, source, to, author, seq)
 
     def _on_payload(self, source: str, key: str, author: str, seq: int) -> None:
         me = self.machines[key]
@@ -240,18 +251,21 @@ class Simulation:
             me.on_local_update(author, following)
 
     def publish(self, number: int) -> None:
+        """Let a machine publish its next update."""
         key, author = key_of(number), author_of(number)
         seq = self.machines[key].vector.get(author, 0) + 1
         self.stored[key].setdefault(author, set()).add(seq)
         self.machines[key].on_local_update(author, seq)
-        self.act(key)
+        self.carry_out_actions(key)
 
     # ---- links
 
     def reachable(self, one: str, other: str) -> bool:
+        """Return whether the network connects two machines now."""
         return other in self.machines and self.islands.get(one, 0) == self.islands.get(other, 0)
 
     def connect(self, one: str, other: str) -> None:
+        """Let one machine dial another; this fails if it is unreachable or either has no room."""
         if one not in self.machines:
             return
         if (
@@ -266,9 +280,10 @@ class Simulation:
                 self.machines[me].membership.add_peers([Peer(key=you, addresses=["x:1"])], self.now)
                 self.machines[me].on_connected(you, self.now)
         for key in (one, other):
-            self.act(key)
+            self.carry_out_actions(key)
 
-    def cut(self, one: str, other: str) -> None:
+    def disconnect(self, one: str, other: str) -> None:
+        """End the link between two machines."""
         for me, you in ((one, other), (other, one)):
             self._pushing.pop((me, you), None)
             if me in self.machines:
@@ -278,18 +293,19 @@ class Simulation:
         """Remove a machine; the others notice that its links are gone."""
         key = key_of(number)
         for other in list(self.machines[key].links):
-            self.cut(key, other)
+            self.disconnect(key, other)
         del self.machines[key]
 
     def partition(self, islands: dict[int, int]) -> None:
+        """Put machines on islands that cannot reach each other; {} heals the network."""
         self.islands = {key_of(n): island for n, island in islands.items()}
         for one, machine in self.machines.items():
             for other in list(machine.links):
                 if not self.reachable(one, other):
-                    self.cut(one, other)
+                    self.disconnect(one, other)
 
     def introduce_to_hub(self, hub: int = 0) -> None:
-        """Introduce every machine to one; they learn of the others from each other."""
+        """Introduce every machine to one, from which they learn of each other."""
         self.introduce({int(key, 16): [hub] for key in self.machines})
 
     def introduce(self, hints: dict[int, list[int]]) -> None:
@@ -299,28 +315,28 @@ class Simulation:
                 Peer(key=key_of(other), addresses=["x:1"]) for other in others if other != number
             ]
             self.machines[key_of(number)].membership.add_peers(peers, self.now)
-            self.later(0.0, self.act, key_of(number))
+            self.schedule(0.0, self.carry_out_actions, key_of(number))
 
     # ---- results
 
     @property
     def has_converged(self) -> bool:
+        """Return whether all machines have the same updates."""
         vectors = [machine.vector for machine in self.machines.values()]
         return bool(vectors[0]) and all(vector == vectors[0] for vector in vectors)
 
     @property
     def degrees(self) -> list[int]:
+        """Return the number of links of each machine."""
         return [len(machine.links) for machine in self.machines.values()]
 
     @property
     def is_connected(self) -> bool:
-        """Return whether every machine reaches every other, through others."""
+        """Return whether links, also over several machines, lead from each machine to all others."""
         start = next(iter(self.machines))
-        seen = {start}
-        edge = [start]
-        while edge:
-            edge = [
-                other for key in edge for other in self.machines[key].links if other not in seen
-            ]
-            seen |= set(edge)
-        return len(seen) == len(self.machines)
+        reached = {start}
+        newest = {start}
+        while newest:
+            newest = {other for key in newest for other in self.machines[key].links} - reached
+            reached |= newest
+        return len(reached) == len(self.machines)

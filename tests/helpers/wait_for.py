@@ -56,7 +56,7 @@ def stepping(*machines, then: Callable[[object], None] | None = None) -> Iterato
 
 
 def join_peers(machine, *others, timeout: float = 30.0):
-    """Join as the training loop does: the snapshot if there is one, then everything since.
+    """Join as the training loop does: load a snapshot if there is one, then all later updates.
 
     Returns:
         The snapshot, or None.

@@ -26,7 +26,7 @@ TINY = ModelSpec(layers=1, width=16, heads=1, context=8, vocabulary=256)
 
 
 class Machine:
-    """A worker that does not train: its updates are noise, everything else is real."""
+    """A worker that does not train: its updates are noise, and everything else is real."""
 
     def __init__(self, world: "World", number: int, name: str | None = None):
         self.world = world
@@ -74,7 +74,7 @@ class Machine:
         Args:
             seed: Of the noise.
             tokens: Tokens that the update states.
-            due: Fragments that it changes; None for all.
+            due: The fragments that it changes; None for all.
         """
         noise = torch.Generator().manual_seed(seed)
         with self.exchange.new_update(tokens) as update:
@@ -152,9 +152,9 @@ class World:
         verdict = Verdict(
             run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0
         )
-        signed = [identity.sign("verdict", verdict) for identity in by or (self.owner,)]
+        copies = [identity.sign("verdict", verdict) for identity in by or (self.owner,)]
         return SignedVerdict(
-            body=signed[0].body, signatures={each.key: each.signature for each in signed}
+            body=copies[0].body, signatures={signed.key: signed.signature for signed in copies}
         )
 
     def sum_digest(self, machine: Machine, keep: Callable[[str, int], bool]) -> str:

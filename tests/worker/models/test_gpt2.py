@@ -19,9 +19,8 @@ from barnraise.swap.precision import units_to_float
 
 TOLERANCE = 2e-5
 TINY = ModelSpec(layers=2, width=32, heads=4, context=24, vocabulary=301)
-PADDED = ModelSpec(
-    layers=1, width=20, heads=2, context=9, vocabulary=257
-)  # no tensor ends on a boundary
+# No tensor of this model ends on an alignment boundary.
+PADDED = ModelSpec(layers=1, width=20, heads=2, context=9, vocabulary=257)
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
@@ -53,10 +52,8 @@ class PlainBlock(nn.Module):
 class PlainGPT(nn.Module):
     def __init__(self, spec: ModelSpec):
         super().__init__()
-        self.token, self.position = (
-            nn.Embedding(spec.vocabulary, spec.width),
-            nn.Embedding(spec.context, spec.width),
-        )
+        self.token = nn.Embedding(spec.vocabulary, spec.width)
+        self.position = nn.Embedding(spec.context, spec.width)
         self.block = nn.ModuleList(PlainBlock(spec.width, spec.heads) for _ in range(spec.layers))
         self.norm = nn.LayerNorm(spec.width)
 
@@ -82,7 +79,7 @@ class PlainGPT(nn.Module):
         return parameters
 
 
-class Flat(list):
+class FlatModel(list):
     """Leaves over flat buffers with gradients, and a plain GPT with the same weights.
 
     All weights are random, so that no norm or bias has its special initial value.
@@ -90,9 +87,8 @@ class Flat(list):
 
     def __init__(self, spec: ModelSpec, device: str = "cpu"):
         self.spec, self.plain = spec, PlainGPT(spec).to(device)
-        self.table = torch.zeros(
-            spec.vocabulary, spec.width, device=device
-        )  # the head's share of the table's gradient
+        # The head's share of the gradient of the table of tokens.
+        self.table = torch.zeros(spec.vocabulary, spec.width, device=device)
         self.gradients: list[torch.Tensor] = []
         plain_parameters, generator = self.plain.by_slot(), torch.Generator().manual_seed(3)
         for fragment in spec.fragments():
@@ -138,7 +134,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 @pytest.mark.parametrize("spec", [TINY, PADDED])
 @pytest.mark.parametrize("device", DEVICES)
 def test_logits_loss_and_gradients_match_a_plain_torch_gpt(spec, device):
-    model, batch = Flat(spec, device), random_text(spec).to(device)
+    model, batch = FlatModel(spec, device), random_text(spec).to(device)
     logits = model.plain(batch[:, :-1])
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     expected.backward()
@@ -156,7 +152,7 @@ def test_logits_loss_and_gradients_match_a_plain_torch_gpt(spec, device):
 
 
 def test_sequence_shorter_than_the_context_begins_at_position_zero():
-    model, batch = Flat(TINY), random_text(TINY)[:, :10]
+    model, batch = FlatModel(TINY), random_text(TINY)[:, :10]
     expected = nn.functional.cross_entropy(
         model.plain(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
     )
@@ -170,7 +166,7 @@ def test_sliced_cross_entropy_matches_the_whole_one(rows, monkeypatch):
     targets = random_text(TINY)[:, 1:]
     results = []
     for sliced in (True, False):
-        model = Flat(TINY)
+        model = FlatModel(TINY)
         x = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
         final, token = model[-1].weights, model[0].weights["token"]
         if sliced:
@@ -188,7 +184,7 @@ def test_sliced_cross_entropy_matches_the_whole_one(rows, monkeypatch):
         results.append(
             (value.detach(), dx, model.table, final["norm.weight"].grad, final["norm.bias"].grad)
         )
-    assert all(close(mine, theirs) for mine, theirs in zip(*results, strict=True))
+    assert all(close(sliced, whole) for sliced, whole in zip(*results, strict=True))
 
 
 def test_loss_of_a_hopeless_prediction_is_finite_and_nan_stays_nan():
@@ -201,7 +197,7 @@ def test_loss_of_a_hopeless_prediction_is_finite_and_nan_stays_nan():
 
 @pytest.mark.parametrize("spec", [TINY, PADDED, preset("gpt-nano")])
 def test_fragment_is_one_flat_buffer_with_padding_of_zeros(spec):
-    model = Flat(spec)
+    model = FlatModel(spec)
     model.backward(random_text(spec, 2))
     for leaves, gradient in zip(model, model.gradients, strict=True):
         inside, weights = torch.zeros(leaves.fragment.size, dtype=torch.bool), leaves.flat

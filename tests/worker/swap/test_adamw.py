@@ -131,7 +131,7 @@ def test_adamw_bits_do_not_depend_on_tiles_or_threads(data):
     edges = sorted({0, fragment.size, *data.draw(st.lists(inner, max_size=8), label="cuts")})
     whole, tiled = buffers(fragment), buffers(fragment)
     torch.set_num_threads(1)
-    reference(fragment, whole, divisor)
+    apply_torch_kernel(fragment, whole, divisor)
     torch.set_num_threads(data.draw(st.integers(1, 4), label="threads"))
     step = AdamWStep(fragment, STEP_NUMBER, RATE, DECAY, divisor)
     for begin, end in data.draw(st.permutations(list(itertools.pairwise(edges))), label="order"):
@@ -139,7 +139,7 @@ def test_adamw_bits_do_not_depend_on_tiles_or_threads(data):
     assert all(torch.equal(a, b) for a, b in zip(whole, tiled, strict=True))
 
 
-def reference(fragment: Fragment, flats: list[torch.Tensor], divisor: float) -> None:
+def apply_torch_kernel(fragment: Fragment, flats: list[torch.Tensor], divisor: float) -> None:
     """Apply torch's kernel to each whole span."""
     for begin, end, decays in decay_spans(fragment):
         torch._fused_adamw_(
@@ -177,13 +177,12 @@ def test_adamw_refuses_what_is_not_a_tile(begin, length):
 )
 def test_decay_spans_cover_a_fragment_once_and_decay_matrices_only(spec):
     for fragment in spec.fragments():
-        cut = decay_spans(fragment)
-        assert [begin for begin, _, _ in cut] == [0, *(end for _, end, _ in cut[:-1])] and cut[-1][
-            1
-        ] == fragment.size
-        assert all(begin % TENSOR_ALIGN == 0 and end % TENSOR_ALIGN == 0 for begin, end, _ in cut)
+        spans = decay_spans(fragment)
+        begins, ends, _ = zip(*spans, strict=True)
+        assert [*begins, fragment.size] == [0, *ends]
+        assert all(edge % TENSOR_ALIGN == 0 for edge in (*begins, *ends))
         for slot in fragment.slots:
-            [decays] = [decays for begin, end, decays in cut if begin <= slot.offset < end]
+            [decays] = [decays for begin, end, decays in spans if begin <= slot.offset < end]
             assert decays == (len(slot.shape) == 2)
 
 

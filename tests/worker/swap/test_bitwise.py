@@ -18,7 +18,7 @@ from barnraise.swap.precision import units_to_float
 
 COMBINATIONS = list(itertools.product(bitwise.TIERS, bitwise.CLIPPINGS, bitwise.MICRO_BATCHES))
 GROUPINGS = 1 << bitwise.MODEL.layers - 1
-CHEAP = itertools.cycle([each for each in COMBINATIONS if each[2] <= 2])
+CHEAP = itertools.cycle([combination for combination in COMBINATIONS if combination[2] <= 2])
 SAMPLE = [  # every grouping of forward and of backward, and every combination
     bitwise.Case(m, tier, clipping, forward=(37 * k + 11) % GROUPINGS, backward=k)
     for k, (tier, clipping, m) in enumerate(
@@ -63,7 +63,7 @@ def test_swapped_run_has_the_same_bits_after_twenty_steps(case):
     assert bitwise.matches_reference(case, steps=20)
 
 
-KEPT = [
+RECOMPUTATIONS = [
     dict(retained_blocks=8),
     dict(retained_blocks=3),
     dict(retained_blocks=3, kept_inputs="group"),
@@ -71,7 +71,7 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize("more", KEPT, ids=str)
+@pytest.mark.parametrize("more", RECOMPUTATIONS, ids=str)
 def test_recomputation_and_activation_offload_change_no_bit(more):
     plan = replace(
         bitwise.Case(2, "memory", "exact", 5, 9).plan(),
@@ -137,10 +137,10 @@ def test_split_weights_differ_only_by_the_rounding_of_products():
     assert wide[0] == pytest.approx(split[0], rel=5e-3) and wide[0] != split[0]
 
 
-# ---- torch's own ---------------------------------------------------------------------------------
+# ---- torch's AdamW --------------------------------------------------------------------------------
 
 
-def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tensor]]:
+def train_with_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tensor]]:
     """Train by one graph a step, `F.cross_entropy` on whole logits, and torch.optim.AdamW."""
     recipe = bitwise.RECIPE
     layers = [views(f, units_to_float(bitwise.initial_units(f))) for f in SMALL.fragments()]
@@ -177,7 +177,7 @@ def test_twenty_steps_match_torch_autograd_and_adamw(clipping, staged):
 
     Adam turns the last bits of tiny gradients into whole steps.
     """
-    losses, layers = by_autograd(clipping, 20)
+    losses, layers = train_with_autograd(clipping, 20)
     plan = replace(from_disk(resident(SMALL, 4, clipping)), gradient_slots=2, staged=staged)
     ours, state = bitwise.run_plan(plan, 20)
     assert ours == pytest.approx(losses, rel=1e-5)

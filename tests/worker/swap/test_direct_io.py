@@ -61,10 +61,10 @@ def test_direct_file_reads_back_what_was_written_and_nothing_else(writes, tmp_pa
         data = page_aligned(count * PAGE).fill_(value)
         disk.write(page * PAGE, data)
         mirror[page * PAGE : (page + count) * PAGE] = data
-    back = page_aligned(mirror.numel())
-    disk.read(0, back)
+    content = page_aligned(mirror.numel())
+    disk.read(0, content)
     disk.close()
-    assert torch.equal(back, mirror)
+    assert torch.equal(content, mirror)
 
 
 def test_direct_file_transfers_more_than_one_request(tmp_path):
@@ -82,10 +82,10 @@ def test_direct_file_bypasses_the_page_cache_where_possible(tmp_path):
     disk = DirectFile(tmp_path / "state.bin", PAGE)
     try:
         os.close(os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT | os.O_DIRECT))
-        can = True
+        is_supported = True
     except (AttributeError, OSError):
-        can = False
-    assert disk.direct == can
+        is_supported = False
+    assert disk.direct == is_supported
     disk.close()
 
 

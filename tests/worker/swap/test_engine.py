@@ -61,9 +61,8 @@ def test_step_scales_with_the_rate_scale(kind, new_engine):
     largest = max(
         (a - b).abs().max().item() for a, b in zip(weights_of(moved), before, strict=True)
     )
-    assert largest == pytest.approx(
-        0.5 * RECIPE.learning_rate, rel=0.05
-    )  # Adam's first step is its rate
+    # Adam's first step changes each weight by the learning rate.
+    assert largest == pytest.approx(0.5 * RECIPE.learning_rate, rel=0.05)
 
 
 @pytest.mark.parametrize("clipping", ["exact", "layer", "none"])
@@ -77,9 +76,8 @@ def test_step_reports_the_norm_before_clipping_and_clips_to_it(clipping, new_eng
         engine.store.memory_record("moments", i, 0).view(torch.float32)[: engine.fragments[i].size]
         for i in range(TINY.layers + 2)
     ]
-    clipped_norm = 10 * math.sqrt(
-        sum(float(moment.double().square().sum()) for moment in m)
-    )  # m = 0.1 g after one step
+    # After one step, m is a tenth of the gradient.
+    clipped_norm = 10 * math.sqrt(sum(float(moment.double().square().sum()) for moment in m))
     assert clipped_norm == pytest.approx(stats.norm if clipping == "none" else 1e-3, rel=1e-3)
 
 
@@ -87,10 +85,8 @@ def test_step_reports_the_norm_before_clipping_and_clips_to_it(clipping, new_eng
 def test_step_position_is_stored_with_its_update(kind, new_engine):
     engine = new_engine(kind)
     engine.step([sample_text()], position=7)
-    assert (
-        engine.progress_with_pending.position == 7
-        and engine.progress_with_pending.optimizer_steps == 1
-    )
+    assert engine.progress_with_pending.position == 7
+    assert engine.progress_with_pending.optimizer_steps == 1
     engine.flush()
     assert engine.progress == engine.progress_with_pending and engine.progress.position == 7
     assert engine.round_tokens == 4 * TINY.context
@@ -120,7 +116,7 @@ def test_engine_same_inputs_give_the_same_bits_in_two_processes(tmp_path):
     ]
     digests = [run.communicate(timeout=120)[0].split() for run in runs]
     assert len(digests[0][0]) > 100 and digests[0] == digests[1]
-    assert digests[0][0] == digests[0][1], "the tier must not matter"
+    assert digests[0][0] == digests[0][1], "the tier does not change the bits"
 
 
 # ---- rounds --------------------------------------------------------------------------------------
@@ -130,7 +126,7 @@ ROUNDS = [*((kind, 0.9, 0.0) for kind in KINDS), ("resident", 1.0, 0.0), ("exact
 
 
 @pytest.mark.parametrize(("kind", "decay", "scale"), ROUNDS + [(kind, 1.0, 0.7) for kind in KINDS])
-def test_end_round_is_bitwise_what_the_design_document_says(kind, decay, scale, new_engine):
+def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new_engine):
     """Compare with numpy in fp32 and int64, written from the formulas of `Engine.end_round`."""
     engine = new_engine(kind, outer_rate=0.7, outer_momentum=0.6, feedback_decay=decay)
     count, weight = TINY.layers + 2, np.float32(0.3)
@@ -188,7 +184,7 @@ def test_end_round_is_bitwise_what_the_design_document_says(kind, decay, scale, 
                     "sent + residual is the sum of the rounded steps"
                 )
         assert engine.round_tokens == 0
-    assert any(f.any() for f in feedback), "this test needs a codec that loses something"
+    assert any(f.any() for f in feedback), "this test needs a lossy codec"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -198,14 +194,15 @@ def test_end_round_of_some_fragments_leaves_the_others_unchanged(kind, new_engin
         for step in range(3):
             engine.step([sample_text(seed=step)])
         engine.flush()
-    before, replica = (
-        {name: exchange_state(partial_rounds, name) for name in ("anchor", "momentum", "feedback")},
-        weights_of(partial_rounds),
-    )
+    kinds = ("anchor", "momentum", "feedback")
+    before = {name: exchange_state(partial_rounds, name) for name in kinds}
+    replica = weights_of(partial_rounds)
     payloads = [part.payload for part in whole.end_round(encode, 0.3)]
-    some = {1, 3}
-    first = {part.fragment: part.payload for part in partial_rounds.end_round(encode, 0.3, some)}
-    assert first == {i: payload for i, payload in enumerate(payloads) if i in some}
+    first_part = {1, 3}
+    first = {
+        part.fragment: part.payload for part in partial_rounds.end_round(encode, 0.3, first_part)
+    }
+    assert first == {i: payload for i, payload in enumerate(payloads) if i in first_part}
     for name, parts in before.items():
         for i, (was, now, ended) in enumerate(
             zip(
@@ -215,15 +212,15 @@ def test_end_round_of_some_fragments_leaves_the_others_unchanged(kind, new_engin
                 strict=True,
             )
         ):
-            assert torch.equal(now, ended if i in some else was), (name, i)
+            assert torch.equal(now, ended if i in first_part else was), (name, i)
     for i, (was, now, ended) in enumerate(
         zip(replica, weights_of(partial_rounds), weights_of(whole), strict=True)
     ):
-        assert torch.equal(now, ended if i in some else was), i
+        assert torch.equal(now, ended if i in first_part else was), i
     assert partial_rounds.round_tokens == 0
-    others = set(range(TINY.layers + 2)) - some
+    others = set(range(TINY.layers + 2)) - first_part
     rest = {part.fragment: part.payload for part in partial_rounds.end_round(encode, 0.3, others)}
-    assert rest == {i: payload for i, payload in enumerate(payloads) if i not in some}
+    assert rest == {i: payload for i, payload in enumerate(payloads) if i not in first_part}
     assert state_digest(partial_rounds) == state_digest(whole)
 
 
@@ -255,8 +252,9 @@ def test_update_without_a_part_leaves_the_fragment_unchanged(kind, new_engine):
     engine.step([sample_text(seed=5)])
     engine.apply_queued()
     for i, (was, now) in enumerate(zip(before, exchange_state(engine, "anchor"), strict=True)):
-        said = torch.zeros_like(was) if (units := arrived.decode(i)) is None else units
-        assert torch.equal(now, was + said) and (i == 2) == bool(said.any())
+        units = arrived.decode(i)
+        change = torch.zeros_like(was) if units is None else units
+        assert torch.equal(now, was + change) and (i == 2) == bool(change.any())
     assert engine.anchor.vector == {arrived.header.author: 1} and len(replica) == len(before)
 
 
@@ -288,13 +286,10 @@ def test_machines_with_the_same_updates_have_the_same_bits_in_any_order(kind, ne
     for engine in (one, two, three):
         engine.apply_queued()
     assert one.anchor.digest() == two.anchor.digest() == three.anchor.digest()
-    assert (
-        one.anchor.vector == two.anchor.vector == {first.header.author: 1, second.header.author: 1}
-    )
-    assert (
-        one.anchor.digest()
-        != Anchor([initial_weights(fragment, 11) for fragment in TINY.fragments()]).digest()
-    )
+    vector = {first.header.author: 1, second.header.author: 1}
+    assert one.anchor.vector == two.anchor.vector == vector
+    initial = Anchor([initial_weights(fragment, 11) for fragment in TINY.fragments()])
+    assert one.anchor.digest() != initial.digest()
 
 
 @pytest.mark.parametrize("clipping", ["exact", "layer"])
@@ -324,11 +319,9 @@ def test_prediction_is_neither_in_own_progress_nor_in_the_anchor(kind, clipping,
     train_round(engine)
     engine.step([sample_text()])
     engine.step([sample_text(seed=1)], rate_scale=0.0)
-    momentum, anchors, before = (
-        exchange_state(engine, "momentum"),
-        exchange_state(engine, "anchor"),
-        progress_of(engine),
-    )
+    momentum = exchange_state(engine, "momentum")
+    anchors = exchange_state(engine, "anchor")
+    before = progress_of(engine)
     assert max(m.abs().max().item() for m in momentum) > 1e-3
     prediction = tuple(0.8 * (i % 2) for i in range(TINY.layers + 2))  # only for some blocks
     engine.queue_updates(prediction=prediction)
@@ -341,11 +334,8 @@ def test_prediction_is_neither_in_own_progress_nor_in_the_anchor(kind, clipping,
     engine.queue_updates(other, prediction=(0.0,) * len(prediction))
     for seed in (4, 5):
         engine.step([sample_text(seed=seed)], rate_scale=0.0)
-    assert (
-        engine.progress.prediction
-        == engine.progress_with_pending.prediction
-        == (0.0,) * len(prediction)
-    )
+    zeros = (0.0,) * len(prediction)
+    assert engine.progress.prediction == engine.progress_with_pending.prediction == zeros
     for was, now in zip(before, progress_of(engine), strict=True):
         torch.testing.assert_close(now, was, rtol=0, atol=5e-7)
     assert engine.anchor.vector[other.header.author] == 1
@@ -366,6 +356,7 @@ def test_prediction_is_dropped_with_the_round_and_with_the_momentum(kind, drop, 
 
 
 def progress_of(engine: Engine) -> list[torch.Tensor]:
+    """Return the anchor minus the replica, for each fragment."""
     replicas = weights_of(engine)
     return [
         units_to_float(units) - replica
@@ -384,10 +375,9 @@ def test_evaluate_is_equal_on_every_machine_with_the_same_anchor(kind, new_engin
     two.queue_updates(update)
     assert one.evaluate(held_out) == two.evaluate(held_out) != before
     one.reset_round()
-    alone = [
-        one.step([batch], rate_scale=0.0).loss for batch in held_out
-    ]  # the replica is the anchor here
-    assert one.evaluate(held_out) == pytest.approx((8 * alone[0] + 3 * alone[1]) / 11, rel=1e-6)
+    # After the reset, the replica is the anchor.
+    losses = [one.step([batch], rate_scale=0.0).loss for batch in held_out]
+    assert one.evaluate(held_out) == pytest.approx((8 * losses[0] + 3 * losses[1]) / 11, rel=1e-6)
 
 
 def test_units_to_float_is_exact_where_a_float_can_hold_the_integer():

@@ -53,7 +53,7 @@ def train(engine, until: int = STEPS) -> None:
     engine.apply_queued()
 
 
-def undisturbed(until: int = STEPS) -> str:
+def undisturbed_digest(until: int = STEPS) -> str:
     engine = engine_of(tiny_plan("resident", MODEL))
     train(engine, until)
     return state_digest(engine)
@@ -64,12 +64,12 @@ def assert_resumes(folder: Path, plan=None, at_least: int = 0) -> None:
     engine = engine_of(plan or plan_of(), folder)
     assert engine.store.invalid_kinds == set() and engine.progress.position >= at_least
     train(engine)
-    assert state_digest(engine) == undisturbed()
+    assert state_digest(engine) == undisturbed_digest()
     engine.close()
 
 
 @contextlib.contextmanager
-def mounted(folder: Path, size: int):
+def mount_disk(folder: Path, size: int):
     """Mount a disk of `size` bytes."""
     folder.mkdir()
     subprocess.run(
@@ -87,7 +87,7 @@ def mounted(folder: Path, size: int):
 def may_mount(tmp_path):
     """Return whether disks can be mounted; elsewhere, modes and size limits cause the faults."""
     try:
-        with mounted(tmp_path / "probe", 1 << 20):
+        with mount_disk(tmp_path / "probe", 1 << 20):
             return True
     except (subprocess.CalledProcessError, FileNotFoundError):
         return False
@@ -99,7 +99,7 @@ def may_mount(tmp_path):
 def test_unwritable_folder_is_named(tmp_path, may_mount):
     folder = tmp_path / "there"
     if may_mount:  # the superuser ignores modes, not mounts
-        with mounted(folder, 1 << 20):
+        with mount_disk(folder, 1 << 20):
             subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
             with pytest.raises(
                 StateError, match=r"there cannot hold the model's state: Read-only file system"
@@ -120,18 +120,19 @@ def test_full_disk_is_reported_with_the_need_before_training(tmp_path, may_mount
         full = pytest.raises(
             StateError, match=rf"small is full: the model's state needs {need} there"
         )
-        with mounted(tmp_path / "small", plan.file_bytes() // 2) as folder, full:
+        with mount_disk(tmp_path / "small", plan.file_bytes() // 2) as folder, full:
             engine_of(plan, folder)
     else:
         with (
-            limited_files(plan.file_bytes() // 2),
+            limit_file_size(plan.file_bytes() // 2),
             pytest.raises(StateError, match=rf"needs {need} there"),
         ):
             engine_of(plan, tmp_path / "small")
 
 
 @contextlib.contextmanager
-def limited_files(size: int):
+def limit_file_size(size: int):
+    """Let writes past `size` bytes of a file fail."""
     import resource
     import signal
 
@@ -149,7 +150,9 @@ def test_disk_filling_up_mid_run_keeps_the_last_commit(tmp_path, may_mount):
     """Space for records is reserved at the start; only the manifest needs new space."""
     folder = tmp_path / "disk"
     plan = plan_of()
-    with mounted(folder, plan.file_bytes() + (1 << 18)) if may_mount else contextlib.nullcontext():
+    with (
+        mount_disk(folder, plan.file_bytes() + (1 << 18)) if may_mount else contextlib.nullcontext()
+    ):
         engine = engine_of(plan, folder)
         train(engine, 2)
         if may_mount:
@@ -169,7 +172,7 @@ def test_disk_filling_up_mid_run_keeps_the_last_commit(tmp_path, may_mount):
 # ---- disks ---------------------------------------------------------------------------------------
 
 
-def let_disk_fail(monkeypatch, method: str, at: int) -> None:
+def make_disk_fail(monkeypatch, method: str, at: int) -> None:
     """Let the disk's `at`-th request of this kind, and all after it, fail."""
     original, count = getattr(DirectFile, method), 0
 
@@ -191,7 +194,7 @@ def test_disk_error_mid_run_names_the_operation(method, at, staged, tmp_path, mo
     engine = engine_of(plan, tmp_path)
     train(engine, 2)
     reached = engine.progress.position
-    let_disk_fail(monkeypatch, method, at)
+    make_disk_fail(monkeypatch, method, at)
     with pytest.raises(StateError, match=r"^the .* failed: Input/output error \(.*state.bin\)$"):
         train(engine, STEPS)
     with pytest.raises(StateError, match="Input/output error"):
@@ -205,7 +208,7 @@ def test_disk_error_mid_run_names_the_operation(method, at, staged, tmp_path, mo
 def test_disk_error_between_steps_keeps_the_last_commit(at, tmp_path, monkeypatch):
     engine = engine_of(plan_of(), tmp_path)
     train(engine, 3)
-    let_disk_fail(monkeypatch, "write_request", at)
+    make_disk_fail(monkeypatch, "write_request", at)
     with pytest.raises((StateError, OSError), match="Input/output error"):
         list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     engine.close()

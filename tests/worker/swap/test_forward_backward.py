@@ -90,8 +90,8 @@ def test_any_grouping_and_recomputation_gives_the_same_bits(forward, backward, r
 
 def test_gradients_match_one_graph_over_the_whole_model():
     fragments = MODEL.fragments()
-    layers = [views(f, units_to_float(initial_weights(f, 3)).requires_grad_()) for f in fragments]
-    flats = [next(iter(layer.values()))._base for layer in layers]
+    flats = [units_to_float(initial_weights(f, 3)).requires_grad_() for f in fragments]
+    layers = [views(f, flat) for f, flat in zip(fragments, flats, strict=True)]
     batch = text()
     x = gpt.embed(layers[0], batch[:, :-1])
     for layer in layers[1:-1]:

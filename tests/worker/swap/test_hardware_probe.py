@@ -72,7 +72,7 @@ def measurements(monkeypatch) -> list[Hardware]:
         results.append(MEASURED)
         return MEASURED
 
-    monkeypatch.setattr(probing, "_measure", measure)
+    monkeypatch.setattr(probing, "measure_hardware", measure)
     return results
 
 
@@ -129,9 +129,9 @@ def test_rate_is_the_usual_time_without_the_first_call(monkeypatch):
 
     monkeypatch.setattr(probing.time, "perf_counter", lambda: now)
     calls = {("work", 0): (8.0, work)}
-    assert probing._race(calls, "cpu", 17.5) == {("work", 0): 8.0}
+    assert probing.measure_rates(calls, "cpu", 17.5) == {("work", 0): 8.0}
     durations = itertools.chain([10.0], itertools.cycle([1.0, 1.0, 4.0]))
-    assert probing._race(calls, "cpu", 17.5, statistics.fmean) == {("work", 0): 4.0}
+    assert probing.measure_rates(calls, "cpu", 17.5, statistics.fmean) == {("work", 0): 4.0}
 
 
 def test_hardware_read_from_its_json_is_equal():
@@ -283,7 +283,7 @@ def test_file_system_without_direct_access_is_measured(tmp_path, monkeypatch):
 
     monkeypatch.setattr(probing, "DISK_BYTES", 16 << 20)
     monkeypatch.setattr(os, "open", open_without_direct)
-    written, read = probing._disk_rates(tmp_path)
+    written, read = probing.measure_disk(tmp_path)
     assert written > 0 and read > 0
     assert not list(tmp_path.iterdir())
 

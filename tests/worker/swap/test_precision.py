@@ -53,14 +53,14 @@ def zero_moments(n: int) -> Moments8:
     return Moments8(m, v, *torch.zeros(2, math.ceil(n / BLOCK)))
 
 
-def part(moments: Moments8, begin: int, end: int) -> Moments8:
+def slice_moments(moments: Moments8, begin: int, end: int) -> Moments8:
     blocks = slice(begin // BLOCK, math.ceil(end / BLOCK))
     return Moments8(
         moments.m[begin:end], moments.v[begin:end], moments.m_scale[blocks], moments.v_scale[blocks]
     )
 
 
-def floats(bits: Tensor) -> Tensor:
+def floats_of(bits: Tensor) -> Tensor:
     """Convert int64 bit patterns to fp32."""
     return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
 
@@ -74,14 +74,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def test_split_and_join_restore_every_upper_half():
     low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234, 0xABCD])
-    weights = floats(((torch.arange(1 << 16) << 16)[:, None] + low).view(-1))
+    weights = floats_of(((torch.arange(1 << 16) << 16)[:, None] + low).view(-1))
     assert same_bits(join(split(weights)), weights)
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=200))
 @settings(deadline=None)
 def test_split_and_join_restore_any_bit_pattern(patterns):
-    weights = floats(torch.tensor(patterns))
+    weights = floats_of(torch.tensor(patterns))
     assert same_bits(join(split(weights)), weights)
 
 
@@ -96,12 +96,12 @@ def test_split_high_half_is_rounded_to_nearest_ties_away_from_zero():
     high, low = split(weights)
     apart = low != -0x8000  # the others lie halfway, where torch rounds to even
     assert torch.equal(high[apart], weights.bfloat16()[apart]) and apart.sum() > 99_000
-    between = floats(torch.tensor([0x3F808000, 0x3F818000, 0xBF808000]))
+    between = floats_of(torch.tensor([0x3F808000, 0x3F818000, 0xBF808000]))
     assert split(between)[0].tolist() == [1.0078125, 1.015625, -1.0078125]
 
 
 def test_split_values_beyond_bf16_read_as_infinite_and_are_restored():
-    cases = floats(
+    cases = floats_of(
         torch.tensor(
             [0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF]
         )
@@ -245,7 +245,7 @@ def test_update_8bit_bits_do_not_depend_on_tiles_or_threads(data):
     torch.set_num_threads(data.draw(st.integers(1, 3), label="threads"))
     for begin, end in itertools.pairwise(edges):
         low = {"low": flat[1][begin:end]} if halves else {}
-        moments = part(tiled, begin, end)
+        moments = slice_moments(tiled, begin, end)
         update_8bit(step, begin, flat[0][begin:end], gradient[begin:end], moments, **low)
     assert same_bits(join(SplitWeights(*flat)) if halves else flat[0], weights)
     assert all(torch.equal(a, b) for a, b in zip(whole.tensors, tiled.tensors, strict=True))
@@ -258,7 +258,7 @@ def test_update_8bit_refuses_a_tile_that_begins_within_a_block():
         )
 
 
-def trained(kind: str, steps: int = 200) -> float:
+def train_and_return_loss(kind: str, steps: int = 200) -> float:
     """Return the loss of the last ten steps on text where each token is the last one plus one."""
     generator = torch.Generator().manual_seed(0)
     layers = []
@@ -300,5 +300,5 @@ def trained(kind: str, steps: int = 200) -> float:
 
 
 def test_training_with_8bit_moments_ends_near_fp32():
-    wide, narrow = trained("fp32"), trained("8-bit")
+    wide, narrow = train_and_return_loss("fp32"), train_and_return_loss("8-bit")
     assert wide < 4 and narrow == pytest.approx(wide, rel=0.05)

@@ -62,7 +62,7 @@ def test_records_lie_on_whole_pages_of_their_own(tmp_path):
         store.close()
 
 
-def places(store: StateStore) -> list[tuple[str, int, int]]:
+def record_places(store: StateStore) -> list[tuple[str, int, int]]:
     plan = store.plan
     return [
         (kind, i, t)
@@ -72,10 +72,10 @@ def places(store: StateStore) -> list[tuple[str, int, int]]:
     ]
 
 
-def content(store: StateStore) -> dict[tuple, bytes]:
+def read_content(store: StateStore) -> dict[tuple, bytes]:
     """Read all records."""
     records = {}
-    for place in places(store):
+    for place in record_places(store):
         begin, end = store.plan.tile_bounds(*place[1:])
         into = page_aligned(store.plan.record_bytes(place[0], end - begin))
         store.read(*place, into)
@@ -91,22 +91,24 @@ WRITES = st.lists(st.one_of(st.integers(0, 1 << 20), st.just("commit")), max_siz
 def test_read_returns_the_last_write_before_and_after_a_commit(writes, kind):
     with tempfile.TemporaryDirectory() as folder:
         store = StateStore(small_plan(kind), Path(folder))
-        expected = content(store)
+        expected = read_content(store)
         assert not any(map(any, expected.values())), "zeros before the first write"
-        everywhere = places(store)
+        all_places = record_places(store)
         for number, write in enumerate(writes):
             if write == "commit":
                 store.commit(str(number))
                 continue
-            place = everywhere[write % len(everywhere)]
+            place = all_places[write % len(all_places)]
             data = record(store, *place, value=write)
             store.write(*place, data)
             expected[place] = data.numpy().tobytes()
-        assert content(store) == expected
+        assert read_content(store) == expected
         store.commit("last")
         store.close()
         again = StateStore(small_plan(kind), Path(folder))
-        assert content(again) == expected and again.header == "last" and not again.invalid_kinds
+        assert (
+            read_content(again) == expected and again.header == "last" and not again.invalid_kinds
+        )
         again.close()
 
 
@@ -116,18 +118,21 @@ def test_exact_crash_after_any_write_leaves_the_last_commit_intact(writes):
     with tempfile.TemporaryDirectory() as folder:
         store = StateStore(small_plan("exact"), Path(folder))
         store.commit("first")
-        committed, header, everywhere = content(store), "first", places(store)
+        committed, header = read_content(store), "first"
+        all_places = record_places(store)
         for number, write in enumerate(writes):
             if write == "commit":
                 header = str(number)
                 store.commit(header)
-                committed = content(store)
+                committed = read_content(store)
             else:
-                place = everywhere[write % len(everywhere)]
+                place = all_places[write % len(all_places)]
                 store.write(*place, record(store, *place, value=write))
         store.close()  # without a commit
         again = StateStore(small_plan("exact"), Path(folder))
-        assert again.header == header and not again.invalid_kinds and content(again) == committed
+        assert (
+            again.header == header and not again.invalid_kinds and read_content(again) == committed
+        )
         again.close()
 
 
@@ -137,24 +142,22 @@ def test_restart_crash_after_any_write_marks_kinds_invalid(writes):
     with tempfile.TemporaryDirectory() as folder:
         store = StateStore(small_plan("restart"), Path(folder))
         store.commit("first")
-        committed, invalid, everywhere = content(store), set(), places(store)
+        committed, invalid = read_content(store), set()
+        all_places = record_places(store)
         for number, write in enumerate(writes):
             if write == "commit":
                 store.commit(str(number))
-                committed, invalid = content(store), set()
+                committed, invalid = read_content(store), set()
             else:
-                place = everywhere[write % len(everywhere)]
+                place = all_places[write % len(all_places)]
                 store.write(*place, record(store, *place, value=write))
-                invalid |= set(
-                    next(
-                        (group for group in (TRAINING_KINDS, EXCHANGE_KINDS) if place[0] in group),
-                        (),
-                    )
-                )
+                for group in (TRAINING_KINDS, EXCHANGE_KINDS):
+                    if place[0] in group:
+                        invalid |= set(group)
         store.close()
         again = StateStore(small_plan("restart"), Path(folder))
         assert again.invalid_kinds == invalid
-        for place, data in content(again).items():
+        for place, data in read_content(again).items():
             assert data == (bytes(len(data)) if place[0] in invalid else committed[place])
         again.close()
 
@@ -259,12 +262,14 @@ def test_altered_byte_is_named_and_reopening_recovers(kind, tmp_path):
         file.write(bytes([byte ^ 4]))
     store = StateStore(plan, tmp_path)
     with pytest.raises(DamageError, match=rf"the {kind} of block.0 are not what was written there"):
-        content(store)
+        read_content(store)
     store.close()
     again = StateStore(plan, tmp_path)
     assert kind in again.invalid_kinds
     assert all(
-        not any(data) for place, data in content(again).items() if place[0] in again.invalid_kinds
+        not any(data)
+        for place, data in read_content(again).items()
+        if place[0] in again.invalid_kinds
     )
     if kind == "anchor":
         assert again.invalid_kinds == set(STATE_KINDS), (
@@ -285,10 +290,8 @@ def test_altered_byte_is_named_and_reopening_recovers(kind, tmp_path):
 
 
 def test_fragment_sequence_is_equal_in_memory_and_on_disk(tmp_path):
-    in_memory, on_disk = (
-        StateStore(small_plan("resident", tile=1 << 13)),
-        StateStore(small_plan("exact"), tmp_path),
-    )
+    in_memory = StateStore(small_plan("resident", tile=1 << 13))
+    on_disk = StateStore(small_plan("exact"), tmp_path)
     sequences = [FragmentSequence(store, "anchor") for store in (in_memory, on_disk)]
     for fragment in MODEL.fragments():
         units = bitwise.initial_units(fragment)
@@ -301,7 +304,7 @@ def test_fragment_sequence_is_equal_in_memory_and_on_disk(tmp_path):
     sequences[0][1].add_(1)
     sequences[1][1].add_(1)
     assert not torch.equal(sequences[0][1], sequences[1][1]), (
-        "by reference in memory, a copy from disk"
+        "memory returns a reference, and disk a copy"
     )
 
 
@@ -344,16 +347,16 @@ def train_and_kill(kind: str, folder: Path, steps: int, more: dict, dice: random
     program = CHILD.format(roots=roots, kind=kind, more=more, folder=str(folder))
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"ready\n"
-    began = time.monotonic()
+    started_at = time.monotonic()
     for _ in range(steps):
         assert child.stdout.readline()
-    time.sleep(dice.random() * (time.monotonic() - began) / steps)
+    time.sleep(dice.random() * (time.monotonic() - started_at) / steps)
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     child.stdout.close()
 
 
-def undisturbed(steps: int) -> str:
+def undisturbed_digest(steps: int) -> str:
     engine = engine_of(tiny_plan("resident", MODEL))
     for step in range(steps):
         engine.step([sample_text(seed=step, model=MODEL)], position=step + 1)
@@ -368,7 +371,7 @@ def test_exact_run_killed_repeatedly_has_the_undisturbed_bits(more, tmp_path):
         engine = engine_of(small_plan("exact", **more), tmp_path)
         assert engine.store.invalid_kinds == set() and engine.progress.position >= reached + 2
         reached = engine.progress.position
-        assert state_digest(engine) == undisturbed(reached)
+        assert state_digest(engine) == undisturbed_digest(reached)
         engine.close()
 
 

@@ -68,7 +68,7 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     key = [FORMAT, device, name, torch.get_num_threads(), torch.__version__, str(folder.resolve())]
     found = _recall(cache, key) if cache else None
     if found is None:
-        found = _measure(folder, device, name)
+        found = measure_hardware(folder, device, name)
         if cache:
             _remember(cache, key, found)
     return dataclasses.replace(found, memory=memory_bytes(), disk=shutil.disk_usage(folder).free)
@@ -127,30 +127,35 @@ def again(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
     calls |= {form: call for form, call in _updates("host").items() if form == ("host float32", 32)}
 
     def measure() -> Hardware:
-        disk = _disk_rates(folder)
+        disk = measure_disk(folder)
         return _hardware(
-            "cpu", cpu_name(), ["float32"], _race(calls, "cpu", AGAIN_SECONDS, fmean), disk
+            "cpu", cpu_name(), ["float32"], measure_rates(calls, "cpu", AGAIN_SECONDS, fmean), disk
         )
 
     return measure
 
 
-def _measure(folder: Path, device: str, name: str) -> Hardware:
-    disk = _disk_rates(folder)  # first: what needs no arithmetic fails at once
+def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
+    """Measure the device called `name`, RAM, and the disk under the folder.
+
+    Returns:
+        The measurements, with zero for the sizes of memory and disk.
+    """
+    disk = measure_disk(folder)  # first: what needs no arithmetic fails at once
     retain_freed_memory()
     cuda, dtypes = device == "cuda", ["float32", "bfloat16"]
     tried = {
         (f"{dtype} forward", 512): _products(device, dtype, (512,))[f"{dtype} forward", 512]
         for dtype in dtypes
     }
-    plain, narrow = _race(tried, device, 0.3).values()
+    plain, narrow = measure_rates(tried, device, 0.3).values()
     dtypes = dtypes if narrow > PAYS * plain else dtypes[:1]
     usual = dtypes[-1] if cuda else "float32"
     calls = _memory(device) | _updates("host") | (_updates("device") if cuda else {})
     calls |= _attention(device, usual, CONTEXTS, HEADS, (CONTEXT, HEAD))
     for dtype in dtypes:
         calls |= _products(device, dtype, WIDTHS, VOCABULARIES if dtype == usual else ())
-    return _hardware(device, name, dtypes, _race(calls, device, SECONDS), disk)
+    return _hardware(device, name, dtypes, measure_rates(calls, device, SECONDS), disk)
 
 
 def _hardware(
@@ -184,12 +189,21 @@ def _hardware(
     )  # fmt: skip
 
 
-def _race(
+def measure_rates(
     calls: Calls, device: str, seconds: float, usual: Callable[[list[float]], float] = median
 ) -> Found:
-    """Work a second of each call, by its `usual` time. They take turns, for some rounds, so that another program's
-    visit slows each a little while and none throughout: the median does not remember it for 30 days. The best time
-    would be one that a step's hundreds of calls hardly ever have."""
+    """Measure the work per second of each call.
+
+    The calls take turns for some rounds, so that another program slows each of them for a while and
+    none throughout; the median ignores it. The best time is no measure, because the hundreds of
+    calls of a step hardly ever reach it.
+
+    Args:
+        calls: The work of one call, and the call, by its name and size.
+        device: "cpu" or "cuda".
+        seconds: The time for all calls together.
+        usual: Chooses one of a call's times, in seconds.
+    """
     import torch
 
     def duration(call: Callable[[], Any], times: int = 1) -> float:
@@ -347,9 +361,12 @@ def _updates(where: str) -> Calls:
 # ---- the disk ------------------------------------------------------------------------------------------------
 
 
-def _disk_rates(folder: Path) -> tuple[float, float]:
-    """Bytes/s written and read, one request of 8 MiB after another, past the page cache where the system lets us; each
-    with its checksum, as the store's."""
+def measure_disk(folder: Path) -> tuple[float, float]:
+    """Measure the bytes per second that the disk under the folder writes and reads.
+
+    Requests of 8 MiB follow each other, with checksums as in the state store. They bypass the page
+    cache where the system allows it.
+    """
     import torch
 
     from barnraise.swap.direct_io import checksum
