@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psycopg
@@ -85,6 +86,20 @@ class Site:
         assert process.returncode == 0, process.stderr
         return process.stdout.strip()
 
+    def launch_run(self, name: str, tokens: int, *settings: str) -> str:
+        """Create and launch a run of the organiser, and return its slug.
+
+        Args:
+            name: The run's name.
+            tokens: Its token budget.
+            settings: Fields of its specification, as in "model.layers=2".
+        """
+        options = ["--owner", EMAIL, "--name", name, "--report-every", "1", "--launch"]
+        options += ["--tokens", str(tokens)]
+        for setting in settings:
+            options += ["--set", setting]
+        return self.manage("create_run", *options).splitlines()[-1]
+
     def create_examples(self) -> dict[str, str]:
         """Create the examples once and return their names."""
         if not self.example_names:
@@ -146,6 +161,7 @@ class Person:
     """A signed-in person without a browser."""
 
     def __init__(self, site: Site):
+        self.site = site
         self.http = httpx.Client(
             base_url=site.url, follow_redirects=True, headers={"Referer": site.url}
         )
@@ -153,7 +169,14 @@ class Person:
         page = self.post("/accounts/login/", login=EMAIL, password=PASSWORD)
         assert "Ida" in page.text, "the login failed"
 
+    def enrol(self, machine: str) -> None:
+        """Enrol a machine, and approve it."""
+        login, address = request_enrolment(self.site, machine)
+        self.post(urlsplit(address).path, answer="approve")
+        assert login.wait(120) == 0, self.site.log(f"login-{machine}")
+
     def post(self, path: str, **fields: str) -> httpx.Response:
+        """Send a form, and return the page that answers."""
         answer = self.http.post(
             path, data={**fields, "csrfmiddlewaretoken": self.http.cookies["csrftoken"]}
         )

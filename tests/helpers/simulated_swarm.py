@@ -119,7 +119,7 @@ class Simulation:
     # ---- actions
 
     def carry_out_actions(self, key: str) -> None:
-        """Carry out the actions that a machine's gossip wants now, and schedule its next wake-up."""
+        """Carry out the actions of a machine's gossip, and schedule its next wake-up."""
         if (me := self.machines.get(key)) is None:
             return
         for action in me.next_actions(self.now):
@@ -332,7 +332,7 @@ class Simulation:
 
     @property
     def is_connected(self) -> bool:
-        """Return whether links, also over several machines, lead from each machine to all others."""
+        """Return whether links lead from each machine to all others, directly or not."""
         start = next(iter(self.machines))
         reached = {start}
         newest = {start}

@@ -1,4 +1,4 @@
-"""Run real workers without a site: their coordinator never answers, and training goes on."""
+"""Run real workers whose coordinator never answers, unless a test gives them a site."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
-NOBODY = "http://127.0.0.1:9"  # the discard port, which refuses connections at once
+UNREACHABLE = "http://127.0.0.1:9"  # the discard port, which refuses connections at once
 MIRROR = Identity(b"m" * 32)
 MACHINE = Hardware(  # fixed figures, so that plans do not depend on this machine
     device="cpu",
@@ -70,24 +70,36 @@ class Killed(BaseException):
 
 @dataclass
 class Volunteer:
-    """One worker in a thread. `status` is the last one that it published."""
+    """One worker in a thread.
+
+    Attributes:
+        worker: The worker.
+        thread: The thread that runs it.
+        leaving: Set to let it finish its round and leave.
+        killing: Set to end it between two steps, as a power failure does.
+        status: The last status that it published.
+        failure: The exception that ended it.
+    """
 
     worker: Worker
     thread: threading.Thread
     leaving: threading.Event
-    doom: threading.Event
+    killing: threading.Event
     status: dict[str, Any]
     failure: list[BaseException]
 
     def leave(self) -> None:
+        """Let the worker leave, and wait until it has."""
         self.leaving.set()
         self.join()
 
     def kill(self) -> None:
-        self.doom.set()
+        """End the worker between two steps."""
+        self.killing.set()
         self.join()
 
     def join(self, seconds: float = 60.0) -> None:
+        """Wait until the worker has ended; raise the exception that ended it."""
         self.thread.join(seconds)
         assert not self.thread.is_alive(), "the worker did not end"
         if self.failure:
@@ -95,6 +107,8 @@ class Volunteer:
 
 
 class Swarm:
+    """A run's workers on a network in memory that loses messages."""
+
     def __init__(
         self,
         folder: Path,
@@ -102,7 +116,8 @@ class Swarm:
         recipe: Recipe,
         model: ModelSpec | None = None,
     ):
-        self.folder, self.text, self.manifest = folder, *text
+        self.folder = folder
+        self.text, self.manifest = text
         self.network = MemoryNetwork(bandwidth=50e6, delay=0.002, loss=0.02)
         self.volunteers: list[Volunteer] = []
         signed = MIRROR.sign("manifest", self.manifest)
@@ -117,6 +132,7 @@ class Swarm:
         )
 
     def home(self, name: str, with_text: bool = True) -> StateDir:
+        """Return a worker's state directory, with the run's text unless it should lack it."""
         home = StateDir(self.folder / name)
         blobs = home.path / "runs" / RUN / "blobs"
         if with_text and not blobs.exists():
@@ -130,11 +146,16 @@ class Swarm:
         with_text: bool = True,
         knows: list[str] | None = None,
         limits: Limits | None = None,
-        site: str = NOBODY,
+        site: str = UNREACHABLE,
     ) -> Volunteer:
-        """Start a worker that holds a ticket.
+        """Start a worker with a ticket.
 
-        `knows` names the peers that it connects to first; `site` is the address that it reports to.
+        Args:
+            name: The worker's name.
+            with_text: Whether it has the run's text.
+            knows: The names of the peers that it connects to first.
+            limits: What it may use of its machine; None for everything.
+            site: The address that it reports to.
         """
         home = self.home(name, with_text)
         now, key = time.time(), home.identity.key
@@ -150,8 +171,8 @@ class Swarm:
             mirror=MIRROR.key,
         )
         coordinator = CoordinatorClient(site, home.identity, MIRROR.key)
-        known = [StateDir(self.folder / other).identity.key for other in knows or []]
-        place = JoinedRun(
+        peer_keys = [StateDir(self.folder / other).identity.key for other in knows or []]
+        joined = JoinedRun(
             run=RUN,
             name="a swarm",
             machine=machine,
@@ -165,20 +186,22 @@ class Swarm:
                 run=RUN, machine=machine, status=RunStatus.TRAINING, report_every=0.5, issued=now
             ),
             acknowledged=0,
-            peers=tuple(Peer(key=k, addresses=[f"memory:{k[:16]}"]) for k in known),
+            peers=tuple(Peer(key=k, addresses=[f"memory:{k[:16]}"]) for k in peer_keys),
         )
-        leaving, doom, status, failure = threading.Event(), threading.Event(), {}, []
+        leaving, killing = threading.Event(), threading.Event()
+        status: dict[str, Any] = {}
+        failure: list[BaseException] = []
 
-        def watch(told: dict[str, Any]) -> None:
-            status.update(told)
-            if doom.is_set():
-                doom.clear()
+        def on_status(published: dict[str, Any]) -> None:
+            status.update(published)
+            if killing.is_set():
+                killing.clear()
                 raise Killed
 
         transport = self.network.transport(key)
-        worker = Worker(place, leaving, MACHINE, limits, watch, transport)
+        worker = Worker(joined, leaving, MACHINE, limits, on_status, transport)
 
-        def work() -> None:
+        def run_worker() -> None:
             torch.set_num_threads(1)
             try:
                 worker.run()
@@ -187,29 +210,31 @@ class Swarm:
             except BaseException as error:
                 failure.append(error)
 
-        thread = threading.Thread(target=work, name=name)
-        volunteer = Volunteer(worker, thread, leaving, doom, status, failure)
+        thread = threading.Thread(target=run_worker, name=name)
+        volunteer = Volunteer(worker, thread, leaving, killing, status, failure)
         self.volunteers.append(volunteer)
         thread.start()
         return volunteer
 
-    def until(self, happened: Callable[[], bool], seconds: float = 60.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait until the condition holds; raise the exception of a worker that fails meanwhile."""
         deadline = time.monotonic() + seconds
-        while not happened():
-            for each in self.volunteers:
-                if each.failure:
-                    raise each.failure[0]
+        while not condition():
+            for volunteer in self.volunteers:
+                if volunteer.failure:
+                    raise volunteer.failure[0]
             assert time.monotonic() < deadline, (
-                f"it did not happen: {[v.status for v in self.volunteers]}"
+                f"the condition did not hold: {[v.status for v in self.volunteers]}"
             )
             time.sleep(0.05)
 
 
 @pytest.fixture
 def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
-    made: list[Swarm] = []
+    """Provide a function that creates a swarm with a quick recipe, changed by its arguments."""
+    swarms: list[Swarm] = []
 
-    def make(model: ModelSpec | None = None, folder: str = "", **recipe: Any) -> Swarm:
+    def create(model: ModelSpec | None = None, folder: str = "", **recipe: Any) -> Swarm:
         quick = Recipe(
             token_budget=120_000,
             learning_rate=3e-3,
@@ -218,12 +243,12 @@ def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
             round_steps=10,
             evaluate_every=20_000,
         )
-        made.append(Swarm(tmp_path / folder, text, replace(quick, **recipe), model))
-        return made[-1]
+        swarms.append(Swarm(tmp_path / folder, text, replace(quick, **recipe), model))
+        return swarms[-1]
 
-    yield make
-    for each in made:
-        for volunteer in each.volunteers:
-            volunteer.leaving.set()
-        for volunteer in each.volunteers:
-            volunteer.thread.join(60)
+    yield create
+    volunteers = [volunteer for created in swarms for volunteer in created.volunteers]
+    for volunteer in volunteers:
+        volunteer.leaving.set()
+    for volunteer in volunteers:
+        volunteer.thread.join(60)

@@ -32,10 +32,8 @@ def test_worker_training_from_disk_ends_bit_identical_to_the_others(swarm):
     assert tight.worker.plan.on_disk and not roomy.worker.plan.on_disk
     assert len(final_digests([roomy, tight])) == 1
     assert tight.status["updates_sent"] > 0 and tight.status["updates_received"] > 0
-    assert (
-        tight.status["plan"]["crash_safety"] == "exact"
-        and "disk" in tight.status["plan"]["sentence"]
-    )
+    plan = tight.status["plan"]
+    assert plan["crash_safety"] == "exact" and "disk" in plan["sentence"]
 
 
 def test_late_worker_on_disk_serves_its_anchor_to_the_next_joiner(swarm):
@@ -44,7 +42,7 @@ def test_late_worker_on_disk_serves_its_anchor_to_the_next_joiner(swarm):
     run.until(lambda: first.status.get("updates_sent", 0) > 1)
     late = run.start("ben", knows=["ada"], limits=TIGHT)
     run.until(lambda: late.status.get("updates_sent", 0) > 0)
-    assert late.status["validation_first"][0] > 0, "it began at the other's anchor"
+    assert late.status["validation_first"][0] > 0, "it started from the other's anchor"
     first.leave()
     last = run.start("cleo", with_text=False, knows=["ben"])
     run.until(lambda: last.status.get("updates_sent", 0) > 0)
@@ -59,9 +57,8 @@ def test_worker_over_its_disk_quota_pauses_and_keeps_exchanging(swarm, caplog):
     run.until(lambda: tight.status.get("activity") == "paused")
     assert tight.status["step"] > 0 and "written to disk: training goes on tomorrow" in caplog.text
     other = run.start("ada", knows=["ben"])
-    run.until(
-        lambda: tight.worker.exchange.stats.updates_received > 1
-    )  # in its ledger; they enter its anchor tomorrow
+    # Its ledger stores them, and its anchor applies them tomorrow.
+    run.until(lambda: tight.worker.exchange.stats.updates_received > 1)
     assert tight.worker.store.written_today < 60_000_000
     for volunteer in (other, tight):
         volunteer.leave()
@@ -74,7 +71,7 @@ def test_plan_that_does_not_fit_is_refused_before_files_are_created(swarm):
     assert not (run.folder / "ada" / "runs" / run.manifest.run / "ledger.sqlite").exists()
 
 
-ALONE = """
+TRAIN_ALONE = """
 import json, sys
 from pathlib import Path
 import torch
@@ -95,7 +92,7 @@ def test_kill_9_costs_at_most_a_step_or_a_round(swarm, tmp_path, safety):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=6)
     limits = {"memory": TIGHT.memory, "crash_safety": safety}
     roots = [str(TESTS / "swarm"), str(WORKER), str(TESTS)]
-    program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{ALONE}"
+    program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{TRAIN_ALONE}"
     recipe = json.dumps(asdict(run.spec.recipe))
     arguments = [
         str(tmp_path),
@@ -117,16 +114,16 @@ def test_kill_9_costs_at_most_a_step_or_a_round(swarm, tmp_path, safety):
         time.sleep(0.05)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    before, mark = read_status(), read_state_header(folder / "state")
-    assert mark is not None
+    before, saved = read_status(), read_state_header(folder / "state")
+    assert saved is not None
     if safety == "exact":
-        assert mark.step >= before["step"] - 1, "a crash costs the unfinished step"
+        assert saved.step >= before["step"] - 1, "a crash costs the unfinished step"
     back = run.start("ada", limits=Limits(**limits))
     run.until(lambda: back.status.get("updates_sent", 0) > before["updates_sent"] + 1)
-    assert (
-        back.worker.engine.progress.warmup_steps_left == 0
-        if safety == "exact"
-        else back.worker.engine.progress.optimizer_steps > 0
-    )
-    assert back.status["step"] > mark.step and back.worker.plan.crash_safety == safety
+    progress = back.worker.engine.progress
+    if safety == "exact":
+        assert progress.warmup_steps_left == 0
+    else:
+        assert progress.optimizer_steps > 0
+    assert back.status["step"] > saved.step and back.worker.plan.crash_safety == safety
     back.leave()

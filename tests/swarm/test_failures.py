@@ -29,15 +29,17 @@ def raise_disk_full(*paths):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("where", ["payload", "ledger", "checkpoint"])
-def test_full_disk_ends_in_one_sentence_and_the_next_join_continues(swarm, monkeypatch, where):
+@pytest.mark.parametrize("written_file", ["payload", "ledger", "checkpoint"])
+def test_full_disk_ends_in_one_sentence_and_the_next_join_continues(
+    swarm, monkeypatch, written_file
+):
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
     database = ada.worker.joined.folder.path / "ledger.sqlite"
-    if where == "payload":
+    if written_file == "payload":
         monkeypatch.setattr(blobs_module, "move_into_place", raise_disk_full)
-    elif where == "ledger":
+    elif written_file == "ledger":
         with sqlite3.connect(database) as db:
             db.execute(TRIGGER)
     else:
@@ -57,12 +59,12 @@ def test_full_disk_ends_in_one_sentence_and_the_next_join_continues(swarm, monke
 def test_occupied_port_ends_in_one_sentence(swarm):
     run = swarm()
     home = run.home("ada")
-    taken = run.network.transport(home.identity.key)
-    asyncio.run(taken.start())
+    other = run.network.transport(home.identity.key)
+    asyncio.run(other.start())
     ada = run.start("ada")
     with pytest.raises(StateError, match="on this network already"):
         ada.join()
-    home.open_run(ada.worker.joined.run).close()  # the open_run is unlocked
+    home.open_run(ada.worker.joined.run).close()  # the folder is unlocked
 
 
 def test_lost_ledger_restarts_from_peers_under_a_new_incarnation(swarm):
@@ -79,7 +81,7 @@ def test_lost_ledger_restarts_from_peers_under_a_new_incarnation(swarm):
     back = run.start("ben", knows=["ada"])
     run.until(lambda: back.worker.exchange.last_published_seq > 1)
     assert back.worker.exchange.author != before, (
-        "it must not sign another update under a number it has used"
+        "a new incarnation cannot reuse the number of a lost update"
     )
     assert not ada.worker.ledger.forked_authors
     run.until(lambda: ada.status["updates_received"] > ben.status["updates_sent"])
@@ -94,10 +96,9 @@ def test_two_damaged_slots_of_a_late_joiner_are_recovered(swarm):
     late = run.start("late", knows=["ada"])
     run.until(lambda: late.status.get("updates_sent", 0) > 2)
     late.leave()
+    checkpoint = late.worker.joined.folder.path / "checkpoint"
     for slot in ("a", "b"):
-        (late.worker.joined.folder.path / "checkpoint" / slot / "tensors.safetensors").write_bytes(
-            b"rot"
-        )
+        (checkpoint / slot / "tensors.safetensors").write_bytes(b"rot")
     back = run.start("late", knows=["ada"])
     sent = late.status["updates_sent"]
     run.until(lambda: back.status.get("updates_sent", 0) > sent)
@@ -112,30 +113,26 @@ def test_first_report_after_a_restart_contains_the_totals(swarm):
     ada.leave()
     back = run.start("ada")
     run.until(lambda: back.status.get("updates_sent", 0) > ada.status["updates_sent"])
-    told = back.worker.reporter.unsent_reports()
-    tokens = [r.tokens for r in told]
-    assert tokens == sorted(tokens), (
-        "a total that falls back to zero is counted twice by whoever adds up"
-    )
-    assert all(r.anchor is None for r in told if r.activity == "joining")
+    reports = back.worker.reporter.unsent_reports()
+    tokens = [report.tokens for report in reports]
+    assert tokens == sorted(tokens), "a total that falls back to zero would be counted twice"
+    assert all(report.anchor is None for report in reports if report.activity == "joining")
     back.leave()
 
 
-def test_ctrl_c_interrupts_fetching_the_anchor_and_the_text(
-    swarm,
-):
+def test_ctrl_c_interrupts_fetching_the_anchor_and_the_text(swarm):
     run = swarm(token_budget=10_000_000)
     waiting = run.start("ada", with_text=False)  # no peer has the text
     run.until(lambda: waiting.status.get("activity") == "preparing")
-    began = time.monotonic()
+    started_at = time.monotonic()
     waiting.leave()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_at < 5
 
     joining = run.start("cleo", knows=["nobody"])
     time.sleep(0.5)
-    began = time.monotonic()
+    started_at = time.monotonic()
     joining.leave()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_at < 5
     assert CheckpointSlots(joining.worker.joined.folder.path / "checkpoint").load() is None
 
 
@@ -144,23 +141,25 @@ def test_ctrl_c_interrupts_a_finished_worker_that_waits_for_peers(swarm):
     ada = run.start("ada")
     ada.worker.is_synchronized = lambda: False
     run.until(lambda: ada.status.get("activity") == "finishing")
-    began = time.monotonic()
+    started_at = time.monotonic()
     ada.leave()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_at < 5
 
 
 def test_revocation_is_stored_for_times_without_a_coordinator(swarm):
     ada = swarm(token_budget=10_000_000).start("ada")
-    place, reporter = ada.worker.joined, ada.worker.reporter
-    out = place.directive.model_copy(update={"revoked": ["e" * 64], "issued": time.time()})
-    reporter.directive, reporter.signed_directive = out, MIRROR.sign("directive", out)
-    kept = place.folder.path / DIRECTIVE_FILE
+    joined, reporter = ada.worker.joined, ada.worker.reporter
+    fields = {"revoked": ["e" * 64], "issued": time.time()}
+    revoking = joined.directive.model_copy(update=fields)
+    reporter.directive = revoking
+    reporter.signed_directive = MIRROR.sign("directive", revoking)
+    stored = joined.folder.path / DIRECTIVE_FILE
     deadline = time.monotonic() + 20
-    while not kept.exists():
+    while not stored.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     ada.leave()
-    assert Signed.model_validate_json(kept.read_bytes()) == MIRROR.sign("directive", out)
+    assert Signed.model_validate_json(stored.read_bytes()) == MIRROR.sign("directive", revoking)
 
 
 def test_payload_damaged_on_disk_never_reaches_the_anchor(swarm, monkeypatch):

@@ -13,35 +13,11 @@ def person(site: Site) -> Person:
     return Person(site)
 
 
-def enrol(site: Site, person: Person, machine: str) -> None:
-    login = site.barnraise(machine, "login", site.url, "--name", machine)
-    where = re.compile(r"http://[^/]+(/machines/enrol/\S+/)")
-    wait_until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")
-    person.post(where.search(site.log(f"login-{machine}"))[1], answer="approve")
-    assert login.wait(60) == 0, site.log(f"login-{machine}")
-
-
 def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
-    owner = (
-        "--owner",
-        "organiser@example.org",
-        "--name",
-        "Keepsake",
-        "--report-every",
-        "1",
-        "--launch",
-    )
-    budget = (
-        "--tokens",
-        "60000",
-        "--set",
-        "recipe.learning_rate=3e-3",
-        "--set",
-        "text.tokenizer=bytes",
-    )
-    run = site.manage("create_run", *owner, *budget).splitlines()[-1]
+    settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes")
+    run = site.launch_run("Keepsake", 60_000, *settings)
     for machine in ("keeper", "guest"):
-        enrol(site, person, machine)
+        person.enrol(machine)
     trained = site.barnraise("keeper", "join", run, "--threads", "1")
     assert trained.wait(200) == 0, site.log("join-keeper")
     anchor = site.status("keeper")["anchor"]
@@ -51,8 +27,8 @@ def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
     )
     assert "barnraise serve" in page or "barnraise export" in page
     model = site.folder / "model"
-    alone = site.barnraise("guest", "fetch", run, str(model))
-    assert alone.wait(200) == 1 and "try again later" in site.log("fetch-guest")
+    without_server = site.barnraise("guest", "fetch", run, str(model))
+    assert without_server.wait(200) == 1 and "try again later" in site.log("fetch-guest")
 
     served = site.barnraise("keeper", "serve", run)
     wait_until(lambda: "Sharing" in site.log("serve-keeper"), "serving", 90)
@@ -67,31 +43,19 @@ def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
 
 def read_status(site: Site, machine: str, name: str) -> dict:
     """Return a machine's status in the run of that name; {} before it has one."""
-    found = (
-        json.loads(path.read_text())
-        for path in (site.folder / machine / "runs").glob("*/status.json")
-    )
-    return next((status for status in found if status["name"] == name), {})
+    paths = (site.folder / machine / "runs").glob("*/status.json")
+    statuses = [json.loads(path.read_text()) for path in paths]
+    return next((status for status in statuses if status["name"] == name), {})
 
 
 @pytest.mark.slow
 def test_warm_started_run_begins_with_the_other_runs_final_weights(site, person):
     """The owner's machine lacks the other run, and reports that until the weights are served."""
-    owner = (
-        "--owner",
-        "organiser@example.org",
-        "--name",
-        "Forebear",
-        "--report-every",
-        "1",
-        "--launch",
-    )
     small = {"layers": 2, "width": 32, "heads": 2, "context": 32, "vocabulary": 300}
-    rules = [word for name, size in small.items() for word in ("--set", f"model.{name}={size}")]
-    budget = ("--tokens", "20000", "--set", "recipe.learning_rate=3e-3", *rules)
-    run = site.manage("create_run", *owner, *budget).splitlines()[-1]
+    settings = [f"model.{name}={size}" for name, size in small.items()]
+    run = site.launch_run("Forebear", 20_000, "recipe.learning_rate=3e-3", *settings)
     for machine in ("elder", "heir", "cousin"):
-        enrol(site, person, machine)
+        person.enrol(machine)
     trained = site.barnraise("elder", "join", run, "--threads", "1")
     assert trained.wait(300) == 0, site.log("join-elder")
     ended = read_status(site, "elder", "Forebear")
@@ -99,26 +63,25 @@ def test_warm_started_run_begins_with_the_other_runs_final_weights(site, person)
     checkpoint = wait_until(
         lambda: row.search(person.http.get(f"/runs/{run}/").text), "a checkpoint"
     )[1]
-    made = person.post(f"/runs/{run}/clone/", checkpoint=checkpoint).url.path.split("/")[2]
-    person.post(f"/runs/{made}/launch/")
+    copy = person.post(f"/runs/{run}/clone/", checkpoint=checkpoint).url.path.split("/")[2]
+    person.post(f"/runs/{copy}/launch/")
 
-    heir = site.barnraise("heir", "join", made, "--threads", "1")
-    wait_until(lambda: "cannot be had now" in site.log("join-heir"), "a sentence", 120)
+    heir = site.barnraise("heir", "join", copy, "--threads", "1")
+    wait_until(lambda: "cannot be had now" in site.log("join-heir"), "the reason why it waits", 120)
     served = site.barnraise("elder", "serve", run)
     wait_until(
         lambda: read_status(site, "heir", "Forebear (copy)").get("validation_first"),
-        "its first look",
+        "its first validation",
         240,
     )
     first = read_status(site, "heir", "Forebear (copy)")["validation_first"]
     assert first == [0, pytest.approx(ended["validation_last"][1], abs=0.02)], (
-        "it goes on where the other ended"
+        "it starts with the loss at which the other run ended"
     )
     served.send_signal(signal.SIGINT)
-    cousin = site.barnraise("cousin", "join", made, "--threads", "1")  # fetches them from the heir
-    assert heir.wait(300) == 0 and cousin.wait(300) == 0, site.log("join-heir") + site.log(
-        "join-cousin"
-    )
+    cousin = site.barnraise("cousin", "join", copy, "--threads", "1")  # fetches them from the heir
+    assert heir.wait(300) == 0, site.log("join-heir")
+    assert cousin.wait(300) == 0, site.log("join-cousin")
     last = [read_status(site, machine, "Forebear (copy)") for machine in ("heir", "cousin")]
     assert last[0]["anchor"] == last[1]["anchor"] and last[0]["validation_last"][1] < first[1]
     assert served.wait(60) == 0, site.log("serve-elder")

@@ -1,6 +1,5 @@
 """Run real worker processes over iroh with a real site: kill, restart and join late."""
 
-import re
 import signal
 
 import pytest
@@ -14,40 +13,16 @@ def person(site: Site) -> Person:
     return Person(site)
 
 
-def enrol(site: Site, person: Person, machine: str) -> None:
-    login = site.barnraise(machine, "login", site.url, "--name", machine)
-    where = re.compile(r"http://[^/]+(/machines/enrol/\S+/)")
-    wait_until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")
-    person.post(where.search(site.log(f"login-{machine}"))[1], answer="approve")
-    assert login.wait(30) == 0, site.log(f"login-{machine}")
-
-
 def updates_sent_by(site: Site, machine: str) -> int:
     return site.status(machine).get("updates_sent", 0)
 
 
 @pytest.mark.slow
 def test_killed_worker_recovers_and_a_fourth_joins_late(site, person):
-    budget = (
-        "--tokens",
-        "450000",
-        "--set",
-        "recipe.learning_rate=3e-3",
-        "--set",
-        "text.tokenizer=bytes",
-    )
-    owner = (
-        "--owner",
-        "organiser@example.org",
-        "--name",
-        "Crossbeam",
-        "--report-every",
-        "1",
-        "--launch",
-    )
-    run = site.manage("create_run", *owner, *budget).splitlines()[-1]
+    settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes")
+    run = site.launch_run("Crossbeam", 450_000, *settings)
     for machine in (*TRIO, "west"):
-        enrol(site, person, machine)
+        person.enrol(machine)
     joined = {machine: site.barnraise(machine, "join", run, "--threads", "1") for machine in TRIO}
     wait_until(lambda: all(updates_sent_by(site, m) >= 2 for m in TRIO), "two updates of each")
 
@@ -55,11 +30,12 @@ def test_killed_worker_recovers_and_a_fourth_joins_late(site, person):
     site.processes.kill("join-east")
     others = {m: updates_sent_by(site, m) for m in ("north", "south")}
     wait_until(
-        lambda: all(updates_sent_by(site, m) > n for m, n in others.items()), "the others going on"
+        lambda: all(updates_sent_by(site, m) > n for m, n in others.items()),
+        "updates of the other machines",
     )
     joined["east"] = site.barnraise("east", "join", run, "--threads", "1")
     joined["west"] = site.barnraise("west", "join", run, "--threads", "1")
-    wait_until(lambda: updates_sent_by(site, "east") > before, "the killed one's next update")
+    wait_until(lambda: updates_sent_by(site, "east") > before, "an update of the restarted machine")
 
     for machine, process in joined.items():
         assert process.wait(150) == 0, site.log(f"join-{machine}")
@@ -72,19 +48,8 @@ def test_killed_worker_recovers_and_a_fourth_joins_late(site, person):
 
 
 def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
-    owner = (
-        "--owner",
-        "organiser@example.org",
-        "--name",
-        "Ridge",
-        "--report-every",
-        "1",
-        "--launch",
-    )
-    run = site.manage(
-        "create_run", *owner, "--tokens", "5000000", "--set", "text.tokenizer=bytes"
-    ).splitlines()[-1]
-    enrol(site, person, "solo")
+    run = site.launch_run("Ridge", 5_000_000, "text.tokenizer=bytes")
+    person.enrol("solo")
     worker = site.barnraise("solo", "join", run, "--threads", "1")
     wait_until(lambda: updates_sent_by(site, "solo") >= 1, "an update")
     worker.send_signal(signal.SIGINT)
@@ -95,5 +60,5 @@ def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
         return person.http.get(f"/live/{run}/").json()["workers"]
 
     wait_until(
-        lambda: [w["activity"] for w in machines()] == ["left"], "the site's word that it left", 20
+        lambda: [w["activity"] for w in machines()] == ["left"], "the departure on the site", 20
     )

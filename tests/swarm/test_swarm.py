@@ -37,11 +37,12 @@ def test_three_workers_end_with_bit_identical_anchors(swarm):
 
 @pytest.fixture
 def short_fragment_intervals(monkeypatch):
-    """Stream fragments in rounds of a second or less as well."""
+    """Let rounds of a second or less stream their fragments as well."""
     monkeypatch.setattr(streaming, "MIN_PART_SECONDS", 0.02)
 
 
-def test_workers_that_stream_fragments_end_bit_identical(swarm, short_fragment_intervals):
+@pytest.mark.usefixtures("short_fragment_intervals")
+def test_workers_that_stream_fragments_end_bit_identical(swarm):
     run = swarm(strategy="streams", round_steps=16)
     trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     for volunteer in trio:
@@ -53,14 +54,15 @@ def test_workers_that_stream_fragments_end_bit_identical(swarm, short_fragment_i
     with closing(Ledger(trio[0].worker.joined.folder.path)) as ledger:
         updates = [update for _, update in ledger.updates_since({})]
     assert any(len(update.payload_parts) < len(update.fragments) for update in updates), (
-        "none was a turn"
+        "some updates contain only a part of the fragments"
     )
     for author in {update.author for update in updates}:
-        said = [len(update.payload_parts) for update in updates if update.author == author]
-        assert said[-1] == len(updates[0].fragments), "the last says all that is left"
+        parts = [len(update.payload_parts) for update in updates if update.author == author]
+        assert parts[-1] == len(updates[0].fragments), "the last update contains all fragments"
 
 
-def test_worker_killed_between_two_fragments_returns_bit_identical(swarm, short_fragment_intervals):
+@pytest.mark.usefixtures("short_fragment_intervals")
+def test_worker_killed_between_two_fragments_returns_bit_identical(swarm):
     run = swarm(strategy="streams", round_steps=16)
     trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     run.until(lambda: all(v.status.get("ledger_tokens", 0) > 30_000 for v in trio))
@@ -83,7 +85,7 @@ def test_killed_worker_returns_to_its_own_state(swarm):
     for volunteer in (trio[0], back, trio[2]):
         volunteer.join()
     assert len(final_digests([trio[0], back, trio[2]])) == 1
-    assert back.status["updates_sent"] >= before, "what it had published is still its own"
+    assert back.status["updates_sent"] >= before, "it knows the updates that it had published"
 
 
 def test_late_joiner_fetches_anchor_and_text_from_peers(swarm):
@@ -96,7 +98,7 @@ def test_late_joiner_fetches_anchor_and_text_from_peers(swarm):
     assert len(final_digests([*trio, late])) == 1
     assert late.status["updates_sent"] > 0
     assert late.status["validation_first"][0] > 0, (
-        "it began at the others' anchor, not at the seed's"
+        "it started from the others' anchor, not from the seed's weights"
     )
     ours = BlobStore(late.worker.joined.folder.path / "blobs")
     assert all(ours.has(shard.digest) for shard in run.manifest.train)
@@ -108,8 +110,10 @@ def test_partitioned_swarm_trains_on_and_agrees_once_healed(swarm):
     run.until(lambda: all(v.status.get("updates_received", 0) > 2 for v in trio))
     lonely = trio[2]
     run.network.partition({trio[0].worker.key, trio[1].worker.key}, {lonely.worker.key})
-    at = [v.status["updates_sent"] for v in trio]
-    run.until(lambda: all(v.status["updates_sent"] > n + 1 for v, n in zip(trio, at, strict=True)))
+    before = [v.status["updates_sent"] for v in trio]
+    run.until(
+        lambda: all(v.status["updates_sent"] > n + 1 for v, n in zip(trio, before, strict=True))
+    )
     assert lonely.status["peers"] == 0
     run.network.heal()
     for volunteer in trio:
@@ -129,8 +133,8 @@ def test_leaving_worker_has_published_and_saved_its_last_round(swarm):
     assert ben.status["activity"] == "left"
     run.until(lambda: ada.status["updates_received"] >= ben.status["updates_sent"])
     ada.leave()
-    kept = CheckpointSlots(ben.worker.joined.folder.path / "checkpoint").load()
-    assert kept is not None and kept[1].last_seq == ben.status["updates_sent"]
+    saved = CheckpointSlots(ben.worker.joined.folder.path / "checkpoint").load()
+    assert saved is not None and saved[1].last_seq == ben.status["updates_sent"]
 
 
 def test_worker_without_peers_trains_alone(swarm):
@@ -158,9 +162,7 @@ def test_state_folder_belongs_to_one_worker_and_one_run(swarm):
         home.open_run(other)
 
 
-def test_ticket_holder_rejoins_through_a_known_peer_without_a_site(
-    swarm,
-):
+def test_ticket_holder_rejoins_through_a_known_peer_without_a_site(swarm):
     run = swarm(token_budget=10_000_000)
     trio = [run.start(name, knows=other_names(name)) for name in TRIO]
     ada, ben, cleo = trio
@@ -188,10 +190,8 @@ def test_joiner_warms_up_its_optimizer(swarm):
         lambda: hasattr(late.worker, "engine") and late.worker.engine.progress.optimizer_steps > 0
     )
     progress = late.worker.engine.progress
-    assert (
-        progress.optimizer_steps + progress.warmup_steps_left >= WARMUP_STEPS
-        and progress.warmup_steps_left < WARMUP_STEPS
-    )
+    assert progress.optimizer_steps + progress.warmup_steps_left >= WARMUP_STEPS
+    assert progress.warmup_steps_left < WARMUP_STEPS
     assert ada.worker.engine.progress.warmup_steps_left == 0
     for volunteer in (late, ada):
         volunteer.leave()

@@ -8,13 +8,13 @@ import torch
 from helpers.fake_coordinator import FakeCoordinator
 
 from barnraise.cli.verdict import build_verdict
-from barnraise.coordinator_client import reporter as report_module
+from barnraise.coordinator_client import reporter as reporter_module
 from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError
 from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.gossip import verdict_sync as accord_module
+from barnraise.exchange.gossip import verdict_sync as verdict_sync_module
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger import anchor_scrub as audit_module
+from barnraise.exchange.ledger import anchor_scrub as anchor_scrub_module
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.planning.limits import Limits
@@ -30,19 +30,19 @@ TIGHT = Limits(memory=6_500_000)
 
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch):
-    monkeypatch.setattr(audit_module, "MIN_INTERVAL", 0.02)
-    monkeypatch.setattr(audit_module, "TIME_SHARE", 0.2)
-    monkeypatch.setattr(accord_module, "HEADS_INTERVAL", 0.2)
-    monkeypatch.setattr(accord_module, "RESEND_INTERVAL", 1.0)
+    monkeypatch.setattr(anchor_scrub_module, "MIN_INTERVAL", 0.02)
+    monkeypatch.setattr(anchor_scrub_module, "TIME_SHARE", 0.2)
+    monkeypatch.setattr(verdict_sync_module, "HEADS_INTERVAL", 0.2)
+    monkeypatch.setattr(verdict_sync_module, "RESEND_INTERVAL", 1.0)
 
 
 def final_digests(volunteers) -> set[tuple[str, str]]:
     return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
 
 
-def start_first_worker(run, **how):
+def start_first_worker(run, **options):
     """Start a run's first worker, which has every update; later ones begin at a snapshot."""
-    volunteer = run.start("ada", **how)
+    volunteer = run.start("ada", **options)
     run.until(lambda: volunteer.status.get("updates_sent", 0) > 0)
     return volunteer
 
@@ -60,9 +60,9 @@ def publish_noise(engine) -> None:
     engine.end_round = end_round
 
 
-def store_verdict(volunteer, made) -> None:
+def store_verdict(volunteer, verdict: Verdict) -> None:
     """Store a verdict as `barnraise verdict` does for a running worker."""
-    signed = OWNER.sign("verdict", made)
+    signed = OWNER.sign("verdict", verdict)
     ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
     path = volunteer.worker.joined.folder.path / VERDICT_FOLDER / f"{digest(signed.body)}.json"
     write_atomically(path, ruling.model_dump_json().encode())
@@ -70,11 +70,10 @@ def store_verdict(volunteer, made) -> None:
 
 def first_forked_seq(one: Ledger, other: Ledger, author: str) -> int | None:
     """Return the first number under which two ledgers have different updates of an author."""
-    for (_, mine), (_, theirs) in zip(
-        *(each.headers(author, 1, 1 << 40) for each in (one, other)), strict=False
-    ):
-        if mine != theirs:
-            return mine.seq
+    headers = [ledger.headers(author, 1, 1 << 40) for ledger in (one, other)]
+    for (_, first), (_, second) in zip(*headers, strict=False):
+        if first != second:
+            return first.seq
     return None
 
 
@@ -108,9 +107,8 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
     )
     run.until(lambda: all(v.worker.anchor.vector.get(author) == good for v in (ada, ben)))
     run.until(lambda: ada.status["validation_last"][1] < spoilt - 0.1)
-    dora = run.start(
-        "dora", knows=["ada", "ben"]
-    )  # a late joiner begins without the retracted updates
+    # A late joiner starts without the retracted updates.
+    dora = run.start("dora", knows=["ada", "ben"])
     run.until(lambda: dora.status.get("updates_sent", 0) > 0)
     for volunteer in (dora, ben):
         volunteer.leave()
@@ -121,10 +119,10 @@ def test_poisoned_updates_are_retracted_everywhere_without_a_trace(swarm):
         )
     )
     ada.leave()
-    kept = Ledger(ada.worker.joined.folder.path)
-    assert kept.vector()[author] == good
-    assert ada.status["anchor"] == digest_of_the_sum(run, kept)
-    kept.close()
+    ledger = Ledger(ada.worker.joined.folder.path)
+    assert ledger.vector()[author] == good
+    assert ada.status["anchor"] == digest_of_the_sum(run, ledger)
+    ledger.close()
 
 
 def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
@@ -136,23 +134,24 @@ def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
         run.until(lambda: all(v.status.get("updates_received", 0) > 3 for v in (ada, ben)))
         author = ben.worker.exchange.author
 
-        def ruled(by=MIRROR, about=run.manifest.run, text=lambda body: body) -> SignedVerdict:
-            signed = by.sign(
-                "verdict", Verdict(run=about, after={author: 1}, reason="noise", issued=1.0)
+        def sign_verdict(by=MIRROR, run_id=run.manifest.run, suffix="") -> SignedVerdict:
+            verdict = Verdict(run=run_id, after={author: 1}, reason="noise", issued=1.0)
+            signed = by.sign("verdict", verdict)
+            return SignedVerdict(
+                body=signed.body + suffix, signatures={signed.key: signed.signature}
             )
-            return SignedVerdict(body=text(signed.body), signatures={signed.key: signed.signature})
 
-        strangers = Identity(b"x" * 32)
-        wrong = {
-            "neither the run's owner nor one of its mirrors": ruled(by=strangers),
-            "is for run": ruled(about="01890000-0000-7000-8000-000000000001"),
-            "more than 50000 bytes": ruled(text=lambda body: body + " " + "é" * 26_000),
+        stranger = Identity(b"x" * 32)
+        invalid = {
+            "neither the run's owner nor one of its mirrors": sign_verdict(by=stranger),
+            "is for run": sign_verdict(run_id="01890000-0000-7000-8000-000000000001"),
+            "more than 50000 bytes": sign_verdict(suffix=" " + "é" * 26_000),
         }
-        for said, ruling in wrong.items():
-            site.verdicts = [ruling]
-            run.until(lambda said=said: said in caplog.text)
+        for reason, verdict in invalid.items():
+            site.verdicts = [verdict]
+            run.until(lambda reason=reason: reason in caplog.text)
         assert not ada.worker.ledger.verdicts.rulings and not site.applied_verdicts
-        site.verdicts = [ruled()]
+        site.verdicts = [sign_verdict()]
         run.until(lambda: site.applied_verdicts == [digest(site.verdicts[0].body)])
         run.until(lambda: all(v.worker.anchor.vector.get(author) == 1 for v in (ada, ben)))
         ben.leave()
@@ -165,15 +164,15 @@ def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
         ada.leave()
     finally:
         site.close()
-    kept = Ledger(ada.worker.joined.folder.path)
-    assert kept.vector()[author] == 1 and ada.status["anchor"] == digest_of_the_sum(run, kept)
-    kept.close()
+    ledger = Ledger(ada.worker.joined.folder.path)
+    assert ledger.vector()[author] == 1 and ada.status["anchor"] == digest_of_the_sum(run, ledger)
+    ledger.close()
 
 
 def test_revoked_machine_is_refused_within_a_minute_of_rare_reports(swarm, caplog, monkeypatch):
     """Reports are due hourly. One of two peers reaches the site and relays the directive."""
-    assert report_module.DIRECTIVE_SECONDS <= 30
-    monkeypatch.setattr(report_module, "DIRECTIVE_SECONDS", 1.0)
+    assert reporter_module.DIRECTIVE_SECONDS <= 30
+    monkeypatch.setattr(reporter_module, "DIRECTIVE_SECONDS", 1.0)
     run = swarm(token_budget=10_000_000)
     site = FakeCoordinator(MIRROR, run.manifest.run)
     site.directive["report_every"] = 3600.0
@@ -187,16 +186,17 @@ def test_revoked_machine_is_refused_within_a_minute_of_rare_reports(swarm, caplo
         )
 
         def linked(one, other) -> bool:
-            return other.worker.key in {each.key for each in one.worker.exchange.stats.neighbours}
+            return other.worker.key in {peer.key for peer in one.worker.exchange.stats.neighbours}
 
         run.until(lambda: linked(ada, cleo) and linked(ben, cleo) and route in site.requests)
         site.directive["revoked"] = [cleo.worker.key]
-        began = time.monotonic()
+        started_at = time.monotonic()
         run.until(lambda: not linked(ada, cleo) and not linked(ben, cleo), 30.0)
-        assert time.monotonic() - began < 30.0, "a look, and a word to the other"
-        run.until(
-            lambda: f"peer {cleo.worker.key[:8]} was revoked" in caplog.text
-        )  # its ticket, presented again
+        assert time.monotonic() - started_at < 30.0, (
+            "one peer polls the directive, and relays it to the other"
+        )
+        # Cleo presents her ticket again.
+        run.until(lambda: f"peer {cleo.worker.key[:8]} was revoked" in caplog.text)
     finally:
         site.close()
 
@@ -237,9 +237,11 @@ def test_worker_restored_from_an_old_backup_forks_and_continues(swarm):
         )
     )
     ada.leave()
-    kept = Ledger(ada.worker.joined.folder.path)
-    assert ada.status["anchor"] == digest_of_the_sum(run, kept), "none of either half is left"
-    kept.close()
+    ledger = Ledger(ada.worker.joined.folder.path)
+    assert ada.status["anchor"] == digest_of_the_sum(run, ledger), (
+        "neither update of the fork is left"
+    )
+    ledger.close()
 
 
 def test_bit_flip_in_memory_is_found_repaired_and_reported(swarm):

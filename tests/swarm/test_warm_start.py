@@ -34,28 +34,27 @@ def test_warm_started_run_continues_identically_on_every_machine(ended_run, swar
     home = after.home("ada")
     blobs = BlobStore(home.path / "runs" / before.manifest.run / "blobs")
     spec = replace(after.spec, start=start_of(before, ada))
-    found = fetch_initial_weights(
+    initial = fetch_initial_weights(
         StateDir(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.store
     )
-    assert len(found.fragments) == spec.model.layers + 2 and found.tokenizer is None
-    after.spec = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
+    assert len(initial.fragments) == spec.model.layers + 2 and initial.tokenizer is None
+    after.spec = replace(spec, start=replace(spec.start, fragments=tuple(initial.fragments)))
     assert not problems(after.spec) and RunSpec.from_json(after.spec.to_json()) == after.spec
 
     ben = after.start("ben", knows=["ada"])  # starts before the one machine that has the weights
     after.until(lambda: "the weights this run begins with from peers: 4 of 4" in caplog.text)
     heirs = [after.start("ada", knows=["ben"]), ben]
-    for each in heirs:
-        each.join(120)
+    for heir in heirs:
+        heir.join(120)
     ended_at = ada.status["validation_last"][1]
-    firsts = [
-        each.status["validation_first"] for each in heirs
-    ]  # one may begin with the other's first updates
-    assert (0, ended_at) in firsts, "bit for bit the same weights"
+    # One of them may start with the other's first updates.
+    firsts = [heir.status["validation_first"] for heir in heirs]
+    assert (0, ended_at) in firsts, "the same weights bit for bit"
     assert max(loss for _, loss in firsts) < ended_at + 0.5
-    assert len({(each.status["vector"], each.status["anchor"]) for each in heirs}) == 1
+    assert len({(heir.status["vector"], heir.status["anchor"]) for heir in heirs}) == 1
     assert heirs[0].status["validation_last"][1] < ended_at
-    assert all(each.status["checksum"]["corruptions"] == 0 for each in heirs), (
-        "it is audited from its own beginning"
+    assert all(heir.status["checksum"]["corruptions"] == 0 for heir in heirs), (
+        "the anchor is compared with its own initial weights"
     )
 
 
@@ -63,9 +62,8 @@ def test_machine_without_the_start_weights_says_why(ended_run, tmp_path):
     before, ada = ended_run
     wrong = replace(before.spec, start=replace(start_of(before, ada), digest="0" * 64))
     for home in (StateDir(before.folder / "ada"), StateDir(tmp_path / "new")):
-        with pytest.raises(
-            StateError, match="not enrolled"
-        ):  # it would have to ask that run's peers
+        # The weights are not on this machine, and fetching them requires an enrolment.
+        with pytest.raises(StateError, match="not enrolled"):
             fetch_initial_weights(
                 home, threading.Event(), lambda: None, wrong, lambda data: "0" * 64
             )
@@ -75,18 +73,18 @@ def test_wrong_start_fragments_are_refused_before_the_first_step(ended_run, tmp_
     before, ada = ended_run
     blobs = BlobStore(tmp_path / "blobs")
     spec = replace(before.spec, start=start_of(before, ada))
-    found = fetch_initial_weights(
+    initial = fetch_initial_weights(
         StateDir(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.store
     )
-    other = blobs.store(bytes(blobs.size(found.fragments[0])))
-    for fragments, said in (
-        ([other, *found.fragments[1:]], "tell its owner"),
-        ([found.fragments[-1], *found.fragments[1:]], "is of another model"),
+    other = blobs.store(bytes(blobs.size(initial.fragments[0])))
+    for fragments, reason in (
+        ([other, *initial.fragments[1:]], "tell its owner"),
+        ([initial.fragments[-1], *initial.fragments[1:]], "is of another model"),
     ):
-        spoilt = replace(spec, start=replace(spec.start, fragments=tuple(fragments)))
-        with pytest.raises(StateError, match=said):
-            fetch_start_weights(None, blobs, spoilt, lambda: False)
-    right = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
+        wrong = replace(spec, start=replace(spec.start, fragments=tuple(fragments)))
+        with pytest.raises(StateError, match=reason):
+            fetch_start_weights(None, blobs, wrong, lambda: False)
+    right = replace(spec, start=replace(spec.start, fragments=tuple(initial.fragments)))
     assert fetch_start_weights(None, blobs, right, lambda: False)
 
 
@@ -103,6 +101,6 @@ def test_wrong_start_fragments_are_refused_before_the_first_step(ended_run, tmp_
 )
 def test_inconsistent_start_is_refused(swarm, start):
     run = swarm()
-    sound = Start(run=run.manifest.run, digest="1" * 64, tokens=5, fragments=("2" * 64,) * 4)
-    assert not problems(replace(run.spec, start=sound))
-    assert "start" in problems(replace(run.spec, start=replace(sound, **start)))
+    valid = Start(run=run.manifest.run, digest="1" * 64, tokens=5, fragments=("2" * 64,) * 4)
+    assert not problems(replace(run.spec, start=valid))
+    assert "start" in problems(replace(run.spec, start=replace(valid, **start)))

@@ -137,7 +137,7 @@ def test_split_weights_differ_only_by_the_rounding_of_products():
     assert wide[0] == pytest.approx(split[0], rel=5e-3) and wide[0] != split[0]
 
 
-# ---- torch's AdamW --------------------------------------------------------------------------------
+# ---- torch's AdamW -------------------------------------------------------------------------------
 
 
 def train_with_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tensor]]:
