@@ -1,4 +1,4 @@
-"""What machines say of others' updates."""
+"""Build attestations: machines confirm that they have applied other machines' updates."""
 
 from barnraise.protocol import coordinator_messages, messages
 from barnraise.protocol.signing import digest
@@ -7,19 +7,57 @@ LIFE, NEXT = "0123456789abcdef", "fedcba9876543210"  # incarnations
 
 
 def witness_of(
-    machine, run, author, seq: int, total: int, life: str = LIFE, said=None
+    machine, run, author, seq: int, total: int, life: str = LIFE
 ) -> coordinator_messages.Attestation:
-    """That `machine` has applied another's updates up to `seq`, of so many tokens; but for what is `said` otherwise."""
+    """Let a machine attest that it has applied another's updates.
+
+    Args:
+        machine: The machine that attests.
+        run: The run.
+        author: The machine that published the updates.
+        seq: The number of the author's newest update.
+        total: The tokens of all of the author's updates up to it.
+        life: The author's incarnation.
+    """
+    header = sign_header(run, author, seq, total, life)
+    return sign_attestation(machine, header, true_statement(run, header))
+
+
+def altered_witness_of(machine, run, author, changes: dict) -> coordinator_messages.Attestation:
+    """Let a machine sign an attestation of two updates, with changes to its statement."""
+    header = sign_header(run, author, seq=2, total=2000, life=LIFE)
+    statement = true_statement(run, header).model_copy(update=changes)
+    return sign_attestation(machine, header, statement)
+
+
+def sign_header(run, author, seq: int, total: int, life: str) -> messages.Signed:
+    """Sign the header of an author's update."""
     update = messages.Update(
-        run=str(run.pk), peer=author.identity.key, incarnation=life, seq=seq, previous="0" * 64, tokens=1, total=total,
+        run=str(run.pk),
+        peer=author.identity.key,
+        incarnation=life,
+        seq=seq,
+        previous="0" * 64,
+        tokens=1,
+        total=total,
         fragments=[],
-    )  # fmt: skip
-    head = author.identity.sign("update", update)
-    word = coordinator_messages.AttestationStatement(
-        run=str(run.pk), author=update.author, head=digest(head.body)
     )
-    word = machine.identity.sign("attestation", word.model_copy(update=said or {}))
+    return author.identity.sign("update", update)
+
+
+def true_statement(run, header: messages.Signed) -> coordinator_messages.AttestationStatement:
+    """Return the statement that a header's update has been applied."""
+    update = messages.Update.model_validate_json(header.body)
+    return coordinator_messages.AttestationStatement(
+        run=str(run.pk), author=update.author, head=digest(header.body)
+    )
+
+
+def sign_attestation(
+    machine, header: messages.Signed, statement: coordinator_messages.AttestationStatement
+) -> coordinator_messages.Attestation:
+    signed_statement = machine.identity.sign("attestation", statement)
     return coordinator_messages.Attestation(
-        head=coordinator_messages.SignedHeader(**head.model_dump()),
-        statement=coordinator_messages.SignedStatement(**word.model_dump()),
+        head=coordinator_messages.SignedHeader(**header.model_dump()),
+        statement=coordinator_messages.SignedStatement(**signed_statement.model_dump()),
     )

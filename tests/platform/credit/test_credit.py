@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from django.test import Client
 from django.utils import timezone
-from helpers.attestations import LIFE, NEXT, witness_of
+from helpers.attestations import LIFE, NEXT, altered_witness_of, witness_of
 from helpers.mirror_lists import list_entry, signed_list
 from hypothesis import HealthCheck, given, settings
 
@@ -180,11 +180,11 @@ def test_attestation_with_a_bad_signature_is_refused_with_its_report(
         "head": lambda: valid.model_copy(
             update={"head": valid.head.model_copy(update={"body": valid.head.body + " "})}
         ),
-        "run": lambda: witness_of(
-            bob, run, ada, 2, 2000, said={"run": "01890000-0000-7000-8000-0000000000aa"}
+        "run": lambda: altered_witness_of(
+            bob, run, ada, {"run": "01890000-0000-7000-8000-0000000000aa"}
         ),
-        "author": lambda: witness_of(
-            bob, run, ada, 2, 2000, said={"author": f"{bob.identity.key}.{LIFE}"}
+        "author": lambda: altered_witness_of(
+            bob, run, ada, {"author": f"{bob.identity.key}.{LIFE}"}
         ),
         "another's": lambda: witness_of(ada, run, ada, 2, 2000),
     }[kind]()
