@@ -114,7 +114,8 @@ def signed_in(person):
     """Return a function that creates a person and returns (a signed-in client, the person)."""
 
     def create(email: str = "ada@example.org", **fields) -> tuple[Client, object]:
-        client, user = Client(), person(email, **fields)
+        client = Client()
+        user = person(email, **fields)
         client.force_login(user)
         return client, user
 
@@ -182,7 +183,8 @@ def launched_run(draft, manifest, volunteer):
     """
 
     def launch(owner, seed: int = 1, **fields):
-        run, first = draft(owner, **fields), volunteer(owner, seed)
+        run = draft(owner, **fields)
+        first = volunteer(owner, seed)
         run.launch()
         answer = first.send_request(
             "POST", f"/runs/{run.slug}/manifest", first.identity.sign("manifest", manifest(run))

@@ -29,7 +29,7 @@ CELERY = [sys.executable, "-m", "celery", "-A", "coordinator.celery:app"]
 
 
 @pytest.fixture
-def celery(state, transactional_db, tmp_path):
+def start_celery(state, transactional_db, tmp_path):
     """Yield a function that starts `celery …` on this test's database; stop all at the end."""
     name = connection.settings_dict["NAME"]
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}").geturl()
@@ -58,15 +58,16 @@ def celery(state, transactional_db, tmp_path):
             process.kill()
 
 
-def wait(done, seconds: float = 40.0) -> None:
+def wait_until(condition, seconds: float = 40.0) -> None:
+    """Wait until a condition holds; fail after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not done():
+    while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
 
 
-def test_reports_reach_postgres_although_the_worker_is_killed_midway(
-    celery, person, draft, manifest, volunteer, numbered_report
+def test_reports_are_stored_although_a_worker_is_killed(
+    start_celery, person, draft, manifest, volunteer, numbered_report
 ):
     run = draft(person())
     ada = volunteer(run.owner)
@@ -81,15 +82,15 @@ def test_reports_reach_postgres_although_the_worker_is_killed_midway(
             ada.report(run, *(numbered_report(i) for i in range(first, first + batch))).status_code
             == 200
         )
-    worker = celery("worker", "-P", "solo", "--loglevel", "INFO")
-    celery("beat", "--loglevel", "INFO", "--pidfile=")
+    worker = start_celery("worker", "-P", "solo", "--loglevel", "INFO")
+    start_celery("beat", "--loglevel", "INFO", "--pidfile=")
     locked = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted"
     with connection.cursor() as cursor:
-        wait(lambda: cursor.execute(locked) or cursor.fetchone())
+        wait_until(lambda: cursor.execute(locked) or cursor.fetchone())
     worker.send_signal(signal.SIGKILL)  # while it drains the queue
     worker.wait()
-    celery("worker", "-P", "solo", "--loglevel", "INFO")
-    wait(lambda: Membership.objects.get(run=run).mark == total)
+    start_celery("worker", "-P", "solo", "--loglevel", "INFO")
+    wait_until(lambda: Membership.objects.get(run=run).mark == total)
     assert LossPoint.objects.count() == total
     assert Rollup.objects.filter(width=BUCKET_SECONDS).aggregate(
         reports=Sum("reports"), tokens=Sum("tokens")
@@ -97,13 +98,13 @@ def test_reports_reach_postgres_although_the_worker_is_killed_midway(
         "reports": total,
         "tokens": total * 1000,
     }
-    wait(lambda: not valkey_client().exists(report_queue.PENDING_KEY))
+    wait_until(lambda: not valkey_client().exists(report_queue.PENDING_KEY))
 
     def status() -> enums.RunStatus:
         run.refresh_from_db()
         return run.state
 
-    wait(lambda: status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000)
+    wait_until(lambda: status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000)
 
 
 def test_worker_that_lost_valkey_reconnects_every_second():
@@ -157,10 +158,10 @@ def test_tasks_run_on_time_after_a_fast_clock_is_corrected(beat, monkeypatch):
     for entry in schedule.schedule.values():
         entry.last_run_at += hour
     PeriodicTask.objects.update(last_run_at=timezone.now() + hour)
-    often = {"mirrors", "drain_reports", "pull_remote_telemetry", "advance_runs"}
-    for each in (schedule, beat()):
+    frequent_tasks = {"mirrors", "drain_reports", "pull_remote_telemetry", "advance_runs"}
+    for scheduler in (schedule, beat()):
         ran.clear()
-        end = time.monotonic() + 15
-        while not often <= set(ran):
-            assert time.monotonic() < end, often - set(ran)
-            time.sleep(max(0.0, min(0.1, each.tick())))
+        deadline = time.monotonic() + 15
+        while not frequent_tasks <= set(ran):
+            assert time.monotonic() < deadline, frequent_tasks - set(ran)
+            time.sleep(max(0.0, min(0.1, scheduler.tick())))

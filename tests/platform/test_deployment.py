@@ -18,7 +18,7 @@ DEPLOYED = {
     "EMAIL_FROM": "Barnraise <barn@example.org>",
     "SECRET_KEY": "0123456789abcdefghijklmnop" * 2,
 }
-TOLD = """
+PRINT_SETTINGS = """
 import json
 from django.conf import settings as s
 names = [
@@ -50,7 +50,7 @@ def test_django_checks_find_nothing_in_a_deployed_site(state):
 
 def test_deployed_site_requires_tls(state):
     values = json.loads(
-        manage("shell", "-v", "0", "-c", TOLD, **DEPLOYED).stdout.strip().splitlines()[-1]
+        manage("shell", "-v", "0", "-c", PRINT_SETTINGS, **DEPLOYED).stdout.strip().splitlines()[-1]
     )
     assert values == {
         "SESSION_COOKIE_SECURE": True,
@@ -65,13 +65,13 @@ def test_deployed_site_requires_tls(state):
     }
 
 
-def test_how_long_browsers_insist_on_tls_is_a_setting(state):
-    shorter = manage("shell", "-v", "0", "-c", TOLD, **DEPLOYED, BARNRAISE_HSTS="3600")
+def test_hsts_duration_is_a_setting(state):
+    shorter = manage("shell", "-v", "0", "-c", PRINT_SETTINGS, **DEPLOYED, BARNRAISE_HSTS="3600")
     assert json.loads(shorter.stdout.strip().splitlines()[-1])["SECURE_HSTS_SECONDS"] == 3600
 
 
 @pytest.mark.parametrize(
-    ("url", "found"),
+    ("url", "expected"),
     [
         ("console:", {"EMAIL_BACKEND": "console"}),
         ("file:///var/letters", {"EMAIL_BACKEND": "filebased", "EMAIL_FILE_PATH": "/var/letters"}),
@@ -94,13 +94,13 @@ def test_how_long_browsers_insist_on_tls_is_a_setting(state):
         ),
     ],
 )
-def test_mail_goes_by_one_url(url, found):
-    made = mail_settings.settings(url)
-    made["EMAIL_BACKEND"] = made["EMAIL_BACKEND"].split(".")[-2]
-    assert made.items() >= found.items()
+def test_email_url_sets_the_mail_settings(url, expected):
+    values = mail_settings.settings(url)
+    values["EMAIL_BACKEND"] = values["EMAIL_BACKEND"].split(".")[-2]
+    assert values.items() >= expected.items()
 
 
 @pytest.mark.parametrize("url", ["mail.example.org", "http://mail", "://"])
-def test_a_url_that_is_no_mail_server_is_refused_at_once(url):
+def test_invalid_email_url_is_refused(url):
     with pytest.raises(ValueError, match="EMAIL_URL must start with"):
         mail_settings.settings(url)

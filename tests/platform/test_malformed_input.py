@@ -6,6 +6,7 @@ import time
 import jwt
 import pytest
 from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.test import Client
 from helpers import paths
 
@@ -24,7 +25,7 @@ from coordinator.telemetry.rollup import drain_queue
 
 GOLDEN_REPORTS = paths.GOLDEN / "reports.json"
 pytestmark = pytest.mark.django_db
-WEIRD = [
+HOSTILE_VALUES = [
     None,
     True,
     -1,
@@ -44,7 +45,7 @@ WEIRD = [
 
 
 @pytest.fixture
-def quiet(volunteer, person):
+def tolerant_machine(volunteer, person):
     """Return a machine whose client returns a 500 instead of raising its cause."""
     ada = volunteer(person())
     ada.client.raise_request_exception = False
@@ -52,8 +53,11 @@ def quiet(volunteer, person):
 
 
 @pytest.mark.parametrize("claim", ["aud", "htm", "htu", "body", "iat", "exp", "jti"])
-def test_no_claim_of_a_strangers_token_breaks_the_site(valkey, claim):
-    stranger, now = Identity(b"s" * 32), int(time.time())
+def test_hostile_token_claims_are_refused(valkey, claim):
+    secret = b"s" * 32
+    stranger = Identity(secret)
+    private_key = Ed25519PrivateKey.from_private_bytes(secret)
+    now = int(time.time())
     honest = {
         "aud": site_identity.identity().key,
         "htm": "GET",
@@ -62,37 +66,38 @@ def test_no_claim_of_a_strangers_token_breaks_the_site(valkey, claim):
     }
     honest |= {"iat": now, "exp": now + 30, "jti": "a" * 32}
     client = Client(raise_request_exception=False)
-    for value in WEIRD:
+    for value in HOSTILE_VALUES:
         try:
             token = jwt.encode(
-                {**honest, claim: value}, stranger._private, "EdDSA", headers={"kid": stranger.key}
+                {**honest, claim: value}, private_key, "EdDSA", headers={"kid": stranger.key}
             )
         except (TypeError, ValueError):
-            continue  # the library will not even write it
+            continue  # the library cannot encode it
         answer = client.get("/api/v1/runs", headers={"Authorization": f"Barnraise {token}"})
         assert answer.status_code == 401, (claim, value)
 
 
-def test_no_field_of_a_report_breaks_the_site(
-    quiet, launched_run, numbered_report, plan, monkeypatch
+def test_hostile_report_fields_cause_no_server_error(
+    tolerant_machine, launched_run, numbered_report, plan, monkeypatch
 ):
     monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 100_000)
-    run, _ = launched_run(quiet.machine.owner, seed=2)
-    quiet.join(run)
+    run, _ = launched_run(tolerant_machine.machine.owner, seed=2)
+    tolerant_machine.join(run)
     honest = json.loads(
         coordinator_messages.Reports(
             reports=[numbered_report(1, plan=plan, step_seconds=5.0)]
         ).model_dump_json()
     )
     report = honest["reports"][0]
-    for place in (report, report["points"][0], report["plan"]):
-        for name in list(place):
-            for value in WEIRD:
-                kept, place[name] = place[name], value
-                answer = quiet.send_request(
+    for part in (report, report["points"][0], report["plan"]):
+        for name in list(part):
+            for value in HOSTILE_VALUES:
+                original = part[name]
+                part[name] = value
+                answer = tolerant_machine.send_request(
                     "POST", f"/runs/{run.slug}/reports", sent=json.dumps(honest).encode()
                 )
-                place[name] = kept
+                part[name] = original
                 assert answer.status_code in (200, 422), (name, value)
     drain_queue()
 
@@ -103,25 +108,30 @@ def test_no_field_of_a_report_breaks_the_site(
 @pytest.mark.parametrize(
     "path", ["/runs/a-run/reports", "/runs/a-run/join", "/runs/a-run/manifest", "/enrolments"]
 )
-def test_empty_body_is_refused(quiet, launched_run, sent, path):
-    launched_run(quiet.machine.owner, seed=2)
-    assert quiet.send_request("POST", path, sent=sent).status_code in (400, 422)
+def test_malformed_body_is_refused(tolerant_machine, launched_run, sent, path):
+    launched_run(tolerant_machine.machine.owner, seed=2)
+    assert tolerant_machine.send_request("POST", path, sent=sent).status_code in (400, 422)
 
 
-def test_machine_description_cannot_contain_control_characters(quiet):
+def test_machine_description_cannot_contain_control_characters(tolerant_machine):
     about = coordinator_messages.MachineDescription(
         hostname="pc\0‮\x1b[31m 🛖", processor="\0", cores=4
     )
-    asked = coordinator_messages.EnrolmentRequest(
-        mirror=quiet.mirror_key, key=quiet.identity.key, machine=about, issued=time.time()
+    request = coordinator_messages.EnrolmentRequest(
+        mirror=tolerant_machine.mirror_key,
+        key=tolerant_machine.identity.key,
+        machine=about,
+        issued=time.time(),
     )
-    answer = quiet.send_request("POST", "/enrolments", quiet.identity.sign("enrolment", asked))
+    answer = tolerant_machine.send_request(
+        "POST", "/enrolments", tolerant_machine.identity.sign("enrolment", request)
+    )
     assert answer.status_code == 200, answer.content
     assert Enrolment.objects.get().about["hostname"] == "pc[31m 🛖"
     assert Enrolment.objects.get().about["processor"] == ""
 
 
-def test_report_of_a_clock_in_1970_does_not_stretch_the_chart(
+def test_report_with_a_time_in_1970_does_not_stretch_the_chart(
     person, launched_run, numbered_report
 ):
     run, ada = launched_run(person())
@@ -131,9 +141,7 @@ def test_report_of_a_clock_in_1970_does_not_stretch_the_chart(
     assert at >= run.created.timestamp() - 10 and len(more) <= 1
 
 
-def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(
-    person, launched_run, numbered_report
-):
+def test_implausible_token_count_does_not_squeeze_the_chart(person, launched_run, numbered_report):
     run, ada = launched_run(person())
     ada.report(run, *(numbered_report(seq) for seq in range(1, 41)))
     ada.report(
@@ -153,7 +161,7 @@ def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(
     ("part", "name"),
     [("recipe", "token_budget"), ("recipe", "clip"), ("model", "width"), (None, "seed")],
 )
-def test_a_spec_with_numbers_beyond_all_bounds_is_refused_by_name(part, name):
+def test_spec_with_a_huge_number_is_refused_by_field(part, name):
     raw = json.loads(RunSpec(model=preset("gpt-nano")).to_json())
     (raw[part] if part else raw)[name] = 10**400
     with pytest.raises(SpecError) as refused:
@@ -162,13 +170,13 @@ def test_a_spec_with_numbers_beyond_all_bounds_is_refused_by_name(part, name):
 
 
 def test_used_enrolment_code_reveals_nothing_to_others(person, client):
-    asked = coordinator_messages.EnrolmentRequest(
+    request = coordinator_messages.EnrolmentRequest(
         mirror="0" * 64,
         key="a" * 64,
         machine=coordinator_messages.MachineDescription(hostname="adas-laptop"),
         issued=1.0,
     )
-    code = Enrolment.open(asked)
+    code = Enrolment.open(request)
     code.approve(person())
     client.force_login(
         person("eve@example.org"), backend="allauth.account.auth_backends.AuthenticationBackend"
@@ -187,15 +195,15 @@ def test_revoked_machines_come_last(person, volunteer, client):
 
 
 def test_machine_that_floods_the_site_with_reports_is_throttled(volunteer, person, monkeypatch):
-    """And nobody else is."""
+    """Throttle that machine only."""
     monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 4)  # a join, and three reports
     owner = person()
     run = Run.create(owner, NewRun("Flood", spec_from_fields({})))
-    loud, calm = volunteer(owner, 1), volunteer(owner, 2)
-    for each in (loud, calm):
-        each.join(run)
+    flooding, other = volunteer(owner, 1), volunteer(owner, 2)
+    for machine in (flooding, other):
+        machine.join(run)
     report = reports.Report.model_validate(json.loads(GOLDEN_REPORTS.read_text())["reports"][0])
-    answers = [loud.report(run, report.model_copy(update={"seq": n})) for n in range(1, 6)]
+    answers = [flooding.report(run, report.model_copy(update={"seq": n})) for n in range(1, 6)]
     assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 2
     assert "from this machine" in answers[-1].json()["error"]
-    assert calm.report(run, report).status_code == 200
+    assert other.report(run, report).status_code == 200

@@ -272,7 +272,7 @@ THIRD_PARTY_MODELS = [
         "intervalschedule",
     )
 ]
-for model in THIRD_PARTY_MODELS:  # only superusers may
+for model in THIRD_PARTY_MODELS:  # for superusers only
     for page in ("", "add/", "1/change/", "1/delete/"):
         TABLE[f"GET /admin/{model}/{page}"] = FORBIDDEN
     TABLE[f"GET /admin/{model}/1/history/"] = "login login login login home"
@@ -432,7 +432,8 @@ def test_form_of_another_site_changes_nothing(world):
 
 def test_csp_is_strict_except_on_admin_and_api_paths(world):
     for request_line in (row for row in TABLE if row.startswith("GET ")):
-        client, path = Client(), request_line.format(**world.names).split(" ")[1]
+        client = Client()
+        path = request_line.format(**world.names).split(" ")[1]
         client.force_login(world.people["staff"])
         policy = client.get(path)["Content-Security-Policy"]
         assert ("unsafe-eval" in policy) == path.startswith("/admin/"), path

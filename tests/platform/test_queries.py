@@ -34,7 +34,7 @@ RUNS, MACHINES = 200, 6_000
 
 
 @pytest.fixture
-def crowd(person, launched_run):
+def crowded_site(person, launched_run):
     """Fill the tables; return one of the runs, its owner's volunteer and its owner."""
     owner = person(organiser=True)
     run, ada = launched_run(owner)
@@ -126,8 +126,8 @@ MAX_QUERIES = {  # by path
 }
 
 
-def test_page_needs_few_indexed_queries_on_a_large_site(crowd, valkey):
-    run, _, owner = crowd
+def test_page_needs_few_indexed_queries_on_a_large_site(crowded_site, valkey):
+    run, _, owner = crowded_site
     client = Client()
     client.force_login(owner)
     problems: dict[str, object] = {}
@@ -153,7 +153,7 @@ ADMIN_LISTS = (
 )
 
 
-def test_admin_list_reads_whole_tables_only_to_count_rows(crowd, person, valkey):
+def test_admin_list_reads_whole_tables_only_to_count_rows(crowded_site, person, valkey):
     staff = person("staff@example.org", is_staff=True)
     client = Client()
     client.force_login(staff)
@@ -174,8 +174,8 @@ def test_admin_list_reads_whole_tables_only_to_count_rows(crowd, person, valkey)
     assert not problems, json.dumps(problems, indent=2)
 
 
-def test_report_needs_few_indexed_queries(crowd, numbered_report):
-    run, ada, _ = crowd
+def test_report_needs_few_indexed_queries(crowded_site, numbered_report):
+    run, ada, _ = crowded_site
     ada.report(run, numbered_report(1))
     with CaptureQueriesContext(connection) as queries:
         assert ada.report(run, numbered_report(2)).status_code == 200
@@ -183,10 +183,10 @@ def test_report_needs_few_indexed_queries(crowd, numbered_report):
     assert full_scans(queries.captured_queries) == []
 
 
-def test_storing_reports_takes_equally_many_statements_for_any_number(
-    crowd, volunteer, numbered_report
+def test_statements_to_store_reports_do_not_grow_with_machines(
+    crowded_site, volunteer, numbered_report
 ):
-    run, ada, owner = crowd
+    run, ada, owner = crowded_site
     others = [volunteer(owner, seed) for seed in range(2, 31)]
     for machine in others:
         machine.join(run)

@@ -128,7 +128,8 @@ def test_forgotten_password_is_reset_through_the_emailed_link(
 
 
 def test_login_with_second_factor_requires_password_and_code(verified_person, valkey):
-    ada, secret = verified_person(), generate_totp_secret()
+    ada = verified_person()
+    secret = generate_totp_secret()
     TOTP.activate(ada, secret)
     client = Client()
     answer = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
@@ -167,10 +168,8 @@ def test_everybody_may_create_runs_until_staff_restrict_it(verified_person):
 
 
 def test_only_superusers_grant_staff_and_nobody_revokes_their_own(verified_person):
-    ada, root = (
-        verified_person(),
-        verified_person("root@example.org", is_staff=True, is_superuser=True),
-    )
+    ada = verified_person()
+    root = verified_person("root@example.org", is_staff=True, is_superuser=True)
     clerk = verified_person("clerk@example.org", is_staff=True)
     with pytest.raises(UserError, match="superuser"):
         ada.grant("is_staff", clerk)
@@ -198,7 +197,8 @@ def test_ban_ends_sessions_revokes_machines_and_shows_the_reason(
     verified_person, volunteer, valkey
 ):
     ada, root = verified_person(), verified_person("root@example.org", is_staff=True)
-    machine, client = volunteer(ada), Client()
+    machine = volunteer(ada)
+    client = Client()
     client.force_login(ada)
     assert ada.ban(root, "spam <b>") and not ada.ban(root, "again")
     assert client.get("/account/").status_code == 302, "signed out"
@@ -220,7 +220,8 @@ def test_ban_ends_sessions_revokes_machines_and_shows_the_reason(
 
 
 def test_account_form_changes_the_name(verified_person, valkey):
-    ada, client = verified_person(), Client()
+    ada = verified_person()
+    client = Client()
     client.force_login(ada)
     assert client.post("/account/", {"name": "  Ada \u202e Lovelace "}).status_code == 302
     assert User.objects.get().name == "Ada Lovelace"

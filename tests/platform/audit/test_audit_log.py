@@ -23,7 +23,8 @@ def staff(person, client) -> Client:
 def test_audit_entry_names_actor_action_and_subject(person, draft):
     ada = person(name="Ada")
     run = draft(ada, name="Evening shift")
-    at, other = timezone.now(), uuid.uuid4()
+    at = timezone.now()
+    other = uuid.uuid4()
     record("run.tested", run, actor=ada, before="draft", when=at, other=other)
     entry = AuditEntry.objects.get(action="run.tested")
     assert (entry.subject_kind, entry.subject_id, entry.subject_name) == (

@@ -69,9 +69,9 @@ def histories(
 
 def fold(type_name: str, facts: list[Fact]):
     """Fold facts as the projection does: each once, and sorted."""
-    unique = {each.digest: each for each in facts}.values()
+    unique = {item.digest: item for item in facts}.values()
     return registry.aggregate_types()[type_name].fold(
-        sorted(unique, key=lambda each: each.order_key)
+        sorted(unique, key=lambda item: item.order_key)
     )
 
 
@@ -194,7 +194,7 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
             "arrange": terms,
             "request": st.just({}),
             "manifest": st.builds(
-                lambda text, each: {"text": text, "packed": pack_manifest(each)},
+                lambda text, document: {"text": text, "packed": pack_manifest(document)},
                 tokens,
                 st.sampled_from(signed),
             ),
@@ -270,9 +270,9 @@ receipt = st.builds(
 def test_receipts_sum_to_the_union_of_their_ranges(facts, seed):
     assert_one_state("credit", facts, seed)
     days = fold("credit", facts)["days"].values()
-    covered = {seq for each in facts for seq in range(each.payload.first, each.payload.last + 1)}
+    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
     highest_rate = max(
-        each.payload.tokens / (each.payload.last - each.payload.first + 1) for each in facts
+        item.payload.tokens / (item.payload.last - item.payload.first + 1) for item in facts
     )
     assert sum(day["tokens"] for day in days) <= highest_rate * len(covered)
     assert max(day["last"] for day in days) == max(covered)
@@ -290,13 +290,13 @@ def test_receipts_sum_to_the_union_of_their_ranges(facts, seed):
     )
 )
 def test_receipts_that_agree_count_each_token_once(facts):
-    covered = {seq for each in facts for seq in range(each.payload.first, each.payload.last + 1)}
+    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
     assert sum(day["tokens"] for day in fold("credit", facts)["days"].values()) == 7 * len(covered)
 
 
 def total_tokens(seq: int) -> int:
     """Return the tokens of an author's updates up to number `seq`, which differ in size."""
-    return sum(1 + 37 * each % 91 for each in range(1, seq + 1))
+    return sum(1 + 37 * n % 91 for n in range(1, seq + 1))
 
 
 @HISTORIES
@@ -319,7 +319,7 @@ def total_tokens(seq: int) -> int:
     )
 )
 def test_overlapping_ranges_count_exactly_if_the_author_signed_totals(facts):
-    covered = {seq for each in facts for seq in range(each.payload.first, each.payload.last + 1)}
+    covered = {seq for item in facts for seq in range(item.payload.first, item.payload.last + 1)}
     exact = sum(total_tokens(seq) - total_tokens(seq - 1) for seq in covered)
     assert sum(day["tokens"] for day in fold("credit", facts)["days"].values()) == exact
 
@@ -549,7 +549,7 @@ def test_extensions_of_two_mirrors_add_up_and_the_first_launch_counts(spec):
 
 
 def test_member_who_rejoined_elsewhere_stays_after_leaving_first_place():
-    found = {
+    founding = {
         "place": PLACES[0],
         "person": PEOPLE[0],
         "joined": ONE_O_CLOCK,
@@ -560,10 +560,10 @@ def test_member_who_rejoined_elsewhere_stays_after_leaving_first_place():
     }
     join = {"place": PLACES[1], "person": PEOPLE[0], "joined": ONE_O_CLOCK, "leads": False}
     state = state_after(
-        "team", (0, "found", found), (1, "join", join), (1, "part", {"places": [PLACES[0]]})
+        "team", (0, "found", founding), (1, "join", join), (1, "part", {"places": [PLACES[0]]})
     )
     assert [(m["places"], m["leads"]) for m in state["members"]] == [([PLACES[1]], True)]
-    assert state_after("team", (0, "found", found), (1, "part", {"places": [PLACES[0]]})) is None
+    assert state_after("team", (0, "found", founding), (1, "part", {"places": [PLACES[0]]})) is None
 
 
 def test_key_enrolled_twice_belongs_to_the_first_and_stays_revoked():

@@ -82,8 +82,8 @@ def test_bans_and_unbans_are_rebuilt(person, volunteer, rebuilt_rows):
     root = person("root@example.org", is_staff=True, is_superuser=True)
     ada, bob = person(), person("bob@example.org")
     volunteer(ada)
-    for who in (ada, bob):
-        assert who.ban(root, "spam")
+    for user in (ada, bob):
+        assert user.ban(root, "spam")
     assert bob.unban(root)
     here = rebuilt_rows("person.ban", "person.unban", "machine.revoke")
     assert [row["is_active"] for row in here["User"]] == [True, False, True]
@@ -95,23 +95,23 @@ def test_deleted_account_is_erased_at_a_mirror_that_knew_it(person, volunteer, d
     team.add_member(bob, ada)
     volunteer(ada, 1)
     draft(ada, "Secret plans")
-    elsewhere = all_events(), all_private_data()
+    other_mirror = all_events(), all_private_data()
     delete_account(ada, ada)
     rebuilt_rows("person.leave", "team.part", "team.promote", "run.forget", "machine.about")
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
     events = all_events()
-    rebuild_in_random_order(*elsewhere)  # a mirror that knew her before she left
+    rebuild_in_random_order(*other_mirror)  # a mirror that knew her before she left
     assert (
         User.objects.get(pk=ada.pk).name == "Ada Lovelace"
         and Run.objects.get().name == "Secret plans"
     )
     ingest.ingest_events(events)
-    gone = User.objects.get(pk=ada.pk)
+    erased = User.objects.get(pk=ada.pk)
     assert (
-        gone.name == ""
-        and gone.email.endswith("@left.invalid")
-        and gone.left
-        and not gone.is_active
+        erased.name == ""
+        and erased.email.endswith("@left.invalid")
+        and erased.left
+        and not erased.is_active
     )
     assert not Run.objects.exists() and Machine.objects.get().hostname == ""
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
@@ -213,16 +213,19 @@ def test_run_is_rebuilt_after_its_whole_life_cycle(person, launched_run, rebuilt
 
 def test_draft_and_its_edits_are_rebuilt(person, draft, manifest, volunteer, rebuilt_rows):
     ada = person()
-    run, mine = draft(ada), volunteer(ada)
-    signed = mine.identity.sign("manifest", manifest(run))
-    assert mine.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 200
+    run = draft(ada)
+    machine = volunteer(ada)
+    signed = machine.identity.sign("manifest", manifest(run))
+    assert machine.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 200
     run.refresh_from_db()
     run.edit("Another name", run.spec, actor=ada)  # the manifest remains
     draft(ada).cancel(actor=ada)
     other = draft(ada, "A third")
     assert (
-        mine.send_request(
-            "POST", f"/runs/{other.slug}/manifest", mine.identity.sign("manifest", manifest(other))
+        machine.send_request(
+            "POST",
+            f"/runs/{other.slug}/manifest",
+            machine.identity.sign("manifest", manifest(other)),
         ).status_code
         == 200
     )
@@ -246,10 +249,12 @@ def test_unarchived_run_is_rebuilt(person, draft, rebuilt_rows):
 def test_slug_used_at_two_mirrors_goes_to_the_same_run_at_both(person, draft):
     """Use this site as both mirrors: it is emptied, then it ingests its former log."""
     ada = person()
-    events, private_records = all_events(), all_private_data()
+    events = all_events()
+    private_records = all_private_data()
     first = draft(ada, "Barn")
     slugs = {first.pk: "barn"}
-    theirs, later_records = all_events(), all_private_data()
+    theirs = all_events()
+    later_records = all_private_data()
     rebuild_in_random_order(events, private_records)
     second = draft(User.objects.get(), "Barn")
     assert second.slug == "barn"
@@ -266,10 +271,10 @@ def test_slug_used_at_two_mirrors_goes_to_the_same_run_at_both(person, draft):
 
 def test_verdicts_are_rebuilt(person, launched_run, numbered_report, rebuilt_rows):
     ada = person()
-    run, mine = launched_run(ada)
-    assert mine.report(run, numbered_report(1)).status_code == 200
+    run, machine = launched_run(ada)
+    assert machine.report(run, numbered_report(1)).status_code == 200
     drain_queue()
-    author = f"{mine.identity.key}.{'a' * 16}"
+    author = f"{machine.identity.key}.{'a' * 16}"
     issued = VerdictRecord.issue(run, [RetractionRequest(author, first=1)], "nonsense", actor=ada)
     here = rebuilt_rows("verdict.give")["VerdictRecord"]
     assert [row["proven"] for row in here] == [True]
@@ -404,7 +409,8 @@ def test_updates_attested_at_two_mirrors_count_once(joined_run):
 
 def test_private_data_must_match_its_digest_and_shape(person):
     ada = person(name="Ada")
-    events, private_records = all_events(), all_private_data()
+    events = all_events()
+    private_records = all_private_data()
     rebuild_in_random_order(events, [])
     [wanted] = private_data.missing_digests()
     assert User.objects.get(pk=ada.pk).name == ""

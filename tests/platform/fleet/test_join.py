@@ -34,7 +34,8 @@ def open_code(identity: Identity, **changed) -> Enrolment:
 
 @pytest.mark.django_db(transaction=True)
 def test_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, person, valkey):
-    ada, identity = person(name="Ada"), Identity(b"\x05" * 32)
+    ada = person(name="Ada")
+    identity = Identity(b"\x05" * 32)
     machine = CoordinatorClient(live_server.url, identity)
     assert machine.pin_mirror().key == site_identity.identity().key
     enrolment = machine.request_enrolment(ABOUT)
@@ -103,7 +104,8 @@ def test_enrolment_code_is_decided_once_and_before_it_expires(person):
 
 
 def test_second_login_of_a_machine_updates_its_description(person):
-    ada, identity = person(), Identity(b"\x05" * 32)
+    ada = person()
+    identity = Identity(b"\x05" * 32)
     first = open_code(identity).approve(ada)
     stale = open_code(identity)
     fresh = open_code(identity, machine=ABOUT.model_copy(update={"cores": 16}))
@@ -113,7 +115,9 @@ def test_second_login_of_a_machine_updates_its_description(person):
 
 
 def test_enrolment_of_a_foreign_or_revoked_key_is_refused(person):
-    ada, bob, identity = person(), person("bob@example.org"), Identity(b"\x05" * 32)
+    ada = person()
+    bob = person("bob@example.org")
+    identity = Identity(b"\x05" * 32)
     machine = open_code(identity).approve(ada)
     code = open_code(identity)
     with pytest.raises(UserError, match="somebody else"):
@@ -300,7 +304,9 @@ def test_join_of_a_cancelled_run_is_refused(person, launched_run, volunteer):
 def test_runs_are_listed_five_a_page_newest_first(person, draft, volunteer):
     owner = person()
     created = [draft(owner, f"run {i}") for i in range(12)]
-    ada, listed_ids, after = volunteer(owner), [], None
+    ada = volunteer(owner)
+    listed_ids = []
+    after = None
     for _ in range(3):
         page = coordinator_messages.RunPage.model_validate_json(
             ada.send_request("GET", "/runs" + (f"?after={after}" if after else "")).content

@@ -277,7 +277,9 @@ def test_events_of_known_machines_are_written_in_one_batch(person, volunteer):
     barn.rename("the barn")
     shed.rename("unheard of")
     sold.revoke()
-    rows_elsewhere, events, records = replicated_rows(), all_events(), all_private_data()
+    rows_elsewhere = replicated_rows()
+    events = all_events()
+    records = all_private_data()
     late_records = [record for record in records if "unheard" in record.body]
     rebuild_in_random_order(*before)
     machine_type = registry.aggregate_types()["machine"]
@@ -309,8 +311,10 @@ def test_events_of_known_machines_are_written_in_one_batch(person, volunteer):
 
 def test_event_that_reassigns_a_machine_id_is_ignored(person, volunteer):
     ada = person()
-    machine, other = volunteer(ada, 1).machine, LogBuilder()
-    about, enrolled = "0" * 64, machine.enrolled.isoformat()
+    machine = volunteer(ada, 1).machine
+    other = LogBuilder()
+    about = "0" * 64
+    enrolled = machine.enrolled.isoformat()
     for n in range(3):
         key = Identity(bytes([90 + n]) * 32).key
         other.append(

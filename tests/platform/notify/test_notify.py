@@ -47,7 +47,8 @@ def receiver(settings):
     Yields:
         Its URL, the calls received as (headers, body), and the statuses of its next answers.
     """
-    calls, answers = [], []
+    calls = []
+    answers = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -188,8 +189,8 @@ def test_machine_that_goes_quiet_twice_is_notified_twice(person, launched_run):
     Run.objects.update(started=LONG_AGO)
     for minutes in (20, 16):
         set_silent_for(run, minutes)
-        for each in [*detect_all(LONG_AGO), *detect_all(LONG_AGO)]:
-            Notification.create_once(each)
+        for draft in [*detect_all(LONG_AGO), *detect_all(LONG_AGO)]:
+            Notification.create_once(draft)
     assert Notification.objects.filter(kind=NotificationType.MACHINE_QUIET).count() == 2, (
         "two silences were taken for one"
     )
@@ -258,10 +259,10 @@ def test_inbox_shows_new_notifications_until_they_are_read(signed_in, valkey):
 def test_due_notifications_of_a_person_go_out_in_one_email(person, valkey, settings):
     settings.SITE_URL = "https://barn.example.org"
     ada, bob = person(), person("bob@example.org")
-    for who, key in ((ada, "one"), (ada, "two"), (bob, "one")):
+    for recipient, key in ((ada, "one"), (ada, "two"), (bob, "one")):
         Notification.create_once(
             NotificationDraft(
-                who, NotificationType.RUN_STARTED, key, f"Run\n{key} started", url="/runs/x/"
+                recipient, NotificationType.RUN_STARTED, key, f"Run\n{key} started", url="/runs/x/"
             )
         )
     assert tasks.send_emails() == 2 and tasks.send_emails() == 0

@@ -38,96 +38,119 @@ MIRRORS = st.sets(st.sampled_from(KEYS), min_size=1)
 DUTIES = st.text("abcdef", min_size=1, max_size=8)
 
 
-def asked(
+def lease_decision(
     duty: str,
     me: str,
-    there: set[str],
+    mirrors: set[str],
     *,
     dead: dict[str, float] | None = None,
     age: float = 0.0,
-    **taken,
+    **lease_fields,
 ):
-    """`dead`: of those, seconds since they were last heard."""
+    """Return what mirror `me` decides about a lease.
+
+    Args:
+        duty: What the lease is for.
+        me: The mirror that decides.
+        mirrors: All mirrors of the list.
+        dead: Dead mirror → seconds since it was last seen; 1 second for the others.
+        age: Seconds since the duty arose.
+        lease_fields: The state of the lease.
+    """
     return decide(
         duty,
-        LeaseState(**taken),
+        LeaseState(**lease_fields),
         me,
-        {key: (dead or {}).get(key, 1.0) for key in there - {me}},
+        {key: (dead or {}).get(key, 1.0) for key in mirrors - {me}},
         age,
     )
 
 
-# ---- purely
+# ---- the decision
 
 
 @given(DUTIES, MIRRORS)
-def test_of_mirrors_that_see_each_other_one_takes_a_fresh_duty(duty, there):
-    takes = [me for me in there if asked(duty, me, there) is LeaseDecision.ACQUIRE]
-    assert takes == [rank_candidates(duty, there)[0]]
+def test_one_of_several_live_mirrors_acquires_a_new_lease(duty, mirrors):
+    acquirers = [me for me in mirrors if lease_decision(duty, me, mirrors) is LeaseDecision.ACQUIRE]
+    assert acquirers == [rank_candidates(duty, mirrors)[0]]
 
 
 @given(DUTIES, MIRRORS, st.data())
-def test_removing_another_candidate_does_not_change_the_lease_holder(duty, there, data):
-    other = data.draw(st.sampled_from(sorted(there)))
-    assert [key for key in rank_candidates(duty, there) if key != other] == rank_candidates(
-        duty, there - {other}
+def test_removing_another_candidate_does_not_change_the_lease_holder(duty, mirrors, data):
+    other = data.draw(st.sampled_from(sorted(mirrors)))
+    assert [key for key in rank_candidates(duty, mirrors) if key != other] == rank_candidates(
+        duty, mirrors - {other}
     )
 
 
 @given(DUTIES, st.sets(st.sampled_from(KEYS), min_size=3), st.booleans(), st.floats(0, 5000))
-def test_when_the_chosen_one_dies_one_other_takes_over(duty, there, had_taken, since):
-    first, second, *others = rank_candidates(duty, there)
-    taken = {"epoch": 1, "holder": first} if had_taken else {}
+def test_second_candidate_acquires_the_lease_after_the_first_dies(
+    duty, mirrors, was_acquired, elapsed_seconds
+):
+    first, second, *others = rank_candidates(duty, mirrors)
+    lease_fields = {"epoch": 1, "holder": first} if was_acquired else {}
     for me in (second, *others):
         assert (
-            asked(duty, me, there, dead={first: PEER_TIMEOUT - 1}, age=1, **taken)
+            lease_decision(duty, me, mirrors, dead={first: PEER_TIMEOUT - 1}, age=1, **lease_fields)
             is LeaseDecision.WAIT
-        ), "it may live yet"
+        ), "the first candidate counts as dead too early"
     dead = {first: PEER_TIMEOUT + 0.1}
-    assert asked(duty, second, there, dead=dead, age=since + 1, **taken) is LeaseDecision.ACQUIRE
+    assert (
+        lease_decision(duty, second, mirrors, dead=dead, age=elapsed_seconds + 1, **lease_fields)
+        is LeaseDecision.ACQUIRE
+    )
     for me in others:
-        assert asked(duty, me, there, dead=dead, age=since + 1, **taken) is LeaseDecision.WAIT, (
-            "one of them, not all at once"
-        )
+        assert (
+            lease_decision(duty, me, mirrors, dead=dead, age=elapsed_seconds + 1, **lease_fields)
+            is LeaseDecision.WAIT
+        ), "several candidates acquired the lease"
 
 
 @given(DUTIES, MIRRORS, st.floats(0, 1e6), st.sampled_from(KEYS), st.integers(1, 9))
-def test_done_lease_and_lease_of_a_live_holder_are_not_acquired(duty, there, age, by, epoch):
-    for me in there:
+def test_done_lease_and_lease_of_a_live_holder_are_not_acquired(duty, mirrors, age, holder, epoch):
+    for me in mirrors:
         assert (
-            asked(duty, me, there, age=age, epoch=epoch, holder=by, done=True) is LeaseDecision.DONE
+            lease_decision(duty, me, mirrors, age=age, epoch=epoch, holder=holder, done=True)
+            is LeaseDecision.DONE
         )
-        found = asked(duty, me, there, age=age, epoch=epoch, holder=by)
+        decision = lease_decision(duty, me, mirrors, age=age, epoch=epoch, holder=holder)
         assert (
-            found is LeaseDecision.HELD
-            if me == by
-            else found is LeaseDecision.WAIT or by not in there
+            decision is LeaseDecision.HELD
+            if me == holder
+            else decision is LeaseDecision.WAIT or holder not in mirrors
         )
 
 
 @given(DUTIES, MIRRORS)
-def test_one_that_does_not_do_its_duty_makes_room_for_the_next(duty, there):
-    for place, me in enumerate(rank_candidates(duty, there)):
-        assert asked(duty, me, there, age=place * CANDIDATE_TIMEOUT) is LeaseDecision.ACQUIRE
+def test_next_candidate_acquires_a_lease_left_undone(duty, mirrors):
+    for rank, me in enumerate(rank_candidates(duty, mirrors)):
         assert (
-            place == 0
-            or asked(duty, me, there, age=place * CANDIDATE_TIMEOUT - 1) is LeaseDecision.WAIT
+            lease_decision(duty, me, mirrors, age=rank * CANDIDATE_TIMEOUT) is LeaseDecision.ACQUIRE
+        )
+        assert (
+            rank == 0
+            or lease_decision(duty, me, mirrors, age=rank * CANDIDATE_TIMEOUT - 1)
+            is LeaseDecision.WAIT
         )
 
 
 @given(DUTIES, st.sets(st.sampled_from(KEYS), min_size=2))
-def test_isolated_mirror_waits_before_it_acquires_a_lease(duty, there):
-    me = min(there)
-    dead = dict.fromkeys(there, PEER_TIMEOUT + ISOLATION_WAIT - 1)
-    assert asked(duty, me, there, dead=dead, age=1e6) is LeaseDecision.WAIT
-    dead = dict.fromkeys(there, PEER_TIMEOUT + ISOLATION_WAIT)
-    assert asked(duty, me, there, dead=dead, age=1e6) is LeaseDecision.ACQUIRE
-    never = dict.fromkeys(there, math.inf)
-    assert asked(duty, me, there, dead=never, age=ISOLATION_WAIT - 1) is LeaseDecision.WAIT
-    assert asked(duty, me, there, dead=never, age=ISOLATION_WAIT) is LeaseDecision.ACQUIRE
+def test_isolated_mirror_waits_before_it_acquires_a_lease(duty, mirrors):
+    me = min(mirrors)
+    dead = dict.fromkeys(mirrors, PEER_TIMEOUT + ISOLATION_WAIT - 1)
+    assert lease_decision(duty, me, mirrors, dead=dead, age=1e6) is LeaseDecision.WAIT
+    dead = dict.fromkeys(mirrors, PEER_TIMEOUT + ISOLATION_WAIT)
+    assert lease_decision(duty, me, mirrors, dead=dead, age=1e6) is LeaseDecision.ACQUIRE
+    never = dict.fromkeys(mirrors, math.inf)
+    assert (
+        lease_decision(duty, me, mirrors, dead=never, age=ISOLATION_WAIT - 1) is LeaseDecision.WAIT
+    )
+    assert (
+        lease_decision(duty, me, mirrors, dead=never, age=ISOLATION_WAIT) is LeaseDecision.ACQUIRE
+    )
 
 
-# ---- with rows
+# ---- emails and webhooks
 
 
 @pytest.fixture
@@ -137,51 +160,57 @@ def other():
     ours = list_entry(site_identity.identity(), "https://here.example.org")
     first = signed_list(1, ours, mirror.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
-    heard(mirror, 0)
+    set_last_seen(mirror, 0)
     yield mirror
     mirror.close()
 
 
-def heard(other: FakeMirror, seconds_ago: float) -> None:
+def set_last_seen(other: FakeMirror, seconds_ago: float) -> None:
+    """Set when the other mirror was last seen."""
     at = timezone.now() - timedelta(seconds=seconds_ago)
     PeerStatus.objects.update_or_create(pk=other.list_entry.key, defaults={"last_seen": at})
 
 
-def notice(person, other: FakeMirror, whose: str) -> Notification:
-    """One whose letter is first `whose`: "ours" or "theirs"."""
+def create_notification(person, other: FakeMirror, first_candidate: str) -> Notification:
+    """Create a notification whose email this site ("ours") or the other ("theirs") sends first."""
     keys = {"ours": site_identity.identity().key, "theirs": other.list_entry.key}
     for n in range(100):
         duty = leases.lease_name("email", person.pk, f"key {n}")
-        if rank_candidates(duty, keys.values())[0] == keys[whose]:
-            made = Notification.create_once(
+        if rank_candidates(duty, keys.values())[0] == keys[first_candidate]:
+            notification = Notification.create_once(
                 NotificationDraft(person, NotificationType.RUN_STARTED, f"key {n}", "It started")
             )
-            assert made and made.lease_name == duty
-            return made
-    raise AssertionError("a hundred in a row")
+            assert notification and notification.lease_name == duty
+            return notification
+    raise AssertionError("no key among a hundred has that first candidate")
 
 
-def due() -> None:
+def make_due() -> None:
+    """Make all unsent emails and webhook calls due now."""
     Notification.objects.filter(email_due__isnull=False).update(email_due=timezone.now())
     Delivery.objects.filter(due__isnull=False).update(due=timezone.now())
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
-def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
+def test_email_is_sent_once_by_its_lease_holder(person, other):
     ada = person()
-    mine, theirs = notice(ada, other, "ours"), notice(ada, other, "theirs")
+    own, theirs = create_notification(ada, other, "ours"), create_notification(ada, other, "theirs")
     assert tasks.send_emails() == 1 and len(mail.outbox) == 1
-    assert current_state(f"lease:{mine.lease_name}") == {
+    assert current_state(f"lease:{own.lease_name}") == {
         "epoch": 1,
         "holder": site_identity.identity().key,
         "done": True,
     }
-    for row in Notification.objects.filter(pk=theirs.pk):
-        assert row.email_due and row.email_tries == 0 and row.emailed is None
+    for notification in Notification.objects.filter(pk=theirs.pk):
+        assert (
+            notification.email_due
+            and notification.email_tries == 0
+            and notification.emailed is None
+        )
     other.log.append("lease.done", theirs.lease_name, {"mirror": other.list_entry.key})
     ingest.ingest_events(other.log.events)
-    due()
+    make_due()
     assert tasks.send_emails() == 0 and len(mail.outbox) == 1
     assert not Notification.objects.filter(email_due__isnull=False).exists()
 
@@ -189,17 +218,17 @@ def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
 def test_email_is_sent_by_another_mirror_after_the_holder_dies(person, other):
-    theirs = notice(person(), other, "theirs")
+    theirs = create_notification(person(), other, "theirs")
     other.log.append(
         "lease.acquire", theirs.lease_name, {"mirror": other.list_entry.key, "epoch": 1}
     )
     ingest.ingest_events(other.log.events)
     assert tasks.send_emails() == 0
-    heard(other, PEER_TIMEOUT + ISOLATION_WAIT + 1)
-    due()
-    assert tasks.send_emails() == 0, "it was owed a moment ago: a mirror that is alone waits"
+    set_last_seen(other, PEER_TIMEOUT + ISOLATION_WAIT + 1)
+    make_due()
+    assert tasks.send_emails() == 0, "an isolated mirror did not wait"
     Notification.objects.update(created=timezone.now() - timedelta(seconds=ISOLATION_WAIT + 1))
-    due()
+    make_due()
     assert tasks.send_emails() == 1
     state = current_state(f"lease:{theirs.lease_name}")
     assert state == {"epoch": 2, "holder": site_identity.identity().key, "done": True}
@@ -214,24 +243,28 @@ def test_email_is_sent_by_another_mirror_after_the_holder_dies(person, other):
         )
         is LeaseDecision.DONE
     )
-    (letter,) = mail.outbox
-    first, _ = letter.extra_headers["Message-ID"][1:].split("@")
+    (message,) = mail.outbox
+    first, _ = message.extra_headers["Message-ID"][1:].split("@")
     assert first == leases.lease_name(theirs.lease_name)[:32], (
-        "and had it sent it too, a mail program would know them as one"
+        "the mirrors' emails would have different ids"
     )
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
-def test_a_mirror_whose_epoch_was_passed_does_not_try_its_letter_again(person, other, settings):
-    mine = notice(person(), other, "ours")
+def test_email_is_not_retried_after_another_mirror_took_the_lease(person, other, settings):
+    notification = create_notification(person(), other, "ours")
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
-    assert tasks.send_emails() == 0 and current_state(f"lease:{mine.lease_name}")["epoch"] == 1
-    other.log.append("lease.acquire", mine.lease_name, {"mirror": other.list_entry.key, "epoch": 2})
+    assert (
+        tasks.send_emails() == 0 and current_state(f"lease:{notification.lease_name}")["epoch"] == 1
+    )
+    other.log.append(
+        "lease.acquire", notification.lease_name, {"mirror": other.list_entry.key, "epoch": 2}
+    )
     ingest.ingest_events(other.log.events)
     settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
-    due()
+    make_due()
     assert tasks.send_emails() == 0 and mail.outbox == []
 
 
@@ -253,21 +286,22 @@ def test_webhooks_and_preferences_are_rebuilt(person):
         person=ada, url="https://example.org/x", secret="whsec_" + "A" * 43 + "=", kinds=[]
     )
     hook.set_types([NotificationType.RUN_STARTED])
-    gone = Webhook.objects.create(
+    removed_hook = Webhook.objects.create(
         person=ada, url="https://example.org/y", secret="whsec_" + "B" * 43 + "=", kinds=[]
     )
-    gone.set_types([NotificationType.RUN_STARTED])
-    gone.remove()
+    removed_hook.set_types([NotificationType.RUN_STARTED])
+    removed_hook.remove()
     NotificationPreference.set_wanted(ada, NotificationType.RUN_STALLED, email=False)
-    said = "".join(LogEvent.objects.values_list("body", flat=True))
-    assert "example.org/x" not in said and "whsec_" not in said
-    events, kept = all_events(), all_private_data()
-    assert not any("example.org/y" in each.body for each in kept)
+    event_bodies = "".join(LogEvent.objects.values_list("body", flat=True))
+    assert "example.org/x" not in event_bodies and "whsec_" not in event_bodies
+    events = all_events()
+    private_records = all_private_data()
+    assert not any("example.org/y" in record.body for record in private_records)
     Webhook.objects.all().delete()
     NotificationPreference.objects.all().delete()
-    rebuild_in_random_order(events, kept)
-    (there,) = Webhook.objects.all()
-    assert (there.pk, there.url, there.secret, there.kinds) == (
+    rebuild_in_random_order(events, private_records)
+    (rebuilt,) = Webhook.objects.all()
+    assert (rebuilt.pk, rebuilt.url, rebuilt.secret, rebuilt.kinds) == (
         hook.pk,
         hook.url,
         hook.secret,
@@ -277,11 +311,11 @@ def test_webhooks_and_preferences_are_rebuilt(person):
     assert (choice.kind, choice.site, choice.email) == (NotificationType.RUN_STALLED, True, False)
     hook.refresh_from_db()
     hook.set_active(False)
-    one = Notification.create_once(
+    notification = Notification.create_once(
         NotificationDraft(ada, NotificationType.RUN_STARTED, "one", "It started")
     )
     assert (
-        hook.create_delivery(one, {}).message_id
+        hook.create_delivery(notification, {}).message_id
         == f"msg_{leases.lease_name('call', hook.pk, 'one')[:32]}"
     )
     assert json.dumps(Delivery.objects.get().body)

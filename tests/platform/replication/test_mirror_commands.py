@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
 
 
-def run(*words: str) -> str:
+def run_command(*words: str) -> str:
+    """Run a management command and return its output."""
     from io import StringIO
 
     out = StringIO()
@@ -26,12 +27,15 @@ def run(*words: str) -> str:
 
 @pytest.fixture
 def roots(tmp_path) -> list[str]:
-    return [run("mirror_list", "keygen", str(tmp_path / f"root{n}")).strip() for n in range(3)]
+    return [
+        run_command("mirror_list", "keygen", str(tmp_path / f"root{n}")).strip() for n in range(3)
+    ]
 
 
-def begun(tmp_path, roots) -> str:
+def begin_list(tmp_path, roots) -> str:
+    """Begin a mirror list that two of the roots must sign; return its file."""
     file = str(tmp_path / "list.json")
-    run(
+    run_command(
         "mirror_list",
         "begin",
         "--url",
@@ -48,15 +52,17 @@ def begun(tmp_path, roots) -> str:
 
 
 def test_mirror_list_commands_begin_sign_publish_add_and_expel(tmp_path, roots):
-    assert (tmp_path / "root0").stat().st_mode & 0o077 == 0, "readable by its owner alone"
-    file = begun(tmp_path, roots)
+    assert (tmp_path / "root0").stat().st_mode & 0o077 == 0, "others can read the key"
+    file = begin_list(tmp_path, roots)
     with pytest.raises(CommandError, match="signed by 0 of"):
-        run("mirror_list", "publish", file, "--first")
-    run("mirror_list", "sign", file, "--key", str(tmp_path / "root0"))
-    assert "has signed" in run("mirror_list", "sign", file, "--key", str(tmp_path / "root2"))
-    assert "list 1 is in force" in run("mirror_list", "publish", file, "--first")
+        run_command("mirror_list", "publish", file, "--first")
+    run_command("mirror_list", "sign", file, "--key", str(tmp_path / "root0"))
+    assert "has signed" in run_command(
+        "mirror_list", "sign", file, "--key", str(tmp_path / "root2")
+    )
+    assert "list 1 is in force" in run_command("mirror_list", "publish", file, "--first")
     second = str(tmp_path / "second.json")
-    run(
+    run_command(
         "mirror_list",
         "add",
         "--key",
@@ -68,17 +74,17 @@ def test_mirror_list_commands_begin_sign_publish_add_and_expel(tmp_path, roots):
         "--to",
         second,
     )
-    run(
+    run_command(
         "mirror_list", "expel", "--key", STRANGER.key[:8], "--last", f"{'a' * 32}:4", "--to", second
     )
     for name in ("root0", "root1"):
-        run("mirror_list", "sign", second, "--key", str(tmp_path / name))
-    run("mirror_list", "publish", second)
-    found = mirror_list.newest_list()
-    assert found.version == 2 and found.find(STRANGER.key).expelled.last == {"a" * 32: 4}
-    assert "(expelled" in run("mirror_list", "show")
+        run_command("mirror_list", "sign", second, "--key", str(tmp_path / name))
+    run_command("mirror_list", "publish", second)
+    newest = mirror_list.newest_list()
+    assert newest.version == 2 and newest.find(STRANGER.key).expelled.last == {"a" * 32: 4}
+    assert "(expelled" in run_command("mirror_list", "show")
     with pytest.raises(CommandError, match="in force already"):
-        run("mirror_list", "publish", second)
+        run_command("mirror_list", "publish", second)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +104,8 @@ def test_mirror_list_commands_begin_sign_publish_add_and_expel(tmp_path, roots):
         (("expel", "--key", "{stranger}", "--to", "{file}"), "is not one mirror"),
     ],
 )
-def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, words, sentence):
-    file = begun(tmp_path, roots)
+def test_impossible_mirror_list_command_is_refused_with_a_reason(tmp_path, roots, words, sentence):
+    file = begin_list(tmp_path, roots)
     names = {
         "file": file,
         "root": str(tmp_path / "root0"),
@@ -107,7 +113,7 @@ def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, word
         "stranger": STRANGER.key,
     }
     with pytest.raises(CommandError, match=sentence):
-        run("mirror_list", *(word.format(**names) for word in words))
+        run_command("mirror_list", *(word.format(**names) for word in words))
 
 
 def test_new_mirror_bootstraps_from_any_other(log):
@@ -115,11 +121,13 @@ def test_new_mirror_bootstraps_from_any_other(log):
     first = signed_list(1, local_entry(), mirror.list_entry)
     mirror.lists = [first]
     with pytest.raises(CommandError, match="Nothing was taken"):
-        run("replication", "join", mirror.url, "--list", "0" * 64)
+        run_command("replication", "join", mirror.url, "--list", "0" * 64)
     assert not MirrorListVersion.objects.exists() and not LogEvent.objects.exists()
-    assert "10 events in 1 logs" in run("replication", "join", mirror.url, "--list", first.digest)
+    assert "10 events in 1 logs" in run_command(
+        "replication", "join", mirror.url, "--list", first.digest
+    )
     assert count_stored(log) == 10 and mirror_list.newest_list().version == 1
-    assert "state " in run("replication", "pull")
+    assert "state " in run_command("replication", "pull")
     mirror.close()
 
 
@@ -127,9 +135,9 @@ def test_unlisted_site_cannot_join_and_learns_how_to_be_listed(log):
     mirror = FakeMirror(log)
     mirror.lists = [signed_list(1, mirror.list_entry)]
     with pytest.raises(CommandError, match=f"--key {site_identity.identity().key}"):
-        run("replication", "join", mirror.url, "--list", mirror.lists[0].digest)
+        run_command("replication", "join", mirror.url, "--list", mirror.lists[0].digest)
     mirror.lists = []
     MirrorListVersion.objects.all().delete()
     with pytest.raises(CommandError, match="has no mirror list"):
-        run("replication", "join", mirror.url)
+        run_command("replication", "join", mirror.url)
     mirror.close()

@@ -1,6 +1,6 @@
-"""Pages of another mirror's log, fetched and read ahead of who keeps them."""
+"""Test prefetching and decoding pages of another mirror's log."""
 
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,16 +17,18 @@ from coordinator.replication.protocol import LogPart
 
 
 class PageServer:
-    """Serves a log in pages of two; after `breaks` of them it is silent."""
+    """Serve a log in pages of two; after `max_pages` of them raise PeerError."""
 
-    def __init__(self, log: LogBuilder, breaks: int = 1000):
-        self.log, self.breaks, self.asked = log, breaks, []
+    def __init__(self, log: LogBuilder, max_pages: int = 1000):
+        self.log = log
+        self.max_pages = max_pages
+        self.requested = []
 
     def fetch_events(self, origin: str, after: int) -> LogPart:
         assert origin == self.log.origin
-        if len(self.asked) == self.breaks:
+        if len(self.requested) == self.max_pages:
             raise PeerError("silent")
-        self.asked.append(after)
+        self.requested.append(after)
         left = self.log.events[after:]
         return LogPart(events=left[:2], more=len(left) > 2)
 
@@ -36,54 +38,55 @@ def log():
     other = LogBuilder()
     for n in range(6):
         other.append("note.write", "a", {"text": str(n)})
-    return other  # seven events, with the first that begins it
+    return other  # seven events, including the log's first
 
 
-def seqs(found) -> list[int]:
-    return [event.seq for page in found for event in page.open_events()]
+def read_seqs(pages) -> list[int]:
+    return [event.seq for page in pages for event in page.open_events()]
 
 
 def test_log_is_fetched_whole_with_and_without_an_executor(log):
     with (
-        ThreadPoolExecutor(1) as crew,
-        prefetched(fetch_pages(PageServer(log), log.origin, 0, crew)) as found,
+        ThreadPoolExecutor(1) as executor,
+        prefetched(fetch_pages(PageServer(log), log.origin, 0, executor)) as pages,
     ):
-        assert seqs(found) == [1, 2, 3, 4, 5, 6, 7]
-    with prefetched(fetch_pages(server := PageServer(log), log.origin, 3)) as found:
-        assert seqs(found) == [4, 5, 6, 7]
-    assert server.asked == [3, 5]
-    with prefetched(fetch_pages(PageServer(log), log.origin, 7)) as found:
-        [page] = found
+        assert read_seqs(pages) == [1, 2, 3, 4, 5, 6, 7]
+    server = PageServer(log)
+    with prefetched(fetch_pages(server, log.origin, 3)) as pages:
+        assert read_seqs(pages) == [4, 5, 6, 7]
+    assert server.requested == [3, 5]
+    with prefetched(fetch_pages(PageServer(log), log.origin, 7)) as pages:
+        [page] = pages
         assert page.part.events == [] and page.open_events() == []
 
 
 def test_process_decodes_pages_and_errors_like_this_one(log):
-    """In a process of its own what it found, and what it refused, must survive the way back."""
+    """Return both the events and the errors of another process unchanged."""
     altered = log.events[4].model_copy(update={"body": log.events[4].body.replace('"3"', '"4"')})
     assert altered != log.events[4]
     log.events[4] = altered
     with (
-        signature_checker() as crew,
-        prefetched(fetch_pages(PageServer(log), log.origin, 0, crew)) as found,
+        signature_checker() as executor,
+        prefetched(fetch_pages(PageServer(log), log.origin, 0, executor)) as pages,
     ):
-        first, second, third, fourth = found
+        first, second, third, fourth = pages
         assert [*first.open_events(), *second.open_events()] == [
-            open_event(each) for each in log.events[:4]
+            open_event(event) for event in log.events[:4]
         ]
         with pytest.raises(MessageError, match="its signature does not match"):
             third.open_events()
         assert [event.seq for event in fourth.open_events()] == [7]
 
 
-def test_silence_comes_after_the_pages_that_came_before_it(log):
-    came = []
+def test_error_is_raised_after_the_pages_fetched_before_it(log):
+    first_events = []
     with (
         pytest.raises(PeerError),
-        prefetched(fetch_pages(PageServer(log, breaks=2), log.origin, 0)) as found,
+        prefetched(fetch_pages(PageServer(log, max_pages=2), log.origin, 0)) as pages,
     ):
-        for page in found:
-            came.append(page.part.events[0])
-    assert came == [log.events[0], log.events[2]]
+        for page in pages:
+            first_events.append(page.part.events[0])
+    assert first_events == [log.events[0], log.events[2]]
 
 
 @given(st.integers(0, 20), st.integers(0, 25))
@@ -95,24 +98,25 @@ def test_early_exit_leaves_the_pages_read_in_order(length, count):
             produced.append(n)
             yield n
 
-    with prefetched(source()) as found:
-        read = [n for _, n in zip(range(count), found, strict=False)]
+    with prefetched(source()) as pages:
+        read = [n for _, n in zip(range(count), pages, strict=False)]
     assert read == list(range(min(length, count)))
     assert produced == list(range(len(produced))) and len(produced) <= min(
         length, count + PAGES_AHEAD + 1
     )
 
 
-def test_it_goes_no_further_ahead_than_it_may():
-    made, gate = [], threading.Event()
+def test_prefetch_stays_within_its_limit_ahead():
+    produced = []
 
     def source():
         for n in range(100):
-            made.append(n)
+            produced.append(n)
             yield n
 
-    with prefetched(source()) as found:
-        wait_until(lambda: len(made) == PAGES_AHEAD)
-        assert not gate.wait(0.1) and len(made) == PAGES_AHEAD
-        assert next(found) == 0
-        wait_until(lambda: len(made) == PAGES_AHEAD + 1)
+    with prefetched(source()) as pages:
+        wait_until(lambda: len(produced) == PAGES_AHEAD)
+        time.sleep(0.1)  # time enough to read too far ahead
+        assert len(produced) == PAGES_AHEAD
+        assert next(pages) == 0
+        wait_until(lambda: len(produced) == PAGES_AHEAD + 1)

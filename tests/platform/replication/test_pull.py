@@ -33,15 +33,15 @@ STRANGER = Identity(b"x" * 32)
 @pytest.fixture
 def short_limits(monkeypatch):
     """Shorten the client's limits, so that tests need not wait for the usual ones."""
-    monkeypatch.setattr(client, "READ_SECONDS", 1.5)
-    monkeypatch.setattr(client, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(client, "READ_SECONDS", 1.0)
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 1.5)
     monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1 << 20)
 
 
 # ---- pulling
 
 
-def test_another_mirrors_log_comes_here_page_by_page_and_once(fake_mirror, log):
+def test_log_is_pulled_page_by_page_and_only_once(fake_mirror, log):
     fake_mirror.page_size = 3
     assert pull(fake_mirror).stored == 10 and count_stored(log) == 10
     before = len(fake_mirror.requests)
@@ -50,8 +50,8 @@ def test_another_mirrors_log_comes_here_page_by_page_and_once(fake_mirror, log):
     ]
     log.append("weather.seen", 1, {"rain": 0})
     assert pull(fake_mirror).stored == 1
-    standing = PeerStatus.objects.get(pk=fake_mirror.identity.key)
-    assert standing.last_error == "" and standing.last_seen is not None
+    status = PeerStatus.objects.get(pk=fake_mirror.identity.key)
+    assert status.last_error == "" and status.last_seen is not None
 
 
 def test_clock_offset_is_stored_from_signed_heads(fake_mirror):
@@ -93,7 +93,7 @@ def test_mirror_that_replaces_an_event_proves_its_own_fork(fake_mirror, log):
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 9
 
 
-def test_a_nudge_goes_to_the_others_once_for_many_changes(fake_mirror, valkey, settings):
+def test_other_mirrors_get_one_notice_for_many_changes(fake_mirror, valkey, settings):
     tasks.notify_mirrors()
     assert fake_mirror.requests == ["POST /mirrors/change-notice"]
     sent = []
@@ -116,38 +116,38 @@ def test_status_reports_whether_each_mirror_is_in_sync(fake_mirror, log):
     )
 
 
-# ---- what is not
+# ---- failures and refusals
 
 
-def test_a_log_with_a_hole_is_refused_and_comes_whole_the_next_time(fake_mirror, log):
-    whole = fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"]
+def test_log_with_a_hole_is_refused_and_later_pulled_whole(fake_mirror, log):
+    serve_whole_log = fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"]
     fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
         events=[*log.events[:4], *log.events[5:]]
     )
     assert "has a hole: event 6 came, and 4 is the last" in pull(fake_mirror).refused[0]
-    assert count_stored(log) == 0, "not even what came before the hole"
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = whole
+    assert count_stored(log) == 0, "events before the hole were stored"
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = serve_whole_log
     assert pull(fake_mirror).stored == 10 and count_stored(log) == 10
 
 
 def test_pull_continues_after_the_pages_stored_before_a_broken_one(fake_mirror, log):
-    fake_mirror.page_size, whole = 4, fake_mirror.page
+    fake_mirror.page_size = 4
+    serve_page = fake_mirror.page
 
-    def breaks(query, who):
-        return (
-            whole(query, who)
-            if int(query["after"]) < 4
-            else (200, whole(query, who).model_dump_json().encode()[:-40])
-        )
+    def serve_broken_pages(query, who):
+        page = serve_page(query, who)
+        if int(query["after"]) < 4:
+            return page
+        return 200, page.model_dump_json().encode()[:-40]
 
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = breaks
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = serve_broken_pages
     assert "it may be cut off" in pull(fake_mirror).refused[0] and count_stored(log) == 4
-    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = whole
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = serve_page
     assert pull(fake_mirror).stored == 6
 
 
-@pytest.mark.parametrize("what", ["altered", "a stranger's", "cut short", "nothing"])
-def test_a_page_that_is_not_the_log_is_refused_whole(fake_mirror, log, what):
+@pytest.mark.parametrize("fault", ["altered", "a stranger's", "cut short", "nothing"])
+def test_page_with_false_events_is_refused_whole(fake_mirror, log, fault):
     forged = messages.Signed(
         key=log.identity.key, body=log.events[3].body.replace("2", "3"), signature="0" * 128
     )
@@ -157,47 +157,50 @@ def test_a_page_that_is_not_the_log_is_refused_whole(fake_mirror, log, what):
         "a stranger's": stranger.events,
         "cut short": log.events[:3],
         "nothing": [],
-    }[what]
+    }[fault]
     fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
         events=events[int(query["after"]) :]
     )
     result = pull(fake_mirror)
-    assert count_stored(log) == (3 if what == "cut short" else 0)
+    assert count_stored(log) == (3 if fault == "cut short" else 0)
     sentence = {
         "altered": "its signature does not match",
         "a stranger's": "which is no mirror of the list",
         "cut short": "",
         "nothing": "has 10 events of log",
-    }[what]
+    }[fault]
     assert (
         sentence in "".join(result.refused)
         and not Origin.objects.filter(pk=stranger.origin).exists()
     )
 
 
-def endless():
+def send_endlessly():
     while True:
         yield b"x" * 65536
 
 
-def dripping():
+def send_slowly():
     yield b'{"key"'
     for _ in range(100):
         time.sleep(0.2)
         yield b" "
 
 
-def silent():
-    time.sleep(3)
+def send_nothing_in_time():
+    time.sleep(1.5)
     yield b"{}"
 
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (lambda: (200, endless()), "sent more than 1,048,576 bytes and was cut off"),
-        (lambda: (200, dripping()), "takes more than 2 seconds for one answer and was cut off"),
-        (lambda: (200, silent()), "does not answer"),
+        (lambda: (200, send_endlessly()), "sent more than 1,048,576 bytes and was cut off"),
+        (
+            lambda: (200, send_slowly()),
+            "takes more than 1.5 seconds for one answer and was cut off",
+        ),
+        (lambda: (200, send_nothing_in_time()), "does not answer"),
         (
             lambda: (200, b"<html><title>Welcome</title></html>"),
             "something that is not Barnraise's API",
@@ -211,18 +214,18 @@ def silent():
         (lambda: (503, b'{"error": "the database is away"}'), "refuses: the database is away"),
     ],
 )
-@pytest.mark.parametrize("where", ["GET /mirrors/heads", "the log"])
+@pytest.mark.parametrize("route", ["GET /mirrors/heads", "the log"])
 @pytest.mark.usefixtures("short_limits")
 def test_malformed_answer_names_the_mirror_and_changes_nothing(
-    fake_mirror, log, monkeypatch, where, answer, sentence
+    fake_mirror, log, monkeypatch, route, answer, sentence
 ):
-    where = f"GET /mirrors/logs/{log.origin}" if where == "the log" else where
-    right = fake_mirror.routes[where]
-    fake_mirror.routes[where] = lambda query, who: answer()
+    route = f"GET /mirrors/logs/{log.origin}" if route == "the log" else route
+    correct_route = fake_mirror.routes[route]
+    fake_mirror.routes[route] = lambda query, who: answer()
     result = pull(fake_mirror)
     assert sentence in result.refused[0] and result.refused[0].startswith("the small one")
     assert count_stored(log) == 0 and PeerStatus.objects.get().last_error == result.refused[0][:300]
-    fake_mirror.routes[where] = right
+    fake_mirror.routes[route] = correct_route
     monkeypatch.undo()
     assert pull(fake_mirror).stored == 10 and PeerStatus.objects.get().last_error == ""
 
@@ -233,17 +236,18 @@ def test_unreachable_mirror_is_named_in_the_error(fake_mirror, log):
 
 
 def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(fake_mirror, log):
-    key, right = fake_mirror.identity.key, fake_mirror.routes["GET /mirrors/heads"]
+    key = fake_mirror.identity.key
+    right = fake_mirror.routes["GET /mirrors/heads"]
     fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: (502, b"<html>")
     assert pull_module.pull_from_all()[key].refused
-    assert pull_module.pull_from_all() == {}, "not at once again: other tasks wait behind it"
-    standing = PeerStatus.objects.get()
+    assert pull_module.pull_from_all() == {}, "a failing mirror was asked again at once"
+    status = PeerStatus.objects.get()
     waits = [
         pull_module.retry_delay(PeerStatus(key=key, failures=n)).total_seconds()
         for n in (1, 4, 100)
     ]
     assert (
-        standing.failures == 1
+        status.failures == 1
         and 2.5 <= waits[0] <= 5
         and 20 <= waits[1] <= 40
         and 60 <= waits[2] <= 120
@@ -259,16 +263,18 @@ def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
 ):
     monkeypatch.setattr(client, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
-    right = dict(fake_mirror.routes)
+    correct_routes = dict(fake_mirror.routes)
     fake_mirror.routes |= dict.fromkeys(
-        ("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, silent())
+        ("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, send_nothing_in_time())
     )
     assert "does not answer" in pull_module.pull_from_all()[fake_mirror.identity.key].refused[0]
-    assert pull_module.pull_from_all() == {}, "it does not open"
-    asked = len(fake_mirror.requests)
+    assert pull_module.pull_from_all() == {}, "an unreachable mirror was pulled"
+    request_count = len(fake_mirror.requests)
     tasks.notify_mirrors()
-    assert "POST /mirrors/change-notice" not in fake_mirror.requests[asked:], "nobody waits for it"
-    fake_mirror.routes = right
+    assert "POST /mirrors/change-notice" not in fake_mirror.requests[request_count:], (
+        "an unreachable mirror was notified"
+    )
+    fake_mirror.routes = correct_routes
     assert pull_module.pull_from_all()[fake_mirror.identity.key].stored == 10
     tasks.notify_mirrors()
     assert fake_mirror.requests[-1] == "POST /mirrors/change-notice"
@@ -276,7 +282,8 @@ def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
 
 def test_mirror_is_pulled_once_its_database_is_back(fake_mirror, log, monkeypatch):
     monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
-    key, right = fake_mirror.identity.key, fake_mirror.routes["GET /mirrors/heads"]
+    key = fake_mirror.identity.key
+    right = fake_mirror.routes["GET /mirrors/heads"]
     fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: (
         503,
         b'{"error": "the database is away"}',
@@ -286,9 +293,7 @@ def test_mirror_is_pulled_once_its_database_is_back(fake_mirror, log, monkeypatc
     assert pull_module.pull_from_all()[key].stored == 10
 
 
-def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
-    fake_mirror, monkeypatch, settings
-):
+def test_mirror_list_works_without_valkey(fake_mirror, monkeypatch, settings):
     away = {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
         "LOCATION": "redis://127.0.0.1:1/0",
@@ -310,12 +315,10 @@ def test_heads_by_another_key_or_for_another_site_are_refused(fake_mirror):
     assert "not for this site" in pull(fake_mirror).refused[0]
 
 
-def certificate(folder, host: str) -> ssl.SSLContext:
-    """By nobody that anybody trusts."""
-    key, name = (
-        ec.generate_private_key(ec.SECP256R1()),
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)]),
-    )
+def create_tls_context(folder, host: str) -> ssl.SSLContext:
+    """Create a TLS context with a self-signed certificate, which nobody trusts."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.now(UTC)
     signed = (
         x509.CertificateBuilder()
@@ -336,8 +339,8 @@ def certificate(folder, host: str) -> ssl.SSLContext:
     return context
 
 
-def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
-    small = FakeMirror(log, certificate(tmp_path, "elsewhere.example.org"))
+def test_mirror_with_an_untrusted_certificate_is_refused(log, tmp_path):
+    small = FakeMirror(log, create_tls_context(tmp_path, "elsewhere.example.org"))
     first = signed_list(1, local_entry(), small.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
     assert "certificate verify failed" in pull(small).refused[0] and count_stored(log) == 0
@@ -349,17 +352,17 @@ def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
 
 def test_pulled_list_withdraws_late_events_of_an_expelled_mirror(fake_mirror, log):
     pull(fake_mirror)
-    gone = fake_mirror.list_entry.model_copy(
+    expelled_entry = fake_mirror.list_entry.model_copy(
         update={"expelled": Expulsion(at=1.0, last={log.origin: 6}, reason="it lied")}
     )
-    fake_mirror.lists = [signed_list(2, local_entry(), gone)]
+    fake_mirror.lists = [signed_list(2, local_entry(), expelled_entry)]
     pull(fake_mirror)
     assert mirror_list.newest_list().version == 2 and mirror_list.other_mirrors() == []
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
     assert "it lied" in Origin.objects.get(pk=log.origin).truncation_reason
 
 
-def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(fake_mirror, log):
+def test_log_not_named_by_an_expulsion_is_withdrawn(fake_mirror, log):
     pull(fake_mirror)
     mirror_list.ingest_lists(
         [
@@ -401,12 +404,12 @@ def test_invalid_list_is_refused_and_the_log_is_pulled_anyway(
     fake_mirror.routes["GET /mirrors/heads"] = lambda query, who: fake_mirror.identity.sign(
         "heads", fake_mirror.heads(who, mirrors=7)
     )
-    found = pull(fake_mirror)
-    assert sentence in found.refused[0] and found.stored == 10
-    assert [each.version for each in MirrorListVersion.objects.all()] == [1]
+    result = pull(fake_mirror)
+    assert sentence in result.refused[0] and result.stored == 10
+    assert [version.version for version in MirrorListVersion.objects.all()] == [1]
 
 
-def test_a_downgrade_is_refused(fake_mirror):
+def test_older_mirror_list_is_refused(fake_mirror):
     mirror_list.ingest_lists([signed_list(3, local_entry(), fake_mirror.list_entry)])
     with pytest.raises(MirrorListError, match="older than 3"):
         mirror_list.ingest_lists([signed_list(2, local_entry(), fake_mirror.list_entry)])

@@ -65,7 +65,7 @@ def test_listed_mirror_gets_heads_and_any_stored_log(fake_mirror, log):
     assert page.events == log.events[8:] and not page.more
 
 
-def test_a_page_is_bounded_in_bytes(fake_mirror, log, monkeypatch):
+def test_log_page_is_bounded_in_bytes(fake_mirror, log, monkeypatch):
     pull(fake_mirror)
     monkeypatch.setattr("coordinator.api.replication_endpoints.protocol.PAGE_BYTES", 1000)
     page = LogPart.model_validate_json(
@@ -77,7 +77,7 @@ def test_a_page_is_bounded_in_bytes(fake_mirror, log, monkeypatch):
 @pytest.mark.parametrize(
     "query", ["after=-1", "after=x", "most=0", "most=100000", "after=99999999999999999999"]
 )
-def test_a_page_that_makes_no_sense_is_refused(fake_mirror, log, query):
+def test_log_request_with_invalid_limits_is_refused(fake_mirror, log, query):
     assert (
         send_request(fake_mirror.identity, "GET", f"/mirrors/logs/{log.origin}?{query}").status_code
         == 422
@@ -116,24 +116,24 @@ def test_request_of_unlisted_or_expelled_mirror_or_a_replay_is_refused(fake_mirr
     assert answer.status_code == 403 and "was expelled" in answer.json()["error"]
 
 
-def test_without_a_list_no_mirror_is_known():
+def test_mirror_is_refused_without_a_mirror_list():
     assert send_request(STRANGER, "GET", "/mirrors/heads").status_code == 403
 
 
 def test_mirror_list_and_its_predecessors_are_public(fake_mirror):
     second = signed_list(2, local_entry(), fake_mirror.list_entry)
     mirror_list.ingest_lists([second])
-    told = MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
-    assert told.lists == [second]
+    served = MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
+    assert served.lists == [second]
     assert (
         MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=2").content).lists
         == []
     )
 
 
-def test_a_machine_hears_of_the_newest_list_with_every_directive(fake_mirror, person, launched_run):
-    _, machine = launched_run(person(organiser=True))
-    reply = machine.join(_)
+def test_directive_names_the_newest_mirror_list(fake_mirror, person, launched_run):
+    run, machine = launched_run(person(organiser=True))
+    reply = machine.join(run)
     directive = coordinator_messages.Directive.model_validate_json(reply.directive.body)
     assert (directive.mirror_list_version, directive.mirror_list_digest) == (
         1,
@@ -141,32 +141,34 @@ def test_a_machine_hears_of_the_newest_list_with_every_directive(fake_mirror, pe
     )
 
 
-def test_personal_data_goes_out_sealed_to_the_one_question(fake_mirror):
+def test_private_data_is_encrypted_for_the_request(fake_mirror):
     PrivateData.objects.create(
         digest=digest("s" * 32 + "{}"), aggregate="person:x", salt="s" * 32, body="{}"
     )
-    lock, other = encryption.RequestKey(), encryption.RequestKey()
-    wants = PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=lock.key)
-    answer = send_request(fake_mirror.identity, "POST", "/mirrors/private-data", wants)
-    sealed = EncryptedPrivateData.model_validate_json(answer.content)
-    assert lock.decrypt(sealed) == [private_data.PrivateRecord(wants.digests[0], "s" * 32, "{}")]
+    request_key, other_key = encryption.RequestKey(), encryption.RequestKey()
+    request = PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=request_key.key)
+    answer = send_request(fake_mirror.identity, "POST", "/mirrors/private-data", request)
+    encrypted = EncryptedPrivateData.model_validate_json(answer.content)
+    assert request_key.decrypt(encrypted) == [
+        private_data.PrivateRecord(request.digests[0], "s" * 32, "{}")
+    ]
     with pytest.raises(Exception, match="cannot be decrypted"):
-        other.decrypt(sealed)
+        other_key.decrypt(encrypted)
     assert (
         send_request(
             fake_mirror.identity,
             "POST",
             "/mirrors/private-data",
-            PrivateDataRequest(digests=wants.digests, key="0" * 64),
+            PrivateDataRequest(digests=request.digests, key="0" * 64),
         ).status_code
         == 422
     )
 
 
-def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(fake_mirror, monkeypatch):
+def test_repeated_change_notices_queue_one_pull(fake_mirror, monkeypatch):
     pulled = []
     monkeypatch.setattr(tasks.pull_task, "delay", pulled.append)
-    for begun in range(2):
+    for pulls_started in range(2):
         for _ in range(3):
             assert (
                 send_request(
@@ -177,5 +179,5 @@ def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(fake_mirror, monkey
                 ).status_code
                 == 200
             )
-        assert pulled == [fake_mirror.identity.key] * (begun + 1)
+        assert pulled == [fake_mirror.identity.key] * (pulls_started + 1)
         tasks.pull_task(fake_mirror.identity.key)

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 @pytest.fixture
 def other():
-    """Another mirror, which keeps what this site wrote, too."""
+    """Yield another mirror, which also has what this site wrote."""
     mirror = FakeMirror(LogBuilder())
     first = signed_list(
         1, list_entry(site_identity.identity(), "https://here.example.org"), mirror.list_entry
@@ -40,7 +40,8 @@ def other():
 
 def serve_own_log(other: FakeMirror, events: list) -> None:
     """Let the other mirror serve these events of this site's log."""
-    origin, last = open_event(events[0]).origin, events[-1]
+    origin = open_event(events[0]).origin
+    last = events[-1]
     heads = other.heads
 
     def log_heads(who: str):
@@ -61,9 +62,10 @@ def restored(other, person):
     """Restore a backup from before Ada's ban, which another mirror has; return her and the log."""
     ada, root = person(), person("root@example.org", is_staff=True)
     backup = LogEvent.objects.count()
-    person_state, total = Aggregate.objects.get(pk=f"person:{ada.pk}").state, state_hash()
+    person_state = Aggregate.objects.get(pk=f"person:{ada.pk}").state
+    total = state_hash()
     ada.ban(root, "spam")
-    own_events = [each for each in all_events() if each.key == site_identity.identity().key]
+    own_events = [event for event in all_events() if event.key == site_identity.identity().key]
     serve_own_log(other, own_events)
     lost = LogEvent.objects.order_by("seq")[backup:]
     assert [event.type for event in lost] == ["person.ban"]
@@ -91,16 +93,16 @@ def test_restored_site_is_read_only_until_its_log_is_pulled_back(restored, other
     assert tasks.record_events.apply().get() in (0, None)
     assert LogEvent.objects.count() == before
 
-    done = pull.pull_from(mirror_list.other_mirrors()[0])
-    assert not writer.is_restore_pending() and not done.refused
-    assert User.objects.get(pk=ada.pk).banned, "before anything was decided here"
-    ours = Origin.objects.get(ours=True)
+    result = pull.pull_from(mirror_list.other_mirrors()[0])
+    assert not writer.is_restore_pending() and not result.refused
+    assert User.objects.get(pk=ada.pk).banned, "the ban was not restored first"
+    new_log = Origin.objects.get(ours=True)
     assert (
-        current_state(f"origin:{ours.pk}")["after"]
-        == Origin.objects.get(key=ours.key, ours=False).pk
+        current_state(f"origin:{new_log.pk}")["after"]
+        == Origin.objects.get(key=new_log.key, ours=False).pk
     )
     assert User.objects.get(email="root@example.org").rename("Root")
-    assert ours.events.count() >= 2
+    assert new_log.events.count() >= 2
 
 
 def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(restored, other):
@@ -108,8 +110,8 @@ def test_restored_site_keeps_waiting_if_its_log_does_not_come_back_whole(restore
     serve_own_log(
         other, [*own_events[:-1], own_events[-1].model_copy(update={"signature": "0" * 128})]
     )
-    done = pull.pull_from(mirror_list.other_mirrors()[0])
-    assert done.refused and writer.is_restore_pending()
+    result = pull.pull_from(mirror_list.other_mirrors()[0])
+    assert result.refused and writer.is_restore_pending()
     other.close()
     assert (
         "does not answer" in pull.pull_from(mirror_list.other_mirrors()[0]).refused[0]
@@ -122,22 +124,22 @@ def test_operator_resumes_a_restored_site_without_other_mirrors(restored, other,
     call_command("eventlog", "resume")
     assert "started a new log" in capsys.readouterr().out and not writer.is_restore_pending()
     assert ada.rename("Ada again")
-    ingest.ingest_events(own_events)  # later it comes all the same
+    ingest.ingest_events(own_events)  # the old log arrives later
     assert User.objects.get(pk=ada.pk).banned
     call_command("eventlog", "resume")
     assert "does not wait" in capsys.readouterr().out
 
 
-def test_a_restored_site_that_stands_alone_waits_for_nobody(person):
+def test_restored_site_without_a_mirror_list_does_not_wait(person):
     person()
     Origin.objects.update(ours=False)
     assert not writer.is_restore_pending() and person("bob@example.org").rename("Bob")
 
 
-# ---- one volunteer
+# ---- pseudonyms
 
 
-def signed_for(reply: JoinReply) -> str:
+def signed_pseudonym(reply: JoinReply) -> str:
     return open_signed(reply.ticket, "ticket", Ticket).volunteer
 
 
@@ -147,17 +149,19 @@ def test_all_mirrors_sign_one_opaque_pseudonym_for_a_person(
     ada = person()
     run, first = launched_run(ada)
     second = volunteer(ada, 2)
-    theirs = volunteer(person("bob@example.org"), 3)
-    pseudonym = signed_for(first.join(run))
-    assert signed_for(second.join(run)) == pseudonym != signed_for(theirs.join(run))
+    bobs_machine = volunteer(person("bob@example.org"), 3)
+    pseudonym = signed_pseudonym(first.join(run))
+    assert (
+        signed_pseudonym(second.join(run)) == pseudonym != signed_pseudonym(bobs_machine.join(run))
+    )
     own = volunteer_salt.volunteer_pseudonym(ada.pk)
     assert own == pseudonym
     private_records = all_private_data()
     state = current_state("salt:volunteers")
-    body = next(each.body for each in private_records if each.digest == state["about"])
+    body = next(record.body for record in private_records if record.digest == state["about"])
     assert site_identity.volunteer_salt().hex() in body
     bodies = "".join(LogEvent.objects.values_list("body", flat=True))
-    assert site_identity.volunteer_salt().hex() not in bodies, "in no event"
+    assert site_identity.volunteer_salt().hex() not in bodies, "the salt is in an event"
 
 
 def test_later_site_uses_the_first_salt_once_it_has_arrived(other, person):
@@ -167,11 +171,14 @@ def test_later_site_uses_the_first_salt_once_it_has_arrived(other, person):
     salt_record = private_data.PrivateRecord("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
     about = digest(salt_record.salt + salt_record.body)
     early = time.time() - 1000
-    older_log.events, older_log.hlc = [], 0
+    older_log.events = []
+    older_log.hlc = 0
     older_log.append("origin.begin", older_log.origin, {"name": "elder", "after": None}, at=early)
     older_log.append("salt.create", "volunteers", {"about": about}, at=early)
     assert not ingest.ingest_events(older_log.events).rejected
-    assert volunteer_salt.volunteer_pseudonym(ada.pk) == before, "until it has come"
+    assert volunteer_salt.volunteer_pseudonym(ada.pk) == before, (
+        "the salt was used before it arrived"
+    )
     private_data.ingest([private_data.PrivateRecord(about, salt_record.salt, salt_record.body)])
     after = volunteer_salt.volunteer_pseudonym(ada.pk)
     assert after != before and after == volunteer_salt.volunteer_pseudonym(str(ada.pk))

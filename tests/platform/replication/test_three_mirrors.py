@@ -58,10 +58,8 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
         mirror = random.choice(mirrors)
         person = random.choice(PEOPLE)
         n = random.randint(0, 2)
-        thing, place = (
-            PEOPLE[n].replace("-8000-", "-9000-"),
-            PEOPLE[n].replace("-8000-", f"-a{random.randint(0, 9)}00-"),
-        )
+        thing = PEOPLE[n].replace("-8000-", "-9000-")
+        place = PEOPLE[n].replace("-8000-", f"-a{random.randint(0, 9)}00-")
         about = store_private(name=f"P{n}", email=f"{person[-1]}@example.org", password="!")
         create = {
             "word": digest("barn"),
@@ -72,7 +70,7 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
             "settings": draft_settings(0),
             "terms": {"version": 0, "access": "team", "team": thing},
         }
-        found = {"place": place, "person": person, "joined": AT, "leads": True}
+        founder = {"place": place, "person": person, "joined": AT, "leads": True}
         event_type, name, payload = random.choice(
             [
                 ("person.join", person, {"about": about, "joined": AT}),
@@ -101,10 +99,10 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
                 (
                     "team.found",
                     thing,
-                    found
+                    founder
                     | {"name": random.choice(["Wool", "wool"]), "slug": "wool", "created": AT},
                 ),
-                ("team.join", thing, found | {"leads": False}),
+                ("team.join", thing, founder | {"leads": False}),
                 ("team.part", thing, {"places": [place]}),
                 ("team.rename", thing, {"name": random.choice(["Wool", "Silk"])}),
                 ("run.create", thing, create),
@@ -134,7 +132,8 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
 @pytest.mark.django_db
 def test_team_that_was_empty_for_a_while_gets_its_runs_back():
     """A team without members has no row, so its runs refer to none until somebody has joined."""
-    person, team = PEOPLE[0], PEOPLE[0].replace("-8000-", "-9000-")
+    person = PEOPLE[0]
+    team = PEOPLE[0].replace("-8000-", "-9000-")
     places = [team.replace("-9000-", f"-a{n}00-") for n in (1, 2)]
     private_records: list[private_data.PrivateRecord] = []
 

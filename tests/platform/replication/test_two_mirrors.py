@@ -19,7 +19,7 @@ def sites(state, tmp_path):
         yield mirrors
 
 
-def people(site: MirrorProcess) -> str:
+def list_names(site: MirrorProcess) -> str:
     """Return the names of all people at a mirror."""
     return site.shell(
         "from coordinator.accounts.models import User\n"
@@ -50,8 +50,10 @@ def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_p
     assert "Nothing was taken" in b.manage(
         "replication", "join", a.url, "--list", "0" * 64, fails=True
     )
-    joined = b.manage("replication", "join", a.url, "--list", digest).strip().splitlines()[-1]
-    assert "Ida" in people(b), "private data was pulled as well"
+    state_after_join = (
+        b.manage("replication", "join", a.url, "--list", digest).strip().splitlines()[-1]
+    )
+    assert "Ida" in list_names(b), "private data was not pulled"
 
     a.kill()
     assert "does not answer" in b.manage("replication", "pull")
@@ -65,10 +67,10 @@ def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_p
         "Bob",
     )
     b.start()
-    there = state_hash_after_pull(a)
-    assert there != joined and "Bob" in people(a) and "Ida" in people(a)
+    state_at_first = state_hash_after_pull(a)
+    assert state_at_first != state_after_join and "Bob" in list_names(a) and "Ida" in list_names(a)
     a.start()
-    assert state_hash_after_pull(b) == there, "one state on both"
+    assert state_hash_after_pull(b) == state_at_first, "the mirrors have different states"
 
 
 def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, tmp_path):
@@ -106,9 +108,9 @@ def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, 
     snapshot = b.snapshot(run)
     assert snapshot["run"]["workers_known"] == 2
     losses = [x for x, _ in snapshot["train"]]
-    assert losses == [1000, 2000, 3000, 4000, 5000], "no gap and no duplicate"
+    assert losses == [1000, 2000, 3000, 4000, 5000], "a loss is missing or duplicated"
     joined = [event["what"] for event in snapshot["events"]].count("joined")
-    assert joined == 2, "the machine did not join again"
+    assert joined == 2, "the machine joined twice"
     answer = httpx.get(f"{b.url}/live/{run}/", headers={"Origin": a.url}, timeout=30)
     assert answer.headers["Access-Control-Allow-Origin"] == a.url
     wait_until(

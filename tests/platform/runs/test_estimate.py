@@ -58,10 +58,8 @@ def test_twice_the_volunteers_take_half_the_time_on_fast_lines():
 def test_volunteers_beyond_the_line_speed_train_no_faster():
     """Every update passes over every line, so a full line bounds the speed of the run."""
     dense_spec = spec(recipe__codec="dense8")
-    few, many = (
-        estimate_run_time(dense_spec, 1.0, 20, 50),
-        estimate_run_time(dense_spec, 1.0, 20, 500),
-    )
+    few = estimate_run_time(dense_spec, 1.0, 20, 50)
+    many = estimate_run_time(dense_spec, 1.0, 20, 500)
     assert few.slowdown > 1 and many.seconds == pytest.approx(few.seconds, rel=0.05)
     assert few.traffic == pytest.approx(0.8 * 20e6 / 8)
     auto_estimate = estimate_run_time(spec(), 1.0, 20, 50)
@@ -71,7 +69,7 @@ def test_volunteers_beyond_the_line_speed_train_no_faster():
 
 def test_step_time_of_many_sequences_scales_linearly():
     specs = [spec(recipe__step_sequences=n, recipe__round_steps=1) for n in (64, 55_440)]
-    (small,), (large,) = (estimate(each, [REFERENCE_MACHINES[2]], 1) for each in specs)
+    (small,), (large,) = (estimate(run_spec, [REFERENCE_MACHINES[2]], 1) for run_spec in specs)
     assert large.step_seconds == pytest.approx(small.step_seconds * 55_440 / 64)
 
 
@@ -192,7 +190,8 @@ def test_run_page_shows_whether_machines_fit(volunteer, person, launched_run, go
         f"The run {run.name} asks for 16.0 GB of GPU memory; this machine has 12.0 GB.",
     )
     assert answers["24 GB GPU"][0] == "yes" and answers["24 GB GPU"][1].endswith("tokens/s")
-    bob, client = volunteer(person("bob@example.org"), 2), Client()
+    bob = volunteer(person("bob@example.org"), 2)
+    client = Client()
     client.force_login(bob.machine.owner)
     assert read_fits(client, run)["pc-2"] == ("unknown", "measured when it joins")
     HardwareMeasurement.record(

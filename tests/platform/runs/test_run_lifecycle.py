@@ -1,4 +1,4 @@
-"""A run's life, from what its machines report."""
+"""Test how a run's status follows from its machines' reports."""
 
 from datetime import timedelta
 
@@ -22,10 +22,14 @@ def test_ledger_tokens_ignore_one_machines_false_report(
     person, launched_run, numbered_report, volunteer
 ):
     run, ada = launched_run(person())
-    honest = [ada, volunteer(person("bob@example.org"), 2), volunteer(person("eve@example.org"), 3)]
-    for i, each in enumerate(honest):
-        each.join(run)
-        each.report(run, numbered_report(5, ledger_tokens=10**15 if i == 2 else 5000))
+    machines = [
+        ada,
+        volunteer(person("bob@example.org"), 2),
+        volunteer(person("eve@example.org"), 3),
+    ]
+    for i, machine in enumerate(machines):
+        machine.join(run)
+        machine.report(run, numbered_report(5, ledger_tokens=10**15 if i == 2 else 5000))
     drain_queue()
     advance_runs()
     run.refresh_from_db()
@@ -38,8 +42,8 @@ def test_run_finishes_when_owner_and_others_have_the_model(
     run, ada = launched_run(person())
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
-    for each in (ada, bob):
-        each.report(run, numbered_report(1, ledger_tokens=100_000, activity="finishing"))
+    for machine in (ada, bob):
+        machine.report(run, numbered_report(1, ledger_tokens=100_000, activity="finishing"))
     drain_queue()
     assert advance_runs() == 0
     assert "one other person" in run_table.run_summary(run, run_table.machine_rows(run))["waiting"]
@@ -73,7 +77,7 @@ def test_delayed_reports_finish_the_run_within_minutes(
     Membership.objects.update(last_seen=timezone.now() - timedelta(minutes=30))
     Run.objects.filter(pk=run.pk).update(ledger_tokens=100_000)
     assert advance_runs() == 0
-    valkey.delete(cache.make_key("telemetry:looked"))  # as it goes by itself after five minutes
+    valkey.delete(cache.make_key("telemetry:looked"))  # as it expires after five minutes
     assert advance_runs() == 1
     run.refresh_from_db()
     assert run.state is enums.RunStatus.FINISHED
@@ -145,18 +149,20 @@ def test_tidying_deletes_only_long_expired_codes(person):
     from barnraise.protocol.signing import Identity
     from coordinator.accounts.models import Enrolment
 
-    def code(seed: int, hours: float) -> Enrolment:
+    def create_expired_code(seed: int, hours: float) -> Enrolment:
         identity = Identity(bytes([seed]) * 32)
-        asked = coordinator_messages.EnrolmentRequest(
+        request = coordinator_messages.EnrolmentRequest(
             mirror=digest("m"),
             key=identity.key,
             machine=coordinator_messages.MachineDescription(),
             issued=0,
         )
-        made = Enrolment.open(asked)
-        Enrolment.objects.filter(pk=made.pk).update(expires=timezone.now() - timedelta(hours=hours))
-        return made
+        enrolment = Enrolment.open(request)
+        Enrolment.objects.filter(pk=enrolment.pk).update(
+            expires=timezone.now() - timedelta(hours=hours)
+        )
+        return enrolment
 
-    old, recent = code(1, 25), code(2, 1)
+    old, recent = create_expired_code(1, 25), create_expired_code(2, 1)
     assert delete_expired_rows() == 1
     assert not Enrolment.find(old.code) and Enrolment.find(recent.code)

@@ -1,3 +1,5 @@
+"""Test runs: launch, decisions, drafts, names, spec fields and management commands."""
+
 import json
 import threading
 
@@ -45,14 +47,16 @@ def test_launch_fixes_mirror_owner_and_text_in_the_spec(person, launched_run):
 
 
 def test_join_during_the_launch_returns_one_consistent_run(person, launched_run, monkeypatch):
-    """Its ticket and what it is told of the run are of one moment, or its machine refuses them."""
+    """Read the run before its launch; a machine refuses a ticket that does not match the run."""
     run, ada = launched_run(person())
-    named = worker_endpoints.get_visible_run
+    get_visible_run = worker_endpoints.get_visible_run
 
-    def read_before_the_launch(*asked):
-        found = named(*asked)
-        found.spec_text, found.manifest, found.status = "", None, enums.RunStatus.DRAFT
-        return found
+    def read_before_the_launch(*arguments):
+        draft_run = get_visible_run(*arguments)
+        draft_run.spec_text = ""
+        draft_run.manifest = None
+        draft_run.status = enums.RunStatus.DRAFT
+        return draft_run
 
     monkeypatch.setattr(worker_endpoints, "get_visible_run", read_before_the_launch)
     answer = ada.send_request(
@@ -85,7 +89,8 @@ def test_stale_run_object_cannot_undo_a_decision(person, launched_run):
 @pytest.mark.django_db(transaction=True)
 def test_one_of_two_concurrent_decisions_succeeds(person, launched_run):
     run, _ = launched_run(person())
-    outcomes, gate = [], threading.Barrier(2)
+    outcomes = []
+    gate = threading.Barrier(2)
 
     def decide(action):
         own_copy = Run.objects.get(pk=run.pk)
@@ -120,7 +125,7 @@ def test_runs_of_the_same_name_get_different_slugs(person, draft):
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "field"),
     [
         ({"model.layers": 0}, "model.layers"),
         ({"model.width": "100", "model.heads": "3"}, "model.heads"),
@@ -135,10 +140,10 @@ def test_runs_of_the_same_name_get_different_slugs(person, draft):
         ({"model.colour": "red"}, "model.colour"),
     ],
 )
-def test_invalid_value_is_refused_at_its_field(fields, named):
+def test_invalid_value_is_refused_at_its_field(fields, field):
     with pytest.raises(SpecError) as refused:
         spec_from_fields(fields)
-    assert named in refused.value.problems
+    assert field in refused.value.problems
     assert all(sentence for sentence in refused.value.problems.values())
 
 
@@ -182,7 +187,8 @@ def test_run_without_a_name_is_refused(person, draft):
 
 def test_drafts_are_visible_to_owner_and_staff_only(person, draft, launched_run):
     ada, bob, root = person(), person("bob@example.org"), person("root@example.org", is_staff=True)
-    run, (public, _) = draft(ada), launched_run(ada, name="Public")
+    run = draft(ada)
+    (public, _) = launched_run(ada, name="Public")
     assert run.may_see(ada) and run.may_see(root) and not run.may_see(bob)
     assert run.may_control(ada) and run.may_control(root) and not run.may_control(bob)
     assert set(Run.objects.visible_to(ada)) == set(Run.objects.visible_to(root)) == {run, public}
@@ -217,8 +223,7 @@ def test_management_commands_create_an_owner_and_a_run(db, capsys):
     assert json.loads(run.spec.to_json())["model"]["layers"] == 2
 
 
-def test_max_tokens_per_update_is_far_below_the_budget():
-    """Sixteen rounds' tokens, of this run's own rounds."""
+def test_max_tokens_per_update_defaults_to_sixteen_rounds():
     from coordinator.runs.spec_form import spec_from_fields
 
     spec = spec_from_fields({"recipe.round_steps": "20"})

@@ -88,7 +88,8 @@ def test_reports_in_any_order_with_duplicates_give_the_same_totals(
     if not Membership.objects.exists():
         launched_run(person())
     member = Membership.objects.get()
-    rng, now = random.Random(seed), time.time()
+    rng = random.Random(seed)
+    now = time.time()
     Membership.objects.update(mark=0, latest=0, tokens=0, updates_sent=0, peer_bytes_sent=0)
     for model in (Rollup, LossPoint, ReportReceipt):
         model.objects.all().delete()

@@ -114,12 +114,16 @@ def test_export_continues_on_the_next_page_without_duplicates(training_run, monk
         ("MAX_EVENTS", 1),
     ):
         monkeypatch.setattr(export, name, limit)
-    position, points, sums, pages = TelemetryPosition(), [], [], 0
+    position = TelemetryPosition()
+    points = []
+    sums = []
+    pages = 0
     while True:
         exported = export.build_page(position)
         points += [(exported.machines[p.of], p.seq, p.position) for p in exported.points]
         sums += [(exported.machines[s.of], s.width, s.bucket) for s in exported.sums]
-        pages, position = pages + 1, exported.places
+        pages = pages + 1
+        position = exported.places
         if not exported.more:
             break
     assert pages > 2 and len(points) == len(set(points)) == LossPoint.objects.count()

@@ -70,7 +70,8 @@ def test_pull_waits_a_bounded_time_for_an_unknown_machine(training_run):
 
 def test_pulled_rows_with_impossible_times_are_left_out(training_run):
     run, ada, _ = training_run
-    past, now = history.load_history(run)["rate"], int(time.time())
+    past = history.load_history(run)["rate"]
+    now = int(time.time())
     hours = (now // 3600 + 24 * 365, 0)
     result = ingest_page(
         page(
@@ -222,7 +223,8 @@ def test_rows_of_an_expelled_mirror_are_deleted(fake_mirror, training_run):
 
 
 def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
-    path, body = "/api/v1/mirrors/news", TelemetryRequest(nonce="0" * 32).model_dump_json().encode()
+    path = "/api/v1/mirrors/news"
+    body = TelemetryRequest(nonce="0" * 32).model_dump_json().encode()
 
     def request_telemetry(identity: Identity):
         token = identity.sign_request(site_identity.identity().key, "POST", path, body, time.time())
@@ -237,8 +239,10 @@ def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
     answer = request_telemetry(fake_mirror.identity)
     assert answer.status_code == 200, answer.content
     signed_page = SignedTelemetryPage.model_validate_json(answer.content)
-    said = json.loads(signed_page.word.body)
-    assert said["to"] == fake_mirror.identity.key and said["digest"] == digest(signed_page.text)
+    signature = json.loads(signed_page.word.body)
+    assert signature["to"] == fake_mirror.identity.key and signature["digest"] == digest(
+        signed_page.text
+    )
     assert len(TelemetryPage.model_validate_json(signed_page.text).frames) == 2
 
 
@@ -247,20 +251,21 @@ def test_export_and_ingest_query_counts_do_not_grow_with_machines(
 ):
     run, ada, _ = training_run
     others = [volunteer(run.owner, seed) for seed in range(10, 40)]
-    counts, after = [], export.build_page(TelemetryPosition()).places
-    for each in others:
-        each.join(run)
+    counts = []
+    position = export.build_page(TelemetryPosition()).places
+    for machine in others:
+        machine.join(run)
     for reporting, seq in (([ada], 4), ([ada, *others], 5)):
-        for each in reporting:
-            assert each.report(run, numbered_report(seq)).status_code == 200
+        for machine in reporting:
+            assert machine.report(run, numbered_report(seq)).status_code == 200
         drain_queue(wait=True)
-        with CaptureQueriesContext(connection) as telling:
-            found = export.build_page(after)
-        with CaptureQueriesContext(connection) as taking:
-            ingest_page(found)
-        assert len(found.frames) == len(reporting) and len(telling) == 4
-        size = len(found.model_dump_json()) / len(reporting)
+        with CaptureQueriesContext(connection) as export_queries:
+            exported = export.build_page(position)
+        with CaptureQueriesContext(connection) as ingest_queries:
+            ingest_page(exported)
+        assert len(exported.frames) == len(reporting) and len(export_queries) == 4
+        size = len(exported.model_dump_json()) / len(reporting)
         assert size < 2000, f"{size:.0f} bytes a report"
-        counts.append(len(taking))
-        after = found.places
+        counts.append(len(ingest_queries))
+        position = exported.places
     assert counts[1] <= counts[0] + 1, counts
