@@ -3,7 +3,8 @@
 import secrets
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, models, transaction
@@ -22,6 +23,9 @@ CODE_ATTEMPTS = 5
 
 class Enrolment(models.Model):
     """A machine's request to belong to somebody, until that person approves its code."""
+
+    if TYPE_CHECKING:
+        decided_by_id: UUID | None
 
     class Decision(models.TextChoices):
         """What the person decided."""

@@ -21,6 +21,9 @@ from coordinator.eventlog import private_data, writer
 from coordinator.eventlog.projection import current_state
 from coordinator.lib.exceptions import UserError
 
+if TYPE_CHECKING:
+    from django.db.models.manager import ManyToManyRelatedManager, RelatedManager
+
 __all__ = [
     "Enrolment",
     "Machine",
@@ -74,9 +77,14 @@ class User(AbstractBaseUser, PermissionsMixin):
     """
 
     if TYPE_CHECKING:
-        machines: Any
-        teams: Any
-        team_places: Any
+        machines: RelatedManager[Machine]
+        teams: ManyToManyRelatedManager[Team, TeamMember]
+        team_places: RelatedManager[TeamMember]
+        # The models of these belong to apps that import this one.
+        runs: RelatedManager[Any]
+        tokens: RelatedManager[Any]
+        notifications: RelatedManager[Any]
+        webhooks: RelatedManager[Any]
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     email = models.EmailField("email address", unique=True)

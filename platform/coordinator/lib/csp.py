@@ -1,11 +1,11 @@
 """Send a Content-Security-Policy: pages load our own files alone, and nothing inline.
 
 The admin's Alpine evaluates expressions and the API's documentation has inline styles, so those are
-allowed there. A page that watches a run may continue at other mirrors: the origins that its view
-puts into `request.reaches`.
+allowed there. A page that watches a run may continue at other mirrors: its view sets the policy
+that `page_policy` returns for their origins.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from django.http import HttpRequest, HttpResponse
 
@@ -21,6 +21,12 @@ ADMIN = (
 POLICIES = {"/admin/": ADMIN, "/api/": API}  # by the beginning of the path
 
 
+def page_policy(origins: Iterable[str] = ()) -> str:
+    """Return the policy of a page whose script may also connect to these origins."""
+    sources = " ".join(["'self'", *origins])
+    return PAGES.replace("connect-src 'self'", f"connect-src {sources}")
+
+
 class ContentSecurityPolicyMiddleware:
     """Set the policy that belongs to the request's path."""
 
@@ -34,9 +40,5 @@ class ContentSecurityPolicyMiddleware:
         """Serve the request and set the header, unless the view has set one."""
         response = self.get_response(request)
         matching = (policy for start, policy in POLICIES.items() if request.path.startswith(start))
-        policy = next(matching, PAGES)
-        origins = getattr(request, "reaches", ())
-        if origins:
-            policy = policy.replace("connect-src 'self'", f"connect-src 'self' {' '.join(origins)}")
-        response.headers.setdefault("Content-Security-Policy", policy)
+        response.headers.setdefault("Content-Security-Policy", next(matching, PAGES))
         return response

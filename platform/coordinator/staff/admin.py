@@ -1,13 +1,13 @@
 """The admin of announcements."""
 
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
-from unfold.decorators import action
 
-from coordinator.audit.admin_actions import ReadOnlyAdmin, dialog_options
+from coordinator.accounts.models import User
+from coordinator.audit.admin_actions import ReadOnlyAdmin, decision, dialog_options
 from coordinator.staff.models import Announcement
 
 
@@ -20,27 +20,21 @@ class AnnouncementAdmin(ModelAdmin):
     search_fields = ["text"]
     list_select_related = ["by"]
     actions_detail = ["withdraw"]
-    has_delete_permission = (
-        ReadOnlyAdmin.has_delete_permission
-    )  # withdrawn, not deleted: what was said was said
+    has_delete_permission = ReadOnlyAdmin.has_delete_permission
     has_decide_permission = ReadOnlyAdmin.has_decide_permission
     decide = ReadOnlyAdmin.decide
 
     def save_model(self, request: HttpRequest, obj: Announcement, form: Any, change: bool) -> None:
         """Publish the announcement by its model's method."""
-        obj.publish(request.user)
+        obj.publish(cast(User, request.user))
 
-    @action(
-        description="Withdraw",
-        permissions=["decide"],
-        dialog=dialog_options("Withdraw", "It is no longer shown."),
-    )
+    @decision("Withdraw", dialog_options("Withdraw", "It is no longer shown."))
     def withdraw(self, request: HttpRequest, form: Any, object_id: str) -> HttpResponse:
         """Stop showing an announcement."""
         return self.decide(
             request,
             object_id,
-            lambda said: said.withdraw(request.user),
+            lambda announcement: announcement.withdraw(request.user),
             "Withdrawn.",
             "It had ended already.",
         )

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class StaffConfig(AppConfig):
-    """Configure the app."""
+    """Register the app."""
 
     name = "coordinator.staff"
     label = "staff"

@@ -20,12 +20,11 @@ from coordinator.runs.models import Run
 from coordinator.staff import recent_errors
 from coordinator.telemetry import report_queue
 
-BUSY = [RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED]
-LISTED = 12  # runs
+ACTIVE_STATUSES = [RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED]
+MAX_RUNS = 12
 CELERY_QUEUE = "celery"
-counts_cache: TtlCache[None, dict[str, Any]] = TtlCache(
-    5.0
-)  # as often as the page asks: every machine and person is counted
+# The counts read whole tables, so all open dashboards share them for one refresh interval.
+counts_cache: TtlCache[None, dict[str, Any]] = TtlCache(5.0)
 
 
 def collect_dashboard() -> dict[str, Any]:
@@ -36,23 +35,23 @@ def collect_dashboard() -> dict[str, Any]:
         while Valkey is unreachable.
     """
     try:
-        queues, recent = (
-            _queues(),
-            [{**e, "at": _moment(e["at"])} for e in recent_errors.list_recent()],
-        )
+        queues = _queues()
+        errors = [{**row, "at": _local_time(row["at"])} for row in recent_errors.list_recent()]
     except redis.exceptions.RedisError:
-        queues, recent = None, None
+        queues = None
+        errors = None
     return {
         "counts": counts_cache.get(None, _counts),
         "runs": _runs(),
         "queues": queues,
-        "errors": recent,
+        "errors": errors,
         "at": timezone.now(),
     }
 
 
 def _counts() -> dict[str, Any]:
-    day = timezone.now() - timedelta(days=1)
+    """Count runs, machines, people, emails and webhook calls."""
+    yesterday = timezone.now() - timedelta(days=1)
     by_status = dict(Run.objects.values_list("status").annotate(Count("pk")))
     alive = Membership.objects.alive()
     return {
@@ -61,7 +60,7 @@ def _counts() -> dict[str, Any]:
         "alive": alive.values("machine").distinct().count(),
         "rate": alive.aggregate(rate=Sum("rate"))["rate"] or 0.0,
         "people": User.objects.filter(is_active=True).count(),
-        "new_people": User.objects.filter(date_joined__gt=day, left=None).count(),
+        "new_people": User.objects.filter(date_joined__gt=yesterday, left=None).count(),
         "banned": User.objects.filter(banned__isnull=False).count(),
         "emails": Notification.objects.filter(email_due__isnull=False).count(),
         "webhook_calls": Delivery.objects.filter(due__isnull=False).count(),
@@ -70,33 +69,29 @@ def _counts() -> dict[str, Any]:
 
 def _runs() -> list[dict[str, Any]]:
     """List active runs, the newest first, with their machines and rates."""
-    runs = list(
-        Run.objects.filter(status__in=BUSY).select_related("owner").order_by("-pk")[:LISTED]
-    )
-    alive = {
-        run: (machines, rate)
-        for run, machines, rate in Membership.objects.alive()
+    active = Run.objects.filter(status__in=ACTIVE_STATUSES).select_related("owner")
+    runs = list(active.order_by("-pk")[:MAX_RUNS])
+    sums = (
+        Membership.objects.alive()
         .filter(run__in=runs)
         .values("run")
         .annotate(machines=Count("pk"), rate_now=Sum("rate", filter=Q(rate__gt=0)))
-        .values_list("run", "machines", "rate_now")
-    }
-    return [
-        {
-            "run": run,
-            "alive": alive.get(run.pk, (0, 0))[0],
-            "rate": alive.get(run.pk, (0, 0))[1] or 0.0,
-        }
-        for run in runs
-    ]
+    )
+    sums_by_run = {row["run"]: row for row in sums}
+    rows = []
+    for run in runs:
+        row = sums_by_run.get(run.pk, {"machines": 0, "rate_now": None})
+        rows.append({"run": run, "alive": row["machines"], "rate": row["rate_now"] or 0.0})
+    return rows
 
 
 def _queues() -> dict[str, Any]:
-    valkey = valkey_client()
-    with valkey.pipeline(transaction=False) as pipe:
-        pipe.llen(report_queue.PENDING_KEY).lindex(report_queue.PENDING_KEY, 0).llen(
-            CELERY_QUEUE
-        ).info("memory")
+    """Read the lengths of the queues, and the memory that Valkey uses."""
+    with valkey_client().pipeline(transaction=False) as pipe:
+        pipe.llen(report_queue.PENDING_KEY)
+        pipe.lindex(report_queue.PENDING_KEY, 0)
+        pipe.llen(CELERY_QUEUE)
+        pipe.info("memory")
         reports, oldest, tasks, memory = pipe.execute()
     return {
         "reports": reports,
@@ -108,5 +103,5 @@ def _queues() -> dict[str, Any]:
     }
 
 
-def _moment(at: float) -> datetime:
+def _local_time(at: float) -> datetime:
     return datetime.fromtimestamp(at, timezone.get_current_timezone())

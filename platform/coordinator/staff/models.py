@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Announcement(models.Model):
-    """Shown above every page from `starts` until `ends`."""
+    """A text that is shown above every page from `starts` until `ends`."""
 
     class Tone(models.TextChoices):
         """How serious an announcement is."""
@@ -49,16 +49,16 @@ class Announcement(models.Model):
     def current(cls) -> "models.QuerySet[Announcement]":
         """Return up to three announcements that are shown now."""
         now = timezone.now()
-        return cls.objects.filter(Q(ends=None) | Q(ends__gt=now), starts__lte=now)[:3]
+        return Announcement.objects.filter(Q(ends=None) | Q(ends__gt=now), starts__lte=now)[:3]
 
     def publish(self, actor: "User") -> None:
         """Publish a new announcement, or a changed one."""
-        word = "publish" if self._state.adding else "change"
+        change = "publish" if self._state.adding else "change"
         with transaction.atomic():
             self.by = actor
             self.save()
             record(
-                f"announcement.{word}",
+                f"announcement.{change}",
                 self,
                 actor=actor,
                 text=self.text,
@@ -69,10 +69,11 @@ class Announcement(models.Model):
     def withdraw(self, actor: "User") -> bool:
         """Stop showing it; return False if it had ended already."""
         with transaction.atomic():
-            open_still = Announcement.objects.filter(
+            not_ended = Announcement.objects.filter(
                 Q(ends=None) | Q(ends__gt=timezone.now()), pk=self.pk
             )
-            if changed := open_still.update(ends=timezone.now()) == 1:
+            changed = not_ended.update(ends=timezone.now()) == 1
+            if changed:
                 record("announcement.withdraw", self, actor=actor)
         self.refresh_from_db()
         return changed

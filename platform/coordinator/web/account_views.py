@@ -1,21 +1,28 @@
 """The account page, and the deletion of an account."""
 
+from collections.abc import Callable
+from typing import cast
+
 from allauth.account.decorators import reauthentication_required
 from allauth.account.models import EmailAddress
 from allauth.mfa.utils import is_mfa_enabled
 from django.contrib import messages
 from django.contrib.auth import logout
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 
 from coordinator.accounts import deletion
 from coordinator.accounts.forms import DeleteAccountForm, NameForm
+from coordinator.accounts.requests import AuthenticatedRequest
+
+View = Callable[..., HttpResponse]
+requires_reauthentication = cast(Callable[[View], View], reauthentication_required)  # untyped
 
 
 @login_required
-def show_account(request: HttpRequest) -> HttpResponse:
-    """Show the account, and change its name."""
+def show_account(request: AuthenticatedRequest) -> HttpResponse:
+    """Show the account; a POST changes its name."""
     form = NameForm(request.POST or None, initial={"name": request.user.name})
     if request.method == "POST" and form.is_valid():
         request.user.rename(form.cleaned_data["name"])
@@ -31,9 +38,9 @@ def show_account(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-@reauthentication_required
-def delete_account(request: HttpRequest) -> HttpResponse:
-    """Delete the account after its email address was typed."""
+@requires_reauthentication
+def delete_account(request: AuthenticatedRequest) -> HttpResponse:
+    """Show what the deletion of the account removes; a POST with its email address deletes it."""
     person = request.user
     form = DeleteAccountForm(request.POST or None, person=person)
     if request.method == "POST" and form.is_valid():

@@ -1,10 +1,11 @@
 """Context of every page: the person's unread notifications."""
 
+from functools import lru_cache
 from typing import Any
 
 from django.http import HttpRequest
 
-MAX_UNREAD = 99
+MAX_UNREAD = 99  # the count that pages show stops there
 
 
 def unread_notifications(request: HttpRequest) -> dict[str, Any]:
@@ -12,17 +13,10 @@ def unread_notifications(request: HttpRequest) -> dict[str, Any]:
     person = getattr(request, "user", None)
     if person is None or not person.is_authenticated:
         return {"unread": 0}
-    counted: list[int] = []
 
-    def count() -> int:
-        if not counted:
-            counted.append(
-                len(
-                    person.notifications.filter(read=None, shown=True).values_list("pk")[
-                        :MAX_UNREAD
-                    ]
-                )
-            )
-        return counted[0]
+    @lru_cache(maxsize=1)
+    def count_unread() -> int:
+        unread = person.notifications.filter(read=None, shown=True)
+        return len(unread.values_list("pk")[:MAX_UNREAD])
 
-    return {"unread": count}
+    return {"unread": count_unread}

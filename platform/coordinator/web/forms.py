@@ -1,35 +1,45 @@
 """The forms of a run: its draft, its access and notes, and its budget."""
 
 import dataclasses
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django import forms
 
 from barnraise.errors import SpecError
-from barnraise.spec import AUTO, PRESETS, RunSpec, preset
+from barnraise.spec import AUTO, PRESETS, ModelSpec, RunSpec, preset
 from coordinator.accounts.models import User
 from coordinator.lib.exceptions import UserError
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
-from coordinator.web import run_form_fields as words
 from coordinator.web.run_form_fields import (
     ADVANCED,
     BASIC_FIELDS,
     CHOICES,
     NON_SPEC_FIELDS,
     RUN_FIELDS,
+    SOURCE_LABELS,
     TERMS_FIELDS,
+    TOKENIZER_LABELS,
     as_sentence,
+    choice_field,
     normalise_number,
     number_field,
+    terms_fields,
+    text_field,
 )
 
 SHAPE = ("layers", "width", "heads", "context", "vocabulary")
-START = "gpt-nano"
-BUDGET = "2000000"
-VOLUNTEERS = 10
+DEFAULT_PRESET = "gpt-nano"
+DEFAULT_BUDGET = "2000000"  # tokens
+DEFAULT_VOLUNTEERS = 10
+MAX_VOLUNTEERS = 10_000
+MAX_GIGABYTES = 1e9
+
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,43 +58,53 @@ class ProblemForm(forms.Form):
     def add_problems(self, error: SpecError) -> None:
         """Show each problem at its field, or above the form if it has no field here."""
         for name, text in error.problems.items():
-            if name in self.fields:
-                if name not in self._errors:
-                    self.add_error(name, as_sentence(text))
-            else:
+            if name not in self.fields:
                 self.add_error(None, f"{name}: {text}")
+            elif not self.has_error(name):
+                self.add_error(name, as_sentence(text))
 
     def problems(self) -> list[tuple[str, str]]:
         """List (id of the field, sentence) for the summary above the form."""
         return [
-            (self[name].auto_id, next(iter(self.errors[name])))
+            (self[name].auto_id, str(next(iter(self.errors[name]))))
             for name in self.fields
             if name in self.errors
         ]
 
-    def parse_number(self, name: str, kind: type, default: float) -> float:
-        """Return a typed number; return the default, with an error at the field, if it is none."""
+    def parse_number(self, name: str, default: Number) -> Number:
+        """Parse a number of the default's type, as people write it.
+
+        Returns:
+            The number; the default for an empty field, and, with an error at the field, for a text
+            that is no such number.
+        """
         text = normalise_number(self.cleaned_data.get(name) or "")
+        if not text:
+            return default
         try:
-            return kind(text) if text else default
+            return type(default)(text)
         except (ValueError, OverflowError):
-            what = "a whole number" if kind is int else "a number"
-            self.add_error(name, as_sentence(f"must be {what}, not '{text[:40]}'"))
+            expected = "a whole number" if isinstance(default, int) else "a number"
+            self.add_error(name, as_sentence(f"must be {expected}, not '{text[:40]}'"))
             return default
 
+    def parse_memory(self, name: str) -> int:
+        """Parse a memory size in GB and return it in bytes; 0 for an empty or invalid field."""
+        gigabytes = self.parse_number(name, 0.0)
+        if not -MAX_GIGABYTES < gigabytes < MAX_GIGABYTES:  # true of NaN too
+            self.add_error(name, "This is not a memory size.")
+            return 0
+        return round(gigabytes * 1e9)
+
     def parse_terms(self) -> JoinPolicy:
-        """Return the join policy with gigabytes converted to bytes; it checks the ranges."""
-        sizes = {}
-        for name in ("least_memory", "least_device_memory"):
-            gigabytes = self.parse_number(name, float, 0.0)
-            if not -1e9 < gigabytes < 1e9:  # NaN neither
-                self.add_error(name, "This is not a memory size.")
-                gigabytes = 0.0
-            sizes[name] = round(gigabytes * 1e9)
-        said = self.cleaned_data
-        team = UUID(said["team"]) if said.get("team") else None
+        """Return the join policy as filled in; the policy checks itself."""
+        values = self.cleaned_data
         return JoinPolicy(
-            access=said.get("access") or "anyone", notes=said.get("notes") or "", team=team, **sizes
+            access=values.get("access") or "anyone",
+            least_memory=self.parse_memory("least_memory"),
+            least_device_memory=self.parse_memory("least_device_memory"),
+            notes=values.get("notes") or "",
+            team=UUID(values["team"]) if values.get("team") else None,
         )
 
 
@@ -94,14 +114,14 @@ class TermsForm(ProblemForm):
     def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
         super().__init__(*args, initial=terms_as_typed(run.join_policy), **kwargs)
         self.run = run
-        self.fields.update(words.terms_fields(run.owner))
+        self.fields.update(terms_fields(run.owner))
 
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""
         cleaned = super().clean()
-        cleaned["terms"] = terms = self.parse_terms()
-        if found := terms.problems():
-            self.add_problems(SpecError(found))
+        terms = self.parse_terms()
+        cleaned["terms"] = terms
+        self.add_problems(SpecError(terms.problems()))
         return cleaned
 
     def save(self, actor: User) -> None:
@@ -125,8 +145,10 @@ class ExtendForm(ProblemForm):
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""
         cleaned = super().clean()
-        cleaned["tokens"] = tokens = int(self.parse_number("tokens", int, 0))
-        if "tokens" not in self.errors and (problem := self.run.extension_problem(tokens)):
+        tokens = self.parse_number("tokens", 0)
+        cleaned["tokens"] = tokens
+        problem = self.run.extension_problem(tokens)
+        if problem and not self.has_error("tokens"):
             self.add_error("tokens", problem)
         return cleaned
 
@@ -150,7 +172,7 @@ class RunForm(ProblemForm):
         help_text="Public; it becomes the run's address.",
     )
     preset = forms.ChoiceField(
-        choices=[(name, name) for name in PRESETS], initial=START, label="Model"
+        choices=[(name, name) for name in PRESETS], initial=DEFAULT_PRESET, label="Model"
     )
 
     def __init__(
@@ -161,14 +183,13 @@ class RunForm(ProblemForm):
         if run:
             kwargs["initial"] = _run_as_typed(run)
         super().__init__(*args, **kwargs)
-        defaults = _flat(RunSpec(model=preset(START)))
         self.fields["recipe.token_budget"] = number_field(
             "Token budget",
             "Training ends after this many tokens, all machines together.",
-            BUDGET,
+            DEFAULT_BUDGET,
         )
-        self.fields["text.source"] = words.choice_field("Text", words.SOURCE_LABELS)
-        self.fields["text.places"] = words.text_field(
+        self.fields["text.source"] = choice_field("Text", SOURCE_LABELS)
+        self.fields["text.places"] = text_field(
             "Dataset or addresses",
             "A dataset as owner/name (with /folder, @revision, #column), or one address of "
             "a .txt, .jsonl or .parquet file per line; "
@@ -176,47 +197,45 @@ class RunForm(ProblemForm):
             2,
             9_000,
         )
-        self.fields["text.tokenizer"] = words.choice_field("Tokenizer", words.TOKENIZER_LABELS)
-        self.fields.update(words.terms_fields(run.owner if run else owner))
-        self.fields["volunteers"] = number_field("Expected volunteers", "", str(VOLUNTEERS))
+        self.fields["text.tokenizer"] = choice_field("Tokenizer", TOKENIZER_LABELS)
+        self.fields.update(terms_fields(run.owner if run else owner))
+        self.fields["volunteers"] = number_field("Expected volunteers", "", str(DEFAULT_VOLUNTEERS))
         for section in ADVANCED.values():
             for name, (label, note) in section.items():
                 if run and name in RUN_FIELDS:
                     continue
-                if known := CHOICES.get(name):
-                    now = self.initial.get(name)
-                    known = known if now in (None, *dict(known)) else [*known, (now, now)]
-                    self.fields[name] = forms.ChoiceField(
-                        required=False, choices=known, label=label, help_text=note
-                    )
-                    continue
-                hint = "" if name == "seed" else str(RUN_FIELDS.get(name, defaults.get(name, "")))
-                self.fields[name] = number_field(label, note, hint)
+                self.fields[name] = self._advanced_field(name, label, note)
+
+    def _advanced_field(self, name: str, label: str, note: str) -> forms.Field:
+        """Build a field of the advanced sections: a choice, or a number."""
+        if name not in CHOICES:
+            return number_field(label, note, _default_number(name))
+        choices = CHOICES[name]
+        value = self.initial.get(name)
+        if value is not None and value not in dict(choices):
+            choices = [*choices, (value, value)]
+        return forms.ChoiceField(required=False, choices=choices, label=label, help_text=note)
 
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""
         cleaned = super().clean()
-        typed = {
-            name: value.strip() if isinstance(value, str) else value
-            for name, value in cleaned.items()
-            if name not in NON_SPEC_FIELDS and value
+        spec_fields = {**OFFERED, "recipe.token_budget": DEFAULT_BUDGET}
+        for name, value in cleaned.items():
+            if name not in NON_SPEC_FIELDS and value:
+                spec_fields[name] = value.strip() if isinstance(value, str) else value
+        run_fields = {
+            name: self.parse_number(name, default) for name, default in RUN_FIELDS.items()
         }
-        typed = {**OFFERED, "recipe.token_budget": BUDGET, **typed}
-        own = {
-            name: self.parse_number(name, type(default), default)
-            for name, default in RUN_FIELDS.items()
-        }
-        cleaned["terms"] = terms = self.parse_terms()
-        found = terms.problems()
+        terms = self.parse_terms()
+        problems = terms.problems()
         if not 1 <= len(" ".join(cleaned.get("name", "").split())) <= 80:
-            found["name"] = "give the run a name of 1 to 80 characters"
-        self.add_problems(SpecError(found))
+            problems["name"] = "give the run a name of 1 to 80 characters"
+        self.add_problems(SpecError(problems))
         try:
-            cleaned["spec"] = spec_from_fields(typed, cleaned.get("preset") or START)
+            cleaned["spec"] = spec_from_fields(spec_fields, cleaned.get("preset") or DEFAULT_PRESET)
         except SpecError as error:
             self.add_problems(error)
-        cleaned.update(own)
-        return cleaned
+        return {**cleaned, **run_fields, "terms": terms}
 
     def save(self, owner: User) -> Run | None:
         """Create or change the run; return None, with errors at the fields, if it refuses."""
@@ -246,16 +265,12 @@ class RunForm(ProblemForm):
     def preset_cards(self) -> list[PresetCard]:
         """List the presets with their sizes."""
         chosen = self["preset"].value()
-        models = {name: preset(name) for name in PRESETS}
-        return [
-            PresetCard(
-                name,
-                model.parameters,
-                {part: getattr(model, part) for part in SHAPE},
-                name == chosen,
-            )
-            for name, model in models.items()
-        ]
+        cards = []
+        for name in PRESETS:
+            model = preset(name)
+            shape = {part: getattr(model, part) for part in SHAPE}
+            cards.append(PresetCard(name, model.parameters, shape, name == chosen))
+        return cards
 
     def basic_fields(self) -> list[forms.BoundField]:
         """List the fields of text and budget."""
@@ -274,22 +289,24 @@ class RunForm(ProblemForm):
 
     def has_advanced_values(self) -> bool:
         """Return whether an advanced field has a value or an error."""
-        folded = [field for _, fields in self.sections() for field in fields]
-        typed = self.data if self.is_bound else self.initial
-        usual = {name: known[0][0] for name, known in CHOICES.items()}
+        fields = [field for _, section in self.sections() for field in section]
+        values = self.data if self.is_bound else self.initial
+        defaults = {name: choices[0][0] for name, choices in CHOICES.items()}
         return any(
-            field.errors or typed.get(field.name) not in (None, "", usual.get(field.name))
-            for field in folded
+            field.errors or values.get(field.name) not in (None, "", defaults.get(field.name))
+            for field in fields
         )
 
     def volunteers(self) -> int:
         """Return the number of volunteers for the estimate, whatever was typed."""
         text = normalise_number(self.data.get("volunteers") or "")
-        return max(1, min(int(text), 10_000)) if text.isascii() and text.isdigit() else VOLUNTEERS
+        if not (text.isascii() and text.isdigit()):
+            return DEFAULT_VOLUNTEERS
+        return max(1, min(int(text), MAX_VOLUNTEERS))
 
 
 def terms_as_typed(terms: JoinPolicy) -> dict[str, str]:
-    """Terms as somebody would have typed them."""
+    """Return a join policy as form values."""
     sizes = {name: getattr(terms, name) for name in ("least_memory", "least_device_memory")}
     return {
         "access": terms.access,
@@ -299,7 +316,22 @@ def terms_as_typed(terms: JoinPolicy) -> dict[str, str]:
     }
 
 
-def _flat(spec: RunSpec) -> dict[str, Any]:
+def _default_number(name: str) -> str:
+    """Return the default of a numeric field as text; "" for the seed, which is random."""
+    if name == "seed":
+        return ""
+    if name in RUN_FIELDS:
+        return str(RUN_FIELDS[name])
+    return str(_default_fields()[name])
+
+
+@lru_cache(maxsize=1)
+def _default_fields() -> dict[str, Any]:
+    return _dotted_fields(RunSpec(model=preset(DEFAULT_PRESET)))
+
+
+def _dotted_fields(spec: RunSpec) -> dict[str, Any]:
+    """Flatten a spec into the form's field names, such as "model.layers"."""
     raw = dataclasses.asdict(spec)
     parts = {
         f"{part}.{name}": value
@@ -312,20 +344,26 @@ def _flat(spec: RunSpec) -> dict[str, Any]:
 def _run_as_typed(run: Run) -> dict[str, Any]:
     """Return a draft as form values: only what differs from the preset and the defaults."""
     spec = run.spec
-    shape = dataclasses.asdict(spec.model)
-    near = [
-        name
-        for name in PRESETS
-        if all(shape[p] == getattr(preset(name), p) for p in ("layers", "width", "heads"))
-    ]
-    chosen = near[0] if near else START
-    defaults = {
-        **_flat(RunSpec(model=preset(chosen, 256 if spec.text.tokenizer == "bytes" else None))),
-        "seed": None,
+    preset_name = _similar_preset(spec.model)
+    vocabulary = 256 if spec.text.tokenizer == "bytes" else None
+    defaults = _dotted_fields(RunSpec(model=preset(preset_name, vocabulary)))
+    defaults["seed"] = None  # a draft's seed is always shown
+    always_shown = {*BASIC_FIELDS, *CHOICES}
+    values = {
+        name: str(value)
+        for name, value in _dotted_fields(spec).items()
+        if name in always_shown or value != defaults[name]
     }
-    always = {*BASIC_FIELDS, *CHOICES}
-    changed = {n: str(v) for n, v in _flat(spec).items() if n in always or v != defaults[n]}
     if spec.recipe.codec == AUTO:
-        changed["recipe.strategy"] = AUTO
-    changed["text.places"] = "\n".join(spec.text.places)
-    return {**changed, **terms_as_typed(run.join_policy), "name": run.name, "preset": chosen}
+        values["recipe.strategy"] = AUTO
+    values["text.places"] = "\n".join(spec.text.places)
+    return {**values, **terms_as_typed(run.join_policy), "name": run.name, "preset": preset_name}
+
+
+def _similar_preset(model: ModelSpec) -> str:
+    """Return the first preset with the model's layers, width and heads, or the default preset."""
+    for name in PRESETS:
+        shape = preset(name)
+        if (shape.layers, shape.width, shape.heads) == (model.layers, model.width, model.heads):
+            return name
+    return DEFAULT_PRESET

@@ -16,12 +16,13 @@ from coordinator.replication import comparison, mirror_list
 @require_safe
 def show_mirrors(request: HttpRequest) -> HttpResponse:
     """Show all mirrors."""
-    rows, found = comparison.compare_mirrors(), mirror_list.newest_list()
+    rows = comparison.compare_mirrors()
+    newest = mirror_list.newest_list()
     context = {
         "rows": rows,
         "live": [row for row in rows if not row.listed.expelled],
-        "list": found,
-        "expires": found and datetime.fromtimestamp(found.expires, UTC),
+        "list": newest,
+        "expires": datetime.fromtimestamp(newest.expires, UTC) if newest else None,
         "state": state_hash(),
         "heads": comparison.compare_logs(rows) if request.user.is_staff else (),
     }

@@ -12,34 +12,34 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 
 from coordinator.accounts.models import User
+from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.notify.forms import PreferencesForm, WebhookForm, WebhookTypesForm
 from coordinator.notify.models import Notification, NotificationPreference, Webhook
 from coordinator.notify.notification_types import NotificationType
 from coordinator.notify.tasks import UNSUBSCRIBE
 
-PAGE = 30  # notifications
+PAGE_SIZE = 30  # notifications
 
 
 @login_required
 @require_safe
-def list_notifications(request: HttpRequest) -> HttpResponse:
+def list_notifications(request: AuthenticatedRequest) -> HttpResponse:
     """List the person's notifications."""
-    page = Paginator(request.user.notifications.filter(shown=True), PAGE).get_page(
-        request.GET.get("page")
-    )
+    pages = Paginator(request.user.notifications.filter(shown=True), PAGE_SIZE)
+    page = pages.get_page(request.GET.get("page"))
     return render(request, "notifications.html", {"page": page})
 
 
 @login_required
 @require_POST
-def mark_notifications_read(request: HttpRequest) -> HttpResponse:
+def mark_notifications_read(request: AuthenticatedRequest) -> HttpResponse:
     """Mark all notifications as read."""
     Notification.mark_read(request.user)
     return redirect("notifications")
 
 
 @login_required
-def edit_preferences(request: HttpRequest) -> HttpResponse:
+def edit_preferences(request: AuthenticatedRequest) -> HttpResponse:
     """Edit where the person wants notifications."""
     form = PreferencesForm(request.POST if request.method == "POST" else None, person=request.user)
     if form.is_valid():
@@ -67,7 +67,7 @@ def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
 
 
 @login_required
-def list_webhooks(request: HttpRequest) -> HttpResponse:
+def list_webhooks(request: AuthenticatedRequest) -> HttpResponse:
     """List the person's webhooks; a POST adds one."""
     form = WebhookForm(request.POST or None)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
@@ -78,11 +78,10 @@ def list_webhooks(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_POST
-def edit_webhook_types(request: HttpRequest, webhook: uuid.UUID) -> HttpResponse:
+def edit_webhook_types(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
     """Change the notification types that a webhook receives."""
-    form = WebhookTypesForm(
-        request.POST, hook=get_object_or_404(Webhook, pk=webhook, person=request.user)
-    )
+    webhook = get_object_or_404(Webhook, pk=pk, person=request.user)
+    form = WebhookTypesForm(request.POST, hook=webhook)
     if not form.is_valid():
         return _render_webhooks(request, WebhookForm(), form)
     form.save()
@@ -91,32 +90,40 @@ def edit_webhook_types(request: HttpRequest, webhook: uuid.UUID) -> HttpResponse
 
 
 def _render_webhooks(
-    request: HttpRequest, form: WebhookForm, changed: WebhookTypesForm | None = None
+    request: AuthenticatedRequest, form: WebhookForm, types_form: WebhookTypesForm | None = None
 ) -> HttpResponse:
-    """Render the page with the submitted form, if any."""
-    rows = [
-        (hook, changed if changed and changed.hook == hook else WebhookTypesForm(hook=hook))
-        for hook in request.user.webhooks.all()
-    ]
-    status = 422 if form.is_bound or changed else 200
+    """Render the page with the submitted form, if any.
+
+    Args:
+        request: The request.
+        form: The form of a new webhook.
+        types_form: The submitted form of an existing webhook.
+    """
+    rows: list[tuple[Webhook, WebhookTypesForm]] = []
+    for webhook in request.user.webhooks.all():
+        if types_form and types_form.hook == webhook:
+            rows.append((webhook, types_form))
+        else:
+            rows.append((webhook, WebhookTypesForm(hook=webhook)))
+    status = 422 if form.is_bound or types_form else 200
     return render(request, "webhooks.html", {"form": form, "rows": rows}, status=status)
 
 
 @login_required
 @require_POST
-def control_webhook(request: HttpRequest, webhook: uuid.UUID, action: str) -> HttpResponse:
+def control_webhook(request: AuthenticatedRequest, pk: uuid.UUID, action: str) -> HttpResponse:
     """Remove, test, enable or disable a webhook."""
-    hook = get_object_or_404(Webhook, pk=webhook, person=request.user)
+    webhook = get_object_or_404(Webhook, pk=pk, person=request.user)
     if action == "remove":
-        hook.remove()
+        webhook.remove()
         messages.success(request, "Webhook removed.")
     elif action == "test":
-        hook.create_delivery(None, {"greeting": "Hello from Barnraise."})
+        webhook.create_delivery(None, {"greeting": "Hello from Barnraise."})
         messages.success(
             request, "A test call was queued; reload in a few seconds to see the response."
         )
     elif action in ("on", "off"):
-        hook.set_active(action == "on")
+        webhook.set_active(action == "on")
         messages.success(request, "Webhook enabled." if action == "on" else "Webhook disabled.")
     else:
         raise Http404

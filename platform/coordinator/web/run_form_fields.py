@@ -1,5 +1,7 @@
 """The fields of the form of a run: labels, help texts, choices and sections."""
 
+from collections.abc import Mapping
+
 from django import forms
 
 from barnraise.spec import AUTO, SCHEDULES, STRATEGIES
@@ -79,22 +81,19 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         "report_every": ("Report interval", "Seconds between two reports of a machine."),
     },
 }
-CHOICES = {  # the first is the default
+CHOICES: dict[str, list[tuple[str, str]]] = {  # the first is the default
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
     "recipe.strategy": [(AUTO, "Auto: adapted to each machine's uplink")]
     + [(name, STRATEGY_LABELS.get(name, name)) for name in STRATEGIES],
     "recipe.codec": list(CODEC_LABELS.items()),
 }
-RUN_FIELDS = {"quorum": 1, "report_every": 5.0}  # belong to the run, not to its spec
+RUN_FIELDS: dict[str, int | float] = {
+    "quorum": 1,
+    "report_every": 5.0,
+}  # belong to the run, not to its spec
 BASIC_FIELDS = ("recipe.token_budget", "text.source", "text.places", "text.tokenizer")
 TERMS_FIELDS = ("access", "team", "least_memory", "least_device_memory", "notes")
-NON_SPEC_FIELDS = (
-    "name",
-    "preset",
-    "volunteers",
-    *RUN_FIELDS,
-    *TERMS_FIELDS,
-)  # not part of the spec
+NON_SPEC_FIELDS = ("name", "preset", "volunteers", *RUN_FIELDS, *TERMS_FIELDS)
 
 
 def number_field(label: str, note: str, placeholder: str) -> forms.CharField:
@@ -114,46 +113,48 @@ def number_field(label: str, note: str, placeholder: str) -> forms.CharField:
     )
 
 
-def choice_field(label: str, words: dict[str, str], note: str = "") -> forms.ChoiceField:
+def choice_field(label: str, labels: Mapping[str, str], note: str = "") -> forms.ChoiceField:
     """Build radio buttons with the first one selected."""
     return forms.ChoiceField(
         required=False,
-        choices=list(words.items()),
-        initial=next(iter(words)),
+        choices=list(labels.items()),
+        initial=next(iter(labels)),
         label=label,
         help_text=note,
         widget=forms.RadioSelect,
     )
 
 
-def text_field(label: str, note: str, rows: int, longest: int) -> forms.CharField:
+def text_field(label: str, note: str, rows: int, max_length: int) -> forms.CharField:
     """Build a field for several lines."""
     widget = forms.Textarea(attrs={"rows": rows, "spellcheck": "false"})
     return forms.CharField(
-        required=False, max_length=longest, label=label, help_text=note, widget=widget, strip=False
+        required=False,
+        max_length=max_length,
+        label=label,
+        help_text=note,
+        widget=widget,
+        strip=False,
     )
 
 
 def terms_fields(owner: User | None) -> dict[str, forms.Field]:
     """Build the fields for access and notes; the teams are the owner's."""
     teams = [(str(team.pk), team.name) for team in owner.teams.all()] if owner else []
-    known = {
-        str(name): word for name, word in ACCESS_LABELS.items() if teams or name != Access.TEAM
-    }
-    team = (
-        {}
-        if not teams
-        else {"team": forms.ChoiceField(required=False, choices=[("", "–"), *teams], label="Team")}
+    access_labels = {str(access): label for access, label in ACCESS_LABELS.items()}
+    if not teams:
+        del access_labels[Access.TEAM]
+    fields: dict[str, forms.Field] = {"access": choice_field("Participants", access_labels)}
+    if teams:
+        fields["team"] = forms.ChoiceField(
+            required=False, choices=[("", "–"), *teams], label="Team"
+        )
+    fields["least_memory"] = number_field("Minimum RAM (GB)", "Leave empty for any.", "")
+    fields["least_device_memory"] = number_field(
+        "Minimum GPU memory (GB)", "Leave empty if no GPU is needed.", ""
     )
-    return {
-        "access": choice_field("Who can join", known),
-        **team,
-        "least_memory": number_field("Minimum RAM (GB)", "Leave empty for any.", ""),
-        "least_device_memory": number_field(
-            "Minimum GPU memory (GB)", "Leave empty if no GPU is needed.", ""
-        ),
-        "notes": text_field("Notes", "Public, in Markdown.", 6, 40_000),
-    }
+    fields["notes"] = text_field("Notes", "Public, in Markdown.", 6, 40_000)
+    return fields
 
 
 def as_sentence(text: str) -> str:

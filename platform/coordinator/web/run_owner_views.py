@@ -5,11 +5,12 @@ import uuid
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
 from barnraise.errors import SpecError
+from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
@@ -19,7 +20,7 @@ from coordinator.web.verdict_form import RunVerdictForm
 
 
 @login_required
-def edit_terms(request: HttpRequest, slug: str) -> HttpResponse:
+def edit_terms(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Edit who can join and the notes, in any status of the run."""
     run = get_owned_run(request, slug)
     form = TermsForm(request.POST or None, run=run)
@@ -33,8 +34,8 @@ def edit_terms(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @login_required
-def list_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
-    """List the removed updates, and remove more."""
+def list_verdicts(request: AuthenticatedRequest, slug: str) -> HttpResponse:
+    """List the removed updates; a POST removes more."""
     run = get_owned_run(request, slug)
     form = RunVerdictForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
@@ -47,7 +48,7 @@ def list_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @login_required
-def extend_run(request: HttpRequest, slug: str) -> HttpResponse:
+def extend_run(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Add tokens to the budget while some are left."""
     run = get_owned_run(request, slug)
     form = ExtendForm(request.POST or None, run=run)
@@ -64,16 +65,15 @@ def extend_run(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def clone_run(request: HttpRequest, slug: str) -> HttpResponse:
+def clone_run(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Copy a visible run as a draft, optionally with the weights of a `checkpoint`."""
     run = get_visible_run(request, slug)
     if not request.user.may_create_runs:
         raise PermissionDenied(ORGANISERS)
+    checkpoint = request.POST.get("checkpoint")
+    start = get_checkpoint(run, checkpoint).to_start() if checkpoint else None
     try:
-        chosen = request.POST.get("checkpoint")
-        copy = run.clone(
-            request.user, start=get_checkpoint(run, chosen).to_start() if chosen else None
-        )
+        copy = run.clone(request.user, start=start)
     except SpecError as error:
         messages.error(request, f"This run cannot be copied as it is: {error}.")
         return redirect(run)
@@ -93,7 +93,7 @@ def get_checkpoint(run: Run, pk: str) -> Checkpoint:
 
 @login_required
 @require_POST
-def create_invitation(request: HttpRequest, slug: str) -> HttpResponse:
+def create_invitation(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Create an invitation link."""
     run = get_owned_run(request, slug)
     RunInvitation.create(run, request.POST.get("note", "").strip(), actor=request.user)
@@ -103,17 +103,17 @@ def create_invitation(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def withdraw_invitation(request: HttpRequest, slug: str, invitation: uuid.UUID) -> HttpResponse:
+def withdraw_invitation(request: AuthenticatedRequest, slug: str, pk: uuid.UUID) -> HttpResponse:
     """Revoke an invitation link."""
     run = get_owned_run(request, slug)
-    found = get_object_or_404(RunInvitation, pk=invitation, run=run)
-    if found.withdraw(actor=request.user):
+    invitation = get_object_or_404(RunInvitation, pk=pk, run=run)
+    if invitation.withdraw(actor=request.user):
         messages.success(request, "Link revoked. People who have accepted it stay.")
     return redirect(f"{run.get_absolute_url()}#invitations")
 
 
 @login_required
-def accept_invitation(request: HttpRequest, slug: str, token: str) -> HttpResponse:
+def accept_invitation(request: AuthenticatedRequest, slug: str, token: str) -> HttpResponse:
     """Show an invitation; only its button accepts it, so that following a link changes nothing."""
     invitation = RunInvitation.find_by_token(token)
     if invitation is None or invitation.run.slug != slug:

@@ -1,7 +1,9 @@
 """Pages of runs: the home page, the list, one run, and its form."""
 
 import json
+from collections.abc import Collection
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
@@ -13,15 +15,18 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.protocol import enums
-from coordinator.live.cross_site import mirror_sites
+from coordinator.accounts.models import User
+from coordinator.accounts.requests import AuthenticatedRequest
+from coordinator.lib import csp
+from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.runs import markdown
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
 from coordinator.web.forms import RunForm
 
-LISTED = 50  # runs on one page
-ENDED = 10  # finished runs on the first page, after the active ones
+PAGE_SIZE = 50  # runs on one page
+MAX_FINISHED = 10  # finished runs on the first page, after the active ones
 CONTROLS = {
     "launch": "Launched. Training starts once one of your machines has prepared the text.",
     "pause": "Paused. Machines keep their state and wait.",
@@ -32,9 +37,9 @@ CONTROLS = {
 }
 ORGANISERS = "Only organisers create runs here: ask the staff to make you one."
 UNFINISHED = [
-    s.value
-    for s in enums.RunStatus
-    if s not in (enums.RunStatus.FINISHED, enums.RunStatus.CANCELLED)
+    status.value
+    for status in enums.RunStatus
+    if status not in (enums.RunStatus.FINISHED, enums.RunStatus.CANCELLED)
 ]
 
 
@@ -53,36 +58,48 @@ def list_runs(request: HttpRequest) -> HttpResponse:
 
     `before` is the id of the last run of the previous page.
     """
-    known = Run.objects.visible_to(request.user).listed().select_related("owner").order_by("-pk")
-    under_way, over = known.filter(status__in=UNFINISHED), known.exclude(status__in=UNFINISHED)
-    only_finished, before = "finished" in request.GET, parse_uuid(request.GET.get("before", ""))
-    here = over if only_finished else under_way
-    found = list(here.filter(pk__lt=before)[: LISTED + 1] if before else here[: LISTED + 1])
+    only_finished = "finished" in request.GET
+    before = parse_uuid(request.GET.get("before", ""))
+    runs = Run.objects.visible_to(request.user).listed().select_related("owner").order_by("-pk")
+    active = runs.filter(status__in=UNFINISHED)
+    finished = runs.exclude(status__in=UNFINISHED)
+
+    # One run more than the page shows reveals whether there is a next page.
+    listed = finished if only_finished else active
+    if before:
+        listed = listed.filter(pk__lt=before)
+    rows = list(listed[: PAGE_SIZE + 1])
+    page = rows[:PAGE_SIZE]
+
     context = {
         "only_finished": only_finished,
         "is_later_page": before is not None,
-        "active_runs": [] if only_finished else found[:LISTED],
-        "finished_runs": found[:LISTED] if only_finished else [] if before else over[:ENDED],
-        "next_cursor": found[LISTED - 1].pk if len(found) > LISTED else None,
+        "active_runs": page,
+        "finished_runs": [] if before else finished[:MAX_FINISHED],
+        "next_cursor": page[-1].pk if len(rows) > PAGE_SIZE else None,
     }
-    part = request.headers.get("HX-Request") == "true"
-    return render(request, "parts/run_list.html" if part else "runs.html", context)
+    if only_finished:
+        context |= {"active_runs": [], "finished_runs": page}
+    is_fragment = request.headers.get("HX-Request") == "true"
+    return render(request, "parts/run_list.html" if is_fragment else "runs.html", context)
 
 
 @login_required
-def create_run(request: HttpRequest) -> HttpResponse:
+def create_run(request: AuthenticatedRequest) -> HttpResponse:
     """Create a draft."""
     if not request.user.may_create_runs:
         raise PermissionDenied(ORGANISERS)
     form = RunForm(request.POST or None, owner=request.user)
-    if request.method == "POST" and form.is_valid() and (run := form.save(request.user)):
-        messages.success(request, "Draft created. Check it, then launch it.")
-        return redirect(run)
+    if request.method == "POST" and form.is_valid():
+        run = form.save(request.user)
+        if run:
+            messages.success(request, "Draft created. Check it, then launch it.")
+            return redirect(run)
     return render(request, "run_form.html", {"form": form}, status=422 if form.is_bound else 200)
 
 
 @login_required
-def edit_run(request: HttpRequest, slug: str) -> HttpResponse:
+def edit_run(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Edit a draft."""
     run = get_owned_run(request, slug)
     if not run.allows_action("edit"):
@@ -101,59 +118,60 @@ def edit_run(request: HttpRequest, slug: str) -> HttpResponse:
 def show_run(request: HttpRequest, slug: str) -> HttpResponse:
     """Show a run's page; its script then follows the run live."""
     run = get_visible_run(request, slug)
-    spec, snapshot, mirrors = run.spec, RunSnapshot.capture(run), mirror_sites()
-    public = run.may_see(AnonymousUser())
-    if public:  # else it takes a session, which the others do not share
-        request.reaches = [
-            each for site in mirrors if not site.is_own for each in site.allowed_sources
-        ]
+    mirrors = mirror_sites()
+    is_public = run.may_see(AnonymousUser())
+    response = render(request, "run.html", _run_context(request, run, mirrors, is_public))
+    if is_public:  # another run takes a session, which the other mirrors do not share
+        sources = [source for site in mirrors if not site.is_own for source in site.allowed_sources]
+        response["Content-Security-Policy"] = csp.page_policy(sources)
+    return response
+
+
+def _run_context(
+    request: HttpRequest, run: Run, mirrors: Collection[MirrorSite], is_public: bool
+) -> dict[str, Any]:
+    """Collect what the run's page shows to this visitor."""
+    spec = run.spec
+    snapshot = RunSnapshot.capture(run)
     share = snapshot.run["tokens"] / max(1, snapshot.run["budget"])
-    return render(
-        request,
-        "run.html",
-        {
-            "run": run,
-            "spec": spec,
-            "snapshot": snapshot,
-            "share": min(1.0, share),
-            "step_tokens": spec.recipe.step_sequences * spec.model.context,
-            "events": [
-                event | {"time": datetime.fromtimestamp(event["at"], UTC)}
-                for event in snapshot.events.values()
-            ],
-            "workers": sorted(
-                snapshot.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])
-            ),
-            "may_control": run.may_control(request.user),
-            "checkpoints": checkpoints.list_checkpoint_rows(run),
-            "notes": markdown.render_html(run.notes),
-            "refusal": join_problem(request, run),
-            "invitations": run.invitations.filter(withdrawn=None)
-            if run.may_control(request.user)
-            else (),
-            "site": site_url(request),
-            "mirrors": json.dumps([each.page_data(f"/runs/{run.pk}/") for each in mirrors]),
-            "follows": public,
-            "has_machine": request.user.is_authenticated
-            and request.user.machines.filter(revoked=None).exists(),
-        },
-    )
+    may_control = run.may_control(request.user)
+    return {
+        "run": run,
+        "spec": spec,
+        "snapshot": snapshot,
+        "share": min(1.0, share),
+        "step_tokens": spec.recipe.step_sequences * spec.model.context,
+        "events": [
+            event | {"time": datetime.fromtimestamp(event["at"], UTC)}
+            for event in snapshot.events.values()
+        ],
+        "workers": sorted(
+            snapshot.workers.values(), key=lambda row: (row["person"], row["name"], row["id"])
+        ),
+        "may_control": may_control,
+        "checkpoints": checkpoints.list_checkpoint_rows(run),
+        "notes": markdown.render_html(run.notes),
+        "refusal": join_problem(request, run),
+        "invitations": run.invitations.filter(withdrawn=None) if may_control else (),
+        "site": site_url(request),
+        "mirrors": json.dumps([site.page_data(f"/runs/{run.pk}/") for site in mirrors]),
+        "follows": is_public,
+        "has_machine": isinstance(request.user, User)
+        and request.user.machines.filter(revoked=None).exists(),
+    }
 
 
 @require_safe
 def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
     """Render the list of checkpoints alone, for htmx."""
     run = get_visible_run(request, slug)
-    return render(
-        request,
-        "parts/checkpoints.html",
-        {"run": run, "checkpoints": checkpoints.list_checkpoint_rows(run)},
-    )
+    context = {"run": run, "checkpoints": checkpoints.list_checkpoint_rows(run)}
+    return render(request, "parts/checkpoints.html", context)
 
 
 @login_required
 @require_POST
-def control_run(request: HttpRequest, slug: str, action: str) -> HttpResponse:
+def control_run(request: AuthenticatedRequest, slug: str, action: str) -> HttpResponse:
     """Launch, pause, resume, cancel, archive or unarchive a run."""
     run = get_owned_run(request, slug)
     if action not in CONTROLS:
@@ -168,7 +186,7 @@ def control_run(request: HttpRequest, slug: str, action: str) -> HttpResponse:
 def join_problem(request: HttpRequest, run: Run) -> str:
     """Return why this person cannot join the run, whatever their machines; "" if they can."""
     if run.is_over:
-        return f"The run is {run.status}; nobody can join it any more."
+        return f"The run is {run.status}; nobody can join it now."
     if run.access != "anyone" and not (
         request.user.is_authenticated and run.accepts_machines_of(request.user)
     ):

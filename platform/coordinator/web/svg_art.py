@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 BENTS = 4  # cross frames, from the back to the front
-BAY = 3.3  # between two of them
+BAY = 3.3  # distance between two cross frames
 EAVE = 4.2
-KNEE, KNEE_HEIGHT = 1.75, 6.7  # where the gambrel roof bends
+KNEE = 1.75  # where the gambrel roof bends, from each side
+KNEE_HEIGHT = 6.7
 RIDGE = 8.3
 WIDTH = 8.0
-DEPTH_X, DEPTH_Y = (
-    0.62,
-    0.3,
-)  # oblique projection: how far a unit of depth moves to the right and up
-SCALE = 26.0  # drawing units a unit of the frame
+# Oblique projection: how far a unit of depth moves to the right and up.
+DEPTH_X = 0.62
+DEPTH_Y = 0.3
+SCALE = 26.0  # drawing units per unit of the frame
 MARGIN = 8.0
 
 Point = tuple[float, float, float]  # x to the right, y up, z away
@@ -45,16 +45,51 @@ class Drawing:
     members: tuple[Timber, ...]
 
 
+@dataclass(frozen=True)
+class Beam:
+    """One timber in units of the frame, from one point to another."""
+
+    start: Point
+    end: Point
+    slender: bool = False
+
+
 @lru_cache(maxsize=1)
 def timber_frame() -> Drawing:
-    """Draw a gambrel barn; timbers are in the order in which a barn is raised."""
+    """Draw a gambrel barn, the farthest timbers first: nearer ones are drawn over them."""
+    beams = _raised_beams()
+    farthest = BAY * (BENTS - 1)
+    width = (WIDTH + farthest * DEPTH_X) * SCALE + 2 * MARGIN
+    height = (RIDGE + farthest * DEPTH_Y) * SCALE + 2 * MARGIN
+
+    def project(point: Point) -> tuple[float, float]:
+        x, y, z = point
+        across = x + z * DEPTH_X
+        up = y + z * DEPTH_Y
+        return round(across * SCALE + MARGIN, 1), round(height - up * SCALE - MARGIN, 1)
+
+    timbers = [
+        Timber(order, *project(beam.start), *project(beam.end), beam.slender)
+        for order, beam in enumerate(beams)
+    ]
+
+    def nearest_depth(timber: Timber) -> float:
+        beam = beams[timber.order]
+        return min(beam.start[2], beam.end[2])
+
+    return Drawing(width, height, tuple(sorted(timbers, key=nearest_depth, reverse=True)))
+
+
+def _raised_beams() -> list[Beam]:
+    """List the timbers in the order in which a barn is raised: sills, bents, plates, roof."""
     depths = [BAY * i for i in reversed(range(BENTS))]
-    timbers: list[tuple[Point, Point, bool]] = []
+    beams: list[Beam] = []
 
-    def timber(a: Point, b: Point, slender: bool = False) -> None:
-        timbers.append((a, b, slender))
+    def timber(start: Point, end: Point, slender: bool = False) -> None:
+        beams.append(Beam(start, end, slender))
 
-    far, near = depths[0], 0.0
+    far = depths[0]
+    near = 0.0
     timber((0, 0, far), (WIDTH, 0, far))
     timber((0, 0, far), (0, 0, near))
     timber((WIDTH, 0, far), (WIDTH, 0, near))
@@ -81,20 +116,7 @@ def timber_frame() -> Drawing:
         timber((WIDTH - KNEE, KNEE_HEIGHT, z), (WIDTH / 2, RIDGE, z))
     for start, end in itertools.pairwise(depths):
         timber((WIDTH / 2, RIDGE, start), (WIDTH / 2, RIDGE, end))
-
-    top = RIDGE + far * DEPTH_Y
-    width, height = (WIDTH + far * DEPTH_X) * SCALE + 2 * MARGIN, top * SCALE + 2 * MARGIN
-
-    def flat(point: Point) -> tuple[float, float]:
-        x, y, z = point
-        across, up = x + z * DEPTH_X, y + z * DEPTH_Y
-        return round(across * SCALE + MARGIN, 1), round(height - up * SCALE - MARGIN, 1)
-
-    drawn = [Timber(i, *flat(a), *flat(b), slender) for i, (a, b, slender) in enumerate(timbers)]
-    far_first = sorted(
-        drawn, key=lambda member: -min(timbers[member.order][0][2], timbers[member.order][1][2])
-    )
-    return Drawing(width, height, tuple(far_first))
+    return beams
 
 
 def count_raised(share: float, members: int) -> int:
@@ -123,25 +145,25 @@ def quilt(name: str) -> tuple[tuple[str, str], ...]:
     palette = [f"q{i}" for i in range(5)]
     first = palette.pop(draw(5))
     second = palette.pop(draw(4))
-    shapes: list[tuple[str, list[tuple[float, float]]]] = []
-    for row in range(3):
-        for column in range(3):
-            x, y = column, row
-            corners = [(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)]
-            kind, tint = draw(4), (first, second)[draw(2)]
-            if kind == 0 and (row, column) != (2, 2):
+    quarter: list[tuple[str, list[tuple[float, float]]]] = []
+    for y in range(3):
+        for x in range(3):
+            corners: list[tuple[float, float]] = [(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)]
+            kind = draw(4)  # 0: nothing, except at the centre; 1: square; 3: two triangles
+            tint = (first, second)[draw(2)]
+            if kind == 0 and (x, y) != (2, 2):
                 continue
             turn = draw(4)
-            triangle = [corners[(turn + i) % 4] for i in range(3)]
             if kind == 1:
-                shapes.append((tint, corners))
-            else:
-                shapes.append((tint, triangle))
-                if kind == 3:
-                    other = second if tint == first else first
-                    shapes.append((other, [corners[(turn + i) % 4] for i in (2, 3, 0)]))
-    turned: list[tuple[str, str]] = []
+                quarter.append((tint, corners))
+                continue
+            quarter.append((tint, [corners[(turn + i) % 4] for i in range(3)]))
+            if kind == 3:
+                other_tint = second if tint == first else first
+                quarter.append((other_tint, [corners[(turn + i) % 4] for i in (2, 3, 0)]))
+    patches: list[tuple[str, str]] = []
     for _ in range(4):
-        turned += [(tint, " ".join(f"{x:g},{y:g}" for x, y in points)) for tint, points in shapes]
-        shapes = [(tint, [(6 - y, x) for x, y in points]) for tint, points in shapes]
-    return tuple(turned)
+        for tint, points in quarter:
+            patches.append((tint, " ".join(f"{x:g},{y:g}" for x, y in points)))
+        quarter = [(tint, [(6 - y, x) for x, y in points]) for tint, points in quarter]
+    return tuple(patches)

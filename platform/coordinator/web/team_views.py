@@ -12,27 +12,25 @@ from django.views.decorators.http import require_POST, require_safe
 
 from coordinator.accounts import emails
 from coordinator.accounts.forms import TeamForm, TeamInvitationForm
-from coordinator.accounts.models import Team, TeamInvitation, UserError
+from coordinator.accounts.models import Team, TeamInvitation, User, UserError
+from coordinator.accounts.requests import AuthenticatedRequest
 
-LISTED = 200  # teams on one page
+MAX_TEAMS = 200  # on one page
 
 
 @require_safe
 def list_teams(request: HttpRequest) -> HttpResponse:
     """List all teams, the visitor's first."""
     teams = Team.objects.annotate(size=Count("members"))
-    mine = (
-        teams.filter(pk__in=request.user.teams.all())
-        if request.user.is_authenticated
-        else Team.objects.none()
-    )
-    return render(
-        request, "teams.html", {"mine": mine, "teams": teams.order_by("-size", "name")[:LISTED]}
-    )
+    own_teams = Team.objects.none()
+    if isinstance(request.user, User):
+        own_teams = teams.filter(pk__in=request.user.teams.all())
+    context = {"own_teams": own_teams, "teams": teams.order_by("-size", "name")[:MAX_TEAMS]}
+    return render(request, "teams.html", context)
 
 
 @login_required
-def create_team(request: HttpRequest) -> HttpResponse:
+def create_team(request: AuthenticatedRequest) -> HttpResponse:
     """Create a team."""
     form = TeamForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
@@ -51,7 +49,7 @@ def show_team(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def rename_team(request: HttpRequest, slug: str) -> HttpResponse:
+def rename_team(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Rename a team."""
     team = get_led_team(request, slug)
     form = TeamForm(request.POST, auto_id="id_rename_%s")
@@ -66,81 +64,81 @@ def rename_team(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def invite_member(request: HttpRequest, slug: str) -> HttpResponse:
+def invite_member(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Invite an email address; the page does not reveal whether it has an account."""
     team = get_led_team(request, slug)
     form = TeamInvitationForm(request.POST, auto_id="id_invite_%s")
     if form.is_valid():
         try:
-            made, token = TeamInvitation.send(team, form.cleaned_data["email"], request.user)
+            invitation, token = TeamInvitation.send(team, form.cleaned_data["email"], request.user)
         except UserError as error:
             form.add_error("email", error.sentence)
         else:
-            emails.send_invitation(made, request.build_absolute_uri(f"/teams/invitations/{token}/"))
-            messages.success(request, f"An invitation was sent to {made.email}.")
+            url = request.build_absolute_uri(f"/teams/invitations/{token}/")
+            emails.send_invitation(invitation, url)
+            messages.success(request, f"An invitation was sent to {invitation.email}.")
             return redirect(team)
     return _render_team(request, team, invite=form)
 
 
 @login_required
 @require_POST
-def withdraw_invitation(request: HttpRequest, slug: str) -> HttpResponse:
+def withdraw_invitation(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Revoke an invitation to a team."""
     team = get_led_team(request, slug)
-    get_object_or_404(team.invitations, pk=_uuid(request)).withdraw(request.user)
+    get_object_or_404(team.invitations, pk=_submitted_id(request)).withdraw(request.user)
     return redirect(team)
 
 
 @login_required
 @require_POST
-def leave_team(request: HttpRequest, slug: str) -> HttpResponse:
+def leave_team(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Leave the team, or remove the member with `id`."""
     team = get_object_or_404(Team, slug=slug)
-    whose = {"pk": _uuid(request)} if "id" in request.POST else {"person": request.user}
-    person = get_object_or_404(team.members, **whose).person
+    if "id" in request.POST:
+        membership = get_object_or_404(team.members, pk=_submitted_id(request))
+    else:
+        membership = get_object_or_404(team.members, person=request.user)
+    person = membership.person
     if person != request.user and not team.may_lead(request.user):
         raise PermissionDenied("Only a leader of the team can do this.")
     if team.remove_member(person, request.user):
-        who = "You have" if person == request.user else f"{person.shown_name} has"
-        messages.success(request, f"{who} left {team.name}.")
+        subject = "You have" if person == request.user else f"{person.shown_name} has"
+        messages.success(request, f"{subject} left {team.name}.")
     return redirect("teams" if person == request.user else team)
 
 
 @login_required
 @require_POST
-def promote_member(request: HttpRequest, slug: str) -> HttpResponse:
+def promote_member(request: AuthenticatedRequest, slug: str) -> HttpResponse:
     """Make a member a leader."""
     team = get_led_team(request, slug)
-    person = get_object_or_404(team.members, pk=_uuid(request)).person
+    person = get_object_or_404(team.members, pk=_submitted_id(request)).person
     if team.promote(person, request.user):
         messages.success(request, f"{person.shown_name} is now a leader of {team.name}.")
     return redirect(team)
 
 
 @login_required
-def answer_invitation(request: HttpRequest, token: str) -> HttpResponse:
+def answer_invitation(request: AuthenticatedRequest, token: str) -> HttpResponse:
     """Show an invitation to a team; a POST accepts or declines it."""
-    found = TeamInvitation.find(token)
-    if found is None:
+    invitation = TeamInvitation.find(token)
+    if invitation is None:
         return render(request, "team_invitation.html", {"invitation": None}, status=404)
     refusal = ""
     if request.method == "POST":
         try:
             if request.POST.get("answer") == "join":
-                found.accept(request.user)
-                messages.success(request, f"You joined {found.team.name}.")
-                return redirect(found.team)
-            found.withdraw(request.user)
+                invitation.accept(request.user)
+                messages.success(request, f"You joined {invitation.team.name}.")
+                return redirect(invitation.team)
+            invitation.withdraw(request.user)
             messages.success(request, "Invitation declined.")
             return redirect("teams")
         except UserError as error:
             refusal = error.sentence
-    return render(
-        request,
-        "team_invitation.html",
-        {"invitation": found, "refusal": refusal},
-        status=409 if refusal else 200,
-    )
+    context = {"invitation": invitation, "refusal": refusal}
+    return render(request, "team_invitation.html", context, status=409 if refusal else 200)
 
 
 def get_led_team(request: HttpRequest, slug: str) -> Team:
@@ -157,23 +155,23 @@ def _render_team(
     rename: TeamForm | None = None,
     invite: TeamInvitationForm | None = None,
 ) -> HttpResponse:
-    leads = team.may_lead(request.user)
+    may_lead = team.may_lead(request.user)
+    members = team.members.select_related("person").annotate(machines=Count("person__machines"))
     context = {
         "team": team,
-        "members": team.members.select_related("person").annotate(
-            machines=Count("person__machines")
-        ),
-        "may_lead": leads,
+        "members": members,
+        "may_lead": may_lead,
         "is_member": request.user.is_authenticated
         and team.members.filter(person=request.user).exists(),
-        "invitations": team.invitations.all() if leads else [],
+        "invitations": team.invitations.all() if may_lead else [],
         "rename": rename or TeamForm(initial={"name": team.name}, auto_id="id_rename_%s"),
         "invite": invite or TeamInvitationForm(auto_id="id_invite_%s"),
     }
     return render(request, "team.html", context, status=422 if rename or invite else 200)
 
 
-def _uuid(request: HttpRequest) -> UUID:
+def _submitted_id(request: AuthenticatedRequest) -> UUID:
+    """Parse the `id` of a submitted form; raise Http404 if it is none."""
     try:
         return UUID(request.POST.get("id", ""))
     except ValueError:

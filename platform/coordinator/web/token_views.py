@@ -5,14 +5,15 @@ import uuid
 from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
+from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.tokens.models import MAX_DAYS, SCOPES, Token
 
-MAX_TOKENS = 50  # not revoked, of one person
+MAX_TOKENS = 50  # of one person, without revoked ones
 
 
 class TokenForm(forms.Form):
@@ -32,7 +33,7 @@ class TokenForm(forms.Form):
         widget=forms.TextInput,
     )
     scopes = forms.MultipleChoiceField(
-        choices=[(name, f"{name}: {words}") for name, words in SCOPES.items()],
+        choices=[(name, f"{name}: {description}") for name, description in SCOPES.items()],
         initial=["runs:read"],
         label="Permissions",
         widget=forms.CheckboxSelectMultiple,
@@ -46,26 +47,27 @@ class TokenForm(forms.Form):
 
 @login_required
 @never_cache
-def list_tokens(request: HttpRequest) -> HttpResponse:
+def list_tokens(request: AuthenticatedRequest) -> HttpResponse:
     """List the tokens; a POST creates one and shows its text, which is not stored."""
-    form, text = TokenForm(request.POST or None), ""
-    good = request.user.tokens.filter(revoked=None)
+    form = TokenForm(request.POST or None)
+    tokens = request.user.tokens.filter(revoked=None)
+    text = ""
     if request.method == "POST" and form.is_valid():
-        if good.count() >= MAX_TOKENS:
+        if tokens.count() >= MAX_TOKENS:
             form.add_error(None, f"You have {MAX_TOKENS} tokens: revoke one first.")
         else:
-            said = form.cleaned_data
-            _, text = Token.create(request.user, said["name"], said["scopes"], said["days"])
+            values = form.cleaned_data
+            _, text = Token.create(request.user, values["name"], values["scopes"], values["days"])
             form = TokenForm()
-    context = {"form": form, "tokens": good, "text": text}
+    context = {"form": form, "tokens": tokens, "text": text}
     return render(request, "tokens.html", context, status=422 if form.is_bound else 200)
 
 
 @login_required
 @require_POST
-def revoke_token(request: HttpRequest, token: uuid.UUID) -> HttpResponse:
+def revoke_token(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
     """Revoke a token."""
-    found = get_object_or_404(Token, pk=token, user=request.user)
-    if found.revoke(actor=request.user):
-        messages.success(request, f"{found.name} is revoked.")
+    token = get_object_or_404(Token, pk=pk, user=request.user)
+    if token.revoke(actor=request.user):
+        messages.success(request, f"{token.name} is revoked.")
     return redirect("tokens")

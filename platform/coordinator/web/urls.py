@@ -31,17 +31,17 @@ urlpatterns = [
     path("runs/<str:slug>/clone/", run_owner_views.clone_run, name="run_clone"),
     path("runs/<str:slug>/invitations/", run_owner_views.create_invitation, name="run_invite"),
     path(
-        "runs/<str:slug>/invitations/<uuid:invitation>/",
+        "runs/<str:slug>/invitations/<uuid:pk>/",
         run_owner_views.withdraw_invitation,
         name="run_withdraw",
     ),
     path("runs/<str:slug>/invited/<str:token>/", run_owner_views.accept_invitation, name="invited"),
     path("runs/<str:slug>/<slug:action>/", run_views.control_run, name="run_control"),
     path("credit/", credit_views.show_leaderboard, name="leaderboard"),
-    path("volunteers/<uuid:person>/", credit_views.show_volunteer, name="volunteer"),
+    path("volunteers/<uuid:pk>/", credit_views.show_volunteer, name="volunteer"),
     path("account/", account_views.show_account, name="account"),
     path("account/tokens/", token_views.list_tokens, name="tokens"),
-    path("account/tokens/<uuid:token>/", token_views.revoke_token, name="token_revoke"),
+    path("account/tokens/<uuid:pk>/", token_views.revoke_token, name="token_revoke"),
     path("account/delete/", account_views.delete_account, name="account_delete"),
     path("notifications/", notification_views.list_notifications, name="notifications"),
     path(
@@ -54,12 +54,12 @@ urlpatterns = [
     ),
     path("notifications/webhooks/", notification_views.list_webhooks, name="webhooks"),
     path(
-        "notifications/webhooks/<uuid:webhook>/kinds/",
+        "notifications/webhooks/<uuid:pk>/kinds/",
         notification_views.edit_webhook_types,
         name="webhook_types",
     ),
     path(
-        "notifications/webhooks/<uuid:webhook>/<slug:action>/",
+        "notifications/webhooks/<uuid:pk>/<slug:action>/",
         notification_views.control_webhook,
         name="webhook_control",
     ),
@@ -82,10 +82,10 @@ urlpatterns = [
     path("machines/", machine_views.list_machines, name="machines"),
     path("machines/enrol/", machine_views.find_enrolment, name="enrol_code"),
     path("machines/enrol/<str:code>/", machine_views.decide_enrolment, name="enrol"),
-    path("machines/<uuid:machine>/", machine_views.show_machine, name="machine"),
+    path("machines/<uuid:pk>/", machine_views.show_machine, name="machine"),
     *(
         path(
-            f"machines/<uuid:machine>/{action}/",
+            f"machines/<uuid:pk>/{action}/",
             machine_views.control_machine,
             {"action": action},
             f"machine_{action}",

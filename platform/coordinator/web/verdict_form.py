@@ -21,13 +21,8 @@ from coordinator.web.run_form_fields import number_field
 class RunVerdictForm(ProblemForm):
     """Updates of one machine: all from a number on, single ones, or both."""
 
-    author = forms.ChoiceField(
-        label="Machine", help_text="Numbering restarts when a machine starts from scratch."
-    )
     first = number_field(
-        "First update",
-        "Removes this update and all later ones; 1 removes all.",
-        "",
+        "First update", "Removes this update and all later ones; 1 removes all.", ""
     )
     updates = forms.CharField(
         required=False,
@@ -37,38 +32,45 @@ class RunVerdictForm(ProblemForm):
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
     reason = forms.CharField(
-        required=False, max_length=100, label="Reason", help_text="Public.",
+        required=False,
+        max_length=100,
+        label="Reason",
+        help_text="Public.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
-    )  # fmt: skip
+    )
 
     def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.run = run
-        self.fields["author"].choices = [(each.author, str(each)) for each in list_authors(run)]
+        authors = [(author.author, str(author)) for author in list_authors(run)]
+        self.fields["author"] = forms.ChoiceField(
+            choices=authors,
+            label="Machine",
+            help_text="Numbering restarts when a machine starts from scratch.",
+        )
+        self.order_fields(["author"])
 
     def clean(self) -> dict[str, Any]:
         """Check what is to be removed."""
         cleaned = super().clean()
         if "author" not in cleaned:
             return cleaned
+        first = self.parse_number("first", 0) if cleaned.get("first") else None
         try:
-            first = self.parse_number("first", int, 0) if cleaned.get("first") else None
-            cleaned["charge"] = RetractionRequest(
-                cleaned["author"], first, parse_single_updates(cleaned.get("updates") or "")
-            )
+            updates = parse_single_updates(cleaned.get("updates") or "")
         except SpecError as error:
             self.add_problems(error)
             return cleaned
+        retraction = RetractionRequest(cleaned["author"], first, updates)
         if not self.errors:
-            self.add_problems(SpecError(retraction_problems(self.run, [cleaned["charge"]])))
-        return cleaned
+            self.add_problems(SpecError(retraction_problems(self.run, [retraction])))
+        return {**cleaned, "retraction": retraction}
 
     def save(self, actor: User) -> bool:
         """Issue the verdict; return False, with errors at the fields, if it is refused."""
+        values = self.cleaned_data
         try:
-            VerdictRecord.issue(
-                self.run, [self.cleaned_data["charge"]], self.cleaned_data["reason"], actor=actor
-            )
+            VerdictRecord.issue(self.run, [values["retraction"]], values["reason"], actor=actor)
         except SpecError as error:
             self.add_problems(error)
             return False

@@ -1,7 +1,9 @@
-"""Who may ask, and what the API says to those who may not."""
+"""Test who may use the API of workers, and what others are answered."""
 
 import json
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -16,26 +18,24 @@ from coordinator.lib import embedded_servers, site_identity
 pytestmark = pytest.mark.django_db
 
 
-def problem(answer) -> coordinator_messages.Problem:
-    return coordinator_messages.Problem.model_validate_json(answer.content)
+def problem(response) -> coordinator_messages.Problem:
+    return coordinator_messages.Problem.model_validate_json(response.content)
 
 
-def test_a_signed_request_is_heard_once(person, volunteer):
+def test_signed_request_is_accepted_once(person, volunteer):
     ada = volunteer(person())
     token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
     assert ada.send_request("GET", "/runs", token=token).status_code == 200
-    again = ada.send_request("GET", "/runs", token=token)
-    assert again.status_code == 401 and "made before" in problem(again).error
+    replay = ada.send_request("GET", "/runs", token=token)
+    assert replay.status_code == 401 and "made before" in problem(replay).error
 
 
-def test_who_replays_a_machines_request_does_not_keep_the_machine_out(
-    person, volunteer, monkeypatch
-):
+def test_replayed_requests_do_not_use_up_the_machines_limit(person, volunteer, monkeypatch):
     monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 3)
     ada = volunteer(person())
     token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
-    answers = [ada.send_request("GET", "/runs", token=token).status_code for _ in range(8)]
-    assert answers == [200] + [401] * 7
+    statuses = [ada.send_request("GET", "/runs", token=token).status_code for _ in range(8)]
+    assert statuses == [200] + [401] * 7
     assert [ada.send_request("GET", "/runs").status_code for _ in range(3)] == [200, 200, 429]
 
 
@@ -53,38 +53,38 @@ def test_who_replays_a_machines_request_does_not_keep_the_machine_out(
         {"now": 0},
     ],
 )
-def test_a_signature_for_anything_else_is_refused_and_told_the_time(person, volunteer, changed):
-    answer = volunteer(person()).send_request("GET", "/runs", **changed)
-    assert answer.status_code == 401
-    told = open_signed(
-        problem(answer).time,
+def test_wrong_signature_is_refused_with_the_servers_time(person, volunteer, changed):
+    response = volunteer(person()).send_request("GET", "/runs", **changed)
+    assert response.status_code == 401
+    server_time = open_signed(
+        problem(response).time,
         "time",
         coordinator_messages.ServerTime,
         key=site_identity.identity().key,
     )
-    assert abs(told.time - time.time()) < 5
+    assert abs(server_time.time - time.time()) < 5
 
 
-def test_a_body_changed_on_the_way_is_refused(person, launched_run, numbered_report):
+def test_request_with_changed_body_is_refused(person, launched_run, numbered_report):
     run, ada = launched_run(person())
-    sent = coordinator_messages.Reports(reports=[numbered_report(1)])
-    forged = (
-        coordinator_messages.Reports(reports=[numbered_report(1, tokens=10**9)])
-        .model_dump_json()
-        .encode()
+    signed = coordinator_messages.Reports(reports=[numbered_report(1)])
+    forged = coordinator_messages.Reports(reports=[numbered_report(1, tokens=10**9)])
+    response = ada.send_request(
+        "POST",
+        f"/runs/{run.slug}/reports",
+        signed,
+        sent=forged.model_dump_json().encode(),
+        body=signed.model_dump_json().encode(),
     )
-    answer = ada.send_request(
-        "POST", f"/runs/{run.slug}/reports", sent, sent=forged, body=sent.model_dump_json().encode()
-    )
-    assert answer.status_code == 401
+    assert response.status_code == 401
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("off", [-7200.0, 90 * 86400.0])
-def test_a_worker_with_a_wrong_clock_learns_the_servers_time(live_server, person, volunteer, off):
+@pytest.mark.parametrize("offset", [-7200.0, 90 * 86400.0])
+def test_client_with_wrong_clock_adopts_the_servers_time(live_server, person, volunteer, offset):
     ada = volunteer(person())
     client = CoordinatorClient(
-        live_server.url, ada.identity, ada.mirror_key, clock=lambda: time.time() + off
+        live_server.url, ada.identity, ada.mirror_key, clock=lambda: time.time() + offset
     )
     assert client.fetch_runs().runs == []
     assert abs(client.now() - time.time()) < 5
@@ -92,7 +92,7 @@ def test_a_worker_with_a_wrong_clock_learns_the_servers_time(live_server, person
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_time_that_is_not_the_mirrors_is_not_believed(live_server, person, volunteer):
+def test_client_ignores_time_with_another_mirrors_signature(live_server, person, volunteer):
     ada = volunteer(person())
     client = CoordinatorClient(
         live_server.url, ada.identity, Identity(bytes(32)).key, clock=lambda: time.time() + 7200
@@ -106,21 +106,22 @@ def test_a_time_that_is_not_the_mirrors_is_not_believed(live_server, person, vol
 def test_signature_of_unknown_or_revoked_key_is_refused_with_reason(person, volunteer):
     ada = volunteer(person())
     ada.identity = Identity(b"\x09" * 32)
-    stranger = ada.send_request("GET", "/runs")
-    assert stranger.status_code == 401 and "barnraise login" in problem(stranger).error
+    unknown = ada.send_request("GET", "/runs")
+    assert unknown.status_code == 401 and "barnraise login" in problem(unknown).error
     bob = volunteer(person("bob@example.org"), 2)
     assert bob.machine.revoke() and not bob.machine.revoke()
-    refused = bob.send_request("GET", "/runs")
-    assert refused.status_code == 403 and "revoked" in problem(refused).error
+    revoked = bob.send_request("GET", "/runs")
+    assert revoked.status_code == 403 and "revoked" in problem(revoked).error
 
 
-# ---- route × role ----------------------------------------------------------------------------------------------
+# ---- route × role --------------------------------------------------------------------------
 
-ROLES = ["nobody", "stranger", "revoked", "another", "owner"]
-SEEN = [200] * 5
+ROLES = ["nobody", "unknown", "revoked", "another", "owner"]
+EVERYBODY = [200] * 5
 MACHINES = [401, 401, 403, 200, 200]
-TABLE = [
-    ("GET", "/mirror", None, SEEN),
+MIRRORS = [401, 403, 403, 403, 403]  # test_answering tests these routes
+TABLE = [  # method, path, name of the message, status for each role
+    ("GET", "/mirror", None, EVERYBODY),
     ("GET", "/enrolments/BCDF-GHJK", None, [404] * 5),
     ("GET", "/runs", None, MACHINES),
     ("GET", "/runs/launched", None, MACHINES),
@@ -134,68 +135,90 @@ TABLE = [
     ("POST", "/runs/draft/manifest", "manifest", [401, 401, 403, 404, 200]),
     ("POST", "/runs/launched/reports", "reports", [401, 401, 403, 403, 200]),
     ("POST", "/runs/draft/reports", "reports", [401, 401, 403, 404, 403]),
-    ("GET", "/mirrors/list", None, [200] * 5),
-    (
-        "GET",
-        "/mirrors/heads",
-        None,
-        [401, 403, 403, 403, 403],
-    ),  # mirrors' alone: see test_answering
-    ("GET", f"/mirrors/logs/{'0' * 32}", None, [401, 403, 403, 403, 403]),
-    ("GET", "/mirrors/fork-evidence", None, [401, 403, 403, 403, 403]),
-    ("POST", "/mirrors/private-data", None, [401, 403, 403, 403, 403]),
-    ("POST", "/mirrors/change-notice", None, [401, 403, 403, 403, 403]),
-    ("POST", "/mirrors/news", None, [401, 403, 403, 403, 403]),
-    ("POST", "/mirrors/used-codes", None, [401, 403, 403, 403, 403]),
+    ("GET", "/mirrors/list", None, EVERYBODY),
+    ("GET", "/mirrors/heads", None, MIRRORS),
+    ("GET", f"/mirrors/logs/{'0' * 32}", None, MIRRORS),
+    ("GET", "/mirrors/fork-evidence", None, MIRRORS),
+    ("POST", "/mirrors/private-data", None, MIRRORS),
+    ("POST", "/mirrors/change-notice", None, MIRRORS),
+    ("POST", "/mirrors/news", None, MIRRORS),
+    ("POST", "/mirrors/used-codes", None, MIRRORS),
 ]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "expected"), TABLE, ids=[f"{m} {p}" for m, p, _, _ in TABLE]
-)
-def test_each_route_knows_who_may(
-    person, volunteer, draft, launched_run, manifest, numbered_report, method, path, body, expected
-):
+@dataclass(frozen=True)
+class World:
+    """A launched run, a draft of the same owner, and a machine for each role but "nobody"."""
+
+    run: Any
+    draft: Any
+    machines: dict[str, Any]
+
+
+@pytest.fixture
+def world(person, volunteer, draft, launched_run) -> World:
     run, owner = launched_run(person(), name="launched")
-    unlaunched = draft(run.owner, name="draft")
-    about = unlaunched if "draft" in path else run
     revoked = volunteer(person("bob@example.org"), 2)
     revoked.machine.revoke()
     another = volunteer(person("eve@example.org"), 3)
-    stranger = volunteer(another.machine.owner, 4)
-    stranger.machine.delete()
-    found = []
-    for who in (None, stranger, revoked, another, owner):
-        message = {
-            None: None,
-            "join": coordinator_messages.JoinRequest(version="1", addresses=[]),
-            "reports": coordinator_messages.Reports(reports=[numbered_report(1)]),
-            "manifest": (who or owner).identity.sign("manifest", manifest(about, vocabulary=2048)),
-        }[body]
-        if who:
-            found.append(who.send_request(method, path, message).status_code)
+    unknown = volunteer(another.machine.owner, 4)
+    unknown.machine.delete()
+    machines = {"unknown": unknown, "revoked": revoked, "another": another, "owner": owner}
+    return World(run, draft(run.owner, name="draft"), machines)
+
+
+@pytest.fixture
+def build_message(manifest, numbered_report):
+    """Return a function that builds a message by its name in the table."""
+
+    def build(name: str | None, signer: Identity, run):
+        if name == "join":
+            return coordinator_messages.JoinRequest(version="1", addresses=[])
+        if name == "reports":
+            return coordinator_messages.Reports(reports=[numbered_report(1)])
+        if name == "manifest":
+            return signer.sign("manifest", manifest(run, vocabulary=2048))
+        return None
+
+    return build
+
+
+def status_without_signature(method: str, path: str, message) -> int:
+    body = message.model_dump_json() if message else b""
+    response = Client().generic(method, f"/api/v1{path}", body, content_type="application/json")
+    return response.status_code
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[f"{method} {path}" for method, path, _, _ in TABLE])
+def test_worker_route_status_depends_on_the_role(world, build_message, row):
+    method, path, message_name, expected = row
+    run = world.draft if "draft" in path else world.run
+    statuses = []
+    for role in ROLES:
+        machine = world.machines.get(role)
+        signer = (machine or world.machines["owner"]).identity
+        message = build_message(message_name, signer, run)
+        if machine:
+            statuses.append(machine.send_request(method, path, message).status_code)
         else:
-            content = message.model_dump_json() if message else b""
-            answer = Client().generic(
-                method, "/api/v1" + path, content, content_type="application/json"
-            )
-            found.append(answer.status_code)
-    if body == "manifest" and about is run:  # the very text the run has is no news, and no error
-        assert found[-1] in (200, 409)
-        found[-1] = expected[-1]
-    assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, expected, strict=True))
+            statuses.append(status_without_signature(method, path, message))
+    if message_name == "manifest" and run is world.run:
+        # The manifest that the run has already changes nothing and is no error.
+        assert statuses[-1] in (200, 409)
+        statuses[-1] = expected[-1]
+    assert dict(zip(ROLES, statuses, strict=True)) == dict(zip(ROLES, expected, strict=True))
 
 
-def test_staff_who_enrol_a_machine_do_not_lend_it_their_eyes(person, volunteer, draft):
+def test_machine_of_staff_cannot_see_drafts_of_others(person, volunteer, draft):
     draft(person(), name="draft")
     root = volunteer(person("root@example.org", is_staff=True), 2)
     assert root.send_request("GET", "/runs/draft").status_code == 404
 
 
-# ---- nonsense --------------------------------------------------------------------------------------------------
+# ---- invalid requests ----------------------------------------------------------------------
 
 
-def test_every_refusal_of_the_api_is_a_problem(client, db):
+def test_every_error_response_of_the_api_is_a_problem(client, db):
     for method, path, status in [
         ("GET", "/api/v1/nowhere", 404),
         ("GET", "/api/v2/runs", 404),
@@ -203,15 +226,15 @@ def test_every_refusal_of_the_api_is_a_problem(client, db):
         ("POST", "/api/v1/enrolments", 400),
         ("GET", "/api/v1/runs", 401),
     ]:
-        answer = client.generic(method, path, b"{", content_type="application/json")
-        assert answer.status_code == status, path
-        assert problem(answer).error
-    answer = client.get("/api/v1/mirror", headers={"Host": "evil.example"})
-    assert answer.status_code == 400 and problem(answer).error
+        response = client.generic(method, path, b"{", content_type="application/json")
+        assert response.status_code == status, path
+        assert problem(response).error
+    response = client.get("/api/v1/mirror", headers={"Host": "evil.example"})
+    assert response.status_code == 400 and problem(response).error
 
 
 @pytest.mark.parametrize(
-    ("report", "field"),
+    ("changed", "field"),
     [
         ({"seq": 0}, "reports.0.seq"),
         ({"seq": "one"}, "reports.0.seq"),
@@ -226,14 +249,15 @@ def test_every_refusal_of_the_api_is_a_problem(client, db):
         ({"vector": None}, "reports.0.vector"),
     ],
 )
-def test_a_senseless_report_is_refused_at_its_field(
-    person, launched_run, numbered_report, valkey, report, field
+def test_invalid_report_is_refused_at_its_field(
+    person, launched_run, numbered_report, valkey, changed, field
 ):
     run, ada = launched_run(person())
-    body = json.dumps({"reports": [numbered_report(1).model_dump(mode="json") | report]}).encode()
-    answer = ada.send_request("POST", f"/runs/{run.slug}/reports", sent=body, body=body)
-    assert answer.status_code == 422
-    assert field in problem(answer).fields, problem(answer)
+    report = numbered_report(1).model_dump(mode="json") | changed
+    body = json.dumps({"reports": [report]}).encode()
+    response = ada.send_request("POST", f"/runs/{run.slug}/reports", sent=body, body=body)
+    assert response.status_code == 422
+    assert field in problem(response).fields, problem(response)
     assert not valkey.exists("reports:pending")
 
 
@@ -243,60 +267,56 @@ def test_reports_out_of_order_too_many_or_too_long_are_refused(
     run, ada = launched_run(person())
     assert ada.report(run, numbered_report(2), numbered_report(1)).status_code == 422
     path = f"/runs/{run.slug}/reports"
-    many = (
-        b'{"reports":['
-        + b",".join(numbered_report(i + 1).model_dump_json().encode() for i in range(51))
-        + b"]}"
-    )
-    assert ada.send_request("POST", path, sent=many, body=many).status_code == 422
-    long = b" " * (1 << 21)
-    assert ada.send_request("POST", path, sent=long, body=long).status_code == 413
+    reports = ",".join(numbered_report(seq).model_dump_json() for seq in range(1, 52))
+    too_many = f'{{"reports":[{reports}]}}'.encode()
+    too_long = b" " * (1 << 21)
     empty = b'{"reports":[]}'
-    assert ada.send_request("POST", path, sent=empty, body=empty).status_code == 422
+    for body, status in ((too_many, 422), (too_long, 413), (empty, 422)):
+        assert ada.send_request("POST", path, sent=body, body=body).status_code == status
 
 
 @pytest.mark.parametrize("after", ["1", "x" * 300, "00000000-0000-0000-0000-00000000000g", "%00"])
-def test_a_senseless_page_is_refused(person, volunteer, after):
-    answer = volunteer(person()).send_request("GET", f"/runs?after={after}")
-    assert answer.status_code == 422 and "after" in problem(answer).fields
+def test_run_list_with_invalid_cursor_is_refused(person, volunteer, after):
+    response = volunteer(person()).send_request("GET", f"/runs?after={after}")
+    assert response.status_code == 422 and "after" in problem(response).fields
 
 
-# ---- outages ---------------------------------------------------------------------------------------------------
+# ---- outages -------------------------------------------------------------------------------
 
 
-def test_without_valkey_the_api_says_so_and_then_goes_on(
+def test_api_without_valkey_answers_503_until_it_is_back(
     person, launched_run, numbered_report, state
 ):
     run, ada = launched_run(person())
     embedded_servers.stop_valkey(state)
     try:
-        answer = ada.report(run, numbered_report(1))
-        assert answer.status_code == 503
-        assert "try again" in problem(answer).error
-        assert answer["Retry-After"]
+        response = ada.report(run, numbered_report(1))
+        assert response.status_code == 503
+        assert "try again" in problem(response).error
+        assert response["Retry-After"]
     finally:
         embedded_servers.start(state, durable=False)
     assert ada.report(run, numbered_report(1)).status_code == 200
 
 
 @pytest.mark.django_db(transaction=True)
-def test_without_postgres_the_api_says_so_and_then_goes_on(person, volunteer, state):
+def test_api_without_postgres_answers_503_until_it_is_back(person, volunteer, state):
     from django.db import connection
 
     ada = volunteer(person())
     connection.close()
     embedded_servers.stop_postgres(state)
     try:
-        answer = ada.send_request("GET", "/runs")
-        assert answer.status_code == 503
-        assert "try again" in problem(answer).error
+        response = ada.send_request("GET", "/runs")
+        assert response.status_code == 503
+        assert "try again" in problem(response).error
     finally:
         embedded_servers.start(state, durable=False)
         connection.close()
     assert ada.send_request("GET", "/runs").status_code == 200
 
 
-def test_pages_say_503_too_when_the_database_is_gone(rf):
+def test_error_page_is_503_for_database_errors_else_500(rf):
     from django.db import OperationalError
 
     from coordinator.ops.error_pages import server_error
@@ -306,6 +326,6 @@ def test_pages_say_503_too_when_the_database_is_gone(rf):
     except OperationalError:
         assert server_error(rf.get("/runs/")).status_code == 503
     try:
-        raise KeyError("ours")
+        raise KeyError("another error")
     except KeyError:
         assert server_error(rf.get("/runs/")).status_code == 500

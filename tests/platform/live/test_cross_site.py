@@ -1,4 +1,4 @@
-"""A page of one mirror may watch a public run at another: exactly those of the list, and as nobody in particular."""
+"""Test how pages of other listed mirrors watch a public run here, always anonymously."""
 
 import json
 import re
@@ -19,26 +19,31 @@ from coordinator.replication import mirror_list
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-B = "https://b.example.org"
+B = "https://b.example.org"  # the origin of the other mirror
 
 
 @pytest.fixture
 def mirrors(transactional_db):
-    ours = list_entry(site_identity.identity(), "https://a.example.org", "A")
+    """Install a list of this site and mirror B, and return both entries."""
+    own = list_entry(site_identity.identity(), "https://a.example.org", "A")
     other = list_entry(Identity(b"b" * 32), f"{B}:443", "The <b>other</b>")
-    first = signed_list(1, ours, other)
-    mirror_list.ingest_lists([first], vouched=first.digest)
-    return ours, other
+    signed = signed_list(1, own, other)
+    mirror_list.ingest_lists([signed], vouched=signed.digest)
+    return own, other
 
 
-def policy(answer) -> str:
-    return re.search(r"connect-src ([^;]+)", answer["Content-Security-Policy"])[1]
+def connect_sources(response) -> str:
+    return re.search(r"connect-src ([^;]+)", response["Content-Security-Policy"])[1]
 
 
-def test_an_origin_is_spelled_as_browsers_do():
-    spelled = {"https://b.example.org:443/barn": B, "http://127.0.0.1:8001": "http://127.0.0.1:8001",
-               "http://B.example.org:80": "http://b.example.org", "http://[::1]:8000": "http://[::1]:8000"}  # fmt: skip
-    assert {url: MirrorSite("", url, False).origin for url in spelled} == spelled
+def test_mirror_site_origin_is_spelled_as_browsers_spell_it():
+    origins = {
+        "https://b.example.org:443/barn": B,
+        "http://127.0.0.1:8001": "http://127.0.0.1:8001",
+        "http://B.example.org:80": "http://b.example.org",
+        "http://[::1]:8000": "http://[::1]:8000",
+    }
+    assert {url: MirrorSite("", url, False).origin for url in origins} == origins
     assert MirrorSite("", B, False).allowed_sources == (B, "wss://b.example.org")
 
 
@@ -50,37 +55,36 @@ def test_csp_allows_other_mirrors_on_public_run_pages_only(
     client = Client()
     client.force_login(owner)
     page = client.get(f"/runs/{run.slug}/")
-    assert policy(page) == f"'self' {B} wss://b.example.org"
-    told = json.loads(unescape(re.search(r'data-mirrors="([^"]*)"', page.content.decode())[1]))
-    assert [each["name"] for each in told] == ["A", "The <b>other</b>"] and told[0]["base"] == ""
-    assert (
-        told[1]["page"] == f"{B}:443/runs/{run.pk}/"
-        and 'data-follows="true"' in page.content.decode()
-    )
-    alone = client.get(f"/runs/{draft(owner, name='B run').slug}/")
-    assert policy(alone) == "'self'" and 'data-follows="false"' in alone.content.decode()
-    assert B in unescape(alone.content.decode()), "its page there can be gone to"
-    assert {policy(client.get(path)) for path in ("/", "/runs/", "/machines/")} == {"'self'"}
+    assert connect_sources(page) == f"'self' {B} wss://b.example.org"
+    html = page.content.decode()
+    sites = json.loads(unescape(re.search(r'data-mirrors="([^"]*)"', html)[1]))
+    assert [site["name"] for site in sites] == ["A", "The <b>other</b>"]
+    assert sites[0]["base"] == "" and sites[1]["page"] == f"{B}:443/runs/{run.pk}/"
+    assert 'data-follows="true"' in html
+    draft_page = client.get(f"/runs/{draft(owner, name='B run').slug}/")
+    html = draft_page.content.decode()
+    assert connect_sources(draft_page) == "'self'" and 'data-follows="false"' in html
+    assert B in unescape(html), "the page links the draft's page at the other mirror"
+    assert {connect_sources(client.get(path)) for path in ("/", "/runs/", "/machines/")} == {
+        "'self'"
+    }
 
 
-def test_a_site_without_a_list_knows_itself_alone(person, launched_run, valkey):
+def test_run_page_without_mirror_list_connects_to_this_site_only(person, launched_run, valkey):
     run, _ = launched_run(person())
     page = Client().get(f"/runs/{run.slug}/")
-    assert policy(page) == "'self'" and 'data-mirrors="[]"' in page.content.decode()
+    assert connect_sources(page) == "'self'" and 'data-mirrors="[]"' in page.content.decode()
 
 
-def test_snapshots_are_for_pages_of_mirrors_and_not_for_those_of_anybody(
+def test_snapshot_allows_origins_of_listed_mirrors_only(
     person, launched_run, draft, mirrors, valkey
 ):
     owner = person()
     run, _ = launched_run(owner)
     for path in (f"/live/{run.pk}/", f"/live/{run.pk}/machines/"):
-        answer = Client().get(path, headers={"Origin": B})
-        assert (answer.status_code, answer["Access-Control-Allow-Origin"], answer["Vary"]) == (
-            200,
-            B,
-            "Origin",
-        )
+        response = Client().get(path, headers={"Origin": B})
+        assert response.status_code == 200 and response["Vary"] == "Origin"
+        assert response["Access-Control-Allow-Origin"] == B
         for origin in (
             "https://evil.example",
             "null",
@@ -88,16 +92,17 @@ def test_snapshots_are_for_pages_of_mirrors_and_not_for_those_of_anybody(
             f"{B}.evil.example",
             "",
         ):
-            answer = Client().get(path, headers={"Origin": origin} if origin else {})
-            assert answer.status_code == 200 and "Access-Control-Allow-Origin" not in answer
-        assert "Access-Control-Allow-Credentials" not in answer
-    client, hidden = Client(), draft(owner, name="B run")
+            response = Client().get(path, headers={"Origin": origin} if origin else {})
+            assert response.status_code == 200 and "Access-Control-Allow-Origin" not in response
+        assert "Access-Control-Allow-Credentials" not in response
+    hidden = draft(owner, name="B run")
+    client = Client()
     client.force_login(owner)
     assert client.get(f"/live/{hidden.pk}/").status_code == 200
     assert client.get(f"/live/{hidden.pk}/", headers={"Origin": B}).status_code == 404
 
 
-async def test_a_socket_from_another_mirrors_page_is_nobodys_in_particular(
+async def test_socket_from_page_of_another_mirror_is_anonymous(
     person, launched_run, draft, mirrors, valkey
 ):
     owner = await sync_to_async(person)()
@@ -105,23 +110,24 @@ async def test_a_socket_from_another_mirrors_page_is_nobodys_in_particular(
     socket = await WatcherSocket(run.pk, origin=B).open()
     assert (await socket.next_frame())["run"]["status"] == "training"
     await socket.leave()
-    client, hidden = Client(), await sync_to_async(draft)(owner, name="B run")
+    hidden = await sync_to_async(draft)(owner, name="B run")
+    client = Client()
     await sync_to_async(client.force_login)(owner)
-    refused = await WatcherSocket(hidden.pk, client, origin=B).open()
-    assert (await refused.receive_output(SECONDS))["code"] == 4404
+    socket = await WatcherSocket(hidden.pk, client, origin=B).open()
+    assert (await socket.receive_output(SECONDS))["code"] == 4404
     for origin in ("https://evil.example", "http://[", "null", "http://a:99999999"):
         assert (await WatcherSocket(run.pk, origin=origin).connect())["type"] == "websocket.close"
 
 
-async def test_an_expelled_mirrors_pages_reach_nothing_any_more(
+async def test_socket_from_page_of_expelled_mirror_is_refused(
     person, launched_run, mirrors, valkey
 ):
     owner = await sync_to_async(person)()
     run, _ = await sync_to_async(launched_run)(owner)
-    ours, other = mirrors
-    gone = other.model_copy(update={"expelled": Expulsion(at=2.0)})
-    await sync_to_async(mirror_list.ingest_lists)([signed_list(2, ours, gone)])
+    own, other = mirrors
+    expelled = other.model_copy(update={"expelled": Expulsion(at=2.0)})
+    await sync_to_async(mirror_list.ingest_lists)([signed_list(2, own, expelled)])
     TtlCache.clear_all()
     assert (await WatcherSocket(run.pk, origin=B).connect())["type"] == "websocket.close"
     page = await sync_to_async(Client().get)(f"/runs/{run.slug}/")
-    assert policy(page) == "'self'"
+    assert connect_sources(page) == "'self'"

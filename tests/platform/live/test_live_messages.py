@@ -1,4 +1,4 @@
-"""The messages to pages follow their schema, and the TypeScript types are generated from it."""
+"""Test that messages to pages follow their schema, which generates the TypeScript types."""
 
 import json
 
@@ -52,9 +52,15 @@ def test_messages_of_a_training_run_follow_their_schema(
 ):
     run, volunteer = launched_run(person())
     exchange = reports.ExchangeView(
-        round_steps=20, scheme="dense4", density=1.0, bits_per_parameter=4.0,
-        sent_rate=0.0, received_rate=0.0, uplink_rate=0.0, lag=0,
-    )  # fmt: skip
+        round_steps=20,
+        scheme="dense4",
+        density=1.0,
+        bits_per_parameter=4.0,
+        sent_rate=0.0,
+        received_rate=0.0,
+        uplink_rate=0.0,
+        lag=0,
+    )
     broadcaster = Broadcaster(str(run.pk))
     assert volunteer.report(run, numbered_report(1)).status_code == 200
     first = broadcaster.next_delta()

@@ -1,4 +1,4 @@
-"""The form of a run: what people type into it, what comes of it, and what it says where that makes no sense."""
+"""Test the form of a run: the run that it creates, and the errors that it shows."""
 
 import re
 
@@ -12,23 +12,23 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
 GOOD = {"name": "Evening shift", "preset": "gpt-nano"}
 
 
-def test_a_preset_and_a_name_make_a_draft(signed_in):
+def test_run_form_with_name_and_preset_creates_draft(signed_in):
     client, ada = signed_in()
-    answer = client.post("/runs/new/", GOOD)
+    response = client.post("/runs/new/", GOOD)
     run = Run.objects.get()
-    assert answer.status_code == 302 and answer["Location"] == f"/runs/{run.slug}/"
+    assert response.status_code == 302 and response["Location"] == f"/runs/{run.slug}/"
     assert (run.owner, run.name, run.status) == (ada, "Evening shift", "draft")
     assert run.spec.model.layers == 4 and run.token_budget == 2_000_000
 
 
-def test_a_run_named_like_a_page_gets_an_address_of_its_own(signed_in):
+def test_run_named_like_a_page_gets_another_address(signed_in):
     client, _ = signed_in()
     for name in ("New", "Estimate"):
-        answer = client.post("/runs/new/", {**GOOD, "name": name}, follow=True)
-        assert f"<h1>{name}</h1>" in answer.content.decode()
+        response = client.post("/runs/new/", {**GOOD, "name": name}, follow=True)
+        assert f"<h1>{name}</h1>" in response.content.decode()
 
 
-def test_numbers_may_be_written_as_people_write_them(signed_in):
+def test_run_form_accepts_numbers_as_people_write_them(signed_in):
     client, _ = signed_in()
     client.post(
         "/runs/new/",
@@ -39,7 +39,7 @@ def test_numbers_may_be_written_as_people_write_them(signed_in):
 
 
 @pytest.mark.parametrize(
-    ("field", "typed", "said"),
+    ("field", "typed", "error"),
     [
         ("name", "", "name of 1 to 80"),
         ("name", "x" * 81, "name of 1 to 80"),
@@ -58,31 +58,29 @@ def test_numbers_may_be_written_as_people_write_them(signed_in):
         ("seed", "-1", "the seed must be between"),
     ],
 )
-def test_a_field_that_makes_no_sense_says_so_and_keeps_what_was_typed(
-    signed_in, field, typed, said
-):
+def test_run_form_shows_error_at_invalid_field_and_retains_input(signed_in, field, typed, error):
     client, _ = signed_in()
-    sent = {**GOOD, "recipe.weight_decay": "0.25", field: typed}
+    fields = {**GOOD, "recipe.weight_decay": "0.25", field: typed}
     if field == "recipe.round_steps":
-        sent |= {"model.context": "16384", "recipe.step_sequences": "65536"}
-    answer = client.post("/runs/new/", sent)
-    page = answer.content.decode()
-    assert answer.status_code == 422
-    assert said.lower() in field_error(page, field).lower().replace("&#x27;", "'")
-    assert 'value="0.25"' in page, "the other fields keep what was typed"
+        fields |= {"model.context": "16384", "recipe.step_sequences": "65536"}
+    response = client.post("/runs/new/", fields)
+    page = response.content.decode()
+    assert response.status_code == 422
+    assert error.lower() in field_error(page, field).lower().replace("&#x27;", "'")
+    assert 'value="0.25"' in page, "the other fields retain their input"
     if typed and not field.startswith("text.source"):
         assert f'value="{typed}"' in page
         assert re.search(rf'name="{re.escape(field)}"[^>]*aria-invalid="true"', page)
     assert not Run.objects.exists()
 
 
-def test_a_problem_in_a_folded_field_unfolds_it(signed_in):
+def test_run_form_with_error_in_advanced_field_opens_the_section(signed_in):
     client, _ = signed_in()
-    fold = r'<details class="card fold"( open)?>'
-    assert not re.search(fold, client.get("/runs/new/").content.decode())[1]
-    assert re.search(
-        fold, client.post("/runs/new/", {**GOOD, "model.heads": "7"}).content.decode()
-    )[1]
+    section = r'<details class="card fold"( open)?>'
+    page = client.get("/runs/new/").content.decode()
+    assert not re.search(section, page)[1]
+    page = client.post("/runs/new/", {**GOOD, "model.heads": "7"}).content.decode()
+    assert re.search(section, page)[1]
 
 
 def test_run_form_lists_all_problems_with_links_to_their_fields(signed_in):
@@ -93,19 +91,19 @@ def test_run_form_lists_all_problems_with_links_to_their_fields(signed_in):
         assert field_error(page, name) and f'href="#id_{name}"' in page
 
 
-def test_an_unknown_preset_is_refused_at_its_field(signed_in):
+def test_run_form_with_unknown_preset_is_refused_at_its_field(signed_in):
     client, _ = signed_in()
-    answer = client.post("/runs/new/", {**GOOD, "preset": "gpt-9"})
-    assert answer.status_code == 422 and field_error(answer.content.decode(), "preset")
+    response = client.post("/runs/new/", {**GOOD, "preset": "gpt-9"})
+    assert response.status_code == 422 and field_error(response.content.decode(), "preset")
 
 
-def test_the_bytes_tokenizer_brings_its_vocabulary(signed_in):
+def test_run_form_with_bytes_tokenizer_sets_vocabulary_of_256(signed_in):
     client, _ = signed_in()
     client.post("/runs/new/", {**GOOD, "text.tokenizer": "bytes"})
     assert Run.objects.get().spec.model.vocabulary == 256
 
 
-def test_a_draft_can_be_edited_until_it_is_launched(signed_in):
+def test_draft_is_editable_until_its_launch(signed_in):
     client, _ = signed_in()
     client.post(
         "/runs/new/",
@@ -116,40 +114,30 @@ def test_a_draft_can_be_edited_until_it_is_launched(signed_in):
     page = client.get(f"/runs/{run.slug}/edit/").content.decode()
     assert 'value="0.002"' in page and re.search(r'value="gpt-micro"\s+checked', page)
     form = RunForm(run=run)
-    sent = {field.name: field.value() or "" for field in form} | {
-        "name": "Renamed",
-        "recipe.token_budget": "9000",
-    }
-    assert client.post(f"/runs/{run.slug}/edit/", sent).status_code == 302
+    values = {field.name: field.value() or "" for field in form}
+    values |= {"name": "Renamed", "recipe.token_budget": "9000"}
+    assert client.post(f"/runs/{run.slug}/edit/", values).status_code == 302
     run.refresh_from_db()
-    assert (run.name, run.token_budget, run.spec.recipe.learning_rate, run.spec.seed) == (
-        "Renamed",
-        9000,
-        0.002,
-        seed,
-    )
+    assert (run.name, run.token_budget) == ("Renamed", 9000)
+    assert (run.spec.recipe.learning_rate, run.spec.seed) == (0.002, seed)
     assert run.spec.model.layers == 6 and run.spec.model.vocabulary == 256
 
     run.launch()
-    assert "cannot be changed" in text(
-        client.post(f"/runs/{run.slug}/edit/", sent | {"name": "Again"}, follow=True)
-    )
+    response = client.post(f"/runs/{run.slug}/edit/", values | {"name": "Again"}, follow=True)
+    assert "cannot be changed" in text(response)
     run.refresh_from_db()
     assert run.name == "Renamed"
 
 
-def test_a_stranger_cannot_edit_a_draft(signed_in, draft):
+def test_draft_edit_page_of_another_person_is_not_found(signed_in, draft):
     _, ada = signed_in()
     stranger, _ = signed_in("bob@example.org")
     assert stranger.get(f"/runs/{draft(ada).slug}/edit/").status_code == 404
 
 
-def test_the_estimate_follows_the_form_as_it_is_typed(signed_in):
+def test_estimate_of_partly_filled_form_needs_no_name(signed_in):
     client, _ = signed_in()
-    answer = client.post("/runs/estimate/", {"preset": "gpt2-124m"})
-    assert answer.status_code == 200 and "124 M" in text(answer), (
-        "no name is needed for an estimate"
-    )
-    assert "One field needs fixing" in text(
-        client.post("/runs/estimate/", {**GOOD, "model.heads": "7"})
-    )
+    response = client.post("/runs/estimate/", {"preset": "gpt2-124m"})
+    assert response.status_code == 200 and "124 M" in text(response)
+    response = client.post("/runs/estimate/", {**GOOD, "model.heads": "7"})
+    assert "One field needs fixing" in text(response)

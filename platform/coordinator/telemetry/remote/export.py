@@ -51,10 +51,9 @@ def build_signed_page(wanted: TelemetryRequest, to: str) -> SignedTelemetryPage:
         to: the key of the requesting mirror.
     """
     text = build_page(wanted.after).model_dump_json()
-    signature = PageSignature(
-        mirror=site_identity.identity().key, to=to, nonce=wanted.nonce, digest=digest(text)
-    )
-    return SignedTelemetryPage(word=site_identity.identity().sign("news", signature), text=text)
+    identity = site_identity.identity()
+    signature = PageSignature(mirror=identity.key, to=to, nonce=wanted.nonce, digest=digest(text))
+    return SignedTelemetryPage(signature=identity.sign("news", signature), text=text)
 
 
 def build_page(after: TelemetryPosition) -> TelemetryPage:

@@ -4,9 +4,9 @@ A page contains what has changed since a position that the requesting mirror nam
 absolute, so a page that arrives twice changes nothing.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Signed
@@ -180,8 +180,26 @@ class PageSignature(Message):
     digest: Digest
 
 
-class SignedTelemetryPage(Message):
-    """A signed page; `text` is the `TelemetryPage` as JSON, exactly as it was signed."""
+def _example_page() -> dict[str, Any]:
+    """Build the documentation's example: a signed page without rows."""
+    page = TelemetryPage(
+        machines=[],
+        frames=[],
+        sums=[],
+        points=[],
+        events=[],
+        places=TelemetryPosition(),
+        more=False,
+    )
+    signature = PageSignature(mirror="a1" * 32, to="b2" * 32, nonce="c3" * 16, digest="d4" * 32)
+    signed = Signed(key="a1" * 32, body=signature.model_dump_json(), signature="e5" * 64)
+    return {"signature": signed.model_dump(), "text": page.model_dump_json()}
 
-    word: Signed
+
+class SignedTelemetryPage(Message):
+    """A signed `PageSignature`, and the `TelemetryPage` it signs: JSON, exactly as signed."""
+
+    signature: Signed
     text: str = Field(max_length=PAGE_BYTES)
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_example_page()]})

@@ -91,7 +91,7 @@ def fetch_page(peer: MirrorClient, after: TelemetryPosition) -> TelemetryPage:
     wanted = TelemetryRequest(after=after, nonce=secrets.token_hex(16))
     page = peer.request("POST", "/mirrors/news", wanted, SignedTelemetryPage)
     try:
-        word = open_signed(page.word, "news", PageSignature, peer.key)
+        signature = open_signed(page.signature, "news", PageSignature, peer.key)
         news = TelemetryPage.model_validate_json(page.text)
     except MessageError as error:
         raise PeerError(f"{peer.name}: {error}") from None
@@ -101,7 +101,7 @@ def fetch_page(peer: MirrorClient, after: TelemetryPosition) -> TelemetryPage:
         raise PeerError(
             f"{peer.name}: its news is malformed: {where}: {first['msg'][:100]}"
         ) from None
-    if word != PageSignature(
+    if signature != PageSignature(
         mirror=peer.key,
         to=site_identity.identity().key,
         nonce=wanted.nonce,

@@ -22,10 +22,12 @@ from coordinator.web import svg_art
 from coordinator.web.run_form_fields import CODEC_LABELS
 
 register = template.Library()
-FONTS = (
-    "besley-latin-wght-normal.woff2",
-    "public-sans-latin-wght-normal.woff2",
-)  # of the first screen
+# The fonts of the first screen.
+FONTS = ("besley-latin-wght-normal.woff2", "public-sans-latin-wght-normal.woff2")
+
+
+SECONDS_PER_YEAR = 31_557_600
+EDGE_GAP = 5  # drawing units: the edge around a timber must not cut the timbers that it joins
 
 
 class FrontendNotBuiltError(Exception):
@@ -33,7 +35,8 @@ class FrontendNotBuiltError(Exception):
 
 
 @lru_cache(maxsize=4)
-def _manifest(path: Path, changed: int) -> dict[str, Any]:
+def _read_manifest(path: Path, modified_ns: int) -> dict[str, Any]:
+    """Read the manifest; the time of modification makes the cache forget an older version."""
     return json.loads(path.read_text())
 
 
@@ -41,7 +44,7 @@ def load_manifest() -> dict[str, Any]:
     """Read Vite's manifest, or the cached one if the file has not changed."""
     path = settings.DIST / "manifest.json"
     try:
-        return _manifest(path, path.stat().st_mtime_ns)
+        return _read_manifest(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         raise FrontendNotBuiltError("the frontend is not built: run `make setup`") from None
 
@@ -74,45 +77,65 @@ def theme(context: dict[str, Any]) -> SafeString:
     """Render the attribute of <html> for the chosen theme; without it the system decides."""
     request = context.get("request")
     chosen = request.COOKIES.get("theme") if request else None
-    return (
-        format_html(' data-theme="{}"', chosen) if chosen in ("light", "dark") else SafeString("")
-    )
+    if chosen not in ("light", "dark"):
+        return SafeString("")
+    return format_html(' data-theme="{}"', chosen)
 
 
 @register.simple_tag
 def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
     """Draw the barn, raised to `share` (0 to 1); `label` is its text for screen readers."""
-    plan = svg_art.timber_frame()
-    standing = svg_art.count_raised(float(share), len(plan.members))
+    drawing = svg_art.timber_frame()
+    raised = svg_art.count_raised(float(share), len(drawing.members))
     lines = format_html_join(
         "",
         '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/>'
         '<line class="timber" {}/></g>',
-        ((m.order, _classes(m, standing), _ends(m), _ends(m, 5), _ends(m)) for m in plan.members),
+        (
+            (
+                timber.order,
+                _timber_classes(timber, raised),
+                _line_ends(timber),
+                _line_ends(timber, EDGE_GAP),
+                _line_ends(timber),
+            )
+            for timber in drawing.members
+        ),
     )
-    role = (
-        format_html('role="img" aria-label="{}" data-frame', label)
-        if label
-        else SafeString('aria-hidden="true"')
-    )
+    role = SafeString('aria-hidden="true"')
+    if label:
+        role = format_html('role="img" aria-label="{}" data-frame', label)
     return format_html(
-        '<svg class="frame" viewBox="0 0 {} {}" {}>{}</svg>', plan.width, plan.height, role, lines
+        '<svg class="frame" viewBox="0 0 {} {}" {}>{}</svg>',
+        drawing.width,
+        drawing.height,
+        role,
+        lines,
     )
 
 
-def _classes(member: svg_art.Timber, standing: int) -> str:
-    return " ".join(["is-slender"] * member.slender + ["is-raised"] * (member.order < standing))
+def _timber_classes(timber: svg_art.Timber, raised: int) -> str:
+    """Return the CSS classes of a timber while so many timbers are raised."""
+    classes = []
+    if timber.slender:
+        classes.append("is-slender")
+    if timber.order < raised:
+        classes.append("is-raised")
+    return " ".join(classes)
 
 
-def _ends(m: svg_art.Timber, short: float = 0) -> SafeString:
-    """Render the ends of a line that stops `short` units before them.
-
-    The gap around a timber must not cut the timbers that it joins.
-    """
-    across, down = m.x2 - m.x1, m.y2 - m.y1
-    part = short / max(1.0, math.hypot(across, down))
-    ends = (m.x1 + across * part, m.y1 + down * part, m.x2 - across * part, m.y2 - down * part)
-    return format_html('x1="{}" y1="{}" x2="{}" y2="{}"', *(f"{end:.1f}" for end in ends))
+def _line_ends(timber: svg_art.Timber, gap: float = 0) -> SafeString:
+    """Render the coordinates of a timber's line, shortened by `gap` units at both ends."""
+    across = timber.x2 - timber.x1
+    down = timber.y2 - timber.y1
+    part = gap / max(1.0, math.hypot(across, down))
+    coordinates = (
+        timber.x1 + across * part,
+        timber.y1 + down * part,
+        timber.x2 - across * part,
+        timber.y2 - down * part,
+    )
+    return format_html('x1="{}" y1="{}" x2="{}" y2="{}"', *(f"{c:.1f}" for c in coordinates))
 
 
 @register.simple_tag
@@ -134,12 +157,20 @@ def _quilt(name: str) -> SafeString:
 def count(value: float) -> str:
     """Format a count, such as 1234567 → "1.23 M", as src/format.ts does."""
     value = float(value)
-    for unit in ("", " K", " M", " B", " T"):
-        if value < 999.5:
-            digits = 0 if not unit else 2 if value < 9.995 else 1 if value < 99.95 else 0
-            return f"{value:.{digits}f}{unit}"
+    if value < 999.5:
+        return f"{value:.0f}"
+    for unit in ("K", "M", "B", "T"):
         value /= 1000
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} P"
+        if value < 999.5:
+            return f"{_three_digits(value)} {unit}"
+    return f"{_three_digits(value / 1000)} P"
+
+
+def _three_digits(value: float) -> str:
+    """Format a number from 1 to 999 with three significant digits."""
+    if value < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 @register.filter
@@ -152,13 +183,9 @@ def size(value: float) -> str:
 def percent(share: float) -> str:
     """Format a share as src/format.ts does; 100 % only when it is complete."""
     value = max(0.0, min(1.0, float(share))) * 100
-    return (
-        f"{value:.0f} %"
-        if value in (0, 100)
-        else f"{value:.1f} %"
-        if value < 9.95
-        else f"{int(value)} %"
-    )
+    if value in (0, 100):
+        return f"{value:.0f} %"
+    return f"{value:.1f} %" if value < 9.95 else f"{int(value)} %"
 
 
 @register.filter
@@ -181,31 +208,35 @@ def span(seconds: float) -> str:
         return "for ever"
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    for unit, length, past in (("min", 60, 90), ("h", 3600, 48), ("days", 86_400, 730)):
-        if (value := seconds / length) < past:
+    for unit, unit_seconds, limit in (("min", 60, 90), ("h", 3600, 48), ("days", 86_400, 730)):
+        value = seconds / unit_seconds
+        if value < limit:
             return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
-    return f"{seconds / 31_557_600:,.0f} years"
+    return f"{seconds / SECONDS_PER_YEAR:,.0f} years"
 
 
 @register.filter
-def skew(ahead: float) -> str:
-    """Format a clock's offset in seconds; "right" within one second."""
-    return "right" if abs(ahead) < 1 else f"{ahead:+,.0f} s"
+def skew(offset: float) -> str:
+    """Format a clock's offset in seconds; "correct" within one second."""
+    return "correct" if abs(offset) < 1 else f"{offset:+,.0f} s"
 
 
 @register.filter
-def gigabytes(size: int) -> str:
+def gigabytes(value: int) -> str:
     """Format bytes in GB."""
-    return f"{size / 1e9:.3g} GB"
+    return f"{value / 1e9:.3g} GB"
 
 
 @register.filter
 def ago(then: datetime) -> str:
     """Format how long ago something was; "just now" within a minute."""
-    return f"{timesince(then)} ago" if (timezone.now() - then).total_seconds() >= 60 else "just now"
+    if (timezone.now() - then).total_seconds() < 60:
+        return "just now"
+    return f"{timesince(then)} ago"
 
 
 @register.filter
 def rate(value: float, unit: str) -> str:
     """Format a rate, such as 1.83e11, "FLOP" → "183 GFLOP/s", with SI prefixes."""
-    return f"{count(value).replace(' B', ' G') if value >= 1000 else f'{value:.0f} '}{unit}/s"
+    number = count(value).replace(" B", " G") if value >= 1000 else f"{value:.0f} "
+    return f"{number}{unit}/s"

@@ -112,7 +112,8 @@ def serve_page(fake_mirror: FakeMirror, telemetry_page: TelemetryPage, **changed
             **changed,
         }
         signer = changed.get("signer", fake_mirror.identity)
-        return SignedTelemetryPage(word=signer.sign("news", PageSignature(**signature)), text=text)
+        signed = signer.sign("news", PageSignature(**signature))
+        return SignedTelemetryPage(signature=signed, text=text)
 
     fake_mirror.routes["POST /mirrors/news"] = answer
 
@@ -239,7 +240,7 @@ def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
     answer = request_telemetry(fake_mirror.identity)
     assert answer.status_code == 200, answer.content
     signed_page = SignedTelemetryPage.model_validate_json(answer.content)
-    signature = json.loads(signed_page.word.body)
+    signature = json.loads(signed_page.signature.body)
     assert signature["to"] == fake_mirror.identity.key and signature["digest"] == digest(
         signed_page.text
     )

@@ -9,16 +9,16 @@ from coordinator.lib import backup
 
 
 class Command(BaseCommand):
-    """See the module."""
+    """Write a backup."""
 
     help = __doc__ or ""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add the arguments."""
+        """Declare the folder."""
         parser.add_argument("folder", type=Path, help="a new folder")
 
     def handle(self, *, folder: Path, **options: Any) -> None:
-        """Run the command."""
+        """Write the backup and list its files."""
         try:
             for path in backup.backup(folder):
                 self.stdout.write(f"{path}  {path.stat().st_size:,} bytes")

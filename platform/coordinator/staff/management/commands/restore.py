@@ -13,7 +13,7 @@ from coordinator.replication import mirror_list
 class Command(BaseCommand):
     """Restore the database and the keys, and end the log that was backed up."""
 
-    help = __doc__
+    help = __doc__ or ""
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
