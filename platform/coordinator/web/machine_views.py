@@ -20,7 +20,7 @@ from coordinator.web.run_views import UNFINISHED, site_url
 MAX_NAME = 60  # characters
 
 
-def own_machines(request: AuthenticatedRequest) -> QuerySet[Machine]:
+def machines_of_person(request: AuthenticatedRequest) -> QuerySet[Machine]:
     """Select the person's machines with everything their pages show, revoked ones last."""
     memberships = Membership.everywhere.newest().select_related("run").order_by("-last_seen")
     machines = request.user.machines.select_related("pause", "measured").prefetch_related(
@@ -33,14 +33,14 @@ def own_machines(request: AuthenticatedRequest) -> QuerySet[Machine]:
 @require_safe
 def list_machines(request: AuthenticatedRequest) -> HttpResponse:
     """List the person's machines."""
-    context = {"machines": own_machines(request), "site": site_url(request)}
+    context = {"machines": machines_of_person(request), "site": site_url(request)}
     return render(request, "machines.html", context)
 
 
 @login_required
 def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
     """Show one machine; a POST renames it."""
-    machine = get_object_or_404(own_machines(request), pk=pk)
+    machine = get_object_or_404(machines_of_person(request), pk=pk)
     name = machine.hostname
     problem = ""
     if request.method == "POST":
