@@ -9,7 +9,7 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Sum
 from django.utils import timezone
 from django_celery_beat.models import PeriodicTask
@@ -85,10 +85,12 @@ def test_reports_are_stored_although_a_worker_is_killed(
     worker = start_celery("worker", "-P", "solo", "--loglevel", "INFO")
     start_celery("beat", "--loglevel", "INFO", "--pidfile=")
     locked = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted"
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
+        # While this row is locked, the worker cannot finish its transaction.
+        Membership.objects.select_for_update().get(run=run)
         wait_until(lambda: cursor.execute(locked) or cursor.fetchone())
-    worker.send_signal(signal.SIGKILL)  # while it drains the queue
-    worker.wait()
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
     start_celery("worker", "-P", "solo", "--loglevel", "INFO")
     wait_until(lambda: Membership.objects.get(run=run).mark == total)
     assert LossPoint.objects.count() == total
@@ -100,11 +102,13 @@ def test_reports_are_stored_although_a_worker_is_killed(
     }
     wait_until(lambda: not valkey_client().exists(report_queue.PENDING_KEY))
 
-    def status() -> enums.RunStatus:
+    def read_status() -> enums.RunStatus:
         run.refresh_from_db()
         return run.state
 
-    wait_until(lambda: status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000)
+    wait_until(
+        lambda: read_status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000
+    )
 
 
 def test_worker_that_lost_valkey_reconnects_every_second():

@@ -31,6 +31,7 @@ print(json.dumps({n: getattr(s, n) for n in names}))
 
 
 def manage(*command: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run manage.py with these environment variables."""
     paths = os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")])
     return subprocess.run(
         [sys.executable, ROOT / "manage.py", *command],

@@ -280,7 +280,7 @@ for model in THIRD_PARTY_MODELS:  # for superusers only
 
 
 @pytest.fixture
-def world(person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
+def populated_site(person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
     """Create a person of each role, and one of everything that belongs to the owner."""
     settings.OUTSIDE_NETWORKS = []
     people = {
@@ -345,12 +345,12 @@ def world(person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
     return SimpleNamespace(people=people, names=names)
 
 
-def request_as(world: SimpleNamespace, role: str, request: str, **options) -> str:
+def request_as(populated_site: SimpleNamespace, role: str, request: str, **options) -> str:
     """Send a request of the table in a role and return the outcome in the table's words."""
     client = Client(**options)
     if role != "visitor":
-        client.force_login(world.people[role])
-    method, path, *body = request.format(**world.names).split(" ")
+        client.force_login(populated_site.people[role])
+    method, path, *body = request.format(**populated_site.names).split(" ")
     form = "application/json" if path.startswith("/api/") else "application/x-www-form-urlencoded"
     answer = client.generic(method, path, body[0] if body else "", content_type=form)
     if answer.status_code != 302:
@@ -363,43 +363,43 @@ def request_as(world: SimpleNamespace, role: str, request: str, **options) -> st
     return "done" if method == "POST" else "home"
 
 
-def test_each_route_allows_exactly_the_roles_of_the_table(world):
+def test_each_route_allows_exactly_the_roles_of_the_table(populated_site):
     wrong = {}
     for request_line, row in TABLE.items():
         outcomes = []
         for role in ROLES:
             with transaction.atomic():  # rolled back, so that every role finds the same state
-                outcomes.append(request_as(world, role, request_line))
+                outcomes.append(request_as(populated_site, role, request_line))
                 transaction.set_rollback(True)
         if outcomes != row.split():
             wrong[request_line] = f"{' '.join(outcomes)}, not {row}"
     assert not wrong
 
 
-def routes(resolver=None, before: str = "") -> Iterator[str]:
+def iterate_routes(resolver=None, before: str = "") -> Iterator[str]:
     """Yield all routes of the site."""
     for entry in (resolver or get_resolver()).url_patterns:
         route = before + str(entry.pattern).removeprefix("^" if before else "")
         if hasattr(entry, "url_patterns"):
-            yield from routes(entry, route)
+            yield from iterate_routes(entry, route)
         else:
             yield route
 
 
-def test_every_route_has_a_row(world):
+def test_every_route_has_a_row(populated_site):
     tested = set()
     for row in TABLE:
-        path = row.format(**world.names).split(" ")[1].partition("?")[0]
+        path = row.format(**populated_site.names).split(" ")[1].partition("?")[0]
         tested.add(resolve(path).route)
-    missing = sorted(set(routes()) - tested - HIDDEN_ROUTES)
+    missing = sorted(set(iterate_routes()) - tested - HIDDEN_ROUTES)
     assert not missing, f"no row in the table for: {missing}"
 
 
-def test_every_operation_of_the_api_has_a_row(world):
+def test_every_operation_of_the_api_has_a_row(populated_site):
     """Count each method of a route as one operation."""
     tested = set()
     for row in (row for row in TABLE if "/api/" in row):
-        method, path = row.format(**world.names).split(" ")[:2]
+        method, path = row.format(**populated_site.names).split(" ")[:2]
         tested.add(
             (method.lower(), "/" + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", resolve(path).route))
         )
@@ -418,23 +418,25 @@ def test_every_model_in_the_admin_has_its_rows():
     assert registered == {*VIEWED_MODELS, *THIRD_PARTY_MODELS}
 
 
-def test_form_of_another_site_changes_nothing(world):
+def test_form_of_another_site_changes_nothing(populated_site):
     """Require the CSRF token for every POST, except that mail programs unsubscribe without one."""
     for request_line in (row for row in TABLE if row.startswith("POST ")):
         if "/api/" in request_line or "/notifications/unsubscribe/" in request_line:
             continue
         for role in ("owner", "staff"):
-            assert request_as(world, role, request_line, enforce_csrf_checks=True) == "403", (
+            assert (
+                request_as(populated_site, role, request_line, enforce_csrf_checks=True) == "403"
+            ), (
                 role,
                 request_line,
             )
 
 
-def test_csp_is_strict_except_on_admin_and_api_paths(world):
+def test_csp_is_strict_except_on_admin_and_api_paths(populated_site):
     for request_line in (row for row in TABLE if row.startswith("GET ")):
         client = Client()
-        path = request_line.format(**world.names).split(" ")[1]
-        client.force_login(world.people["staff"])
+        path = request_line.format(**populated_site.names).split(" ")[1]
+        client.force_login(populated_site.people["staff"])
         policy = client.get(path)["Content-Security-Policy"]
         assert ("unsafe-eval" in policy) == path.startswith("/admin/"), path
         assert ("unsafe-inline" in policy) == path.startswith(("/admin/", "/api/")), path

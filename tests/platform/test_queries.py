@@ -88,7 +88,7 @@ def crowded_site(person, launched_run):
     return run, ada, owner
 
 
-def full_scans(queries: list[dict[str, str]]) -> list[str]:
+def find_full_scans(queries: list[dict[str, str]]) -> list[str]:
     """Return the queries for which Postgres plans to read a whole big table, and that table."""
     scans = []
     with connection.cursor() as cursor:
@@ -99,15 +99,15 @@ def full_scans(queries: list[dict[str, str]]) -> list[str]:
             cursor.execute("EXPLAIN (FORMAT JSON) " + text.replace("%", "%%"), [])
             answer = cursor.fetchone()[0]
             plan = json.loads(answer) if isinstance(answer, str) else answer
-            tables = _scanned_tables(plan[0]["Plan"])
+            tables = list_scanned_tables(plan[0]["Plan"])
             scans += [f"{table}: {text[:400]}" for table in tables if table in BIG_TABLES]
     return scans
 
 
-def _scanned_tables(node: dict) -> list[str]:
+def list_scanned_tables(node: dict) -> list[str]:
     """Return the tables that a node of a plan and its children read whole."""
     own = [node["Relation Name"]] if node["Node Type"] == "Seq Scan" else []
-    return own + [table for child in node.get("Plans", []) for table in _scanned_tables(child)]
+    return own + [table for child in node.get("Plans", []) for table in list_scanned_tables(child)]
 
 
 MAX_QUERIES = {  # by path
@@ -139,7 +139,7 @@ def test_page_needs_few_indexed_queries_on_a_large_site(crowded_site, valkey):
         assert answer.status_code in (200, 404), path  # nobody has a certificate without credit
         if len(queries) > limit:
             problems[path] = f"{len(queries)} queries"
-        if scans := full_scans(queries.captured_queries):
+        if scans := find_full_scans(queries.captured_queries):
             problems[f"{path} without an index"] = scans
     assert not problems, json.dumps(problems, indent=2)
 
@@ -169,7 +169,7 @@ def test_admin_list_reads_whole_tables_only_to_count_rows(crowded_site, person, 
             for query in queries.captured_queries
             if not query["sql"].startswith("SELECT COUNT(*)")
         ]
-        if scans := full_scans(not_counting):
+        if scans := find_full_scans(not_counting):
             problems[f"{path} without an index"] = scans
     assert not problems, json.dumps(problems, indent=2)
 
@@ -180,7 +180,7 @@ def test_report_needs_few_indexed_queries(crowded_site, numbered_report):
     with CaptureQueriesContext(connection) as queries:
         assert ada.report(run, numbered_report(2)).status_code == 200
     assert len(queries) <= 8, [query["sql"][:200] for query in queries.captured_queries]
-    assert full_scans(queries.captured_queries) == []
+    assert find_full_scans(queries.captured_queries) == []
 
 
 def test_statements_to_store_reports_do_not_grow_with_machines(
@@ -198,5 +198,5 @@ def test_statements_to_store_reports_do_not_grow_with_machines(
         with CaptureQueriesContext(connection) as queries:
             drain_queue()
         counts.append(len(queries))
-        assert full_scans(queries.captured_queries) == []
+        assert find_full_scans(queries.captured_queries) == []
     assert counts[1] <= counts[0] + 4, counts

@@ -237,7 +237,7 @@ class Run(models.Model):
         if self.access == Access.TEAM:
             if self.team:
                 return f"takes the machines of the team {self.team}"
-            return "takes the machines of a team that is gone"
+            return "takes the machines of a team that was deleted"
         if self.access == Access.ANYONE:
             return "takes anybody's machines"
         return "takes the machines of invited people"
@@ -318,11 +318,11 @@ class Run(models.Model):
         return self._decide("launch", editable, actor=actor, launch_requested=True)
 
     def pause(self, *, actor: Any = None) -> bool:
-        """Let workers take no steps; False if it is not training."""
+        """Stop all workers' steps until `resume`; False if the run is not training."""
         return self._control("pause", actor)
 
     def resume(self, *, actor: Any = None) -> bool:
-        """Let workers continue; False if it is not paused."""
+        """Let workers continue; False if the run is not paused."""
         return self._control("resume", actor)
 
     def cancel(self, *, actor: Any = None) -> bool:
@@ -343,12 +343,14 @@ class Run(models.Model):
         if self.state is Status.DRAFT:
             return "A draft has its budget in its own form: edit the draft."
         if self.is_over:
-            return f"The run is {self.status}, and what is over is never opened again. {advice}."
+            return f"The run is {self.status}, and a run that is over cannot be reopened. {advice}."
         if self.ledger_tokens >= self.token_budget:
-            return f"Its budget is spent, and its machines are settling the final model. {advice}."
-        most = MAX_TOKEN_BUDGET - self.token_budget
-        if not 1 <= tokens <= most:
-            return f"Type a number from 1 to {most:,}: no run has more than 10^15 tokens."
+            return (
+                f"Its budget is spent, and its machines are agreeing on the final model. {advice}."
+            )
+        max_tokens = MAX_TOKEN_BUDGET - self.token_budget
+        if not 1 <= tokens <= max_tokens:
+            return f"Type a number from 1 to {max_tokens:,}: no run has more than 10^15 tokens."
         return ""
 
     def extend(self, tokens: int, *, actor: Any = None) -> None:

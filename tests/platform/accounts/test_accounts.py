@@ -120,10 +120,10 @@ def test_forgotten_password_is_reset_through_the_emailed_link(
         form.request["PATH_INFO"], {"password1": "a-new-barn-11", "password2": "a-new-barn-11"}
     )
     assert answer.status_code == 302
-    again = Client().post(
+    login = Client().post(
         "/accounts/login/", {"login": "ada@example.org", "password": "a-new-barn-11"}
     )
-    assert again.status_code == 302
+    assert login.status_code == 302
     assert AuditEntry.objects.filter(action="user.password_reset").exists()
 
 

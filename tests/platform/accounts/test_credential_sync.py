@@ -66,6 +66,7 @@ def sign_in(code: str = "") -> tuple[Client, object]:
 
 
 def is_signed_in(client: Client) -> bool:
+    """Return whether the client has a session of a person."""
     return "_auth_user_id" in client.session
 
 

@@ -42,6 +42,7 @@ def credit_run(person, launched_run, volunteer):
 
 
 def post_report(machine, run, report, seen):
+    """Post a report with the attestations `seen`; return the response."""
     return machine.send_request(
         "POST",
         f"/runs/{run.slug}/reports",
@@ -71,7 +72,7 @@ def report_attestations(numbered_report):
     return send_reports
 
 
-def credited_tokens(machine) -> int:
+def count_credited_tokens(machine) -> int:
     """Return the tokens credited to a machine."""
     return sum(row.tokens for row in Credit.objects.filter(machine=machine.machine))
 
@@ -83,12 +84,12 @@ def test_attested_updates_count_once_however_often_attested(
     report_attestations(run, ada, 3000)
     report_attestations(run, bob, 0, (ada, 2, 2000))
     report_attestations(run, bob, 0, (ada, 2, 2000))
-    assert credited_tokens(ada) == 2000
+    assert count_credited_tokens(ada) == 2000
     carl = volunteer(person("carl@example.org"), 4)
     carl.join(run)
     report_attestations(run, carl, 0, (ada, 2, 2000))
     report_attestations(run, carl, 0, (ada, 1, 1000))
-    assert credited_tokens(ada) == 2000
+    assert count_credited_tokens(ada) == 2000
     report_attestations(run, carl, 0, (ada, 3, 3000))
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens, row.witness) == (1, 3, 3000, carl.machine)
@@ -111,37 +112,38 @@ def test_attestation_by_an_own_machine_earns_no_credit(credit_run, report_attest
 def test_credit_is_capped_by_the_authors_own_reports(credit_run, report_attestations):
     run, ada, _, bob = credit_run
     report_attestations(run, bob, 0, (ada, 2, 2000))
-    assert credited_tokens(ada) == 0, "credit exceeds the author's own reports"
+    assert count_credited_tokens(ada) == 0, "credit exceeds the author's own reports"
     report_attestations(run, ada, 1500)
     report_attestations(run, bob, 0, (ada, 2, 2000))
-    assert credited_tokens(ada) == 1500
+    assert count_credited_tokens(ada) == 1500
     report_attestations(run, ada, 9000)
     report_attestations(run, bob, 0, (ada, 9, 9000))
-    assert credited_tokens(ada) == 9000
+    assert count_credited_tokens(ada) == 9000
 
 
 def test_machine_reporting_to_another_mirror_gets_its_credit_here(credit_run, report_attestations):
     run, ada, _, bob = credit_run
-    here = list_entry(site_identity.identity(), "https://here.example.org")
-    mirror_list.ingest_lists([first := signed_list(1, here)], vouched=first.digest)
+    own_entry = list_entry(site_identity.identity(), "https://here.example.org")
+    first = signed_list(1, own_entry)
+    mirror_list.ingest_lists([first], vouched=first.digest)
     report_attestations(run, bob, 0, (ada, 2, 2000))
-    assert credited_tokens(ada) == 2000, "the author's signed header does not count"
+    assert count_credited_tokens(ada) == 2000, "the author's signed header does not count"
 
 
 def test_credit_of_colluding_machines_is_capped_per_update(credit_run, report_attestations):
     run, ada, _, bob = credit_run
     report_attestations(run, ada, 2**60)
     report_attestations(run, bob, 0, (ada, 2, 2**60))
-    assert credited_tokens(ada) == 2 * run.spec.max_tokens_per_update
+    assert count_credited_tokens(ada) == 2 * run.spec.max_tokens_per_update
 
 
 def test_new_incarnation_of_a_machine_starts_a_new_credit_range(credit_run, report_attestations):
     run, ada, _, bob = credit_run
     report_attestations(run, ada, 5000)
     report_attestations(run, bob, 0, (ada, 3, 3000), (ada, 2, 2000, NEXT))
-    assert credited_tokens(ada) == 5000 and Credit.objects.count() == 2
+    assert count_credited_tokens(ada) == 5000 and Credit.objects.count() == 2
     report_attestations(run, bob, 0, (ada, 4, 99_000, NEXT))
-    assert credited_tokens(ada) == 5000
+    assert count_credited_tokens(ada) == 5000
 
 
 def test_credit_on_another_day_starts_a_new_range(credit_run, report_attestations):
@@ -311,7 +313,8 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     delete_account(run.owner, run.owner)
     assert Client().get(volunteer_path).status_code == 404
     assert (
-        "Ada" not in Client().get("/credit/").content.decode() and credited_tokens(ada) == 200_000
+        "Ada" not in Client().get("/credit/").content.decode()
+        and count_credited_tokens(ada) == 200_000
     )
 
 

@@ -62,7 +62,9 @@ class CreditAtTwoMirrors:
     """This site and another mirror, which both receive attestations of one author's updates."""
 
     def __init__(self, run, author, witness, monkeypatch):
-        self.run, self.author, self.witness = run, author, witness
+        self.run = run
+        self.author = author
+        self.witness = witness
         self.member = run.memberships.get(machine=witness.machine)
         self.other = LogBuilder()
         self.start_incarnation()
@@ -77,23 +79,9 @@ class CreditAtTwoMirrors:
 
     def record_update(self, seq: int) -> None:
         """Record an attestation of update `seq` at this site."""
-        attestations.record_attestations(
-            [
-                (
-                    self.member,
-                    [
-                        witness_of(
-                            self.witness,
-                            self.run,
-                            self.author,
-                            seq,
-                            tokens_up_to(seq),
-                            self.incarnation,
-                        )
-                    ],
-                )
-            ]
-        )
+        total = tokens_up_to(seq)
+        attestation = witness_of(self.witness, self.run, self.author, seq, total, self.incarnation)
+        attestations.record_attestations([(self.member, [attestation])])
         self.highest = max(self.highest, seq)
 
     def ingest_receipt(self, first: int, last: int) -> None:

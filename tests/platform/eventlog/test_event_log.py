@@ -76,6 +76,7 @@ def test_concurrent_events_get_consecutive_numbers(note_rows):
 
 
 def recompute_state_hash() -> str:
+    """Compute the state hash from all aggregates."""
     total = sum(
         projection.state_term(aggregate.name, aggregate.state)
         for aggregate in Aggregate.objects.all()
@@ -95,8 +96,8 @@ def test_other_log_is_stored_folded_and_served_unchanged(db, note_rows):
     assert writer.read_events(other.origin, 0) == other.events
     assert writer.read_events(other.origin, 1) == other.events[1:]
     assert ingest.ingest_events(other.events).stored == 0  # a repetition changes nothing
-    ours = writer.record("note.write", "a", {"text": "here"})
-    assert ours.hlc > open_event(other.events[-1]).hlc
+    local_event = writer.record("note.write", "a", {"text": "here"})
+    assert local_event.hlc > open_event(other.events[-1]).hlc
     assert projection.current_state("note:a") == {"text": "here"}
 
 
@@ -171,10 +172,10 @@ def test_altered_forged_or_foreign_event_is_refused(db, note_rows):
     )
     assert "longer than 100,000 characters" in rejection(huge)
     with pytest.raises(MessageError, match="malformed"):
-        open_event(event_with_wrong_aggregate(other))
+        open_event(sign_event_with_wrong_aggregate(other))
 
 
-def event_with_wrong_aggregate(other: LogBuilder) -> Signed:
+def sign_event_with_wrong_aggregate(other: LogBuilder) -> Signed:
     """Sign an event about an aggregate of another type than the event's."""
     return other.identity.sign(
         "event", open_event(other.events[1]).model_copy(update={"aggregate": "run:a"})
@@ -217,7 +218,8 @@ def test_event_of_unknown_type_is_stored_and_projected_after_upgrade(db, note_ro
     assert not LogEvent.objects.filter(understood=False).exists() and ingest.project_pending() == 0
 
 
-def stale_names() -> set[str]:
+def list_stale_names() -> set[str]:
+    """Return the names of aggregates whose newest events are not folded yet."""
     return set(Aggregate.objects.filter(stale=True).values_list("name", flat=True))
 
 
@@ -226,13 +228,17 @@ def test_events_stored_before_a_crash_are_folded_after_it(db, note_rows):
     other.append("note.write", "a", {"text": "one"})
     other.append("song.sing", "b", {"text": "la"})
     ingest.ingest_events(other.events, defer=True)
-    assert note_rows == {} and stale_names() == {"note:a", f"origin:{other.origin}"}
-    assert ingest.project_pending() == 2 and note_rows == {"a": "one"} and not stale_names()
+    assert note_rows == {} and list_stale_names() == {"note:a", f"origin:{other.origin}"}
+    assert ingest.project_pending() == 2 and note_rows == {"a": "one"} and not list_stale_names()
     other.append("note.write", "a", {"text": "one"})  # no change, but still folded
     ingest.ingest_events(other.events[3:], defer=True)
     before = projection.state_hash()
-    assert stale_names() == {"note:a"}
-    assert ingest.project_pending() == 0 and projection.state_hash() == before and not stale_names()
+    assert list_stale_names() == {"note:a"}
+    assert (
+        ingest.project_pending() == 0
+        and projection.state_hash() == before
+        and not list_stale_names()
+    )
 
 
 def test_local_change_folds_pending_events_of_its_aggregate(db, note_rows):
@@ -241,7 +247,7 @@ def test_local_change_folds_pending_events_of_its_aggregate(db, note_rows):
     ingest.ingest_events(other.events, defer=True)
     writer.record("note.write", "a", {"text": "two"})
     assert projection.current_state("note:a") == {"text": "two"}
-    assert "note:a" not in stale_names()
+    assert "note:a" not in list_stale_names()
 
 
 def test_row_with_a_missing_dependency_is_stored_later(db, note_rows):

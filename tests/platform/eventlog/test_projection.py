@@ -34,7 +34,7 @@ def event_id(n: int) -> str:
     return str(event_uuid(n))
 
 
-def fact(type_name: str, n: int, time: int, action: str, payload: dict) -> Fact:
+def build_fact(type_name: str, n: int, time: int, action: str, payload: dict) -> Fact:
     """Build the n-th fact of a history, stamped at `time`; of equal stamps the id decides."""
     payload_type = registry.aggregate_types()[type_name].payload_types[action]
     return Fact(
@@ -61,7 +61,7 @@ def histories(
     timed_changes = st.lists(st.tuples(st.integers(NOW, NOW + 6), change), min_size=1, max_size=14)
     return timed_changes.map(
         lambda history: [
-            fact(type_name, n, time, action, payload)
+            build_fact(type_name, n, time, action, payload)
             for n, (time, (action, payload)) in enumerate(history, 1)
         ]
     )
@@ -442,10 +442,10 @@ def test_state_of_other_types_ignores_order_and_duplicates(history, seed):
 # ---- rules of single types
 
 
-def state_after(type_name: str, *history: tuple[int, str, dict]):
+def fold_history(type_name: str, *history: tuple[int, str, dict]):
     """Fold a history of (time, action, payload), whose events are numbered from 1."""
     facts = [
-        fact(type_name, n, NOW + time, action, payload)
+        build_fact(type_name, n, NOW + time, action, payload)
         for n, (time, action, payload) in enumerate(history, 1)
     ]
     return fold(type_name, facts)
@@ -459,17 +459,17 @@ LEAVE = {"at": ONE_O_CLOCK}
 
 def test_ban_survives_an_unban_that_lifts_only_another_ban():
     unban = (9, "unban", {"lifts": [event_id(2)]})
-    banned_twice = state_after("person", JOIN, (1, "ban", BAN), (1, "ban", BAN), unban)
+    banned_twice = fold_history("person", JOIN, (1, "ban", BAN), (1, "ban", BAN), unban)
     assert banned_twice["bans"] == [event_id(3)] and banned_twice["banned"]
-    assert state_after("person", JOIN, (1, "ban", BAN), unban)["banned"] is None
+    assert fold_history("person", JOIN, (1, "ban", BAN), unban)["banned"] is None
     # The mirrors' clocks differ: the unban is stamped before the ban that it lifts.
     early_unban = (1, "unban", {"lifts": [event_id(2)]})
-    assert state_after("person", JOIN, (9, "ban", BAN), early_unban)["banned"] is None
+    assert fold_history("person", JOIN, (9, "ban", BAN), early_unban)["banned"] is None
 
 
 def test_person_who_left_has_no_rights_even_if_granted_at_once():
     grant = (2, "grant", {"right": "is_staff", "given": True})
-    state = state_after("person", JOIN, (1, "leave", LEAVE), grant)
+    state = fold_history("person", JOIN, (1, "leave", LEAVE), grant)
     assert state["left"] and not state["is_staff"] and state["about"] is None
 
 
@@ -491,7 +491,7 @@ CREATE = (
 def test_removed_factor_is_not_restored_by_a_later_event():
     factor = {"factor": event_id(1), "type": "webauthn", "about": digest("1")}
     renamed = {**factor, "about": digest("2")}
-    state = state_after(
+    state = fold_history(
         "access", (1, "add", factor), (2, "remove", {"factors": [event_id(1)]}), (3, "add", renamed)
     )
     assert state["factors"] == {}
@@ -503,25 +503,25 @@ def test_recovery_code_used_at_two_mirrors_is_used_once():
     ]
     spent = [{"factor": event_id(1), "codes": [3, 4]}, {"factor": event_id(1), "codes": [4, 9]}]
     facts = [(1, "add", sheets[0]), (2, "spend", spent[0]), (2, "spend", spent[1])]
-    assert state_after("access", *facts)["spent"] == {event_id(1): [3, 4, 9]}
-    state = state_after("access", *facts, (3, "add", sheets[1]))
+    assert fold_history("access", *facts)["spent"] == {event_id(1): [3, 4, 9]}
+    state = fold_history("access", *facts, (3, "add", sheets[1]))
     assert state["spent"] == {} and list(state["factors"]) == [event_id(2)]
 
 
-def becomes(time: int, status: str, epoch: int = 0):
+def status_change(time: int, status: str, epoch: int = 0):
     """Build a change of a run's status."""
     return time, "becomes", {"status": status, "epoch": epoch, "at": ONE_O_CLOCK}
 
 
 def test_status_only_climbs_until_the_owner_raises_the_epoch():
     def status(*changes: tuple[int, str, dict]) -> str:
-        return state_after("run", CREATE, *changes)["status"]
+        return fold_history("run", CREATE, *changes)["status"]
 
-    assert status(becomes(2, "paused"), becomes(9, "training")) == "paused"
-    assert status(becomes(9, "paused"), becomes(2, "training", 1)) == "training"
-    assert status(becomes(1, "training", 1), becomes(2, "paused", 1)) == "paused"
-    assert status(becomes(1, "cancelled"), becomes(2, "training", 5)) == "cancelled"
-    assert status(becomes(1, "finished"), becomes(2, "cancelled", 5)) == "finished"
+    assert status(status_change(2, "paused"), status_change(9, "training")) == "paused"
+    assert status(status_change(9, "paused"), status_change(2, "training", 1)) == "training"
+    assert status(status_change(1, "training", 1), status_change(2, "paused", 1)) == "paused"
+    assert status(status_change(1, "cancelled"), status_change(2, "training", 5)) == "cancelled"
+    assert status(status_change(1, "finished"), status_change(2, "cancelled", 5)) == "finished"
 
 
 def test_settings_count_by_version_before_the_clock():
@@ -529,7 +529,7 @@ def test_settings_count_by_version_before_the_clock():
         return time, "edit", {"version": version, "about": digest(about), "text": "a" * 16}
 
     def about(*edits: tuple[int, str, dict]) -> str:
-        return state_after("run", CREATE, *edits)["about"]
+        return fold_history("run", CREATE, *edits)["about"]
 
     assert about(edit(1, 2, "newer"), edit(9, 1, "later")) == digest("newer")
     assert about(edit(1, 1, "sooner"), edit(9, 1, "later")) == digest("later")
@@ -537,7 +537,7 @@ def test_settings_count_by_version_before_the_clock():
 
 def test_extensions_of_two_mirrors_add_up_and_the_first_launch_counts(spec):
     launch = {"slug": "a", "name": "A", "spec": spec, "manifest": digest("m"), "at": ONE_O_CLOCK}
-    state = state_after(
+    state = fold_history(
         "run",
         CREATE,
         (3, "launch", launch | {"name": "B"}),
@@ -559,11 +559,13 @@ def test_member_who_rejoined_elsewhere_stays_after_leaving_first_place():
         "created": ONE_O_CLOCK,
     }
     join = {"place": PLACES[1], "person": PEOPLE[0], "joined": ONE_O_CLOCK, "leads": False}
-    state = state_after(
+    state = fold_history(
         "team", (0, "found", founding), (1, "join", join), (1, "part", {"places": [PLACES[0]]})
     )
     assert [(m["places"], m["leads"]) for m in state["members"]] == [([PLACES[1]], True)]
-    assert state_after("team", (0, "found", founding), (1, "part", {"places": [PLACES[0]]})) is None
+    assert (
+        fold_history("team", (0, "found", founding), (1, "part", {"places": [PLACES[0]]})) is None
+    )
 
 
 def test_key_enrolled_twice_belongs_to_the_first_and_stays_revoked():
@@ -574,7 +576,7 @@ def test_key_enrolled_twice_belongs_to_the_first_and_stays_revoked():
             {"id": PLACES[0], "owner": owner, "enrolled": ONE_O_CLOCK, "about": digest("0")},
         )
 
-    state = state_after(
+    state = fold_history(
         "machine", enrol(2, PEOPLE[1]), enrol(1, PEOPLE[0]), (0, "revoke", {"at": ONE_O_CLOCK})
     )
     assert state["owner"] == PEOPLE[0] and state["revoked"]

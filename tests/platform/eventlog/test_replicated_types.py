@@ -73,8 +73,8 @@ def test_people_rights_and_names_are_rebuilt(person, rebuilt_rows):
     bob.grant("is_staff", root, False)
     bob.set_password("another-barn-7")
     bob.save()
-    here = rebuilt_rows("person.join", "person.about", "person.grant")
-    assert [row["name"] for row in here["User"]] == ["", "Ada", "Bob"]
+    rows = rebuilt_rows("person.join", "person.about", "person.grant")
+    assert [row["name"] for row in rows["User"]] == ["", "Ada", "Bob"]
     assert User.objects.get(pk=bob.pk).check_password("another-barn-7")
 
 
@@ -85,8 +85,8 @@ def test_bans_and_unbans_are_rebuilt(person, volunteer, rebuilt_rows):
     for user in (ada, bob):
         assert user.ban(root, "spam")
     assert bob.unban(root)
-    here = rebuilt_rows("person.ban", "person.unban", "machine.revoke")
-    assert [row["is_active"] for row in here["User"]] == [True, False, True]
+    rows = rebuilt_rows("person.ban", "person.unban", "machine.revoke")
+    assert [row["is_active"] for row in rows["User"]] == [True, False, True]
 
 
 def test_deleted_account_is_erased_at_a_mirror_that_knew_it(person, volunteer, draft, rebuilt_rows):
@@ -137,8 +137,8 @@ def test_machines_are_rebuilt(person, volunteer, rebuilt_rows):
     one, other = volunteer(ada, 1), volunteer(ada, 2)
     one.machine.rename("the attic")
     other.machine.revoke(actor=ada, reason="sold")
-    here = rebuilt_rows("machine.enrol", "machine.about", "machine.revoke")
-    assert sorted(row["hostname"] for row in here["Machine"]) == ["pc-2", "the attic"]
+    rows = rebuilt_rows("machine.enrol", "machine.about", "machine.revoke")
+    assert sorted(row["hostname"] for row in rows["Machine"]) == ["pc-2", "the attic"]
 
 
 def test_machine_enrolled_through_a_code_is_rebuilt(person, rebuilt_rows):
@@ -171,11 +171,11 @@ def test_teams_are_rebuilt(person, rebuilt_rows):
     weavers.add_member(ada, bob)
     weavers.promote(eve, bob)
     gone.remove_member(eve, eve)
-    here = rebuilt_rows(
+    rows = rebuilt_rows(
         "team.found", "team.join", "team.rename", "team.part", "team.promote", "team.disband"
     )
-    assert [(row["name"], row["slug"]) for row in here["Team"]] == [("Wool weavers", "weavers")]
-    assert {row["person_id"]: row["leads"] for row in here["TeamMember"]} == {
+    assert [(row["name"], row["slug"]) for row in rows["Team"]] == [("Wool weavers", "weavers")]
+    assert {row["person_id"]: row["leads"] for row in rows["TeamMember"]} == {
         bob.pk: True,
         eve.pk: True,
         ada.pk: False,
@@ -202,8 +202,8 @@ def test_run_is_rebuilt_after_its_whole_life_cycle(person, launched_run, rebuilt
     run.archive(actor=ada)
     run.clone(ada)
     types = ["create", "request", "manifest", "launch", "becomes", "extend", "arrange", "archive"]
-    here = rebuilt_rows(*(f"run.{name}" for name in types))
-    first = here["Run"][0]
+    rows = rebuilt_rows(*(f"run.{name}" for name in types))
+    first = rows["Run"][0]
     assert (
         (first["status"], first["extra_tokens"]) == ("finished", 7_000)
         and first["archived"]
@@ -232,9 +232,9 @@ def test_draft_and_its_edits_are_rebuilt(person, draft, manifest, volunteer, reb
     other.refresh_from_db()
     longer = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7, "model.context": 64})
     assert other.edit("A third", longer, actor=ada)  # the manifest no longer fits
-    here = rebuilt_rows("run.edit", "run.manifest")["Run"]
-    assert [bool(row["manifest"]) for row in here] == [True, False, False]
-    assert here[0]["slug"] == "a-run"
+    rows = rebuilt_rows("run.edit", "run.manifest")["Run"]
+    assert [bool(row["manifest"]) for row in rows] == [True, False, False]
+    assert rows[0]["slug"] == "a-run"
 
 
 def test_unarchived_run_is_rebuilt(person, draft, rebuilt_rows):
@@ -253,12 +253,12 @@ def test_slug_used_at_two_mirrors_goes_to_the_same_run_at_both(person, draft):
     private_records = all_private_data()
     first = draft(ada, "Barn")
     slugs = {first.pk: "barn"}
-    theirs = all_events()
+    first_mirror_events = all_events()
     later_records = all_private_data()
     rebuild_in_random_order(events, private_records)
     second = draft(User.objects.get(), "Barn")
     assert second.slug == "barn"
-    ingest.ingest_events(theirs)
+    ingest.ingest_events(first_mirror_events)
     private_data.ingest(later_records)
     slugs = {run.pk: run.slug for run in Run.objects.all()}
     assert slugs == {first.pk: "barn", second.pk: f"barn-{second.pk.hex[-8:]}"}
@@ -276,8 +276,8 @@ def test_verdicts_are_rebuilt(person, launched_run, numbered_report, rebuilt_row
     drain_queue()
     author = f"{machine.identity.key}.{'a' * 16}"
     issued = VerdictRecord.issue(run, [RetractionRequest(author, first=1)], "nonsense", actor=ada)
-    here = rebuilt_rows("verdict.give")["VerdictRecord"]
-    assert [row["proven"] for row in here] == [True]
+    rows = rebuilt_rows("verdict.give")["VerdictRecord"]
+    assert [row["proven"] for row in rows] == [True]
     assert VerdictRecord.objects.get().signed_verdict == issued.signed_verdict
 
 
@@ -349,8 +349,8 @@ def test_checkpoints_and_their_holders_are_rebuilt(joined_run, numbered_report, 
     bob.report(run, numbered_report(1, vector="a" * 64, anchor="c" * 64))
     drain_queue()
     tasks.record_events()
-    here = rebuilt_rows("checkpoint.announce", "checkpoint.hold")
-    assert len(here["Checkpoint"]) == 1 and len(here["CheckpointHolder"]) == 2
+    rows = rebuilt_rows("checkpoint.announce", "checkpoint.hold")
+    assert len(rows["Checkpoint"]) == 1 and len(rows["CheckpointHolder"]) == 2
 
 
 def test_forgotten_checkpoint_is_not_rebuilt(
@@ -375,8 +375,8 @@ def test_credit_is_rebuilt(joined_run, rebuilt_rows):
     earn_credit(run, ada, bob, day=1, updates=(5, 6), tokens=150)
     earn_credit(run, ada, bob, day=2, updates=(7, 7), tokens=90)
     assert tasks.record_events() == 2 and tasks.record_events() == 0
-    here = rebuilt_rows("credit.receipt")["Credit"]
-    assert [(row["first"], row["last"], row["tokens"]) for row in here] == [(1, 6, 550), (7, 7, 90)]
+    rows = rebuilt_rows("credit.receipt")["Credit"]
+    assert [(row["first"], row["last"], row["tokens"]) for row in rows] == [(1, 6, 550), (7, 7, 90)]
 
 
 def test_updates_attested_at_two_mirrors_count_once(joined_run):

@@ -23,6 +23,7 @@ ABOUT = coordinator_messages.MachineDescription(
 
 
 def open_code(identity: Identity, **changed) -> Enrolment:
+    """Open an enrolment; fields given replace the usual ones of the request."""
     fields = {
         "mirror": site_identity.identity().key,
         "key": identity.key,

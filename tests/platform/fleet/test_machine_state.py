@@ -111,8 +111,10 @@ def test_machine_pages_show_hardware_activity_and_last_report(
     person, launched_run, numbered_report, signed_in_as, golden_hardware, plan
 ):
     run, ada = launched_run(person(name="Ada"))
-    asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
-    assert ada.send_request("POST", f"/runs/{run.slug}/join", asked).status_code == 200
+    request = coordinator_messages.JoinRequest(
+        version="0.1", addresses=[], hardware=golden_hardware
+    )
+    assert ada.send_request("POST", f"/runs/{run.slug}/join", request).status_code == 200
     ada.report(run, numbered_report(1, rate=1234.0, plan=plan))
     drain_queue()
     page = signed_in_as(run.owner)
@@ -257,13 +259,13 @@ def test_request_signed_for_another_mirror_is_refused(person, volunteer, monkeyp
     token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
     assert ada.send_request("GET", "/runs", token=token).status_code == 200
     other = Identity(b"\x77" * 32)
-    theirs = ada.identity.sign_request(other.key, "GET", "/api/v1/runs", b"", time.time())
-    assert ada.send_request("GET", "/runs", token=theirs).status_code == 401
+    other_token = ada.identity.sign_request(other.key, "GET", "/api/v1/runs", b"", time.time())
+    assert ada.send_request("GET", "/runs", token=other_token).status_code == 401
     # The same database now serves another mirror's key.
     monkeypatch.setattr(site_identity, "identity", lambda: other)
     assert ada.send_request("GET", "/runs", token=token).status_code == 401
-    assert ada.send_request("GET", "/runs", token=theirs).status_code == 200
-    assert ada.send_request("GET", "/runs", token=theirs).status_code == 401
+    assert ada.send_request("GET", "/runs", token=other_token).status_code == 200
+    assert ada.send_request("GET", "/runs", token=other_token).status_code == 401
 
 
 # ---- at other mirrors

@@ -41,18 +41,20 @@ def verdict_run(person, launched_run, volunteer, numbered_report):
     return run, ada, bob
 
 
-def retraction_of(machine, first: int | None = 3, **more) -> RetractionRequest:
+def build_retraction(machine, first: int | None = 3, **more) -> RetractionRequest:
+    """Build a request to retract a machine's updates from `first` on."""
     return RetractionRequest(f"{machine.identity.key}.{LIFE}", first, **more)
 
 
 def send_report(machine, run, report, applied=()) -> coordinator_messages.ReportReply:
+    """Send a report that names the verdicts that the machine has applied."""
     request = coordinator_messages.Reports(reports=[report], applied_verdicts=list(applied))
     return coordinator_messages.ReportReply.model_validate_json(
         machine.send_request("POST", f"/runs/{run.slug}/reports", request).content
     )
 
 
-def issue_problems(run, *requests, reason="") -> dict[str, str]:
+def collect_problems(run, *requests, reason="") -> dict[str, str]:
     """Issue a verdict that is refused without an audit entry; return the problems by field."""
     before = AuditEntry.objects.filter(action="run.verdict").count()
     with pytest.raises(SpecError) as raised:
@@ -63,7 +65,7 @@ def issue_problems(run, *requests, reason="") -> dict[str, str]:
 
 def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(verdict_run, numbered_report):
     run, ada, bob = verdict_run
-    record = VerdictRecord.issue(run, [retraction_of(bob, 3)], "noise", actor=run.owner)
+    record = VerdictRecord.issue(run, [build_retraction(bob, 3)], "noise", actor=run.owner)
     rules = UpdateRules.from_spec(run.spec, str(run.pk), frozenset(run.spec.roots))
     verified = verify_proof(record.signed_verdict, rules)
     author = f"{bob.identity.key}.{LIFE}"
@@ -85,7 +87,7 @@ def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(verdict_run, n
 def test_pending_verdicts_are_sent_two_at_a_time_oldest_first(verdict_run, numbered_report):
     run, ada, bob = verdict_run
     records = [
-        VerdictRecord.issue(run, [retraction_of(bob, None, updates={seq: 1000})])
+        VerdictRecord.issue(run, [build_retraction(bob, None, updates={seq: 1000})])
         for seq in (1, 2, 3, 4)
     ]
     applied: list[str] = []
@@ -103,7 +105,7 @@ def test_run_without_verdicts_adds_no_query_to_reports(
     run, ada, bob = verdict_run
     member = membership_for_run(ada.machine, run.slug)
     assert member.has_verdicts is False
-    VerdictRecord.issue(run, [retraction_of(bob)])
+    VerdictRecord.issue(run, [build_retraction(bob)])
     with django_assert_num_queries(1):
         assert membership_for_run(ada.machine, run.slug).has_verdicts
 
@@ -124,16 +126,16 @@ def test_run_without_verdicts_adds_no_query_to_reports(
 def test_invalid_retraction_request_is_refused_at_its_field(verdict_run, field, change):
     run, _, bob = verdict_run
     fields = {"author": f"{bob.identity.key}.{LIFE}", "first": 1, "updates": {}} | change
-    assert list(issue_problems(run, RetractionRequest(**fields))) == [field]
+    assert list(collect_problems(run, RetractionRequest(**fields))) == [field]
 
 
 def test_verdict_with_hidden_characters_or_no_author_is_refused(verdict_run):
     run, _, bob = verdict_run
     assert list(
-        issue_problems(run, retraction_of(bob), reason="all is well\N{RIGHT-TO-LEFT OVERRIDE}")
+        collect_problems(run, build_retraction(bob), reason="all is well\N{RIGHT-TO-LEFT OVERRIDE}")
     ) == ["reason"]
-    assert list(issue_problems(run, retraction_of(bob), reason="x" * 101)) == ["reason"]
-    assert list(issue_problems(run)) == ["author"]
+    assert list(collect_problems(run, build_retraction(bob), reason="x" * 101)) == ["reason"]
+    assert list(collect_problems(run)) == ["author"]
 
 
 def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_run, numbered_report):
@@ -142,7 +144,7 @@ def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_ru
         bob.report(run, numbered_report(seq, ledger_tokens=40_000))
         ada.report(run, numbered_report(seq, ledger_tokens=40_000))
     drain_queue()
-    field_problems = issue_problems(run, retraction_of(bob, 5))
+    field_problems = collect_problems(run, build_retraction(bob, 5))
     assert (
         "too old" in field_problems["first"]
         and "to update 20" in field_problems["first"]
@@ -150,22 +152,22 @@ def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_ru
     )
     assert (
         "to update 20"
-        in issue_problems(run, retraction_of(bob, None, updates={19: 1000}))["updates"]
+        in collect_problems(run, build_retraction(bob, None, updates={19: 1000}))["updates"]
     )
-    VerdictRecord.issue(run, [retraction_of(bob, 20)])
+    VerdictRecord.issue(run, [build_retraction(bob, 20)])
     run.record_ledger_tokens(40_000 + 21 * 2_000)  # Bob has published nothing for 21 rounds
-    assert "too old" in issue_problems(run, retraction_of(bob, 40))["first"]
+    assert "too old" in collect_problems(run, build_retraction(bob, 40))["first"]
 
 
 def test_verdict_on_a_draft_or_ended_run_or_above_the_limit_is_refused(
     verdict_run, draft, monkeypatch
 ):
     run, _, bob = verdict_run
-    assert "is draft" in issue_problems(draft(run.owner), retraction_of(bob))["run"]
+    assert "is draft" in collect_problems(draft(run.owner), build_retraction(bob))["run"]
     monkeypatch.setattr(verdicts, "MAX_VERDICTS", 0)
-    assert "has its 0 verdicts" in issue_problems(run, retraction_of(bob))["run"]
+    assert "has its 0 verdicts" in collect_problems(run, build_retraction(bob))["run"]
     run.cancel()
-    assert "is cancelled" in issue_problems(run, retraction_of(bob))["run"]
+    assert "is cancelled" in collect_problems(run, build_retraction(bob))["run"]
 
 
 def test_verdict_is_not_sent_before_enough_mirrors_signed_it(
@@ -174,7 +176,7 @@ def test_verdict_is_not_sent_before_enough_mirrors_signed_it(
     run, ada, bob = verdict_run
     spec = json.loads(run.spec_text) | {"threshold": 2, "roots": [*run.spec.roots, "0" * 64]}
     Run.objects.filter(pk=run.pk).update(spec_text=json.dumps(spec))
-    record = VerdictRecord.issue(run, [retraction_of(bob)])
+    record = VerdictRecord.issue(run, [build_retraction(bob)])
     assert not record.proven and send_report(ada, run, numbered_report(5)).verdicts == []
 
 

@@ -71,18 +71,18 @@ def test_data_and_addresses_survive_a_restart(folder):
 
 
 def test_servers_are_shared_and_stopped_by_the_last_process(folder):
-    ours = embedded_servers.start(folder)
-    process, theirs = start_in_other_process(folder)
-    assert theirs == list(ours)
+    addresses = embedded_servers.start(folder)
+    process, other_addresses = start_in_other_process(folder)
+    assert other_addresses == list(addresses)
     embedded_servers.stop(folder)  # the other process still uses them
-    psycopg.connect(ours[0]).close()
+    psycopg.connect(addresses[0]).close()
     process.send_signal(signal.SIGKILL)  # it cannot deregister
     process.wait()
     process.stdout.close()
-    assert embedded_servers.start(folder) == ours
+    assert embedded_servers.start(folder) == addresses
     embedded_servers.stop(folder)
     with pytest.raises(psycopg.OperationalError):
-        psycopg.connect(ours[0])
+        psycopg.connect(addresses[0])
 
 
 def test_reserved_addresses_are_the_ones_the_servers_get(folder):
@@ -130,12 +130,12 @@ def test_start_waits_for_silent_server_instead_of_starting_a_second(folder, monk
 
 
 def test_processes_are_recognised_after_the_clock_was_set(folder, monkeypatch):
-    ours = embedded_servers.start(folder, postgres=False)
+    addresses = embedded_servers.start(folder, postgres=False)
     process, _ = start_in_other_process(folder)
     real_create_time = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: real_create_time(self) + 1.0)
     embedded_servers.stop(folder)  # the other process still uses them
-    with redis.Redis.from_url(ours[1]) as valkey:
+    with redis.Redis.from_url(addresses[1]) as valkey:
         assert valkey.ping()
     process.kill()
     process.wait()
@@ -143,7 +143,7 @@ def test_processes_are_recognised_after_the_clock_was_set(folder, monkeypatch):
     embedded_servers.start(folder, postgres=False)
     embedded_servers.stop(folder)
     with (
-        redis.Redis.from_url(ours[1], retry=Retry(NoBackoff(), 0)) as valkey,
+        redis.Redis.from_url(addresses[1], retry=Retry(NoBackoff(), 0)) as valkey,
         pytest.raises(redis.ConnectionError),
     ):
         valkey.ping()
@@ -169,25 +169,25 @@ def test_servers_start_after_a_power_cut_with_reused_pids(folder):
 
 
 def test_running_server_is_recognised_without_access_to_its_folder(folder, monkeypatch):
-    def denied(self):
+    def deny_access(self):
         raise psutil.AccessDenied(self.pid)
 
-    ours = embedded_servers.start(folder)
+    addresses = embedded_servers.start(folder)
     server = (folder / "postgres" / "postmaster.pid").read_text()
     with monkeypatch.context() as container:
-        container.setattr(psutil.Process, "cwd", denied)
-        assert embedded_servers.start(folder) == ours
+        container.setattr(psutil.Process, "cwd", deny_access)
+        assert embedded_servers.start(folder) == addresses
     assert (folder / "postgres" / "postmaster.pid").read_text() == server
 
 
 def test_copied_folder_gets_its_own_servers(folder):
-    ours = embedded_servers.start(folder, postgres=False)
+    addresses = embedded_servers.start(folder, postgres=False)
     copy = folder.parent / "copy"
     shutil.copytree(folder, copy)
-    theirs = embedded_servers.start(copy, postgres=False)
-    assert theirs[1] != ours[1]
+    copy_addresses = embedded_servers.start(copy, postgres=False)
+    assert copy_addresses[1] != addresses[1]
     embedded_servers.stop(copy)
-    with redis.Redis.from_url(ours[1]) as valkey:
+    with redis.Redis.from_url(addresses[1]) as valkey:
         assert valkey.ping()
 
 

@@ -31,12 +31,14 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def set_silent_for(run: Run, minutes: float) -> None:
+    """Set the last report of all machines of a run back by so many minutes."""
     Membership.objects.filter(run=run).update(
         last_seen=timezone.now() - timedelta(minutes=minutes), activity=enums.Activity.TRAINING
     )
 
 
-def detected_notifications(since: datetime = LONG_AGO) -> list[tuple[str, str]]:
+def detect_kinds_and_people(since: datetime = LONG_AGO) -> list[tuple[str, str]]:
+    """Run all detectors; return (notification type, email address) of what they find."""
     return sorted((draft.kind.value, draft.person.email) for draft in detect_all(since))
 
 
@@ -65,7 +67,7 @@ def receiver(settings):
 
     settings.OUTSIDE_NETWORKS = [ip_network("127.0.0.0/8")]
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/hook", calls, answers
     server.shutdown()
     server.server_close()
@@ -78,7 +80,7 @@ def test_started_run_notifies_owner_and_people_with_machines(person, launched_ru
     run, _ = launched_run(person())
     volunteer(person("bob@example.org"), 2).join(run)
     volunteer(person("eve@example.org"), 3)
-    assert detected_notifications() == [
+    assert detect_kinds_and_people() == [
         ("run.started", "ada@example.org"),
         ("run.started", "bob@example.org"),
     ]
@@ -95,7 +97,7 @@ def test_sweep_continues_until_everybody_concerned_is_notified(
     assert tasks.sweep() == 1
     assert (
         Notification.objects.filter(kind=NotificationType.RUN_STARTED).count() == 3
-        and detected_notifications() == []
+        and detect_kinds_and_people() == []
     )
     assert tasks.sweep() == 0
 
@@ -119,16 +121,16 @@ def test_silent_run_is_stalled_and_silent_machine_is_quiet(person, launched_run)
     run, _ = launched_run(person())
     Run.objects.update(started=LONG_AGO)
     set_silent_for(run, 2)
-    assert detected_notifications() == []
+    assert detect_kinds_and_people() == []
     set_silent_for(run, 7)
-    assert detected_notifications() == [("run.stalled", "ada@example.org")]
+    assert detect_kinds_and_people() == [("run.stalled", "ada@example.org")]
     set_silent_for(run, 20)
-    assert detected_notifications() == [
+    assert detect_kinds_and_people() == [
         ("machine.quiet", "ada@example.org"),
         ("run.stalled", "ada@example.org"),
     ]
     set_silent_for(run, 60 * 24)
-    assert detected_notifications() == [], "a silence of a day is still notified"
+    assert detect_kinds_and_people() == [], "a silence of a day is still notified"
 
 
 def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(
@@ -138,14 +140,14 @@ def test_machine_that_left_or_is_revoked_or_busy_elsewhere_is_not_quiet(
     Run.objects.update(started=LONG_AGO)
     set_silent_for(run, 20)
     Membership.objects.update(activity=enums.Activity.LEFT)
-    assert detected_notifications() == [("run.stalled", "ada@example.org")]
+    assert detect_kinds_and_people() == [("run.stalled", "ada@example.org")]
     set_silent_for(run, 20)
     other = draft(run.owner, name="Another")
     Membership.objects.create(run=other, machine=ada.machine)
-    assert detected_notifications() == [("run.stalled", "ada@example.org")]
+    assert detect_kinds_and_people() == [("run.stalled", "ada@example.org")]
     Membership.objects.filter(run=other).delete()
     ada.machine.revoke()
-    assert ("machine.quiet", "ada@example.org") not in detected_notifications()
+    assert ("machine.quiet", "ada@example.org") not in detect_kinds_and_people()
 
 
 def test_silence_while_the_site_was_down_is_not_notified(person, launched_run, valkey):
@@ -155,11 +157,11 @@ def test_silence_while_the_site_was_down_is_not_notified(person, launched_run, v
     assert timezone.now() - tasks.reporting_since() < timedelta(seconds=5), (
         "the site counts reports from before it started"
     )
-    assert detected_notifications(since=tasks.reporting_since()) == []
+    assert detect_kinds_and_people(since=tasks.reporting_since()) == []
     valkey.set(tasks.SINCE_KEY, 0)
-    assert detected_notifications(since=tasks.reporting_since()) != []
+    assert detect_kinds_and_people(since=tasks.reporting_since()) != []
     valkey.delete(tasks.SWEEPING_KEY)  # as after two minutes without a sweep
-    assert detected_notifications(since=tasks.reporting_since()) == []
+    assert detect_kinds_and_people(since=tasks.reporting_since()) == []
 
 
 # ---- notifications on the site

@@ -38,7 +38,7 @@ MIRRORS = st.sets(st.sampled_from(KEYS), min_size=1)
 DUTIES = st.text("abcdef", min_size=1, max_size=8)
 
 
-def lease_decision(
+def decide_lease(
     duty: str,
     me: str,
     mirrors: set[str],
@@ -71,7 +71,7 @@ def lease_decision(
 
 @given(DUTIES, MIRRORS)
 def test_one_of_several_live_mirrors_acquires_a_new_lease(duty, mirrors):
-    acquirers = [me for me in mirrors if lease_decision(duty, me, mirrors) is LeaseDecision.ACQUIRE]
+    acquirers = [me for me in mirrors if decide_lease(duty, me, mirrors) is LeaseDecision.ACQUIRE]
     assert acquirers == [rank_candidates(duty, mirrors)[0]]
 
 
@@ -91,17 +91,17 @@ def test_second_candidate_acquires_the_lease_after_the_first_dies(
     lease_fields = {"epoch": 1, "holder": first} if was_acquired else {}
     for me in (second, *others):
         assert (
-            lease_decision(duty, me, mirrors, dead={first: PEER_TIMEOUT - 1}, age=1, **lease_fields)
+            decide_lease(duty, me, mirrors, dead={first: PEER_TIMEOUT - 1}, age=1, **lease_fields)
             is LeaseDecision.WAIT
         ), "the first candidate counts as dead too early"
     dead = {first: PEER_TIMEOUT + 0.1}
     assert (
-        lease_decision(duty, second, mirrors, dead=dead, age=elapsed_seconds + 1, **lease_fields)
+        decide_lease(duty, second, mirrors, dead=dead, age=elapsed_seconds + 1, **lease_fields)
         is LeaseDecision.ACQUIRE
     )
     for me in others:
         assert (
-            lease_decision(duty, me, mirrors, dead=dead, age=elapsed_seconds + 1, **lease_fields)
+            decide_lease(duty, me, mirrors, dead=dead, age=elapsed_seconds + 1, **lease_fields)
             is LeaseDecision.WAIT
         ), "several candidates acquired the lease"
 
@@ -110,10 +110,10 @@ def test_second_candidate_acquires_the_lease_after_the_first_dies(
 def test_done_lease_and_lease_of_a_live_holder_are_not_acquired(duty, mirrors, age, holder, epoch):
     for me in mirrors:
         assert (
-            lease_decision(duty, me, mirrors, age=age, epoch=epoch, holder=holder, done=True)
+            decide_lease(duty, me, mirrors, age=age, epoch=epoch, holder=holder, done=True)
             is LeaseDecision.DONE
         )
-        decision = lease_decision(duty, me, mirrors, age=age, epoch=epoch, holder=holder)
+        decision = decide_lease(duty, me, mirrors, age=age, epoch=epoch, holder=holder)
         assert (
             decision is LeaseDecision.HELD
             if me == holder
@@ -125,11 +125,11 @@ def test_done_lease_and_lease_of_a_live_holder_are_not_acquired(duty, mirrors, a
 def test_next_candidate_acquires_a_lease_left_undone(duty, mirrors):
     for rank, me in enumerate(rank_candidates(duty, mirrors)):
         assert (
-            lease_decision(duty, me, mirrors, age=rank * CANDIDATE_TIMEOUT) is LeaseDecision.ACQUIRE
+            decide_lease(duty, me, mirrors, age=rank * CANDIDATE_TIMEOUT) is LeaseDecision.ACQUIRE
         )
         assert (
             rank == 0
-            or lease_decision(duty, me, mirrors, age=rank * CANDIDATE_TIMEOUT - 1)
+            or decide_lease(duty, me, mirrors, age=rank * CANDIDATE_TIMEOUT - 1)
             is LeaseDecision.WAIT
         )
 
@@ -138,16 +138,12 @@ def test_next_candidate_acquires_a_lease_left_undone(duty, mirrors):
 def test_isolated_mirror_waits_before_it_acquires_a_lease(duty, mirrors):
     me = min(mirrors)
     dead = dict.fromkeys(mirrors, PEER_TIMEOUT + ISOLATION_WAIT - 1)
-    assert lease_decision(duty, me, mirrors, dead=dead, age=1e6) is LeaseDecision.WAIT
+    assert decide_lease(duty, me, mirrors, dead=dead, age=1e6) is LeaseDecision.WAIT
     dead = dict.fromkeys(mirrors, PEER_TIMEOUT + ISOLATION_WAIT)
-    assert lease_decision(duty, me, mirrors, dead=dead, age=1e6) is LeaseDecision.ACQUIRE
+    assert decide_lease(duty, me, mirrors, dead=dead, age=1e6) is LeaseDecision.ACQUIRE
     never = dict.fromkeys(mirrors, math.inf)
-    assert (
-        lease_decision(duty, me, mirrors, dead=never, age=ISOLATION_WAIT - 1) is LeaseDecision.WAIT
-    )
-    assert (
-        lease_decision(duty, me, mirrors, dead=never, age=ISOLATION_WAIT) is LeaseDecision.ACQUIRE
-    )
+    assert decide_lease(duty, me, mirrors, dead=never, age=ISOLATION_WAIT - 1) is LeaseDecision.WAIT
+    assert decide_lease(duty, me, mirrors, dead=never, age=ISOLATION_WAIT) is LeaseDecision.ACQUIRE
 
 
 # ---- emails and webhooks
@@ -157,8 +153,8 @@ def test_isolated_mirror_waits_before_it_acquires_a_lease(duty, mirrors):
 def other():
     """Yield a second mirror of the list, which was seen just now."""
     mirror = FakeMirror(LogBuilder())
-    ours = list_entry(site_identity.identity(), "https://here.example.org")
-    first = signed_list(1, ours, mirror.list_entry)
+    own_entry = list_entry(site_identity.identity(), "https://here.example.org")
+    first = signed_list(1, own_entry, mirror.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
     set_last_seen(mirror, 0)
     yield mirror

@@ -139,7 +139,8 @@ def test_restored_site_without_a_mirror_list_does_not_wait(person):
 # ---- pseudonyms
 
 
-def signed_pseudonym(reply: JoinReply) -> str:
+def read_pseudonym(reply: JoinReply) -> str:
+    """Return the volunteer's pseudonym in the ticket of a reply."""
     return open_signed(reply.ticket, "ticket", Ticket).volunteer
 
 
@@ -150,10 +151,8 @@ def test_all_mirrors_sign_one_opaque_pseudonym_for_a_person(
     run, first = launched_run(ada)
     second = volunteer(ada, 2)
     bobs_machine = volunteer(person("bob@example.org"), 3)
-    pseudonym = signed_pseudonym(first.join(run))
-    assert (
-        signed_pseudonym(second.join(run)) == pseudonym != signed_pseudonym(bobs_machine.join(run))
-    )
+    pseudonym = read_pseudonym(first.join(run))
+    assert read_pseudonym(second.join(run)) == pseudonym != read_pseudonym(bobs_machine.join(run))
     own = volunteer_salt.volunteer_pseudonym(ada.pk)
     assert own == pseudonym
     private_records = all_private_data()

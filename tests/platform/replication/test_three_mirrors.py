@@ -43,7 +43,7 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
         private_records.append(record)
         return record.digest
 
-    def draft_settings(version: int) -> dict:
+    def build_draft_settings(version: int) -> dict:
         draft = json.loads(spec.to_json())
         about = store_private(slug="barn", name=random.choice(["Barn", "Hay"]), draft=draft)
         return {"version": version, "about": about, "text": "a" * 16}
@@ -67,7 +67,7 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
             "report_every": 1.0,
             "quorum": 1,
             "created": AT,
-            "settings": draft_settings(0),
+            "settings": build_draft_settings(0),
             "terms": {"version": 0, "access": "team", "team": thing},
         }
         founder = {"place": place, "person": person, "joined": AT, "leads": True}
@@ -106,7 +106,7 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
                 ("team.part", thing, {"places": [place]}),
                 ("team.rename", thing, {"name": random.choice(["Wool", "Silk"])}),
                 ("run.create", thing, create),
-                ("run.edit", thing, draft_settings(random.randint(1, 3))),
+                ("run.edit", thing, build_draft_settings(random.randint(1, 3))),
                 (
                     "run.becomes",
                     thing,

@@ -27,7 +27,7 @@ def list_names(site: MirrorProcess) -> str:
     )
 
 
-def state_hash_after_pull(site: MirrorProcess) -> str:
+def pull_and_read_state_hash(site: MirrorProcess) -> str:
     """Pull without an error and return the site's state hash."""
     lines = site.manage("replication", "pull").strip().splitlines()
     assert not [line for line in lines if line.startswith("  ")], lines
@@ -67,10 +67,10 @@ def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_p
         "Bob",
     )
     b.start()
-    state_at_first = state_hash_after_pull(a)
+    state_at_first = pull_and_read_state_hash(a)
     assert state_at_first != state_after_join and "Bob" in list_names(a) and "Ida" in list_names(a)
     a.start()
-    assert state_hash_after_pull(b) == state_at_first, "the mirrors have different states"
+    assert pull_and_read_state_hash(b) == state_at_first, "the mirrors have different states"
 
 
 def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, tmp_path):

@@ -22,7 +22,8 @@ VECTOR, OTHER_VECTOR = "a" * 64, "b" * 64
 RIGHT, WRONG = "c" * 64, "d" * 64
 
 
-def checkpoint_view(**changed) -> reports.CheckpointView:
+def build_checkpoint_view(**changed) -> reports.CheckpointView:
+    """Build the announcement of a checkpoint; fields given replace the usual ones."""
     fields = {
         "tokens": 60_000,
         "vector": VECTOR,
@@ -38,13 +39,16 @@ def test_checkpoint_announced_repeatedly_is_stored_once(person, launched_run, nu
     ada.report(
         run,
         *(
-            numbered_report(seq, checkpoint=checkpoint_view(), vector=OTHER_VECTOR, anchor=None)
+            numbered_report(
+                seq, checkpoint=build_checkpoint_view(), vector=OTHER_VECTOR, anchor=None
+            )
             for seq in range(1, 6)
         ),
     )
     drain_queue()
     ada.report(
-        run, numbered_report(6, checkpoint=checkpoint_view(), vector=OTHER_VECTOR, anchor=None)
+        run,
+        numbered_report(6, checkpoint=build_checkpoint_view(), vector=OTHER_VECTOR, anchor=None),
     )
     drain_queue()
     checkpoint = Checkpoint.objects.get()
@@ -69,13 +73,13 @@ def test_repeated_announcement_needs_no_query(
     person, launched_run, numbered_report, django_capture_on_commit_callbacks
 ):
     run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=checkpoint_view(), anchor=None))
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view(), anchor=None))
     with django_capture_on_commit_callbacks(execute=True):
         drain_queue()
     member = Membership.objects.select_related("run", "machine").get(run=run)
     with CaptureQueriesContext(connection) as queries:
         checkpoints.record_announcements(
-            [(member, [numbered_report(2, checkpoint=checkpoint_view(), anchor=None)])]
+            [(member, [numbered_report(2, checkpoint=build_checkpoint_view(), anchor=None)])]
         )
     assert not queries.captured_queries and CheckpointHolder.objects.count() == 1
 
@@ -84,7 +88,7 @@ def test_checkpoint_is_confirmed_by_another_persons_machine(
     person, launched_run, volunteer, numbered_report
 ):
     run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=checkpoint_view()))
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
     drain_queue()
     own_machine, bob = volunteer(run.owner, 2), volunteer(person("bob@example.org"), 3)
     for machine in (own_machine, bob):
@@ -117,7 +121,7 @@ def test_two_digests_at_the_same_updates_are_shown_unconfirmed(
     for number, (seed, digest) in enumerate(((2, RIGHT), (3, RIGHT), (4, WRONG))):
         machine = volunteer(person(f"{number}@example.org"), seed)
         machine.join(run)
-        machine.report(run, numbered_report(1, checkpoint=checkpoint_view(digest=digest)))
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=digest)))
     drain_queue()
     assert {
         (line.checkpoint.digest, line.people, line.others) for line in list_checkpoint_rows(run)
@@ -131,7 +135,7 @@ def test_two_digests_at_the_same_updates_are_shown_unconfirmed(
 
 def test_checkpoint_with_implausible_tokens_is_not_stored(person, launched_run, numbered_report):
     run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=checkpoint_view(tokens=2**62)))
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view(tokens=2**62)))
     drain_queue()
     assert not Checkpoint.objects.exists()
 
@@ -146,7 +150,8 @@ def test_checkpoint_page_lists_digests_and_commands(
         ada.report(
             run,
             numbered_report(
-                number, checkpoint=checkpoint_view(tokens=1000 * number, vector=f"{number:064x}")
+                number,
+                checkpoint=build_checkpoint_view(tokens=1000 * number, vector=f"{number:064x}"),
             ),
         )
     drain_queue()
@@ -190,7 +195,7 @@ def test_oldest_unconfirmed_checkpoints_are_pruned_above_the_limit(
 
 def test_deleted_run_deletes_its_checkpoints(person, launched_run, numbered_report):
     run, ada = launched_run(person())
-    ada.report(run, numbered_report(1, checkpoint=checkpoint_view()))
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
     drain_queue()
     Run.objects.filter(pk=run.pk).delete()
     assert not Checkpoint.objects.exists() and not CheckpointHolder.objects.exists()

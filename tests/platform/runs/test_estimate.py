@@ -21,7 +21,8 @@ from coordinator.web.templatetags.barnraise import span
 FORM = {"name": "x", "preset": "gpt-nano"}
 
 
-def spec(preset: str = "gpt2-124m", **changed) -> RunSpec:
+def build_spec(preset: str = "gpt2-124m", **changed) -> RunSpec:
+    """Build a spec from a preset; `recipe__codec` changes the field "recipe.codec"."""
     fields = {"recipe.codec": "auto", "recipe.token_budget": 10**9, "seed": 1}
     return spec_from_fields(
         {**fields, **{name.replace("__", "."): value for name, value in changed.items()}}, preset
@@ -29,7 +30,7 @@ def spec(preset: str = "gpt2-124m", **changed) -> RunSpec:
 
 
 def test_larger_gpu_is_never_slower_and_all_train_a_small_model():
-    laptop, small, large = estimate(spec(), list(REFERENCE_MACHINES), 10)
+    laptop, small, large = estimate(build_spec(), list(REFERENCE_MACHINES), 10)
     assert not (laptop.refusal or small.refusal or large.refusal)
     assert 0 < laptop.tokens_per_second < small.tokens_per_second < large.tokens_per_second
     for need in (laptop, small, large):
@@ -38,18 +39,18 @@ def test_larger_gpu_is_never_slower_and_all_train_a_small_model():
 
 
 def test_machine_too_small_is_refused_with_what_is_short():
-    (need,) = estimate(spec("gpt3-175b"), [("laptop", LAPTOP)], 10)
+    (need,) = estimate(build_spec("gpt3-175b"), [("laptop", LAPTOP)], 10)
     assert "does not fit" in need.refusal and "disk" in need.refusal and need.run_times == ()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_estimated_within_seconds_on_every_kind_of_machine(preset):
-    for need in estimate(spec(preset), list(REFERENCE_MACHINES), 100):
+    for need in estimate(build_spec(preset), list(REFERENCE_MACHINES), 100):
         assert need.refusal or all(p.seconds > 0 and p.schedule.steps >= 1 for p in need.run_times)
 
 
 def test_twice_the_volunteers_take_half_the_time_on_fast_lines():
-    one, two, four = (estimate_run_time(spec("gpt-nano"), 10.0, 100, n) for n in (1, 2, 4))
+    one, two, four = (estimate_run_time(build_spec("gpt-nano"), 10.0, 100, n) for n in (1, 2, 4))
     assert one.slowdown == two.slowdown == four.slowdown == 1.0
     assert one.seconds == pytest.approx(2 * two.seconds) == pytest.approx(4 * four.seconds)
     assert one.traffic == 0, "a single machine has no traffic"
@@ -57,18 +58,18 @@ def test_twice_the_volunteers_take_half_the_time_on_fast_lines():
 
 def test_volunteers_beyond_the_line_speed_train_no_faster():
     """Every update passes over every line, so a full line bounds the speed of the run."""
-    dense_spec = spec(recipe__codec="dense8")
+    dense_spec = build_spec(recipe__codec="dense8")
     few = estimate_run_time(dense_spec, 1.0, 20, 50)
     many = estimate_run_time(dense_spec, 1.0, 20, 500)
     assert few.slowdown > 1 and many.seconds == pytest.approx(few.seconds, rel=0.05)
     assert few.traffic == pytest.approx(0.8 * 20e6 / 8)
-    auto_estimate = estimate_run_time(spec(), 1.0, 20, 50)
+    auto_estimate = estimate_run_time(build_spec(), 1.0, 20, 50)
     assert auto_estimate.seconds < few.seconds, "automatic compression is no faster"
     assert auto_estimate.schedule.scheme.bits_per_parameter < dense_spec.recipe.round_steps
 
 
 def test_step_time_of_many_sequences_scales_linearly():
-    specs = [spec(recipe__step_sequences=n, recipe__round_steps=1) for n in (64, 55_440)]
+    specs = [build_spec(recipe__step_sequences=n, recipe__round_steps=1) for n in (64, 55_440)]
     (small,), (large,) = (estimate(run_spec, [REFERENCE_MACHINES[2]], 1) for run_spec in specs)
     assert large.step_seconds == pytest.approx(small.step_seconds * 55_440 / 64)
 
@@ -209,5 +210,5 @@ def test_plan_is_cached_for_the_same_machine_and_model():
 
     cached_plan.cache_clear()
     for budget in (10**6, 10**7, 10**8):
-        estimate(replace(spec("gpt-nano"), seed=budget), list(REFERENCE_MACHINES), 10)
+        estimate(replace(build_spec("gpt-nano"), seed=budget), list(REFERENCE_MACHINES), 10)
     assert cached_plan.cache_info().misses == len(REFERENCE_MACHINES)

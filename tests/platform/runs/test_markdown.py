@@ -1,4 +1,4 @@
-"""A run's notes: Markdown, and nothing else."""
+"""Test the notes of a run: Markdown is rendered, HTML and scripts are not."""
 
 import re
 
@@ -11,7 +11,7 @@ from coordinator.runs.join_policy import JoinPolicy
 pytestmark = pytest.mark.django_db
 
 
-def test_notes_are_markdown_and_nothing_else():
+def test_notes_are_rendered_from_markdown():
     shown = markdown.render_html(
         "# Why\n\nA *small* [start](https://example.org/?a=1&b=2).\n\n"
         "| a | b |\n|---|---|\n| 1 | 2 |"
@@ -43,7 +43,7 @@ def test_notes_are_markdown_and_nothing_else():
         "*" * 5000,
     ],
 )
-def test_hostile_notes_become_text(hostile):
+def test_hostile_notes_are_rendered_as_text(hostile):
     shown = markdown.render_html(hostile)
     assert not re.search(
         r"<(?!/?(p|em|strong|a|code|pre|blockquote|h[1-6]|ul|ol|li|hr|br|table|t[a-z]+)\b)", shown
@@ -61,7 +61,7 @@ def test_notes_lose_bidirectional_and_hidden_characters_not_emoji():
     )
 
 
-def test_the_run_page_shows_notes_to_everybody(person, launched_run):
+def test_run_page_shows_notes_to_visitors(person, launched_run):
     run, _ = launched_run(person(), join_policy=JoinPolicy(notes="Bring <b>coffee</b> & *cake*"))
     page = Client().get(f"/runs/{run.slug}/").content.decode()
     assert "Bring &lt;b&gt;coffee&lt;/b&gt; &amp; <em>cake</em>" in page

@@ -17,6 +17,7 @@ KINDS = RunEvent.Kind
 
 
 def list_sentences(run) -> list[str]:
+    """Return the activity feed as sentences, newest first."""
     return [
         f"{event['who']} {event['what']}"
         for event in collect_activity(run, run_table.machine_rows(run))

@@ -26,13 +26,13 @@ from coordinator.telemetry.tasks import drain_reports
 pytestmark = pytest.mark.django_db
 
 
-def acknowledged_mark(answer) -> int:
+def read_acknowledged_mark(answer) -> int:
     """Return the sequence number that the reply to a report acknowledges."""
     assert answer.status_code == 200, answer.content
     return coordinator_messages.ReportReply.model_validate_json(answer.content).acknowledged
 
 
-def rollup_totals(member: Membership) -> dict[str, int]:
+def sum_rollups(member: Membership) -> dict[str, int]:
     """Return the sums over a membership's rollups, which are equal for every bucket width."""
     names = ("reports", "tokens", "updates_sent", "peer_bytes_sent")
     totals = [
@@ -50,14 +50,14 @@ def backdate_run(run) -> None:
 
 def test_mark_acknowledges_only_reports_stored_in_postgres(person, launched_run, numbered_report):
     run, ada = launched_run(person())
-    assert acknowledged_mark(ada.report(run, numbered_report(1), numbered_report(2))) == 0
-    assert acknowledged_mark(ada.report(run, numbered_report(3))) == 0
+    assert read_acknowledged_mark(ada.report(run, numbered_report(1), numbered_report(2))) == 0
+    assert read_acknowledged_mark(ada.report(run, numbered_report(3))) == 0
     drain_reports()
-    assert acknowledged_mark(ada.report(run, numbered_report(4))) == 3
+    assert read_acknowledged_mark(ada.report(run, numbered_report(4))) == 3
     drain_reports()
     member = Membership.objects.get(run=run)
     assert (member.mark, member.tokens, member.latest) == (4, 4000, 4)
-    assert rollup_totals(member) == {
+    assert sum_rollups(member) == {
         "reports": 4,
         "tokens": 4000,
         "updates_sent": 4,
@@ -74,7 +74,7 @@ def test_report_posted_again_counts_once(person, launched_run, numbered_report):
     drain_queue()
     ada.report(run, *reports, numbered_report(6))
     drain_queue()
-    assert rollup_totals(Membership.objects.get(run=run))["reports"] == 6
+    assert sum_rollups(Membership.objects.get(run=run))["reports"] == 6
     assert LossPoint.objects.count() == 6
 
 
@@ -105,9 +105,7 @@ def test_reports_in_any_order_with_duplicates_give_the_same_totals(
         stored_seqs = set(LossPoint.objects.values_list("seq", flat=True))
         assert all(seq in stored_seqs for seq in range(1, member.mark + 1))
     assert member.mark == size and not ReportReceipt.objects.exists()
-    assert (
-        rollup_totals(member)["reports"] == size and rollup_totals(member)["tokens"] == size * 1000
-    )
+    assert sum_rollups(member)["reports"] == size and sum_rollups(member)["tokens"] == size * 1000
     assert LossPoint.objects.count() == size
 
 
@@ -122,7 +120,7 @@ def test_gap_in_reports_holds_the_mark_until_it_is_filled(person, launched_run, 
     drain_queue()
     member.refresh_from_db()
     assert (member.mark, member.receipts.count()) == (6, 0)
-    assert rollup_totals(member) == {
+    assert sum_rollups(member) == {
         "reports": 6,
         "tokens": 6000,
         "updates_sent": 6,
@@ -156,7 +154,7 @@ def test_crash_after_the_commit_counts_nothing_twice(person, launched_run, numbe
     # Restore the queue as it is if the process dies before it removes the entries.
     valkey.rpush(report_queue.PENDING_KEY, *entries)
     drain_queue()
-    assert rollup_totals(Membership.objects.get(run=run))["reports"] == 2
+    assert sum_rollups(Membership.objects.get(run=run))["reports"] == 2
     assert not valkey.exists(report_queue.PENDING_KEY)
 
 
@@ -169,7 +167,7 @@ def test_crash_before_the_commit_loses_nothing(person, launched_run, numbered_re
     valkey.rpush(report_queue.PENDING_KEY, valkey.lindex(report_queue.PENDING_KEY, 0))
     drain_queue()
     assert (
-        rollup_totals(Membership.objects.get(run=run))["reports"] == 0
+        sum_rollups(Membership.objects.get(run=run))["reports"] == 0
         and not LossPoint.objects.exists()
     )
     with connection.cursor() as cursor:
@@ -191,7 +189,7 @@ def test_reports_lost_with_valkey_are_posted_again(person, launched_run, numbere
     ada.report(run, numbered_report(1), numbered_report(2), numbered_report(3))
     drain_queue()
     member = Membership.objects.get(run=run)
-    assert member.mark == 3 and rollup_totals(member)["reports"] == 3
+    assert member.mark == 3 and sum_rollups(member)["reports"] == 3
 
 
 def test_unreadable_entry_and_deleted_membership_are_skipped(
@@ -242,7 +240,7 @@ def test_new_incarnation_continues_after_queued_reports(person, launched_run, nu
     ada.report(run, numbered_report(3, tokens=10, incarnation="b" * 16))
     drain_queue()
     member = Membership.objects.get(run=run)
-    assert (member.mark, member.tokens, rollup_totals(member)["tokens"]) == (3, 10, 2010)
+    assert (member.mark, member.tokens, sum_rollups(member)["tokens"]) == (3, 10, 2010)
 
 
 # ---- history and table
@@ -331,29 +329,31 @@ def test_last_plan_is_shown_with_its_measured_step_time(
 ):
     run, ada = launched_run(person())
 
-    def shown_plan() -> tuple:
+    def read_shown_plan() -> tuple:
         [row] = run_table.machine_rows(run)
         return row["plan"], row["step_seconds"]
 
-    assert shown_plan() == (None, None)
+    assert read_shown_plan() == (None, None)
     ada.report(run, numbered_report(1, plan=plan, step_seconds=5.1))
-    assert shown_plan() == (plan.model_dump(), 5.1), "a plan in the queue is not shown"
+    assert read_shown_plan() == (plan.model_dump(), 5.1), "a plan in the queue is not shown"
     drain_queue()
     valkey_client().flushall()
-    assert shown_plan() == (plan.model_dump(), 5.1), "the stored plan is not shown"
+    assert read_shown_plan() == (plan.model_dump(), 5.1), "the stored plan is not shown"
     ada.report(run, numbered_report(2, step_seconds=9.0))
-    assert shown_plan() == (plan.model_dump(), 5.1), "a report without a plan changed the plan"
+    assert read_shown_plan() == (plan.model_dump(), 5.1), "a report without a plan changed the plan"
     drain_queue()
-    assert shown_plan() == (plan.model_dump(), 5.1)
+    assert read_shown_plan() == (plan.model_dump(), 5.1)
     other = plan.model_copy(update={"groups": 1})
     ada.report(run, numbered_report(3, plan=other))
-    assert shown_plan() == (other.model_dump(), None), "the new plan has the old plan's step time"
+    assert read_shown_plan() == (other.model_dump(), None), (
+        "the new plan has the old plan's step time"
+    )
     drain_queue()
     member = Membership.objects.get(run=run)
     assert (member.plan, member.step_seconds) == (other.model_dump(), None)
     ada.report(run, numbered_report(5, plan=plan, step_seconds=5.0), numbered_report(6))
     drain_queue()
-    assert shown_plan() == (plan.model_dump(), 5.0)
+    assert read_shown_plan() == (plan.model_dump(), 5.0)
 
 
 def test_replayed_old_report_does_not_change_the_table(person, launched_run, numbered_report):
@@ -378,15 +378,21 @@ def test_points_are_read_once_by_cursor(person, launched_run, numbered_report):
 
 
 def test_machines_agree_when_equal_vectors_mean_equal_weights():
-    def row(vector, anchor, alive=True):
+    def build_row(vector, anchor, alive=True):
         return {"vector": vector, "anchor": anchor, "alive": alive}
 
     assert run_table.weights_agree([]) is None
-    assert run_table.weights_agree([row("a", "1"), row("b", "2")]) is None
-    assert run_table.weights_agree([row("a", "1"), row("a", "1"), row("b", "2")]) is True
-    assert run_table.weights_agree([row("a", "1"), row("a", "2")]) is False
+    assert run_table.weights_agree([build_row("a", "1"), build_row("b", "2")]) is None
     assert (
-        run_table.weights_agree([row("a", "1"), row("a", "2", alive=False), row("a", "")]) is None
+        run_table.weights_agree([build_row("a", "1"), build_row("a", "1"), build_row("b", "2")])
+        is True
+    )
+    assert run_table.weights_agree([build_row("a", "1"), build_row("a", "2")]) is False
+    assert (
+        run_table.weights_agree(
+            [build_row("a", "1"), build_row("a", "2", alive=False), build_row("a", "")]
+        )
+        is None
     )
 
 

@@ -219,7 +219,7 @@ def test_team_run_admits_machines_of_team_members_only(person, signed_in, volunt
     assert response.status_code == 422, "the owner is not a member of it"
     team.disband(ada)
     run.refresh_from_db()
-    assert "a team that is gone" in error_text(join(volunteer(eve, 5), run))
+    assert "a team that was deleted" in error_text(join(volunteer(eve, 5), run))
     assert client.get(f"/runs/{run.slug}/").status_code == 200
     assert client.get(path).status_code == 200
 
@@ -354,7 +354,7 @@ def test_owner_extends_run_only_while_tokens_are_left(
     assert path not in client.get(f"/runs/{run.slug}/terms/").content.decode()
     run.finish()
     html = client.post(path, {"tokens": "5000"}).content.decode()
-    assert "what is over is never opened again" in html
+    assert "a run that is over cannot be reopened" in html
     assert Run.objects.get(pk=run.pk).token_budget == budget + 5000
     html = client.post(f"/runs/{draft(ada).slug}/extend/", {"tokens": "1"}).content.decode()
     assert "edit the draft" in html

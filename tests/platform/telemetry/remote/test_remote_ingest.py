@@ -191,14 +191,14 @@ def test_machine_at_two_mirrors_is_shown_once_with_its_newest_report(training_ru
     snapshot = RunSnapshot.capture(run)
     assert (snapshot.run["workers_known"], snapshot.run["rate"]) == (2, 1000.0)
     assert snapshot.workers[str(ada.machine.pk)]["tokens"] == 9000
-    assert len(live_memberships(run)) == 2
+    assert len(list_live_memberships(run)) == 2
     ada.join(run)  # joining is not a report
     assert RunSnapshot.capture(run).workers[str(ada.machine.pk)]["activity"] == "training"
     report(ada, run, numbered_report(10, rate=500.0))
     assert RunSnapshot.capture(run).run["rate"] == 800.0
 
 
-def live_memberships(run) -> list:
+def list_live_memberships(run) -> list:
     """Return the newest membership of each machine, after checking that all are alive."""
     memberships = list(Membership.everywhere.newest().filter(run=run))
     assert gather_facts(run).alive == len(memberships)

@@ -146,7 +146,8 @@ def test_pull_continues_after_the_last_position(
     assert Membership.everywhere.get(mirror=fake_mirror.identity.key).tokens == 9000
 
 
-def answer_with_html(query, who):
+def answer_with_html(query, reader):
+    """Answer as a web server without Barnraise does."""
     return 200, b"<!doctype html><title>It works!</title>"
 
 
@@ -166,7 +167,7 @@ PAGE_WITH_INVALID_EVENT = (
         ({"text": PAGE_WITH_INVALID_EVENT}, "events"),
         (answer_with_html, "something that is not Barnraise's API"),
     ],
-)  # fmt: skip
+)
 def test_page_not_signed_for_this_mirror_is_refused(fake_mirror, training_run, altered, sentence):
     run, ada, _ = training_run
     if callable(altered):
