@@ -43,8 +43,7 @@ from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap.hardware_probe import again as probe_again
-from barnraise.swap.hardware_probe import probe
+from barnraise.swap.hardware_probe import create_model_probe, probe
 
 # Every n-th of the product's 6,144 cases. All of them take two hours; bitwise.py runs them.
 # Both strides are prime to the product's factors, so that with the first each tier, way of clipping
@@ -145,7 +144,7 @@ def measure_plan_error(quick: bool) -> dict[str, object]:
     errors, beforehand = [], []
     for name, context in models:
         model = replace(preset(name), context=context)
-        measure_rates = probe_again(BUILD, model)
+        measure_rates = create_model_probe(BUILD, model)
         measure_machine.cache_clear()  # The rates for the last model are ten minutes old.
         for label, plan in plans_by_budget(measure_machine(), model):
             predicted, measured = predict_side_by_side(plan, measure_rates, 2 if quick else 5)

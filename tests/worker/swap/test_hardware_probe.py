@@ -36,7 +36,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(probing, "WIDTHS", (64, 128))
     monkeypatch.setattr(probing, "CONTEXTS", (128, 1024))
     monkeypatch.setattr(probing, "VOCABULARIES", (100, 300))
-    monkeypatch.setattr(probing, "SECONDS", 0.5)
+    monkeypatch.setattr(probing, "ALL_RATES_SECONDS", 0.5)
     monkeypatch.setattr(probing, "RAM_ELEMENTS", 1 << 18)
     monkeypatch.setattr(probing, "DISK_BYTES", 16 << 20)
 
@@ -98,9 +98,9 @@ def test_probe_measures_every_rate_and_leaves_no_files(quick, tmp_path):
 
 
 def test_probe_of_one_model_measures_only_its_sizes(quick, monkeypatch, tmp_path):
-    monkeypatch.setattr(probing, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(probing, "MODEL_RATES_SECONDS", 0.1)
     model = ModelSpec(layers=2, width=64, heads=4, context=96, vocabulary=300)
-    measure = probing.again(tmp_path, model)
+    measure = probing.create_model_probe(tmp_path, model)
     for _ in range(2):
         hardware = measure()
         assert [size for size, _ in hardware.matmul] == [64]
@@ -219,7 +219,7 @@ def test_old_foreign_or_damaged_cache_is_replaced(measurements, tmp_path, spoil)
 def test_cache_that_cannot_be_written_is_only_logged(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     assert probe(tmp_path, cache=tmp_path / "file" / "hardware.json").adam > 0
-    assert "cannot be kept" in caplog.text
+    assert "cannot be saved" in caplog.text
 
 
 # ---- the disk --------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_cache_that_cannot_be_written_is_only_logged(tmp_path, caplog):
 
 def test_folder_that_cannot_be_created_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="file/state cannot be made: Not a directory"):
+    with pytest.raises(StateError, match="file/state cannot be created: Not a directory"):
         probe(tmp_path / "file" / "state")
 
 

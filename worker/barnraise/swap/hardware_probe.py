@@ -1,10 +1,13 @@
-"""Measures a machine: rates of arithmetic, memory, links and disk, in under 20 seconds, kept in a small JSON file. What
-changes between two starts (memory limits, free disk space) is looked up again each time.
+"""Measure a machine in under 20 seconds: its rates of arithmetic, memory, links and disk.
+
+The result is cached in a small JSON file. What changes between two starts (the memory limits, the
+free disk space) is read again each time.
 """
 
 import dataclasses
 import errno
 import hashlib
+import io
 import json
 import logging
 import mmap
@@ -17,8 +20,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
+from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.planning.hardware import (
     Hardware,
@@ -31,106 +35,125 @@ from barnraise.planning.hardware import (
 )
 from barnraise.spec import Fragment, ModelSpec
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 log = logging.getLogger("barnraise")
 
 FORMAT = 3  # of the cache; raise it with every change of what is measured
-KEEP_SECONDS = 30 * 86400
+CACHE_SECONDS = 30 * 86400  # an older measurement is repeated
+
+# The sizes of the measured operations.
 WIDTHS = (128, 256, 512, 768, 1024, 1600, 2048, 4096)
-ROWS = 1024  # tokens in a measured product
-WIDEST_SECONDS = 0.06  # where one product takes this long, wider ones are left out
-SECONDS, AGAIN_SECONDS = 7.0, 3.0  # for all rates but the disk's; for one model's
-PAYS = 1.3  # a narrower dtype must be this much faster in products to be worth its bits
-CONTEXTS, HEADS = (
-    (128, 256, 512, 1024, 2048),
-    (32, 64, 128),
-)  # attention is measured along both axes, which cross here
-CONTEXT, HEAD = 1024, 64
+ROWS = 1024  # tokens in a measured matrix product
+# Attention is measured along two axes, which cross at CONTEXT and HEAD.
+CONTEXTS = (128, 256, 512, 1024, 2048)
+HEADS = (32, 64, 128)
+CONTEXT = 1024
+HEAD = 64
 VOCABULARIES = (2048, 50257)
-RAM_ELEMENTS = 1 << 25  # fp32, three buffers of 128 MiB: far beyond caches
+RAM_ELEMENTS = 1 << 25  # fp32, three buffers of 128 MiB: far larger than caches
 DISK_BYTES = 256 << 20
-DISK_SECONDS = 2.0  # a slow disk is judged by what it does in this time, each way
-REQUEST = 8 << 20
+REQUEST = 8 << 20  # bytes of one disk request
+
+# The time that measuring may take.
+ALL_RATES_SECONDS = 7.0  # all rates except the disk's
+MODEL_RATES_SECONDS = 3.0  # the rates at one model's sizes
+WIDEST_SECONDS = 0.06  # when one product takes this long, wider ones are not measured
+DISK_SECONDS = 2.0  # a slow disk is measured for this time in each direction
+
+# A narrower dtype is used if its products are this many times as fast: it costs precision.
+NARROW_DTYPE_SPEEDUP = 1.3
+
+RateKey = tuple[str, int]  # the name of an operation and its size
+Calls = dict[RateKey, tuple[float, Callable[[], Any]]]  # the work of one call, and the call
+WorkRates = dict[RateKey, float]  # work per second
 
 
 def probe(folder: Path, device: str | None = None, cache: Path | None = None) -> Hardware:
-    """Measures this machine: `device` ("cpu" or "cuda"; what torch finds by default), its RAM, and the disk under
-    `folder`, where a scratch file of 256 MiB comes and goes. `cache`: a JSON file to keep the result in, believed for
-    30 days while device, threads, torch and folder are the same. Raises StateError when the folder cannot hold the
-    scratch file."""
+    """Measure the device, the RAM, and the disk under a folder.
+
+    Args:
+        folder: Where a scratch file of 256 MiB is written, read and removed; created if missing.
+        device: "cpu" or "cuda"; by default the fastest one that torch finds.
+        cache: A JSON file for the result. It is valid for 30 days while the device, the number of
+            threads, the version of torch and the folder stay the same.
+
+    Raises:
+        StateError: The folder cannot hold the scratch file.
+    """
     import torch
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StateError(f"{folder} cannot be made: {error.strerror}") from None
+        raise StateError(f"{folder} cannot be created: {error.strerror}") from None
     name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
     key = [FORMAT, device, name, torch.get_num_threads(), torch.__version__, str(folder.resolve())]
-    found = _recall(cache, key) if cache else None
-    if found is None:
-        found = measure_hardware(folder, device, name)
+    hardware = _load_cached(cache, key) if cache else None
+    if hardware is None:
+        hardware = measure_hardware(folder, device, name)
         if cache:
-            _remember(cache, key, found)
-    return dataclasses.replace(found, memory=memory_bytes(), disk=shutil.disk_usage(folder).free)
+            _save_cached(cache, key, hardware)
+    free_bytes = shutil.disk_usage(folder).free
+    return dataclasses.replace(hardware, memory=memory_bytes(), disk=free_bytes)
 
 
-# ---- keeping -------------------------------------------------------------------------------------------------
+# ---- the cache -------------------------------------------------------------------------------
 
 
-def _recall(cache: Path, key: list[Any]) -> Hardware | None:
+def _load_cached(cache: Path, key: list[Any]) -> Hardware | None:
+    """Return the cached measurement if it is intact, recent and has this key."""
     if not cache.exists():
         return None
     try:
-        kept = json.loads(cache.read_text())
-        if kept["digest"] != hashlib.sha256(kept["hardware"].encode()).hexdigest():
+        cached = json.loads(cache.read_text())
+        if cached["digest"] != hashlib.sha256(cached["hardware"].encode()).hexdigest():
             raise ValueError("its digest is wrong")
-        if kept["key"] == key and 0 <= time.time() - kept["at"] < KEEP_SECONDS:
-            return Hardware.from_json(kept["hardware"])
+        if cached["key"] == key and 0 <= time.time() - cached["at"] < CACHE_SECONDS:
+            return Hardware.from_json(cached["hardware"])
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         log.warning("%s is damaged (%s): measuring again", cache, error)
     return None
 
 
-def _remember(cache: Path, key: list[Any], found: Hardware) -> None:
-    text = found.to_json()
-    kept = {
+def _save_cached(cache: Path, key: list[Any], hardware: Hardware) -> None:
+    """Write the measurement to the cache. Log an error: it costs only time at the next start."""
+    text = hardware.to_json()
+    cached = {
         "key": key,
         "at": time.time(),
         "hardware": text,
         "digest": hashlib.sha256(text.encode()).hexdigest(),
     }
-    part = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(kept))
-        part.replace(cache)
-    except OSError as error:  # worth some seconds at the next start, not this one's failure
-        log.warning("the machine's measurements cannot be kept in %s: %s", cache, error)
+        write_atomically(cache, json.dumps(cached).encode())
+    except OSError as error:
+        log.warning("the machine's measurements cannot be saved in %s: %s", cache, error)
 
 
-# ---- measuring -----------------------------------------------------------------------------------------------
-
-Calls = dict[
-    tuple[str, int], tuple[float, Callable[[], Any]]
-]  # (what, its size) → (work of a call, the call)
-Found = dict[tuple[str, int], float]  # (operation, size) → work a second
+# ---- arithmetic and memory -------------------------------------------------------------------
 
 
-def again(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
-    """Measure the CPU at each call, in four seconds, at this model's sizes alone: what its plans take in fp32
-    *now*, on a machine that others share. Rates are of mean times: a step meets the others' visits as well."""
+def create_model_probe(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
+    """Return a function that measures the CPU at the sizes of one model, in four seconds.
+
+    Each call measures what the model's plans take in fp32 *now*, on a machine that other programs
+    use too. The rates are of mean times, because a step is slowed down by other programs as well.
+    """
     retain_freed_memory()
-    calls = _products("cpu", "float32", (model.width,), (model.vocabulary,)) | _memory("cpu")
-    calls |= _attention(
-        "cpu", "float32", (model.context,), (), (model.context, model.width // model.heads)
-    )
-    calls |= {form: call for form, call in _updates("host").items() if form == ("host float32", 32)}
+    calls = _product_calls("cpu", "float32", (model.width,), (model.vocabulary,))
+    calls |= _memory_calls("cpu")
+    head = model.width // model.heads
+    calls |= _attention_calls("cpu", "float32", (model.context,), (), (model.context, head))
+    plain_update = ("host float32", 32)
+    calls[plain_update] = _update_calls("host")[plain_update]
 
     def measure() -> Hardware:
-        disk = measure_disk(folder)
-        return _hardware(
-            "cpu", cpu_name(), ["float32"], measure_rates(calls, "cpu", AGAIN_SECONDS, fmean), disk
-        )
+        disk_rates = measure_disk(folder)
+        rates = measure_rates(calls, "cpu", MODEL_RATES_SECONDS, fmean)
+        return _build_hardware(("cpu", cpu_name()), ["float32"], rates, disk_rates)
 
     return measure
 
@@ -141,57 +164,88 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
     Returns:
         The measurements, with zero for the sizes of memory and disk.
     """
-    disk = measure_disk(folder)  # first: what needs no arithmetic fails at once
+    disk_rates = measure_disk(folder)  # first, because a folder that cannot be used fails at once
     retain_freed_memory()
-    cuda, dtypes = device == "cuda", ["float32", "bfloat16"]
-    tried = {
-        (f"{dtype} forward", 512): _products(device, dtype, (512,))[f"{dtype} forward", 512]
-        for dtype in dtypes
+    trial = {
+        key: _product_calls(device, key[0].removesuffix(" forward"), (512,))[key]
+        for key in (("float32 forward", 512), ("bfloat16 forward", 512))
     }
-    plain, narrow = measure_rates(tried, device, 0.3).values()
-    dtypes = dtypes if narrow > PAYS * plain else dtypes[:1]
-    usual = dtypes[-1] if cuda else "float32"
-    calls = _memory(device) | _updates("host") | (_updates("device") if cuda else {})
-    calls |= _attention(device, usual, CONTEXTS, HEADS, (CONTEXT, HEAD))
+    plain_rate, narrow_rate = measure_rates(trial, device, 0.3).values()
+    dtypes = ["float32"]
+    if narrow_rate > NARROW_DTYPE_SPEEDUP * plain_rate:
+        dtypes.append("bfloat16")
+    training_dtype = dtypes[-1] if device == "cuda" else "float32"
+
+    calls = _memory_calls(device) | _update_calls("host")
+    if device == "cuda":
+        calls |= _update_calls("device")
+    calls |= _attention_calls(device, training_dtype, CONTEXTS, HEADS, (CONTEXT, HEAD))
     for dtype in dtypes:
-        calls |= _products(device, dtype, WIDTHS, VOCABULARIES if dtype == usual else ())
-    return _hardware(device, name, dtypes, measure_rates(calls, device, SECONDS), disk)
+        vocabularies = VOCABULARIES if dtype == training_dtype else ()
+        calls |= _product_calls(device, dtype, WIDTHS, vocabularies)
+    rates = measure_rates(calls, device, ALL_RATES_SECONDS)
+    return _build_hardware((device, name), dtypes, rates, disk_rates)
 
 
-def _hardware(
-    device: str, name: str, dtypes: list[str], rates: Found, disk: tuple[float, float]
+def _build_hardware(
+    device: tuple[str, str], dtypes: list[str], rates: WorkRates, disk_rates: tuple[float, float]
 ) -> Hardware:
-    """`disk`: written, read. How much of it and of memory there is, is looked up elsewhere."""
+    """Arrange measured rates as a `Hardware`, with zero for the sizes of memory and disk.
+
+    Args:
+        device: "cpu" or "cuda", and its name.
+        dtypes: The dtypes of the measured products, float32 first.
+        rates: The rate of each operation.
+        disk_rates: Bytes per second written and read.
+    """
     import torch
 
-    def table(what: str) -> Rates:
-        return tuple(sorted((size, rate) for (found, size), rate in rates.items() if found == what))
+    def rates_by_size(operation: str) -> Rates:
+        sizes = ((size, rate) for (name, size), rate in rates.items() if name == operation)
+        return tuple(sorted(sizes))
 
-    ((context, backward),) = table("attention backward")
-    forms = [
-        (*what.split(), bits, rate)
-        for (what, bits), rate in rates.items()
-        if what.startswith(("host ", "device "))
-    ]
+    kind, name = device
+    write_rate, read_rate = disk_rates
+    ((crossing_context, backward_rate),) = rates_by_size("attention backward")
+    updates: list[UpdateRate] = []
+    for (operation, bits), rate in rates.items():
+        where, _, dtype = operation.partition(" ")
+        if where in ("host", "device"):
+            updates.append(UpdateRate(where, dtype, bits, rate))
     products = tuple(
-        MatmulRates(dtype, table(f"{dtype} forward"), table(f"{dtype} backward"))
+        MatmulRates(dtype, rates_by_size(f"{dtype} forward"), rates_by_size(f"{dtype} backward"))
         for dtype in dtypes
     )
+    gpu_memory = torch.cuda.get_device_properties(0).total_memory if kind == "cuda" else 0
     return Hardware(
-        device=device, name=name, cores=torch.get_num_threads(), memory=0, disk=0,
-        device_memory=torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0,
-        dtype=dtypes[-1], matmul=products[-1].forward, products=products, logits=table("logits"),
-        attention=rates["attention", context], attention_backward=backward,
-        attention_contexts=table("attention"), attention_heads=table("attention by head"),
-        elementwise=rates["elementwise", 0], stream=rates["stream", 0], adam=rates["host float32", 32],
-        updates=tuple(UpdateRate(*form) for form in forms),
-        to_device=rates["to device", 0], from_device=rates["from device", 0], disk_write=disk[0], disk_read=disk[1],
-    )  # fmt: skip
+        device=kind,
+        name=name,
+        cores=torch.get_num_threads(),
+        memory=0,
+        disk=0,
+        device_memory=gpu_memory,
+        dtype=dtypes[-1],
+        matmul=products[-1].forward,
+        products=products,
+        logits=rates_by_size("logits"),
+        attention=rates["attention", crossing_context],
+        attention_backward=backward_rate,
+        attention_contexts=rates_by_size("attention"),
+        attention_heads=rates_by_size("attention by head"),
+        elementwise=rates["elementwise", 0],
+        stream=rates["stream", 0],
+        adam=rates["host float32", 32],
+        updates=tuple(updates),
+        to_device=rates["to device", 0],
+        from_device=rates["from device", 0],
+        disk_write=write_rate,
+        disk_read=read_rate,
+    )
 
 
 def measure_rates(
-    calls: Calls, device: str, seconds: float, usual: Callable[[list[float]], float] = median
-) -> Found:
+    calls: Calls, device: str, seconds: float, average: Callable[[list[float]], float] = median
+) -> WorkRates:
     """Measure the work per second of each call.
 
     The calls take turns for some rounds, so that another program slows each of them for a while and
@@ -202,163 +256,209 @@ def measure_rates(
         calls: The work of one call, and the call, by its name and size.
         device: "cpu" or "cuda".
         seconds: The time for all calls together.
-        usual: Chooses one of a call's times, in seconds.
+        average: Chooses one of a call's times, in seconds.
     """
     import torch
 
-    def duration(call: Callable[[], Any], times: int = 1) -> float:
-        begun = time.perf_counter()
+    def time_call(call: Callable[[], Any], times: int = 1) -> float:
+        start = time.perf_counter()
         for _ in range(times):
             call()
         if device == "cuda":
             torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / times
+        return (time.perf_counter() - start) / times
 
-    taken: dict[tuple[str, int], list[float]] = {what: [] for what in calls}
+    samples: dict[RateKey, list[float]] = {key: [] for key in calls}
     with torch.no_grad():
+        # The first call loads, compiles and touches what later ones find ready: it does not count.
         for _, call in calls.values():
-            duration(call)  # what is loaded, compiled or touched the first time is no part of it
-        deadline, rounds = time.perf_counter() + seconds, 0
+            time_call(call)
+        deadline = time.perf_counter() + seconds
+        rounds = 0
         while rounds < 2 or time.perf_counter() < deadline:
-            for what, (_, call) in calls.items():
-                took = duration(call)
-                times = (
-                    1 + int(0.002 / took) if device == "cuda" else 1
-                )  # to start a kernel takes longer than many run
-                more = 5 if took < 0.02 else 0
-                taken[what] += [took, *(duration(call, times) for _ in range(more))]
+            for key, (_, call) in calls.items():
+                call_seconds = time_call(call)
+                # To start a kernel takes longer than many kernels run: time several together.
+                times = 1 + int(0.002 / call_seconds) if device == "cuda" else 1
+                repetitions = 5 if call_seconds < 0.02 else 0
+                samples[key].append(call_seconds)
+                samples[key] += [time_call(call, times) for _ in range(repetitions)]
             rounds += 1
-    return {what: work / usual(taken[what]) for what, (work, _) in calls.items()}
+    return {key: work / average(samples[key]) for key, (work, _) in calls.items()}
 
 
-def _products(
+def _product_calls(
     device: str, dtype: str, widths: Sequence[int], vocabularies: Sequence[int] = ()
 ) -> Calls:
-    """A block's, of a slow machine the narrower ones alone; and the head's, a slice of rows with all words."""
+    """Return the products of a block by width, and of the head by vocabulary.
+
+    On a slow machine the wide products are left out. The head multiplies a slice of the rows with
+    the whole vocabulary.
+    """
     import torch
     from torch.nn.functional import linear
 
+    def random(*shape: int) -> "Tensor":
+        return torch.randn(*shape, device=device, dtype=getattr(torch, dtype))
+
     calls: Calls = {}
-    like = {"device": device, "dtype": getattr(torch, dtype)}
-    for d in widths:
-        x, dy = torch.randn(ROWS, d, **like), torch.randn(ROWS, 4 * d, **like)
-        w, bias = torch.randn(4 * d, d, **like), torch.randn(4 * d, **like)
-        flops = 2 * ROWS * d * 4 * d
-        calls[f"{dtype} forward", d] = flops, partial(linear, x, w, bias)
-        calls[f"{dtype} backward", d] = 2 * flops, lambda x=x, w=w, dy=dy: (dy @ w, dy.t() @ x)
-        linear(x, w, bias).sum().item()
-        begun = (
-            time.perf_counter()
-        )  # a first product takes longer, and which widths are measured should not hang on it
-        linear(x, w, bias).sum().item()
-        if time.perf_counter() - begun > WIDEST_SECONDS:
+    for width in widths:
+        x, gradient = random(ROWS, width), random(ROWS, 4 * width)
+        weights, bias = random(4 * width, width), random(4 * width)
+
+        def differentiate(
+            x: "Tensor" = x, weights: "Tensor" = weights, gradient: "Tensor" = gradient
+        ) -> "tuple[Tensor, Tensor]":
+            return gradient @ weights, gradient.t() @ x
+
+        flops = 2 * ROWS * width * 4 * width
+        calls[f"{dtype} forward", width] = flops, partial(linear, x, weights, bias)
+        calls[f"{dtype} backward", width] = 2 * flops, differentiate
+        # A first product takes longer; the choice of widths should not depend on that.
+        linear(x, weights, bias).sum().item()
+        start = time.perf_counter()
+        linear(x, weights, bias).sum().item()
+        if time.perf_counter() - start > WIDEST_SECONDS:
             break
-    for words in vocabularies:
-        x, w = torch.randn(256, 512, **like), torch.randn(words, 512, **like)
-        calls["logits", words] = 2 * x.numel() * words, partial(linear, x, w)
+    for vocabulary in vocabularies:
+        x, weights = random(256, 512), random(vocabulary, 512)
+        calls["logits", vocabulary] = 2 * x.numel() * vocabulary, partial(linear, x, weights)
     return calls
 
 
-def _attention(
+def _attention_calls(
     device: str,
     dtype: str,
     contexts: Sequence[int],
     heads: Sequence[int],
     crossing: tuple[int, int],
 ) -> Calls:
-    """Over tensors that lie as the model's do: along both, each with the other as it is at the `crossing`, where the
-    gradient is measured too."""
+    """Return attention by context and by head width, over tensors laid out like the model's.
+
+    Args:
+        device: "cpu" or "cuda".
+        dtype: The name of the tensors' dtype.
+        contexts: The contexts to measure, with the head width of the crossing.
+        heads: The head widths to measure, with the context of the crossing.
+        crossing: A context and a head width, where the gradient is measured too.
+    """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    attend, calls = partial(scaled_dot_product_attention, is_causal=True), {}
-    points = [("attention", t, crossing[1], t) for t in contexts]
-    points += [("attention by head", h, h, crossing[0]) for h in heads]
-    for what, size, head, context in points:
-        shape = max(1, 2048 // context), context, 3, 512 // head, head
+    def attend(query: "Tensor", key: "Tensor", value: "Tensor") -> "Tensor":
+        return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    crossing_context, crossing_head = crossing
+    points = [("attention", context, crossing_head, context) for context in contexts]
+    points += [("attention by head", head, head, crossing_context) for head in heads]
+    calls: Calls = {}
+    for operation, size, head, context in points:
+        batch = max(1, 2048 // context)
+        shape = batch, context, 3, 512 // head, head
         qkv = torch.randn(shape, device=device, dtype=getattr(torch, dtype)).permute(2, 0, 3, 1, 4)
-        flops = 2 * shape[0] * context * context * 512
-        calls[what, size] = flops, partial(attend, *qkv.unbind(0))
-        if (what, size) == ("attention", crossing[0]):
+        flops = 2 * batch * context * context * 512
+        calls[operation, size] = flops, partial(attend, *qkv.unbind(0))
+        if (operation, size) == ("attention", crossing_context):
             leaves = [part.requires_grad_() for part in qkv.detach().unbind(0)]
-            y = attend(*leaves)
-            gradient = partial(
-                torch.autograd.grad, y, leaves, torch.randn_like(y), retain_graph=True
+            output = attend(*leaves)
+            output_gradient = torch.randn_like(output)
+            calls["attention backward", size] = (
+                2.5 * flops,
+                partial(torch.autograd.grad, output, leaves, output_gradient, retain_graph=True),
             )
-            calls["attention backward", size] = 2.5 * flops, gradient
     return calls
 
 
-def _memory(device: str) -> Calls:
-    """What memory binds: a triad in RAM, beyond every cache; copies; and a block's elementwise mix, 72 bytes an
-    element of the stream: two layer norms, two residual adds, a gelu four wide."""
+def _allocate_pages(elements: int) -> "Tensor":
+    """Return fp32 in pages like the engine's: large ones where the system has them."""
+    import torch
+
+    pages = mmap.mmap(-1, 4 * elements)
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    # Write to every page: untouched ones are all the same page of zeros.
+    return torch.frombuffer(pages, dtype=torch.float32).fill_(1e-3)
+
+
+def _memory_calls(device: str) -> Calls:
+    """Return the operations that the speed of memory limits.
+
+    They are a triad in RAM, larger than every cache; copies to and from the device; and a block's
+    elementwise operations, which move 72 bytes per element of the residual stream: two layer norms,
+    two residual additions, and a GELU of four times the width.
+    """
     import torch
     from torch.nn.functional import gelu, layer_norm
 
-    def mapped() -> Any:  # in pages as the engine's own: large ones where the system has them
-        pages = mmap.mmap(-1, 4 * RAM_ELEMENTS)
-        if Path("/sys/kernel/mm/transparent_hugepage").exists():
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(pages, dtype=torch.float32).fill_(
-            1e-3
-        )  # untouched ones are all one page of zeros
-
-    a, b, c = (mapped() for _ in range(3))
-    host, there = a, b
+    a, b, c = (_allocate_pages(RAM_ELEMENTS) for _ in range(3))
     if device == "cuda":
-        host, there = a.pin_memory(), a.to(device)
-    x, wide, ones = (
-        torch.randn(*shape, device=device) for shape in ((ROWS, 768), (ROWS, 4 * 768), (768,))
-    )
+        host_buffer, device_buffer = a.pin_memory(), a.to(device)
+    else:
+        host_buffer, device_buffer = a, b
+    x = torch.randn(ROWS, 768, device=device)
+    wide = torch.randn(ROWS, 4 * 768, device=device)
+    ones = torch.randn(768, device=device)
 
-    def mix() -> None:
-        layer_norm(layer_norm(x, (768,), ones, ones) + x, (768,), ones, ones) + x
+    def run_elementwise() -> None:
+        after_attention = layer_norm(x, (768,), ones, ones) + x
+        torch.add(layer_norm(after_attention, (768,), ones, ones), x)
         gelu(wide, approximate="tanh")
 
+    copied_bytes = 4 * RAM_ELEMENTS
     return {
         ("stream", 0): (12 * RAM_ELEMENTS, lambda: torch.add(b, c, alpha=3.0, out=a)),
-        ("to device", 0): (4 * RAM_ELEMENTS, lambda: there.copy_(host, non_blocking=True)),
-        ("from device", 0): (4 * RAM_ELEMENTS, lambda: host.copy_(there, non_blocking=True)),
-        ("elementwise", 0): (72 * x.numel(), mix),
+        ("to device", 0): (
+            copied_bytes,
+            lambda: device_buffer.copy_(host_buffer, non_blocking=True),
+        ),
+        ("from device", 0): (
+            copied_bytes,
+            lambda: host_buffer.copy_(device_buffer, non_blocking=True),
+        ),
+        ("elementwise", 0): (72 * x.numel(), run_elementwise),
     }
 
 
-def _updates(where: str) -> Calls:
-    """AdamW in every form that weights and moments are kept in, as the engine makes it."""
+def _update_calls(where: str) -> Calls:
+    """Return AdamW in every form of weights and moments, as the engine runs it.
+
+    Args:
+        where: "host" or "device".
+    """
     import torch
 
     from barnraise.swap.adamw import AdamWStep, adamw_update
     from barnraise.swap.precision import BLOCK, Moments8, SplitWeights, update_8bit, update_split
 
-    n = RAM_ELEMENTS // 2
-    like = {"device": "cuda" if where == "device" else "cpu"}
-    fragment = Fragment(0, "probe", (), n)
+    elements = RAM_ELEMENTS // 2
+    blocks = -(-elements // BLOCK)
+    device = "cuda" if where == "device" else "cpu"
+
+    def small_values(count: int) -> "Tensor":
+        return torch.full((count,), 1e-3, device=device)
+
+    fragment = Fragment(0, "probe", (), elements)
     step = AdamWStep(fragment, number=100, learning_rate=1e-4, weight_decay=0.0)
-    weights, gradient, m, v = (torch.full((n,), 1e-3, **like) for _ in range(4))
-    high, low = weights.bfloat16(), torch.zeros(n, dtype=torch.int16, **like)
-    coded = (torch.ones(n, dtype=torch.uint8, **like) for _ in range(2))
-    eight = Moments8(*coded, *(torch.full((-(-n // BLOCK),), 1e-3, **like) for _ in range(2)))
-    return {
-        (f"{where} float32", 32): (
-            n,
-            partial(adamw_update, step, 0, weights, gradient, m, v),
-        ),
-        (f"{where} float32", 8): (
-            n,
-            partial(update_8bit, step, 0, weights, gradient, eight),
-        ),
-        (f"{where} bfloat16", 32): (
-            n,
-            partial(update_split, step, 0, SplitWeights(high, low), gradient, m, v),
-        ),
-        (f"{where} bfloat16", 8): (
-            n,
-            partial(update_8bit, step, 0, high, gradient, eight, low=low),
-        ),
+    weights, gradient, m, v = (small_values(elements) for _ in range(4))
+    high = weights.bfloat16()
+    low = torch.zeros(elements, dtype=torch.int16, device=device)
+    moments = Moments8(
+        m=torch.ones(elements, dtype=torch.uint8, device=device),
+        v=torch.ones(elements, dtype=torch.uint8, device=device),
+        m_scale=small_values(blocks),
+        v_scale=small_values(blocks),
+    )
+    split = SplitWeights(high, low)
+    updates = {
+        (f"{where} float32", 32): partial(adamw_update, step, 0, weights, gradient, m, v),
+        (f"{where} float32", 8): partial(update_8bit, step, 0, weights, gradient, moments),
+        (f"{where} bfloat16", 32): partial(update_split, step, 0, split, gradient, m, v),
+        (f"{where} bfloat16", 8): partial(update_8bit, step, 0, high, gradient, moments, low=low),
     }
+    return {key: (elements, update) for key, update in updates.items()}
 
 
-# ---- the disk ------------------------------------------------------------------------------------------------
+# ---- the disk --------------------------------------------------------------------------------
 
 
 def measure_disk(folder: Path) -> tuple[float, float]:
@@ -366,32 +466,38 @@ def measure_disk(folder: Path) -> tuple[float, float]:
 
     Requests of 8 MiB follow each other, with checksums as in the state store. They bypass the page
     cache where the system allows it.
+
+    Raises:
+        StateError: The folder cannot hold the scratch file.
     """
     import torch
 
     from barnraise.swap.direct_io import checksum
 
     path = folder / f"probe-{os.getpid()}.scratch"
-    block = mmap.mmap(-1, REQUEST)  # page-aligned, as O_DIRECT wants it
-    block.write(os.urandom(REQUEST))  # zeros would flatter a disk that compresses
-    data, threads = torch.frombuffer(block, dtype=torch.uint8), torch.get_num_threads()
+    block = mmap.mmap(-1, REQUEST)  # page-aligned, as O_DIRECT requires
+    block.write(os.urandom(REQUEST))  # a disk that compresses would be too fast with zeros
+    data = torch.frombuffer(block, dtype=torch.uint8)
 
-    def write() -> int:
+    def write(file: io.FileIO) -> int:
         checksum(data)
         return file.write(block)
 
-    def read() -> int:
-        got = file.readinto(block)
+    def read(file: io.FileIO) -> int:
+        count = file.readinto(block)
         checksum(data)
-        return got
+        return count or 0
 
-    torch.set_num_threads(1)  # as a disk's lane has
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # like the disk's lane
     try:
         try:
-            with _uncached(path, "wb") as file:
-                written = _rate(write, lambda: os.fsync(file.fileno()))
-            with _uncached(path, "rb") as file:
-                return written, _rate(read, lambda: None)
+            with _open_uncached(path, "wb") as file:
+                write_rate = _transfer_rate(
+                    partial(write, file), finish=partial(os.fsync, file.fileno())
+                )
+            with _open_uncached(path, "rb") as file:
+                read_rate = _transfer_rate(partial(read, file), finish=lambda: None)
         finally:
             torch.set_num_threads(threads)
             path.unlink(missing_ok=True)
@@ -400,21 +506,31 @@ def measure_disk(folder: Path) -> tuple[float, float]:
         raise StateError(
             f"{folder} cannot be measured ({error.strerror}): it needs {need}"
         ) from None
+    return write_rate, read_rate
 
 
-def _rate(request: Callable[[], int], finish: Callable[[], Any]) -> float:
-    done, begun = 0, time.perf_counter()
-    while done < DISK_BYTES and time.perf_counter() - begun < DISK_SECONDS and (moved := request()):
-        done += moved
+def _transfer_rate(request: Callable[[], int], finish: Callable[[], None]) -> float:
+    """Repeat a request until the file or the time ends, and return the bytes per second."""
+    transferred = 0
+    start = time.perf_counter()
+    while transferred < DISK_BYTES and time.perf_counter() - start < DISK_SECONDS:
+        count = request()
+        if not count:
+            break
+        transferred += count
     finish()
-    return done / (time.perf_counter() - begun)
+    return transferred / (time.perf_counter() - start)
 
 
 @contextmanager
-def _uncached(path: Path, mode: str) -> Iterator[BinaryIO]:
-    """The file, unbuffered; past the page cache by O_DIRECT or F_NOCACHE where there is one and the file system takes
-    it, else with its pages dropped first (its writes are fsynced by the caller)."""
-    with _open(path, mode) as file:
+def _open_uncached(path: Path, mode: str) -> Iterator[io.FileIO]:
+    """Open a file unbuffered, past the page cache if possible.
+
+    O_DIRECT or F_NOCACHE bypass the cache where the system and the file system support them.
+    Otherwise the file's pages are dropped from the cache first, for which its writer must have
+    called fsync.
+    """
+    with _open_direct(path, mode) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if sys.platform == "darwin":
@@ -424,13 +540,15 @@ def _uncached(path: Path, mode: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def _open(path: Path, mode: str) -> BinaryIO:
+def _open_direct(path: Path, mode: str) -> io.FileIO:
+    """Open a file unbuffered, with O_DIRECT if the system and the file system support it."""
     direct = getattr(os, "O_DIRECT", 0)
     try:
-        return open(
-            path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags | direct, 0o600)
+        return io.FileIO(
+            path, mode, opener=lambda name, flags: os.open(name, flags | direct, 0o600)
         )
     except OSError as error:
-        if not direct or error.errno != errno.EINVAL:  # which says: not on this file system
+        # EINVAL means that this file system does not support O_DIRECT.
+        if not direct or error.errno != errno.EINVAL:
             raise
-    return path.open(mode, buffering=0)
+    return io.FileIO(path, mode)
