@@ -47,13 +47,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark integration tests, and keep tests that share one live site in one xdist worker."""
+    """Mark integration tests, and keep tests that share one live site in one xdist worker.
+
+    The pages have a live site of their own, because they take as long as all others together.
+    """
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         fixtures = set(getattr(item, "fixturenames", ()))
         if folder in INTEGRATION_FOLDERS or fixtures & INTEGRATION_FIXTURES:
             item.add_marker(pytest.mark.integration)
-        if "site" in fixtures or folder == "browser":
+        if item.path.name == "test_every_page.py":
+            item.add_marker(pytest.mark.xdist_group("pages"))
+        elif "sites" in fixtures:
+            item.add_marker(pytest.mark.xdist_group(f"sites of {item.path.stem}"))
+        elif "site" in fixtures:
             item.add_marker(pytest.mark.xdist_group("site"))
 
 

@@ -3,6 +3,7 @@
 import re
 from subprocess import Popen
 
+import pytest
 from helpers.live_site import CODE, PASSWORD, request_enrolment, wait_until
 from helpers.navigation import new_page_loaded
 from helpers.screenshots import open_page
@@ -59,6 +60,7 @@ class Keys:
             self.page.keyboard.press("Enter")
 
 
+@pytest.mark.slow
 def test_person_trains_a_run_at_360_pixels_by_keyboard_alone(site, browser: Browser):
     expect.set_options(timeout=PATIENCE_MS)
     with open_page(browser, site, width=360) as page:

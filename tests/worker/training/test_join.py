@@ -90,7 +90,7 @@ def home(tmp_path) -> StateDir:
 
 
 @pytest.fixture
-def site(home):
+def fake_site(home):
     fake = FakeSite(home.identity.key)
     mirror = MirrorView(key=fake.identity.key, name="small", protocols=[1], time=0)
     home.save_membership(SiteMembership(url=fake.url, mirror=mirror, machine=MACHINE))
@@ -105,15 +105,15 @@ def join_without_waiting(home: StateDir, name: str = "a-run") -> JoinedRun:
     return joined
 
 
-def test_launched_run_is_joined_by_its_slug(home, site):
+def test_launched_run_is_joined_by_its_slug(home, fake_site):
     joined = join_without_waiting(home)
     assert (joined.run, joined.acknowledged, joined.spec.model) == (RUN, 7, MODEL)
     assert joined.folder.label.spec == joined.spec_digest
 
 
-def test_join_without_a_coordinator_uses_the_stored_answer(home, site):
+def test_join_without_a_coordinator_uses_the_stored_answer(home, fake_site):
     with_site = join_without_waiting(home)
-    site.close()
+    fake_site.close()
     for name in ("a-run", RUN):
         without_site = join_without_waiting(home, name)
         assert without_site.spec == with_site.spec
@@ -129,7 +129,7 @@ def test_join_without_a_coordinator_uses_the_stored_answer(home, site):
         issued=time.time(),
     )
     (home.path / "runs" / RUN / DIRECTIVE_FILE).write_text(
-        site.identity.sign("directive", revoking).model_dump_json()
+        fake_site.identity.sign("directive", revoking).model_dump_json()
     )
     assert join_without_waiting(home).directive.revoked == [STRANGER.key]
     (home.path / "runs" / RUN / JOIN_REPLY_FILE).write_text('{"run":')
@@ -137,24 +137,24 @@ def test_join_without_a_coordinator_uses_the_stored_answer(home, site):
         join_without_waiting(home)
 
 
-def test_waiting_for_a_launch_survives_an_absent_coordinator(home, site, monkeypatch):
+def test_waiting_for_a_launch_survives_an_absent_coordinator(home, fake_site, monkeypatch):
     monkeypatch.setattr("barnraise.training.join.POLL_SECONDS", 0.1)
-    site.launched = False
+    fake_site.launched = False
     results: list[JoinedRun] = []
     waiting = threading.Thread(target=lambda: results.append(join_without_waiting(home)))
     waiting.start()
     time.sleep(0.5)
-    site.close()
+    fake_site.close()
     time.sleep(0.7)
     assert waiting.is_alive(), "it gave up"
-    site.launched = True
-    site.open()
+    fake_site.launched = True
+    fake_site.open()
     waiting.join(10)
     assert results and results[0].run == RUN
 
 
-def test_ctrl_c_interrupts_waiting_for_a_launch_and_frees_the_folder(home, site):
-    site.launched = False
+def test_ctrl_c_interrupts_waiting_for_a_launch_and_frees_the_folder(home, fake_site):
+    fake_site.launched = False
     leaving = threading.Event()
     results: list[JoinedRun | None] = []
     waiting = threading.Thread(target=lambda: results.append(join_run(home, "a-run", leaving)))
@@ -163,42 +163,56 @@ def test_ctrl_c_interrupts_waiting_for_a_launch_and_frees_the_folder(home, site)
     leaving.set()
     waiting.join(5)
     assert results == [None]
-    site.launched = True
+    fake_site.launched = True
     join_without_waiting(home)
 
 
-def replace_spec(site: FakeSite, **fields) -> None:
-    site.spec |= fields
+def replace_spec(fake_site: FakeSite, **fields) -> None:
+    fake_site.spec |= fields
 
 
-def sign_directive_as_a_stranger(site: FakeSite) -> None:
+def sign_directive_as_a_stranger(fake_site: FakeSite) -> None:
     directive = Directive(run=RUN, machine=MACHINE, status=RunStatus.TRAINING, issued=0)
-    site.signed_directive = lambda: STRANGER.sign("directive", directive)
+    fake_site.signed_directive = lambda: STRANGER.sign("directive", directive)
 
 
 @pytest.mark.parametrize(
     ("spoil", "error", "reason"),
     [
         (
-            lambda site: replace_spec(site, manifest="2" * 64),
+            lambda fake_site: replace_spec(fake_site, manifest="2" * 64),
             MessageError,
             "is not the one its spec names",
         ),
-        (lambda site: replace_spec(site, owner=STRANGER.key), MessageError, "is signed by"),
-        (lambda site: replace_spec(site, roots=(STRANGER.key,)), StateError, "does not list"),
-        (lambda site: site.ticket.update(run=MACHINE), TicketError, "is for run"),
-        (lambda site: site.ticket.update(peer=STRANGER.key), TicketError, "is for peer"),
-        (lambda site: site.ticket.update(mirror=STRANGER.key), TicketError, "not a mirror"),
         (
-            lambda site: site.directive.update(machine=RUN),
+            lambda fake_site: replace_spec(fake_site, owner=STRANGER.key),
+            MessageError,
+            "is signed by",
+        ),
+        (
+            lambda fake_site: replace_spec(fake_site, roots=(STRANGER.key,)),
+            StateError,
+            "does not list",
+        ),
+        (lambda fake_site: fake_site.ticket.update(run=MACHINE), TicketError, "is for run"),
+        (lambda fake_site: fake_site.ticket.update(peer=STRANGER.key), TicketError, "is for peer"),
+        (
+            lambda fake_site: fake_site.ticket.update(mirror=STRANGER.key),
+            TicketError,
+            "not a mirror",
+        ),
+        (
+            lambda fake_site: fake_site.directive.update(machine=RUN),
             MessageError,
             "is for another machine or run",
         ),
         (sign_directive_as_a_stranger, MessageError, "is signed by"),
     ],
 )
-def test_inconsistent_answer_is_refused_and_nothing_is_pinned(home, site, spoil, error, reason):
-    spoil(site)
+def test_inconsistent_answer_is_refused_and_nothing_is_pinned(
+    home, fake_site, spoil, error, reason
+):
+    spoil(fake_site)
     with pytest.raises(error, match=reason):
         join_without_waiting(home)
     folder = home.open_run(RUN)  # the refusal has unlocked it
@@ -206,12 +220,12 @@ def test_inconsistent_answer_is_refused_and_nothing_is_pinned(home, site, spoil,
     folder.close()
 
 
-def test_ended_run_and_refused_run_give_a_sentence(home, site):
-    site.launched = False
-    site.status = RunStatus.CANCELLED
+def test_ended_run_and_refused_run_give_a_sentence(home, fake_site):
+    fake_site.launched = False
+    fake_site.status = RunStatus.CANCELLED
     with pytest.raises(CoordinatorError, match="is cancelled: there is nothing to train"):
         join_without_waiting(home)
-    site.routes[f"POST /runs/{RUN}/join"] = lambda body: (
+    fake_site.routes[f"POST /runs/{RUN}/join"] = lambda body: (
         403,
         Problem(error="only the owner's machines may join"),
     )
@@ -219,8 +233,8 @@ def test_ended_run_and_refused_run_give_a_sentence(home, site):
         join_without_waiting(home)
 
 
-def test_another_spec_under_the_same_id_is_refused(home, site):
+def test_another_spec_under_the_same_id_is_refused(home, fake_site):
     join_without_waiting(home)
-    replace_spec(site, seed=5)
+    replace_spec(fake_site, seed=5)
     with pytest.raises(StateError, match="was trained under spec"):
         join_without_waiting(home)

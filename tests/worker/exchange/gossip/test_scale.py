@@ -3,10 +3,14 @@
 import random
 
 import hypothesis.strategies as st
+import pytest
 from helpers.simulated_swarm import Simulation, key_of
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.exchange.gossip import membership
+
+# The rules are the same for each number of peers; a thousand take half a minute.
+SWARM_SIZES = (250, pytest.param(1000, marks=pytest.mark.slow))
 
 
 def introduce_to_earlier_peers(simulation: Simulation, count: int) -> None:
@@ -42,12 +46,12 @@ def test_gossip_with_loss_partitions_and_churn_converges(seed, loss, count):
     assert simulation.run(400, until=lambda: simulation.has_converged)
 
 
-def test_thousand_peers_receive_each_update_little_more_than_once():
+@pytest.mark.parametrize("count", SWARM_SIZES)
+def test_peers_of_a_large_swarm_receive_each_update_about_once(count):
     """Simulate home lines: 20 Mb/s up, 50 ms, updates of 500 kB.
 
     The peers connect for half a minute, and the first updates form the tree.
     """
-    count = 1000
     simulation = Simulation(count, seed=5, payload=500_000, uplink=2.5e6)
     introduce_to_earlier_peers(simulation, count)
     simulation.run(20)
@@ -68,8 +72,8 @@ def test_thousand_peers_receive_each_update_little_more_than_once():
     assert simulation.is_connected and max(simulation.degrees) <= membership.MAX_LINKS + 2
 
 
-def test_thousand_peers_partitioned_with_churn_reconnect():
-    count = 1000
+@pytest.mark.parametrize("count", SWARM_SIZES)
+def test_partitioned_large_swarm_with_churn_reconnects(count):
     simulation = Simulation(count, seed=6, loss=0.01)
     introduce_to_earlier_peers(simulation, count)
     simulation.run(20)
@@ -78,10 +82,10 @@ def test_thousand_peers_partitioned_with_churn_reconnect():
         simulation.publish(number)
         simulation.run(2)
     # A tenth of the machines leaves, and as many others join.
-    for number in simulation.random.sample(range(100, count), 100):
+    for number in simulation.random.sample(range(count // 10, count), count // 10):
         simulation.leave(number)
-        simulation.join(number + 1000, number)
-        simulation.introduce({number + 1000: [0, 1, 2, 3]})
+        simulation.join(number + count, number)
+        simulation.introduce({number + count: [0, 1, 2, 3]})
     simulation.run(10)
     assert not simulation.is_connected
     simulation.partition({})

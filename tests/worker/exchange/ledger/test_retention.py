@@ -11,6 +11,7 @@ from functools import partial
 import hypothesis.strategies as st
 import pytest
 from helpers import wait_for
+from helpers.effort import examples
 from helpers.paths import TESTS, WORKER
 from helpers.retention_child import AUTHORS, publish
 from hypothesis import given, settings
@@ -171,7 +172,7 @@ def test_retention_rows_match_files_after_any_operations(tmp_path_factory, data)
 def test_retention_rows_match_files_after_a_kill_at_any_instant(tmp_path):
     chance = random.Random(7)
     seen = 0
-    for _ in range(12):
+    for _ in range(examples(4, exhaustive=12)):
         command = [
             sys.executable,
             str(TESTS / "helpers" / "retention_child.py"),
@@ -189,7 +190,7 @@ def test_retention_rows_match_files_after_a_kill_at_any_instant(tmp_path):
         assert sum(ledger.vector().values()) >= seen
         seen = sum(ledger.vector().values())
         ledger.close()
-    assert seen > 20
+    assert seen > 5
 
 
 # ---- peers that need pruned updates
