@@ -93,7 +93,7 @@ export class Store {
     this.seq = delta.seq;
     this.now = delta.now;
     if (delta.run && this.run) Object.assign(this.run, delta.run);
-    for (const machine of delta.gone ?? []) this.workers.delete(machine);
+    for (const machine of delta.removed_workers ?? []) this.workers.delete(machine);
     for (const worker of delta.workers ?? []) this.workers.set(worker.id, worker);
     this.storePlans(delta.plans);
     if (delta.events) this.events = mergeEvents(this.events, delta.events);

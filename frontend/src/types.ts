@@ -16,7 +16,7 @@ export interface Delta {
   /** Whole rows of the machines that changed. */
   workers?: Machine[];
   /** The ids of machines that are no longer shown. */
-  gone?: string[];
+  removed_workers?: string[];
   /** New and changed plans, by the machine's id. */
   plans?: Record<string, PlanView>;
   /** New events, the newest first. */

@@ -22,9 +22,9 @@ describe("the store", () => {
   test("forgets machines that are shown no more, and takes what is told of others in the same breath", () => {
     const store = new Store();
     store.applySnapshot(snapshot(0));
-    store.applyDelta(delta(1, { gone: ["a", "never there"], workers: [worker("b", 5)] }));
+    store.applyDelta(delta(1, { removed_workers: ["a", "never there"], workers: [worker("b", 5)] }));
     expect([...store.workers.keys()]).toEqual(["b"]);
-    store.applyDelta(delta(2, { gone: ["b"], workers: [worker("a", 6)] }));
+    store.applyDelta(delta(2, { removed_workers: ["b"], workers: [worker("a", 6)] }));
     expect([...store.workers.keys()]).toEqual(["a"]);
   });
 

@@ -32,7 +32,7 @@ def frame(**changed) -> MachineRow:
         "of": 0,
         "age": 1.0,
         "latest": 9,
-        "mark": 9,
+        "high_water_mark": 9,
         "activity": "training",
         "version": "0.1",
         "incarnation": "a" * 16,
@@ -45,7 +45,7 @@ def frame(**changed) -> MachineRow:
         "peers": 0,
         "vector": "c" * 64,
         "anchor": None,
-        "safe": False,
+        "has_final_checkpoint": False,
         "step_seconds": None,
         "exchange": None,
     }

@@ -92,7 +92,7 @@ def test_reports_are_stored_although_a_worker_is_killed(
         worker.send_signal(signal.SIGKILL)
         worker.wait()
     start_celery("worker", "-P", "solo", "--loglevel", "INFO")
-    wait_until(lambda: Membership.objects.get(run=run).mark == total)
+    wait_until(lambda: Membership.objects.get(run=run).high_water_mark == total)
     assert LossPoint.objects.count() == total
     assert Rollup.objects.filter(width=BUCKET_SECONDS).aggregate(
         reports=Sum("reports"), tokens=Sum("tokens")

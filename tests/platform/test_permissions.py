@@ -292,7 +292,7 @@ def populated_site(person, launched_run, draft, volunteer, settings) -> SimpleNa
     owner = people["owner"]
     SiteSettings.set_organisers("granted", people["staff"])
     run, machine = launched_run(owner, name="Dusk")
-    run.memberships.update(incarnation="a" * 16, lives={"a" * 16: 4})
+    run.memberships.update(incarnation="a" * 16, updates_by_incarnation={"a" * 16: 4})
     author = f"{machine.identity.key}.{'a' * 16}"
     verdict = VerdictRecord.issue(run, [RetractionRequest(author, 9)], "noise", actor=owner)
     team = Team.create("Weavers", owner)

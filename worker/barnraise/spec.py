@@ -218,7 +218,7 @@ class Recipe:
     outer_rate: float = 0.6  # η
     outer_momentum: float = 0.7  # μ
     feedback_decay: float = 1.0  # β of the error feedback
-    speculation: float = 1.0  # weight of the predicted updates in flight; 0: no prediction
+    delay_compensation: float = 1.0  # weight of the predicted updates in flight; 0: no prediction
     evaluate_every: int = 20_000
 
 
@@ -411,7 +411,7 @@ def _check_recipe(recipe: Recipe, found: _Problems) -> None:
         ("outer_rate", 1e-3, 10.0, "the outer rate"),
         ("outer_momentum", 0.0, 0.99, "the outer momentum"),
         ("feedback_decay", 0.0, 1.0, "the decay of the error feedback"),
-        ("speculation", 0.0, 1.0, "the weight of predicted updates in flight"),
+        ("delay_compensation", 0.0, 1.0, "the weight of predicted updates in flight"),
         ("evaluate_every", 1_000, 10**15, "the tokens between two validations"),
     )
     for name, low, high, label in ranges:

@@ -115,7 +115,7 @@ def join_run(
         peers=peer_hints(membership),
         # A machine with a new folder continues its numbers after all reports that were received.
         acknowledged=max(
-            membership.mark,
+            membership.high_water_mark,
             membership.latest,
             report_queue.newest_report_number(run.pk, machine.pk),
         ),
@@ -184,7 +184,7 @@ def post_reports(
     if membership.has_verdicts:
         verdicts = VerdictRecord.unacknowledged_by(membership.run_id, sent.applied_verdicts)
     return coordinator_messages.ReportReply(
-        acknowledged=membership.mark,
+        acknowledged=membership.high_water_mark,
         directive=build_directive(membership),
         ticket=renew_ticket(membership),
         peers=peer_hints(membership),
@@ -204,5 +204,5 @@ def get_directive(request: HttpRequest, name: str) -> coordinator_messages.Repor
     """
     membership = require_membership(request, name)
     return coordinator_messages.ReportReply(
-        acknowledged=membership.mark, directive=build_directive(membership)
+        acknowledged=membership.high_water_mark, directive=build_directive(membership)
     )

@@ -55,7 +55,7 @@ class BanForm(ReasonForm):
         help_text="An active run of this machine.",
     )
     first = _first_update_field(
-        "The number where removal starts. Empty or 1 removes all, also those of earlier lives."
+        "Removal starts at this number. Empty or 1 removes all, also those of earlier incarnations."
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -66,17 +66,21 @@ class BanForm(ReasonForm):
         field: Any = self.fields["membership"]
         field.queryset = active.select_related("run", "machine")
         field.label_from_instance = lambda m: (
-            f"{m.run.name}: {m.lives.get(m.incarnation, 0)} updates"
+            f"{m.run.name}: {m.updates_by_incarnation.get(m.incarnation, 0)} updates"
         )
 
     def retraction_requests(self) -> list[RetractionRequest]:
         """Return what to retract, one request for each incarnation."""
         member = self.cleaned_data["membership"]
         first = self.cleaned_data.get("first") or 1
-        earlier = [life for life in member.lives if life != member.incarnation and first == 1]
+        earlier = [
+            incarnation
+            for incarnation in member.updates_by_incarnation
+            if incarnation != member.incarnation and first == 1
+        ]
         return [
-            RetractionRequest(f"{member.machine.key}.{life}", first)
-            for life in (member.incarnation, *earlier)
+            RetractionRequest(f"{member.machine.key}.{incarnation}", first)
+            for incarnation in (member.incarnation, *earlier)
         ]
 
     def clean(self) -> dict[str, Any]:
@@ -174,7 +178,7 @@ class MachineAdmin(ReadOnlyAdmin):
 class MembershipAdmin(ReadOnlyAdmin):
     """Machines in runs, whose updates the staff may remove."""
 
-    list_display = ["machine", "run", "activity", "last_seen", "tokens", "mark"]
+    list_display = ["machine", "run", "activity", "last_seen", "tokens", "high_water_mark"]
     list_filter = ["activity"]
     search_fields = ["machine__hostname", "machine__key", "run__name", "run__slug"]
     list_select_related = ["machine", "run"]

@@ -20,11 +20,11 @@ COLUMNS = (
     "machine",
     "machine__owner",
     "tokens",
-    "safe",
+    "final_checkpoint_at",
     "ledger_tokens",
     "activity",
     "last_seen",
-    "heard",
+    "last_report",
 )
 
 
@@ -44,7 +44,7 @@ def gather_facts(run: Run) -> LifecycleFacts:
     ]
     contributors = {row["machine__owner"] for row in rows if row["tokens"]}
     others = contributors - {run.owner_id}
-    safe = {row["machine__owner"] for row in rows if row["safe"]}
+    owners_with_final = {row["machine__owner"] for row in rows if row["final_checkpoint_at"]}
     return LifecycleFacts(
         launch_requested=run.launch_requested,
         manifest=run.manifest is not None,
@@ -52,8 +52,8 @@ def gather_facts(run: Run) -> LifecycleFacts:
         alive=len({row["machine"] for row in alive}),
         ledger_tokens=max(run.ledger_tokens, _ledger_tokens(alive)),
         token_budget=run.token_budget,
-        owner_safe=not run.owner.is_active or run.owner_id in safe,
-        others_safe=len(safe & others),
+        owner_safe=not run.owner.is_active or run.owner_id in owners_with_final,
+        others_safe=len(owners_with_final & others),
         others_ever=len(others),
     )
 
@@ -63,7 +63,7 @@ def _ledger_tokens(alive: list[dict[str, Any]]) -> int:
     newest: dict[Any, tuple[datetime, int]] = {}
     for row in alive:
         if row["activity"] in ACTIVITIES_WITH_LEDGER:
-            report = row["heard"], row["ledger_tokens"]
+            report = row["last_report"], row["ledger_tokens"]
             newest[row["machine"]] = max(report, newest.get(row["machine"], report))
     return statistics.median_high(tokens for _, tokens in newest.values()) if newest else 0
 

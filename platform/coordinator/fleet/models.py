@@ -50,8 +50,8 @@ class MembershipQuerySet(models.QuerySet["Membership"]):
 
         Of two rows with the same time this site's own is selected.
         """
-        later = Q(heard__gt=OuterRef("heard")) | Q(
-            heard=OuterRef("heard"), mirror__lt=OuterRef("mirror")
+        later = Q(last_report__gt=OuterRef("last_report")) | Q(
+            last_report=OuterRef("last_report"), mirror__lt=OuterRef("mirror")
         )
         others = Membership.everywhere.filter(
             later, run=OuterRef("run"), machine=OuterRef("machine")
@@ -87,7 +87,7 @@ class Membership(models.Model):
     joined = models.DateTimeField(default=timezone.now)
     # When the site last received anything from the machine, and when its last report.
     last_seen = models.DateTimeField(default=timezone.now)
-    heard = models.DateTimeField(default=NEVER, db_default=NEVER)
+    last_report = models.DateTimeField(default=NEVER, db_default=NEVER)
     addresses = models.JSONField(default=list)
     version = models.CharField(max_length=40, blank=True)
     activity = models.CharField(
@@ -95,7 +95,7 @@ class Membership(models.Model):
     )
     incarnation = models.CharField(max_length=16, blank=True)
     # Each incarnation of the machine in this run → how many updates it has published.
-    lives = models.JSONField(default=dict)
+    updates_by_incarnation = models.JSONField(default=dict)
     ticket_expires = models.DateTimeField(null=True)
     step = models.BigIntegerField(default=0)
     tokens = models.BigIntegerField(default=0)
@@ -112,9 +112,9 @@ class Membership(models.Model):
     step_seconds = models.FloatField(null=True)  # as measured under that plan
     exchange: Any = models.JSONField(null=True)  # the last `reports.ExchangeView`
     # When the machine first reported that it holds the whole final checkpoint.
-    safe = models.DateTimeField(null=True)
+    final_checkpoint_at = models.DateTimeField(null=True)
     # High-water mark: Postgres holds every report up to this number.
-    mark = models.BigIntegerField(default=0)
+    high_water_mark = models.BigIntegerField(default=0)
     latest = models.BigIntegerField(default=0)  # the number of the report these figures are from
     # The change stamp for other mirrors (`rollup.next_change_stamp`); null on another mirror's row.
     changed = models.BigIntegerField(null=True, default=0, db_default=0)

@@ -80,7 +80,7 @@ def machine_for_key(key: str) -> Machine | None:
 @cache
 def _membership_query(column: str) -> tuple[str, ColumnReader[Membership], ColumnReader[Run]]:
     member = ColumnReader(
-        Membership, "m", "run_id", "machine_id", "mark", "addresses", "ticket_expires"
+        Membership, "m", "run_id", "machine_id", "high_water_mark", "addresses", "ticket_expires"
     )
     run = ColumnReader(
         Run,

@@ -225,7 +225,7 @@ def _request_problems(run: Run, request: RetractionRequest) -> dict[str, str]:
         "first": request.first or MAX_UPDATE_NUMBER,
         "updates": min(request.updates, default=MAX_UPDATE_NUMBER),
     }
-    oldest = _oldest_retractable(run, member, member.lives.get(incarnation, 0))
+    oldest = _oldest_retractable(run, member, member.updates_by_incarnation.get(incarnation, 0))
     for name, number in earliest.items():
         if number < oldest:
             return {
@@ -294,13 +294,17 @@ def list_authors(run: Run, most: int = 500) -> list[AuthorChoice]:
             is_present=incarnation == member.incarnation,
         )
         for member in members
-        for incarnation, updates in _present_first(member.lives, member.incarnation)
+        for incarnation, updates in _present_first(
+            member.updates_by_incarnation, member.incarnation
+        )
     ]
     return authors[:most]
 
 
-def _present_first(lives: Mapping[str, int], present: str) -> list[tuple[str, int]]:
-    return sorted(lives.items(), key=lambda item: (item[0] != present, item))
+def _present_first(
+    updates_by_incarnation: Mapping[str, int], present: str
+) -> list[tuple[str, int]]:
+    return sorted(updates_by_incarnation.items(), key=lambda item: (item[0] != present, item))
 
 
 def resolve_author(run: Run, name: str) -> str:

@@ -168,7 +168,7 @@ class DeltaMessage(LiveMessage):
     run: LiveRunChanges = LiveRunChanges.model_construct()
     workers: list[LiveMachine] = []
     """Whole rows of the machines that changed."""
-    gone: list[str] = []
+    removed_workers: list[str] = []
     """The ids of machines that are no longer shown."""
     plans: dict[str, PlanView] = {}
     """New and changed plans, by the machine's id."""

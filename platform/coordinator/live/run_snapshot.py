@@ -153,7 +153,7 @@ def build_delta(
         "workers": [
             row for machine, row in after.workers.items() if before.workers.get(machine) != row
         ],
-        "gone": [machine for machine in before.workers if machine not in after.workers],
+        "removed_workers": [machine for machine in before.workers if machine not in after.workers],
         "plans": {
             machine: plan
             for machine, plan in after.plans.items()

@@ -456,7 +456,7 @@ class Run(models.Model):
             columns["started"] = now
         elif after is Status.FINISHED:
             columns["finished"] = now
-        return self._decide(f"becomes_{after}", Q(status=before), **columns)
+        return self._decide(f"status_{after}", Q(status=before), **columns)
 
     def _final_spec(self) -> RunSpec:
         """Complete the draft's spec with this site's key, the manifest and its signer."""

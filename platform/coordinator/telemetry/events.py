@@ -128,7 +128,7 @@ def drop_mirror_moves(found: list[RunEvent]) -> list[RunEvent]:
         run__in={run for run, _ in joined},
         machine__in={machine for _, machine in joined},
         activity__in=HERE,
-        heard__gt=timezone.now() - AWAY_AT_MOST,
+        last_report__gt=timezone.now() - AWAY_AT_MOST,
     )
     moved = {
         joined[place].pk for place in elsewhere.values_list("run", "machine") if place in joined

@@ -119,7 +119,7 @@ class RemoteCursor(models.Model):
     key = models.CharField(max_length=64, primary_key=True)
     after = models.JSONField(default=dict)
     tried = models.DateTimeField(default=timezone.now)
-    heard = models.DateTimeField(null=True)
+    last_success = models.DateTimeField(null=True)
     failures = models.PositiveSmallIntegerField(default=0)  # in a row
     waits = models.DateTimeField(null=True)
     why = models.CharField(max_length=300, blank=True)

@@ -70,7 +70,7 @@ def queue_reports(
     Raises:
         QueueFullError: the queue has `MAX_PENDING` entries.
     """
-    fresh = [r for r in reports if r.seq > membership.mark]
+    fresh = [r for r in reports if r.seq > membership.high_water_mark]
     if not fresh:
         return
     now, run, most = time.time(), membership.run_id, membership.run.max_plausible_tokens

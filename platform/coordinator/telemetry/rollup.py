@@ -184,7 +184,7 @@ def store_reports(sent: Sent) -> None:
     ):
         held[pk][seq] = received
     here = {
-        m.pk: {n for n in (*held[m.pk], *(r.seq for r in sent[m.pk][0])) if n > m.mark}
+        m.pk: {n for n in (*held[m.pk], *(r.seq for r in sent[m.pk][0])) if n > m.high_water_mark}
         for m in members
     }
     safe_elsewhere = _safe_elsewhere(members, here)
@@ -197,7 +197,11 @@ def store_reports(sent: Sent) -> None:
     attestations: list[tuple[Membership, list[Attestation]]] = []
     for member in members:
         reports, attested, received = sent[member.pk]
-        fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held[member.pk]}
+        fresh = {
+            r.seq: r
+            for r in reports
+            if r.seq > member.high_water_mark and r.seq not in held[member.pk]
+        }
         again = any(r.seq in held[member.pk] for r in reports)
         points += [
             LossPoint(
@@ -216,10 +220,11 @@ def store_reports(sent: Sent) -> None:
             member, ordered, [_measured(member, r, received) for r in ordered], changed
         )
         _add_rollups(member, ordered, received, sums, changed)
-        member.mark = max(member.mark, safe_elsewhere.get(member.pk, 0))
+        member.high_water_mark = max(member.high_water_mark, safe_elsewhere.get(member.pk, 0))
         receipts += _move_mark(member, held[member.pk], set(fresh), again)
         when = datetime.fromtimestamp(received, UTC)
-        member.last_seen, member.heard = max(member.last_seen, when), max(member.heard, when)
+        member.last_seen = max(member.last_seen, when)
+        member.last_report = max(member.last_report, when)
         member.changed = changed
         announcements.append((member, list(fresh.values())))
         attestations.append((member, attested))
@@ -260,7 +265,9 @@ def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> di
         here: the numbers of the reports above their marks that are here.
     """
     firsts = {
-        m.pk: min(here[m.pk]) - 1 for m in members if here[m.pk] and min(here[m.pk]) > m.mark + 1
+        m.pk: min(here[m.pk]) - 1
+        for m in members
+        if here[m.pk] and min(here[m.pk]) > m.high_water_mark + 1
     }
     behind = {
         (member.run_id, member.machine_id): member.pk for member in members if member.pk in firsts
@@ -270,7 +277,7 @@ def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> di
     elsewhere = Membership.everywhere.exclude(mirror="").filter(
         run__in={run for run, _ in behind}, machine__in={machine for _, machine in behind}
     )
-    marks = elsewhere.values_list("run", "machine", "mark")
+    marks = elsewhere.values_list("run", "machine", "high_water_mark")
     known = [
         (behind[run, machine], mark) for run, machine, mark in marks if (run, machine) in behind
     ]
@@ -297,7 +304,7 @@ def _add_rollups(
         into["reports"] += 1
         into["rate_sum"] += report.rate
         if report.activity is Activity.FINISHED:
-            member.safe = member.safe or timezone.now()
+            member.final_checkpoint_at = member.final_checkpoint_at or timezone.now()
         if (
             report.seq <= member.latest
         ):  # it fills a gap: the totals of a later one already hold its own
@@ -315,8 +322,8 @@ def _add_rollups(
             member.plan, member.step_seconds = plan, report.step_seconds
         if report.exchange:
             member.exchange = report.exchange.model_dump()
-        member.lives = count_incarnation_updates(
-            member.lives, report.incarnation, report.updates_sent
+        member.updates_by_incarnation = count_incarnation_updates(
+            member.updates_by_incarnation, report.incarnation, report.updates_sent
         )
         member.anchor, member.addresses, member.latest = (
             report.anchor or "",
@@ -367,18 +374,22 @@ def _move_mark(
             one too.
     """
     beyond = fresh | set(held)
-    member.mark = _contiguous(member.mark, beyond)
+    member.high_water_mark = _contiguous(member.high_water_mark, beyond)
     waited = timezone.now() - min(held.values(), default=timezone.now())
     if (
         again
         and waited > timedelta(minutes=GAP_MINUTES)
-        and (left := [seq for seq in beyond if seq > member.mark])
+        and (left := [seq for seq in beyond if seq > member.high_water_mark])
     ):
-        log.warning("%s lost its reports %s to %s", member, member.mark + 1, min(left) - 1)
-        member.mark = _contiguous(min(left), beyond)
+        log.warning(
+            "%s lost its reports %s to %s", member, member.high_water_mark + 1, min(left) - 1
+        )
+        member.high_water_mark = _contiguous(min(left), beyond)
     if held:
-        member.receipts.filter(seq__lte=member.mark).delete()
-    return [ReportReceipt(membership=member, seq=seq) for seq in fresh if seq > member.mark]
+        member.receipts.filter(seq__lte=member.high_water_mark).delete()
+    return [
+        ReportReceipt(membership=member, seq=seq) for seq in fresh if seq > member.high_water_mark
+    ]
 
 
 def _contiguous(mark: int, beyond: set[int]) -> int:

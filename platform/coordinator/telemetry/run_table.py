@@ -35,7 +35,7 @@ COLUMNS = (
     "mirror",
     Cast("machine", TextField()),
     EpochSeconds("last_seen"),
-    EpochSeconds("heard"),
+    EpochSeconds("last_report"),
     "latest",
     "machine__revoked",
     "machine__key",

@@ -64,7 +64,7 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "recipe.outer_rate": ("Outer learning rate", "Share of a round that goes into its update."),
         "recipe.outer_momentum": ("Outer momentum", ""),
-        "recipe.speculation": (
+        "recipe.delay_compensation": (
             "Delay compensation",
             "Weight of the prediction for updates in flight; 0 disables it.",
         ),

@@ -197,7 +197,10 @@ def test_attestation_with_a_bad_signature_is_refused_with_its_report(
         in coordinator_messages.Problem.model_validate_json(answer.content).fields
     )
     drain_queue()
-    assert not Credit.objects.exists() and run.memberships.get(machine=bob.machine).mark == 0
+    assert (
+        not Credit.objects.exists()
+        and run.memberships.get(machine=bob.machine).high_water_mark == 0
+    )
 
 
 @settings(

@@ -209,7 +209,7 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
                 AT,
                 st.sampled_from(["one", "two"]),
             ),
-            "becomes": st.builds(
+            "status_changed": st.builds(
                 lambda status, epoch, at: {"status": status, "epoch": epoch, "at": at},
                 st.sampled_from(["recruiting", "training", "paused", "finished", "cancelled"]),
                 st.integers(0, 3),
@@ -510,7 +510,7 @@ def test_recovery_code_used_at_two_mirrors_is_used_once():
 
 def status_change(time: int, status: str, epoch: int = 0):
     """Build a change of a run's status."""
-    return time, "becomes", {"status": status, "epoch": epoch, "at": ONE_O_CLOCK}
+    return time, "status_changed", {"status": status, "epoch": epoch, "at": ONE_O_CLOCK}
 
 
 def test_status_only_climbs_until_the_owner_raises_the_epoch():

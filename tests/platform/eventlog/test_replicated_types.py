@@ -201,7 +201,16 @@ def test_run_is_rebuilt_after_its_whole_life_cycle(person, launched_run, rebuilt
     run.finish(actor=ada)
     run.archive(actor=ada)
     run.clone(ada)
-    types = ["create", "request", "manifest", "launch", "becomes", "extend", "arrange", "archive"]
+    types = [
+        "create",
+        "request",
+        "manifest",
+        "launch",
+        "status_changed",
+        "extend",
+        "arrange",
+        "archive",
+    ]
     rows = rebuilt_rows(*(f"run.{name}" for name in types))
     first = rows["Run"][0]
     assert (
@@ -460,7 +469,7 @@ def test_site_older_than_its_log_records_its_rows(person, launched_run, rebuilt_
     for model in LOG:
         model.objects.all().delete()
     assert record_existing_rows() > 5 and record_existing_rows() == 0
-    assert rebuilt_rows("run.create", "run.becomes", "team.join") == before
+    assert rebuilt_rows("run.create", "run.status_changed", "team.join") == before
 
 
 def test_events_of_an_expelled_mirror_are_undone(person, draft):

@@ -31,7 +31,7 @@ def members(volunteer, person, launched_run):
     for machine, joined_run in ((ada, run), (bob, run), (ada, other)):
         machine.join(joined_run)
     Membership.objects.filter(machine=ada.machine, run=run).update(
-        mark=7,
+        high_water_mark=7,
         addresses=["192.0.2.1:41000", "[2001:db8::1]:9"],
         ticket_expires=timezone.now() + timedelta(hours=3),
     )
@@ -65,7 +65,7 @@ def test_membership_for_run_reads_the_run_by_id_or_slug(members, django_assert_n
                 and membership.run.pk == run.pk
                 and membership.has_verdicts is False
             )
-            assert (membership.mark, membership.addresses) == (
+            assert (membership.high_water_mark, membership.addresses) == (
                 7,
                 ["192.0.2.1:41000", "[2001:db8::1]:9"],
             )

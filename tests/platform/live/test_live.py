@@ -215,7 +215,7 @@ def test_build_delta_contains_only_what_changed():
     }
     assert build_delta(None, after, [])["run"] == after.run
     assert build_delta(before, before, []) == {"type": "delta", "now": 10.0}
-    assert build_delta(after, replace(before, run=after.run), [])["gone"] == ["b"]
+    assert build_delta(after, replace(before, run=after.run), [])["removed_workers"] == ["b"]
 
 
 def test_snapshot_of_many_machines_lists_alive_and_counts_all(

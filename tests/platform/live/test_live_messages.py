@@ -34,7 +34,7 @@ def test_generated_types_distinguish_absent_fields_from_null():
     types = generate_types()
     assert "  waiting: string | null;" in types
     assert "  tokens?: number;" in types and "  waiting?: string | null;" in types
-    assert "  gone?: string[];" in types
+    assert "  removed_workers?: string[];" in types
     assert "  plans: Record<string, PlanView>;" in types
     assert "export type Point = [number, number];" in types
 

@@ -108,7 +108,7 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
                 ("run.create", thing, create),
                 ("run.edit", thing, build_draft_settings(random.randint(1, 3))),
                 (
-                    "run.becomes",
+                    "run.status_changed",
                     thing,
                     {"status": random.choice(["training", "paused"]), "epoch": n, "at": AT},
                 ),

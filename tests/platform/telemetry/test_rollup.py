@@ -56,7 +56,7 @@ def test_mark_acknowledges_only_reports_stored_in_postgres(person, launched_run,
     assert read_acknowledged_mark(ada.report(run, numbered_report(4))) == 3
     drain_reports()
     member = Membership.objects.get(run=run)
-    assert (member.mark, member.tokens, member.latest) == (4, 4000, 4)
+    assert (member.high_water_mark, member.tokens, member.latest) == (4, 4000, 4)
     assert sum_rollups(member) == {
         "reports": 4,
         "tokens": 4000,
@@ -90,7 +90,9 @@ def test_reports_in_any_order_with_duplicates_give_the_same_totals(
     member = Membership.objects.get()
     rng = random.Random(seed)
     now = time.time()
-    Membership.objects.update(mark=0, latest=0, tokens=0, updates_sent=0, peer_bytes_sent=0)
+    Membership.objects.update(
+        high_water_mark=0, latest=0, tokens=0, updates_sent=0, peer_bytes_sent=0
+    )
     for model in (Rollup, LossPoint, ReportReceipt):
         model.objects.all().delete()
     posts = [numbered_report(i, at=now - 100 + i) for i in range(1, size + 1)]
@@ -103,8 +105,8 @@ def test_reports_in_any_order_with_duplicates_give_the_same_totals(
         store_reports({member.pk: (batch, [], now)})
         member.refresh_from_db()
         stored_seqs = set(LossPoint.objects.values_list("seq", flat=True))
-        assert all(seq in stored_seqs for seq in range(1, member.mark + 1))
-    assert member.mark == size and not ReportReceipt.objects.exists()
+        assert all(seq in stored_seqs for seq in range(1, member.high_water_mark + 1))
+    assert member.high_water_mark == size and not ReportReceipt.objects.exists()
     assert sum_rollups(member)["reports"] == size and sum_rollups(member)["tokens"] == size * 1000
     assert LossPoint.objects.count() == size
 
@@ -115,11 +117,11 @@ def test_gap_in_reports_holds_the_mark_until_it_is_filled(person, launched_run, 
     ada.report(run, numbered_report(4), numbered_report(5))
     drain_queue()
     member = Membership.objects.get(run=run)
-    assert (member.mark, member.tokens, member.receipts.count()) == (1, 5000, 2)
+    assert (member.high_water_mark, member.tokens, member.receipts.count()) == (1, 5000, 2)
     ada.report(run, *(numbered_report(i) for i in range(2, 7)))
     drain_queue()
     member.refresh_from_db()
-    assert (member.mark, member.receipts.count()) == (6, 0)
+    assert (member.high_water_mark, member.receipts.count()) == (6, 0)
     assert sum_rollups(member) == {
         "reports": 6,
         "tokens": 6000,
@@ -136,13 +138,13 @@ def test_reports_lost_by_the_machine_are_skipped_after_a_while(
     drain_queue()
     ada.report(run, numbered_report(10), numbered_report(11), numbered_report(12))
     drain_queue()
-    assert Membership.objects.get(run=run).mark == 0
+    assert Membership.objects.get(run=run).high_water_mark == 0
     ReportReceipt.objects.update(received=timezone.now() - timedelta(minutes=11))
     ada.report(
         run, numbered_report(10), numbered_report(11), numbered_report(12), numbered_report(13)
     )
     drain_queue()
-    assert Membership.objects.get(run=run).mark == 13
+    assert Membership.objects.get(run=run).high_water_mark == 13
     assert not ReportReceipt.objects.exists()
 
 
@@ -163,7 +165,9 @@ def test_crash_before_the_commit_loses_nothing(person, launched_run, numbered_re
     ada.report(run, numbered_report(1), numbered_report(2))
     with connection.cursor() as cursor:  # Postgres itself fails the transaction at its last row
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        cursor.execute("ALTER TABLE fleet_membership ADD CONSTRAINT broken CHECK (mark < 2)")
+        cursor.execute(
+            "ALTER TABLE fleet_membership ADD CONSTRAINT broken CHECK (high_water_mark < 2)"
+        )
     valkey.rpush(report_queue.PENDING_KEY, valkey.lindex(report_queue.PENDING_KEY, 0))
     drain_queue()
     assert (
@@ -175,7 +179,7 @@ def test_crash_before_the_commit_loses_nothing(person, launched_run, numbered_re
     # The mark has not moved, so the machine posts the reports again.
     ada.report(run, numbered_report(1), numbered_report(2))
     drain_queue()
-    assert Membership.objects.get(run=run).mark == 2
+    assert Membership.objects.get(run=run).high_water_mark == 2
 
 
 def test_reports_lost_with_valkey_are_posted_again(person, launched_run, numbered_report, state):
@@ -185,11 +189,11 @@ def test_reports_lost_with_valkey_are_posted_again(person, launched_run, numbere
     embedded_servers.start(state, durable=False)  # a server without durability restarts empty
     ada.report(run, numbered_report(3))
     drain_queue()
-    assert Membership.objects.get(run=run).mark == 0
+    assert Membership.objects.get(run=run).high_water_mark == 0
     ada.report(run, numbered_report(1), numbered_report(2), numbered_report(3))
     drain_queue()
     member = Membership.objects.get(run=run)
-    assert member.mark == 3 and sum_rollups(member)["reports"] == 3
+    assert member.high_water_mark == 3 and sum_rollups(member)["reports"] == 3
 
 
 def test_unreadable_entry_and_deleted_membership_are_skipped(
@@ -208,7 +212,7 @@ def test_unreadable_entry_and_deleted_membership_are_skipped(
     ada.report(run, numbered_report(1))
     bob.machine.delete()
     assert drain_queue() == 5
-    assert Membership.objects.get(run=run).mark == 1
+    assert Membership.objects.get(run=run).high_water_mark == 1
 
 
 def test_largest_numbers_are_stored(person, launched_run, numbered_report):
@@ -219,7 +223,7 @@ def test_largest_numbers_are_stored(person, launched_run, numbered_report):
     for seq in (1, 2):
         ada.report(run, numbered_report(seq, rate=9e14, points=[], **(huge if seq == 1 else {})))
         drain_queue()
-    assert Membership.objects.get(run=run).mark == 2
+    assert Membership.objects.get(run=run).high_water_mark == 2
     advance_run(run)
 
 
@@ -240,7 +244,7 @@ def test_new_incarnation_continues_after_queued_reports(person, launched_run, nu
     ada.report(run, numbered_report(3, tokens=10, incarnation="b" * 16))
     drain_queue()
     member = Membership.objects.get(run=run)
-    assert (member.mark, member.tokens, sum_rollups(member)["tokens"]) == (3, 10, 2010)
+    assert (member.high_water_mark, member.tokens, sum_rollups(member)["tokens"]) == (3, 10, 2010)
 
 
 # ---- history and table

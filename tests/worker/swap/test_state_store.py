@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.effort import examples
 from helpers.paths import TESTS, WORKER
 from helpers.plans import bitwise, engine_of, sample_text, state_digest, tiny_plan
 from hypothesis import given, settings
@@ -366,7 +367,7 @@ def undisturbed_digest(steps: int) -> str:
 @pytest.mark.parametrize("more", [{}, {"weights": ("host",) * 4}, {"staged": True}], ids=str)
 def test_exact_run_killed_repeatedly_has_the_undisturbed_bits(more, tmp_path):
     dice, reached = random.Random(5), 0
-    for _ in range(3):
+    for _ in range(examples(2, exhaustive=3)):
         train_and_kill("exact", tmp_path, 3, more, dice)
         engine = engine_of(small_plan("exact", **more), tmp_path)
         assert engine.store.invalid_kinds == set() and engine.progress.position >= reached + 2

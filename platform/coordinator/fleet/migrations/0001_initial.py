@@ -74,7 +74,7 @@ class Migration(migrations.Migration):
                 ("joined", models.DateTimeField(default=django.utils.timezone.now)),
                 ("last_seen", models.DateTimeField(default=django.utils.timezone.now)),
                 (
-                    "heard",
+                    "last_report",
                     models.DateTimeField(
                         db_default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC),
                         default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.UTC),
@@ -99,7 +99,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("incarnation", models.CharField(blank=True, max_length=16)),
-                ("lives", models.JSONField(default=dict)),
+                ("updates_by_incarnation", models.JSONField(default=dict)),
                 ("ticket_expires", models.DateTimeField(null=True)),
                 ("step", models.BigIntegerField(default=0)),
                 ("tokens", models.BigIntegerField(default=0)),
@@ -115,8 +115,8 @@ class Migration(migrations.Migration):
                 ("plan", models.JSONField(null=True)),
                 ("step_seconds", models.FloatField(null=True)),
                 ("exchange", models.JSONField(null=True)),
-                ("safe", models.DateTimeField(null=True)),
-                ("mark", models.BigIntegerField(default=0)),
+                ("final_checkpoint_at", models.DateTimeField(null=True)),
+                ("high_water_mark", models.BigIntegerField(default=0)),
                 ("latest", models.BigIntegerField(default=0)),
                 ("changed", models.BigIntegerField(db_default=0, default=0, null=True)),
                 ("planned", models.BigIntegerField(db_default=0, default=0)),

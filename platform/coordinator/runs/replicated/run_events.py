@@ -110,7 +110,7 @@ def launch_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def status_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Build the payload of "run.becomes".
+    """Build the payload of "run.status_changed".
 
     A resume raises the epoch, so that it wins over the pause that the owner saw.
     """
@@ -145,15 +145,15 @@ EVENT_NAMES = {  # what is done to a run → the event that records it
     "launch": "request",
     "arrange": "arrange",
     "accept_manifest": "manifest",
-    "becomes_recruiting": "launch",
+    "status_recruiting": "launch",
     "archive": "archive",
     "unarchive": "archive",
-    "pause": "becomes",
-    "resume": "becomes",
-    "cancel": "becomes",
-    "finish": "becomes",
-    "becomes_training": "becomes",
-    "becomes_finished": "becomes",
+    "pause": "status_changed",
+    "resume": "status_changed",
+    "cancel": "status_changed",
+    "finish": "status_changed",
+    "status_training": "status_changed",
+    "status_finished": "status_changed",
 }
 PAYLOADS: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
     "edit": draft_payload,
@@ -161,7 +161,7 @@ PAYLOADS: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
     "arrange": join_policy_payload,
     "manifest": manifest_payload,
     "launch": launch_payload,
-    "becomes": status_payload,
+    "status_changed": status_payload,
     "archive": lambda run, state: {"at": run.archived},
 }
 
@@ -177,13 +177,13 @@ def events_of_existing_run(run: Any) -> Iterable[TypeAndPayload]:
         yield "run.launch", launch_payload(run, {})
     if run.started:
         started = {"status": enums.RunStatus.TRAINING, "epoch": 0, "at": run.started}
-        yield "run.becomes", started
+        yield "run.status_changed", started
     if run.status not in (
         enums.RunStatus.DRAFT,
         enums.RunStatus.RECRUITING,
         enums.RunStatus.TRAINING,
     ):
-        yield "run.becomes", status_payload(run, {})
+        yield "run.status_changed", status_payload(run, {})
     if run.extra_tokens:
         yield "run.extend", {"tokens": run.extra_tokens}
     if run.archived:

@@ -170,7 +170,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
         "manifest": _manifest(_payloads(facts, "manifest"), draft, launch),
         "requested": bool(_payloads(facts, "request")),
         "launch": launch and launch.model_dump(mode="json"),
-        **_lifecycle(_payloads(facts, "becomes"), launch),
+        **_lifecycle(_payloads(facts, "status_changed"), launch),
         "extra": min(MAX_TOKEN_BUDGET, extra_tokens),
         "archived": archived[-1].isoformat() if archived and archived[-1] else None,
     }
@@ -317,7 +317,7 @@ AGGREGATE_TYPE = AggregateType(
         "request": EmptyPayload,
         "manifest": RunManifestPosted,
         "launch": RunLaunched,
-        "becomes": RunStatusChanged,
+        "status_changed": RunStatusChanged,
         "extend": RunBudgetExtended,
         "archive": RunArchived,
         "forget": EmptyPayload,

@@ -22,7 +22,7 @@ class Migration(migrations.Migration):
                 ("key", models.CharField(max_length=64, primary_key=True, serialize=False)),
                 ("after", models.JSONField(default=dict)),
                 ("tried", models.DateTimeField(default=django.utils.timezone.now)),
-                ("heard", models.DateTimeField(null=True)),
+                ("last_success", models.DateTimeField(null=True)),
                 ("failures", models.PositiveSmallIntegerField(default=0)),
                 ("waits", models.DateTimeField(null=True)),
                 ("why", models.CharField(blank=True, max_length=300)),

@@ -131,9 +131,9 @@ def _frame(member: Membership, of: int, now: float, known: int) -> MachineRow:
     """
     return MachineRow(
         of=of,
-        age=max(0.0, now - member.heard.timestamp()),
+        age=max(0.0, now - member.last_report.timestamp()),
         anchor=member.anchor or None,
-        safe=member.safe is not None,
+        has_final_checkpoint=member.final_checkpoint_at is not None,
         exchange=member.exchange,
         plan=member.plan if member.planned >= known else None,
         **{name: getattr(member, name) for name in MEMBERSHIP_FIELDS},

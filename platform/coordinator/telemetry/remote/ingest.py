@@ -28,7 +28,15 @@ PATIENCE = timedelta(seconds=30)  # for the event of a run or machine
 AHEAD = 60.0  # seconds that another mirror's clock may be ahead
 EARLY = 3600.0  # seconds that a rollup may begin before its run
 LATELY = 600.0  # seconds; newer losses are shown to watchers at once
-UPDATED_FIELDS = (*MEMBERSHIP_FIELDS, "exchange", "anchor", "safe", "plan", "heard", "last_seen")
+UPDATED_FIELDS = (
+    *MEMBERSHIP_FIELDS,
+    "exchange",
+    "anchor",
+    "final_checkpoint_at",
+    "plan",
+    "last_report",
+    "last_seen",
+)
 TOTALS = RollupRow._fields[3:]
 
 
@@ -143,8 +151,10 @@ def _copy_figures(member: Membership, frame: MachineRow, now: datetime) -> None:
     member.exchange = frame.exchange and frame.exchange.model_dump()
     member.plan = frame.plan.model_dump() if frame.plan else member.plan
     member.anchor = frame.anchor or ""
-    member.safe = (member.safe or now) if frame.safe else None
-    member.heard = member.last_seen = now - timedelta(seconds=frame.age)
+    member.final_checkpoint_at = (
+        (member.final_checkpoint_at or now) if frame.has_final_checkpoint else None
+    )
+    member.last_report = member.last_seen = now - timedelta(seconds=frame.age)
 
 
 def _sums(

@@ -65,15 +65,15 @@ class TelemetryRequest(Message):
 class MachineRow(Message):
     """A machine's newest report in a run.
 
-    `age` is how long ago it arrived, because mirrors' clocks differ. `mark`: all reports up to this
-    number are stored there. `safe`: the machine reported that it holds the final weights. `plan` is
-    set only if it changed after the requested position.
+    `age` is how long ago it arrived, because mirrors' clocks differ. `high_water_mark`: all
+    reports up to this number are stored there. `has_final_checkpoint`: the machine reported that
+    it holds the final weights. `plan` is set only if it changed after the requested position.
     """
 
     of: Which
     age: Seconds
     latest: Seq
-    mark: Seq
+    high_water_mark: Seq
     activity: Activity
     version: Version
     incarnation: Incarnation
@@ -86,7 +86,7 @@ class MachineRow(Message):
     peers: int = Field(ge=0, le=100_000)
     vector: Digest
     anchor: Digest | None
-    safe: bool
+    has_final_checkpoint: bool
     step_seconds: Seconds | None
     exchange: ExchangeView | None
     plan: PlanView | None = None
@@ -95,7 +95,7 @@ class MachineRow(Message):
 # Fields of a machine's row that a membership has under the same name.
 MEMBERSHIP_FIELDS = (
     "latest",
-    "mark",
+    "high_water_mark",
     "activity",
     "version",
     "incarnation",

@@ -72,7 +72,7 @@ def pull_from(listed: MirrorEntry) -> int:
                 if not result.more:
                     break
                 cursor.refresh_from_db()
-        outcome = {"heard": timezone.now(), "failures": 0}
+        outcome = {"last_success": timezone.now(), "failures": 0}
     except PeerError as error:
         why = error.sentence[:300]
         outcome = {"failures": min(100, cursor.failures + 1)}

@@ -184,7 +184,7 @@ def test_machine_at_two_mirrors_is_shown_once_with_its_newest_report(training_ru
     ]
     assert machine_row["tokens"] == 3000, "an older report to another mirror was preferred"
     Membership.objects.filter(machine=ada.machine).update(
-        heard=timezone.now() - timedelta(minutes=1)
+        last_report=timezone.now() - timedelta(minutes=1)
     )
     valkey_client().delete(report_queue.workers_key(run.pk))
     ingest_page(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
@@ -237,18 +237,18 @@ def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(training_run):
 
 def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run, numbered_report):
     run, ada, _ = training_run
-    ingest_page(page(elsewhere(run, ada), frames=[frame(latest=8, mark=8)]))
+    ingest_page(page(elsewhere(run, ada), frames=[frame(latest=8, high_water_mark=8)]))
     report(ada, run, numbered_report(9), numbered_report(10))
-    assert Membership.objects.get(machine=ada.machine).mark == 10
+    assert Membership.objects.get(machine=ada.machine).high_water_mark == 10
     report(ada, run, numbered_report(15))
-    assert Membership.objects.get(machine=ada.machine).mark == 10, (
+    assert Membership.objects.get(machine=ada.machine).high_water_mark == 10, (
         "the gap from 11 to 14 was skipped"
     )
-    ingest_page(page(elsewhere(run, ada), frames=[frame(latest=1 << 40, mark=1 << 40)]))
+    ingest_page(page(elsewhere(run, ada), frames=[frame(latest=1 << 40, high_water_mark=1 << 40)]))
     report(ada, run, numbered_report(16))
-    assert Membership.objects.get(machine=ada.machine).mark == 16
+    assert Membership.objects.get(machine=ada.machine).high_water_mark == 16
     report(ada, run, numbered_report(17))
-    assert Membership.objects.get(machine=ada.machine).mark == 17, (
+    assert Membership.objects.get(machine=ada.machine).high_water_mark == 17, (
         "another mirror's mark exceeded the machine's own reports"
     )
 
@@ -270,7 +270,9 @@ def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manife
     ada, bob = volunteer(owner), volunteer(person("bob@example.org"), seed=2)
     ada.join(run)
     assert gather_facts(run).alive == 1
-    ingest_page(page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, safe=True)]))
+    ingest_page(
+        page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, has_final_checkpoint=True)])
+    )
     facts = gather_facts(run)
     assert (facts.alive, facts.ledger_tokens, facts.others_safe, facts.others_ever) == (
         2,

@@ -164,7 +164,7 @@ def test_predict_in_flight_is_bounded_and_covers_only_sent_fragments(updates, ow
         counted = sum(min(MAX_IN_FLIGHT, authors.count(author)) for author in set(authors))
         assert 0 <= prediction <= counted * MAX_RELATIVE_SIZE * ONE_UPDATE * (1 + 1e-9)
         assert (prediction > 0) == bool(counted and own_tokens[i])
-    half = predict_in_flight(replace(RECIPE, speculation=0.5), absent, 3)
+    half = predict_in_flight(replace(RECIPE, delay_compensation=0.5), absent, 3)
     incomplete = [replace(update, is_complete=False) for update in absent]
     streamed = predict_in_flight(RECIPE, incomplete, 3)
     assert half == streamed == pytest.approx([prediction / 2 for prediction in predictions])
@@ -231,7 +231,7 @@ def test_predict_in_flight_ignores_overdue_peers():
 
 
 def test_predict_in_flight_without_speculation_is_zero():
-    _, estimates = two_peers(replace(RECIPE, speculation=0.0))
+    _, estimates = two_peers(replace(RECIPE, delay_compensation=0.0))
     assert not any(estimates.predict_in_flight([update(BEN, 4)], 100.0, 31.0))
 
 

@@ -10,7 +10,7 @@ tokens. The prediction for fragment i, in multiples of this machine's momentum, 
     g_i = p · η · Σ_u f_u · r_ui
 
     u     updates in flight               at most MAX_IN_FLIGHT of each author
-    p     strength of the prediction      `Recipe.speculation`
+    p     strength of the prediction      `Recipe.delay_compensation`
     η     outer learning rate             `Recipe.outer_rate`
     f_u   1, or STREAMED_FACTOR           the latter for an update of some fragments only
     r_ui  relative size of fragment i     `InFlightUpdate.relative_sizes`
@@ -84,7 +84,7 @@ def predict_in_flight(
     predicted = [0.0] * fragments
     counted: Counter[tuple[str, int]] = Counter()
     for update in in_flight:
-        factor = recipe.speculation * recipe.outer_rate
+        factor = recipe.delay_compensation * recipe.outer_rate
         factor *= 1.0 if update.is_complete else STREAMED_FACTOR
         for i, relative_size in enumerate(update.relative_sizes):
             if relative_size and counted[update.author, i] < MAX_IN_FLIGHT:

@@ -91,7 +91,7 @@ class PeerEstimates:
         """
         estimated_before = self._in_flight
         self._in_flight = {}
-        if self._recipe.speculation:
+        if self._recipe.delay_compensation:
             for update in sorted(in_flight, key=lambda update: update.seq):
                 history = self._histories.get(update.peer)
                 if history is None or history.is_overdue(now):
