@@ -1,6 +1,7 @@
 import { defineConfig } from "vite";
 
-// Django serves dist/ at /static/; the template tag in coordinator/web resolves names through the manifest.
+// Django serves dist/ at /static/. The template tag `frontend_assets` of the site finds the names of
+// the built files in the manifest.
 export default defineConfig({
   base: "/static/",
   publicDir: "public",
@@ -8,7 +9,7 @@ export default defineConfig({
     outDir: "dist",
     emptyOutDir: true,
     manifest: "manifest.json",
-    assetsInlineLimit: 0, // no data: addresses, so that the content security policy can stay strict
+    assetsInlineLimit: 0, // the content security policy does not allow data: addresses
     rolldownOptions: { input: "src/main.ts" },
   },
 });

@@ -1,44 +1,68 @@
-// Along what a loss is drawn: the ledger's tokens, steps of so many tokens, or the time when the ledger held them.
+// The x axes of the loss chart: the ledger's tokens, steps of one machine, or time. Pure.
 
 import type { Point } from "./types";
 
 export type XAxis = "tokens" | "steps" | "time";
 
-/** Where so many ledger tokens lie. `stepTokens`: of one step of one machine. `clock`: as the store has it. Never
- *  decreases, whatever the clock says: machines' clocks and reports that come late do not fold the line. */
-export function across(kind: XAxis, stepTokens: number, clock: Point[]): (tokens: number) => number {
-  if (kind === "tokens") return (tokens) => tokens;
-  if (kind === "steps") return (tokens) => tokens / Math.max(1, stepTokens);
-  const known = rising(clock);
-  return (tokens) => timeAt(known, tokens);
+/**
+ * Create the function that maps ledger tokens to a position on an x axis.
+ *
+ * The mapping never decreases. Clocks of machines that differ and late reports therefore do not
+ * make a curve run backwards.
+ *
+ * @param stepTokens - tokens of one step of one machine
+ * @param clock - [ledger tokens, seconds since 1970], ascending in tokens
+ */
+export function createXMapping(
+  axis: XAxis,
+  stepTokens: number,
+  clock: Point[],
+): (tokens: number) => number {
+  switch (axis) {
+    case "tokens":
+      return (tokens) => tokens;
+    case "steps":
+      return (tokens) => tokens / Math.max(1, stepTokens);
+    case "time": {
+      const ascending = makeTimesAscend(clock);
+      return (tokens) => interpolateTime(ascending, tokens);
+    }
+  }
 }
 
-function rising(clock: Point[]): Point[] {
+/** Replace each time by the latest one up to its point. */
+function makeTimesAscend(clock: Point[]): Point[] {
   let latest = -Infinity;
-  return clock.map(([tokens, at]) => [tokens, (latest = Math.max(latest, at))]);
+  return clock.map(([tokens, time]) => {
+    latest = Math.max(latest, time);
+    return [tokens, latest];
+  });
 }
 
-/** Between two known places as the crow flies; outside of them at the nearest. */
-function timeAt(known: Point[], tokens: number): number {
-  const next = firstAfter(known, tokens);
-  const [before, after] = [known[next - 1], known[next]];
+/** Interpolate linearly between the points around `tokens`; outside of them use the nearest. */
+function interpolateTime(clock: Point[], tokens: number): number {
+  const next = findFirstAfter(clock, tokens);
+  const before = clock[next - 1];
+  const after = clock[next];
   if (!before) return after?.[1] ?? 0;
   if (!after) return before[1];
-  return before[1] + ((tokens - before[0]) / (after[0] - before[0])) * (after[1] - before[1]);
+  const fraction = (tokens - before[0]) / (after[0] - before[0]);
+  return before[1] + fraction * (after[1] - before[1]);
 }
 
-/** The index of the first point past these tokens. */
-export function firstAfter(points: Point[], tokens: number): number {
-  let [low, high] = [0, points.length];
+/** Return the index of the first point whose x is greater than `x`, by binary search. */
+export function findFirstAfter(points: Point[], x: number): number {
+  let low = 0;
+  let high = points.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (points[middle]![0] <= tokens) low = middle + 1;
+    if (points[middle]![0] <= x) low = middle + 1;
     else high = middle;
   }
   return low;
 }
 
-/** Points moved to where they lie; of those that come to lie at one place the last stays. */
-export function laid(points: Point[], place: (tokens: number) => number): Point[] {
-  return [...new Map(points.map(([tokens, value]) => [place(tokens), value] as const))];
+/** Map the x of each point; of the points that get the same x, keep the last. */
+export function mapPoints(points: Point[], mapX: (tokens: number) => number): Point[] {
+  return [...new Map(points.map(([tokens, value]) => [mapX(tokens), value] as const))];
 }

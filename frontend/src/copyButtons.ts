@@ -1,26 +1,33 @@
-// A command beside a button that copies it. The button keeps its width when its label changes.
+// Buttons that copy a command to the clipboard.
 
-export function copyButtons(page: Document): void {
+const CONFIRMATION_MS = 1600; // for which the button shows whether it has copied
+
+/** Make every button with `data-copy` copy that text. */
+export function enableCopyButtons(page: Document): void {
   page.addEventListener("click", (event) => {
     const button = (event.target as Element).closest<HTMLButtonElement>("[data-copy]");
-    if (button) void copy(button);
+    if (button) void copyCommand(button);
   });
 }
 
-async function copy(button: HTMLButtonElement): Promise<void> {
-  const text = button.dataset.copy ?? "";
-  const done = await put(text);
-  const label = button.querySelector("[data-label]") ?? button;
-  label.textContent = done ? "Copied" : "Select it";
-  button.classList.toggle("is-done", done);
+async function copyCommand(button: HTMLButtonElement): Promise<void> {
+  const hasCopied = await writeToClipboard(button.dataset.copy ?? "");
+  const label = button.querySelector("[data-copy-label]") ?? button;
+  label.textContent = hasCopied ? "Copied" : "Select it";
+  button.classList.toggle("is-done", hasCopied);
   setTimeout(() => {
     label.textContent = "Copy";
     button.classList.remove("is-done");
-  }, 1600);
+  }, CONFIRMATION_MS);
 }
 
-/** navigator.clipboard is there on https and localhost only; elsewhere the old way still works. */
-async function put(text: string): Promise<boolean> {
+/**
+ * Write a text to the clipboard, and return whether that succeeded.
+ *
+ * Browsers offer `navigator.clipboard` only on https and localhost. Elsewhere the deprecated
+ * `execCommand` still works.
+ */
+async function writeToClipboard(text: string): Promise<boolean> {
   try {
     await navigator.clipboard.writeText(text);
     return true;
@@ -30,8 +37,8 @@ async function put(text: string): Promise<boolean> {
     area.className = "visually-hidden";
     document.body.append(area);
     area.select();
-    const done = document.execCommand("copy");
+    const hasCopied = document.execCommand("copy");
     area.remove();
-    return done;
+    return hasCopied;
   }
 }

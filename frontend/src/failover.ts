@@ -1,31 +1,39 @@
-// Select the mirror that the page uses: its own, or another one while that does not answer. Pure but for random numbers.
+// Which mirror the page uses: its own, or another one while that does not answer.
+// Pure, except for random numbers.
 
+/** A mirror that can serve the page's live data. */
 export interface Mirror {
   name: string;
-  /** The start of its addresses, without a slash at the end; "" for the page's own. */
+  /** The start of its addresses, without a slash at the end; "" for the page's own mirror. */
   base: string;
   /** The address of this page on that mirror. */
   page: string;
 }
 
-export const FIRST_RETRY_MS = 500; // until the next mirror is tried; doubles after each round of all mirrors
+export const FIRST_RETRY_MS = 500; // until the next mirror is tried; doubles after each full round
 export const LONGEST_RETRY_MS = 15_000; // at which the doubling ends, before a random factor
-export const FIRST_HOME_CHECK_MS = 30_000; // until the page's own mirror is checked; doubles each time it fails
+export const FIRST_HOME_CHECK_MS = 30_000; // until the own mirror is checked; doubles if it fails
 export const LONGEST_HOME_CHECK_MS = 300_000; // at which the doubling ends, before a random factor
 
 /** List the mirrors that the page names, its own first; only its own if there is no list. */
 export function parseMirrors(page: HTMLElement): Mirror[] {
-  const listed = JSON.parse(page.dataset.mirrors || "[]") as Mirror[];
-  return listed.length ? listed : [{ name: "", base: "", page: "" }];
+  const mirrors = JSON.parse(page.dataset.mirrors || "[]") as Mirror[];
+  return mirrors.length ? mirrors : [{ name: "", base: "", page: "" }];
 }
 
+/** Selects the mirror to use, and decides how long to wait before the next attempt. */
 export class MirrorSelector {
-  private readonly order: number[];
-  private turn = 0;
-  private failures = 0; // in a row, of any mirror
-  private departures = 0; // how often the page's own mirror failed
+  private readonly order: number[]; // the page's own mirror, then the others in random order
+  private position = 0; // in `order`
+  private consecutiveFailures = 0; // of any mirror
+  private homeFailures = 0; // failures of the page's own mirror
 
-  /** `mirrorCount`: mirrors to choose from; 0 is the page's own. Each page tries the others in a random order. */
+  /**
+   * Create a selector that starts at the page's own mirror.
+   *
+   * @param mirrorCount - number of mirrors; 0 is the index of the page's own mirror
+   * @param random - returns a number in [0, 1)
+   */
   constructor(
     mirrorCount: number,
     private readonly random: () => number = Math.random,
@@ -38,33 +46,43 @@ export class MirrorSelector {
     this.order = [0, ...others];
   }
 
-  /** The number of the mirror to use. */
+  /** The index of the mirror to use. */
   get current(): number {
-    return this.order[this.turn]!;
+    return this.order[this.position]!;
   }
 
+  /** Whether the page uses its own mirror. */
   get isHome(): boolean {
-    return this.turn === 0;
+    return this.position === 0;
   }
 
-  /** Select the next mirror because this one failed, and return the milliseconds to wait before trying it. */
+  /** Select the next mirror, and return the milliseconds to wait before trying it. */
   markFailed(): number {
-    const rounds = Math.floor(this.failures++ / this.order.length);
-    if (this.isHome && this.order.length > 1) this.departures++;
-    this.turn = (this.turn + 1) % this.order.length;
-    return Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** rounds) * (0.5 + this.random());
+    const fullRounds = Math.floor(this.consecutiveFailures / this.order.length);
+    this.consecutiveFailures++;
+    if (this.isHome && this.order.length > 1) this.homeFailures++;
+    this.position = (this.position + 1) % this.order.length;
+    return this.addJitter(Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** fullRounds));
   }
 
+  /** Record that the current mirror answers, so that the next wait is short again. */
   markSuccess(): void {
-    this.failures = 0;
+    this.consecutiveFailures = 0;
   }
 
-  /** Return the milliseconds until the page's own mirror is checked, while another one is in use. */
+  /** Return the milliseconds until the own mirror is checked, while another one is in use. */
   homeCheckDelay(): number {
-    return Math.min(LONGEST_HOME_CHECK_MS, FIRST_HOME_CHECK_MS * 2 ** Math.max(0, this.departures - 1)) * (0.5 + this.random());
+    const doublings = Math.max(0, this.homeFailures - 1);
+    return this.addJitter(Math.min(LONGEST_HOME_CHECK_MS, FIRST_HOME_CHECK_MS * 2 ** doublings));
   }
 
+  /** Select the page's own mirror again. */
   returnHome(): void {
-    this.turn = 0;
+    this.position = 0;
+  }
+
+  /** Multiply by a random factor in [0.5, 1.5), so that pages do not retry at the same moment. */
+  private addJitter(milliseconds: number): number {
+    return milliseconds * (0.5 + this.random());
   }
 }

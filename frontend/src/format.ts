@@ -1,99 +1,147 @@
-// Numbers as the page shows them. Every function keeps the same width for neighbouring values, so that nothing jumps.
+// Numbers as the page shows them. Neighbouring values get texts of the same width, so that the
+// page does not move while values change. Pure.
 
 const UNITS = ["", " K", " M", " B", " T", " P"];
+const UNKNOWN = "–";
 
-/** 1234567 → "1.23 M": three significant digits from a thousand on. */
-export function count(value: number): string {
-  if (!Number.isFinite(value)) return "–";
+const MINUTE = 60; // seconds
+const HOUR = 3600;
+const DAY = 86_400;
+
+const MEBIBYTE = 2 ** 20;
+const GIBIBYTE = 2 ** 30;
+const TEBIBYTE = 2 ** 40;
+
+/** Format a count: 1234567 → "1.23 M", three significant digits from a thousand on. */
+export function formatCount(value: number): string {
+  if (!Number.isFinite(value)) return UNKNOWN;
   let unit = 0;
   while (Math.abs(value) >= 999.5 && unit < UNITS.length - 1) {
     value /= 1000;
     unit += 1;
   }
   if (unit === 0) return String(Math.round(value));
-  return value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0) + UNITS[unit];
+  return value.toFixed(countDecimals(value)) + UNITS[unit];
 }
 
-/** As `count`, without the zeros that only keep widths alike: for the marks of an axis. */
-export function mark(value: number): string {
-  const [number, unit] = count(value).split(" ");
+/** Return the decimals that give a value below 1000 three significant digits. */
+function countDecimals(value: number): number {
+  if (value < 9.995) return 2;
+  return value < 99.95 ? 1 : 0;
+}
+
+/** Format a count for an axis: as `formatCount`, without trailing zeros. */
+export function formatAxisCount(value: number): string {
+  const [number, unit] = formatCount(value).split(" ");
   return unit ? `${Number(number)} ${unit}` : number!;
 }
 
-export function whole(value: number): string {
+/** Format a whole number with commas: 1234567 → "1,234,567". */
+export function formatInteger(value: number): string {
   return Math.round(value).toLocaleString("en-US");
 }
 
-export function loss(value: number | undefined): string {
-  return value === undefined || !Number.isFinite(value) ? "–" : value.toFixed(3);
+/** Format a loss with three decimals. */
+export function formatLoss(value: number | undefined): string {
+  return value === undefined || !Number.isFinite(value) ? UNKNOWN : value.toFixed(3);
 }
 
-export function percent(share: number): string {
-  const value = Math.max(0, Math.min(1, share)) * 100;
-  return `${value === 0 || value === 100 ? value : value < 9.95 ? value.toFixed(1) : Math.floor(value)} %`;
+/** Format a share of 1 as a percentage; it is "100 %" only when the share is complete. */
+export function formatPercent(share: number): string {
+  const percent = Math.max(0, Math.min(1, share)) * 100;
+  if (percent === 0 || percent === 100) return `${percent} %`;
+  return percent < 9.95 ? `${percent.toFixed(1)} %` : `${Math.floor(percent)} %`;
 }
 
-/** Seconds of one step → "85 ms", "0.25 s", "5.4 s", "3.2 min", "1.5 h". */
-export function seconds(value: number): string {
-  if (!Number.isFinite(value)) return "–";
-  if (value < 0.0995) return value > 0 && value < 0.0005 ? "<1 ms" : `${Math.round(value * 1000)} ms`;
-  if (value < 99.95) return `${value.toFixed(value < 0.995 ? 2 : 1)} s`;
-  return value < 5400 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
+/** Format the seconds of one step: "85 ms", "0.25 s", "5.4 s", "3.2 min", "1.5 h". */
+export function formatStepTime(seconds: number): string {
+  if (!Number.isFinite(seconds)) return UNKNOWN;
+  if (seconds > 0 && seconds < 0.0005) return "<1 ms";
+  if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 0.995) return `${seconds.toFixed(2)} s`;
+  if (seconds < 99.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 1.5 * HOUR) return `${(seconds / MINUTE).toFixed(1)} min`;
+  return `${(seconds / HOUR).toFixed(1)} h`;
 }
 
-/** Bytes → "412 MiB", "3.0 GiB", "1.2 TiB". */
-export function bytes(value: number): string {
-  if (value >= 2 ** 40) return `${(value / 2 ** 40).toFixed(1)} TiB`;
-  if (value >= 2 ** 30) return `${(value / 2 ** 30).toFixed(1)} GiB`;
-  return value > 0 && value < 2 ** 20 ? "<1 MiB" : `${Math.round(value / 2 ** 20)} MiB`;
+/** Format a number of bytes: "412 MiB", "3.0 GiB", "1.2 TiB". */
+export function formatBytes(bytes: number): string {
+  if (bytes >= TEBIBYTE) return `${(bytes / TEBIBYTE).toFixed(1)} TiB`;
+  if (bytes >= GIBIBYTE) return `${(bytes / GIBIBYTE).toFixed(1)} GiB`;
+  if (bytes > 0 && bytes < MEBIBYTE) return "<1 MiB";
+  return `${Math.round(bytes / MEBIBYTE)} MiB`;
 }
 
-/** Bytes a second → "85 kB/s", "1.2 MB/s". */
-export function speed(value: number): string {
-  if (!Number.isFinite(value)) return "–";
-  return value >= 999_500 ? `${(value / 1e6).toFixed(value < 9.95e6 ? 1 : 0)} MB/s` : `${Math.round(value / 1000)} kB/s`;
+/** Format bytes per second: "85 kB/s", "1.2 MB/s". */
+export function formatByteRate(bytesPerSecond: number): string {
+  if (!Number.isFinite(bytesPerSecond)) return UNKNOWN;
+  if (bytesPerSecond < 999_500) return `${Math.round(bytesPerSecond / 1000)} kB/s`;
+  const decimals = bytesPerSecond < 9.95e6 ? 1 : 0;
+  return `${(bytesPerSecond / 1e6).toFixed(decimals)} MB/s`;
 }
 
-/** Bits a parameter → "8 bits", "4.0 bits", "0.23 bits". */
-export function bits(value: number): string {
-  return `${value < 0.995 ? value.toFixed(2) : value.toFixed(1)} bits`;
+/** Format bits per parameter: "8.0 bits", "0.23 bits". */
+export function formatBits(bits: number): string {
+  return `${bits.toFixed(bits < 0.995 ? 2 : 1)} bits`;
 }
 
-/** How far off, as a share of what was expected → "+6 %", "−12 %". */
-export function deviation(share: number): string {
-  const value = Math.round(share * 100);
-  if (Math.abs(value) > 999) return value > 0 ? ">999 %" : "<−999 %";
-  return `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value)} %`;
+/** Format a deviation as a share of the expected value: "+6 %", "−12 %", ">999 %". */
+export function formatDeviation(share: number): string {
+  const percent = Math.round(share * 100);
+  if (percent > 999) return ">999 %";
+  if (percent < -999) return "<−999 %";
+  if (percent > 0) return `+${percent} %`;
+  if (percent < 0) return `−${-percent} %`;
+  return "±0 %";
 }
 
-/** Seconds → "now", "40 s", "3 min", "5 h", "12 d". */
-export function ago(seconds: number): string {
+/** Format how long ago something was: "now", "40 s", "3 min", "5 h", "12 d". */
+export function formatAge(seconds: number): string {
   if (seconds < 3) return "now";
   if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 90 * 60) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 36 * 3600) return `${Math.round(seconds / 3600)} h`;
-  return `${Math.round(seconds / 86_400)} d`;
+  if (seconds < 90 * MINUTE) return `${Math.round(seconds / MINUTE)} min`;
+  if (seconds < 36 * HOUR) return `${Math.round(seconds / HOUR)} h`;
+  return `${Math.round(seconds / DAY)} d`;
 }
 
-/** Seconds → "1 h 05 min": two units at most. */
-export function duration(seconds: number): string {
-  if (!Number.isFinite(seconds)) return "–";
+/** Format a duration in at most two units: "40 s", "10 min", "1 h 05 min", "12 days". */
+export function formatDuration(seconds: number): string {
+  if (!Number.isFinite(seconds)) return UNKNOWN;
   if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 90 * 60) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 48 * 3600) {
-    const minutes = Math.round(seconds / 60);
+  if (seconds < 90 * MINUTE) return `${Math.round(seconds / MINUTE)} min`;
+  if (seconds < 48 * HOUR) {
+    const minutes = Math.round(seconds / MINUTE);
     return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
   }
-  return `${Math.round(seconds / 86_400)} days`;
+  return `${Math.round(seconds / DAY)} days`;
 }
 
-const DAY = 86_400;
-
-/** Seconds since 1970 → "14:05" of the last day, "3 Jun 14:05" before; in the reader's own time zone or a named one. */
-export function moment(at: number, now: number, timeZone?: string): string {
+/**
+ * Format a moment: "14:05" within the last day, "3 Jun 14:05" before.
+ *
+ * @param time - seconds since 1970
+ * @param now - seconds since 1970
+ * @param timeZone - the browser's time zone if absent
+ */
+export function formatMoment(time: number, now: number, timeZone?: string): string {
   const zone = timeZone ? { timeZone } : {};
-  const time = new Date(at * 1000);
-  const hours = time.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...zone });
-  if (now - at < DAY) return hours;
-  return `${time.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...zone })} ${hours}`;
+  const date = new Date(time * 1000);
+  const clock = date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...zone });
+  if (now - time < DAY) return clock;
+  const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...zone });
+  return `${day} ${clock}`;
+}
+
+/** Format the day of a moment in seconds since 1970: "3 Jun". */
+export function formatDay(time: number): string {
+  return new Date(time * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+}
+
+/** Format the time of day of a moment in seconds since 1970: "14:05:09". */
+export function formatClock(time: number): string {
+  return new Date(time * 1000).toLocaleTimeString("en-GB", {
+    hour: "2-digit",
+    minute: "2-digit",
+    second: "2-digit",
+  });
 }

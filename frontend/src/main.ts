@@ -1,17 +1,19 @@
-// Every page's script: the theme's switch, copy buttons, what htmx needs, and the live run page where there is one.
+// The script of every page: theme switch, copy buttons, htmx, and the live parts of a run's page.
 
 import "./css/main.css";
 import "htmx.org";
-import { confirmations, menus } from "./confirm";
-import { copyButtons } from "./copyButtons";
-import { presetHints } from "./presetHints";
-import { themeSwitch } from "./theme";
+import { enableConfirmations } from "./confirmations";
+import { enableCopyButtons } from "./copyButtons";
+import { enableMenuClosing } from "./menus";
+import { enablePresetHints } from "./presetHints";
+import { enableThemeSwitch } from "./theme";
 
-themeSwitch(document);
-copyButtons(document);
-presetHints(document);
-confirmations(document);
-menus(document);
+enableThemeSwitch(document);
+enableCopyButtons(document);
+enablePresetHints(document);
+enableConfirmations(document);
+enableMenuClosing(document);
 
-const page = document.querySelector<HTMLElement>("[data-live-run]");
-if (page) void import("./runPage").then(({ runPage }) => runPage(page));
+// The charts are loaded only where there is a run to show.
+const runElement = document.querySelector<HTMLElement>("[data-live-run]");
+if (runElement) void import("./runPage").then(({ startRunPage }) => startRunPage(runElement));

@@ -1,27 +1,34 @@
-// The line one reads off a noisy loss.
+// The smoothed curves of the loss chart, and their common x axis. Pure.
 
 import type { Point } from "./types";
 
-/** An exponential mean over tokens rather than over points: `scale` tokens back weigh 1/e, however dense they lie. */
-export function smooth(points: Point[], scale: number): Point[] {
+/**
+ * Smooth a curve by an exponential moving average over tokens.
+ *
+ * The weight of a point decays with its distance in tokens, not with the number of points in
+ * between: `scale` tokens back it is 1/e. Early values are corrected for the missing history, as
+ * in Adam (Kingma and Ba 2015, section 3).
+ */
+export function smoothPoints(points: Point[], scale: number): Point[] {
   let mean = 0;
   let weight = 0;
-  let before = points[0]?.[0] ?? 0;
+  let previousTokens = points[0]?.[0] ?? 0;
   return points.map(([tokens, value]) => {
-    const kept = Math.exp(-(tokens - before) / Math.max(scale, 1));
-    before = tokens;
-    weight = weight * kept + 1;
+    const decay = Math.exp(-(tokens - previousTokens) / Math.max(scale, 1));
+    previousTokens = tokens;
+    weight = weight * decay + 1;
     mean += (value - mean) / weight;
     return [tokens, mean];
   });
 }
 
-/** One x axis for several series, with gaps where a series has no point: what uPlot draws. */
-export function align(...series: Point[][]): [number[], ...(number | null)[][]] {
-  const xs = [...new Set(series.flatMap((points) => points.map((pair) => pair[0])))].sort((a, b) => a - b);
-  const columns = series.map((points) => {
-    const at = new Map(points);
-    return xs.map((x) => at.get(x) ?? null);
+/** Put several curves on one x axis, as uPlot needs them; null where a curve has no point. */
+export function alignCurves(...curves: Point[][]): [number[], ...(number | null)[][]] {
+  const xs = new Set(curves.flatMap((points) => points.map(([x]) => x)));
+  const axis = [...xs].sort((a, b) => a - b);
+  const columns = curves.map((points) => {
+    const valueAt = new Map(points);
+    return axis.map((x) => valueAt.get(x) ?? null);
   });
-  return [xs, ...columns];
+  return [axis, ...columns];
 }

@@ -1,49 +1,57 @@
-// What a reader of the run page chose last, kept in this browser alone.
+// What a reader of the run page has selected, stored in this browser only.
 
 import type { XAxis } from "./chartAxes";
 
+/** The selectable options of the run page. */
 export interface Preferences {
-  across: XAxis;
-  scale: "linear" | "log";
-  smoothing: "none" | "some" | "much";
-  /** Which lines are drawn. */
-  train: boolean;
-  validation: boolean;
-  machines: boolean;
-  /** Whether the events list tells of machines coming and going. */
-  comings: boolean;
+  xAxis: XAxis;
+  yScale: "linear" | "log";
+  smoothing: "none" | "some" | "strong";
+  /** Which curves the loss chart shows. */
+  trainCurve: boolean;
+  validationCurve: boolean;
+  machineCurves: boolean;
+  /** Whether the list of events includes machines that join and leave. */
+  machineEvents: boolean;
 }
 
 export const DEFAULTS: Preferences = {
-  across: "tokens",
-  scale: "linear",
+  xAxis: "tokens",
+  yScale: "linear",
   smoothing: "some",
-  train: true,
-  validation: true,
-  machines: false,
-  comings: true,
+  trainCurve: true,
+  validationCurve: true,
+  machineCurves: false,
+  machineEvents: true,
 };
 
-const WORDS: Partial<Record<keyof Preferences, readonly string[]>> = {
-  across: ["tokens", "steps", "time"],
-  scale: ["linear", "log"],
-  smoothing: ["none", "some", "much"],
+const ALLOWED_WORDS: Partial<Record<keyof Preferences, readonly string[]>> = {
+  xAxis: ["tokens", "steps", "time"],
+  yScale: ["linear", "log"],
+  smoothing: ["none", "some", "strong"],
 };
-const KEY = "barnraise.run-page";
+const STORAGE_KEY = "barnraise.run-page";
 
-/** Whatever is kept: what makes no sense, or is not said, is as by default. */
-export function read(kept: string | null): Preferences {
-  const found: Record<string, unknown> = { ...DEFAULTS };
-  for (const [name, value] of Object.entries(parsed(kept))) {
-    const words = WORDS[name as keyof Preferences];
-    if (words ? words.includes(value as string) : name in DEFAULTS && typeof value === "boolean") found[name] = value;
+type Control = HTMLInputElement | HTMLSelectElement;
+
+/** Parse stored preferences; a value that is absent or not allowed becomes its default. */
+export function parsePreferences(stored: string | null): Preferences {
+  const preferences: Record<string, unknown> = { ...DEFAULTS };
+  for (const [name, value] of Object.entries(parseObject(stored))) {
+    if (isAllowed(name, value)) preferences[name] = value;
   }
-  return found as unknown as Preferences;
+  return preferences as unknown as Preferences;
 }
 
-function parsed(kept: string | null): object {
+function isAllowed(name: string, value: unknown): boolean {
+  const words = ALLOWED_WORDS[name as keyof Preferences];
+  if (words) return words.includes(value as string);
+  return name in DEFAULTS && typeof value === "boolean";
+}
+
+function parseObject(stored: string | null): object {
   try {
-    const value: unknown = JSON.parse(kept ?? "{}");
+    const value: unknown = JSON.parse(stored ?? "{}");
     return typeof value === "object" && value !== null ? value : {};
   } catch (error) {
     if (error instanceof SyntaxError) return {};
@@ -51,45 +59,46 @@ function parsed(kept: string | null): object {
   }
 }
 
-/** The controls that are named after choices, within one part of the page: they show what is chosen, and change it. */
+/** The form controls with `data-preference`: they show the stored preferences and change them. */
 export class PreferenceControls {
   value: Preferences;
-  private listeners: (() => void)[] = [];
+  private readonly listeners: (() => void)[] = [];
 
-  constructor(private readonly page: HTMLElement, private readonly kept: Storage | null = storage()) {
-    this.value = read(kept?.getItem(KEY) ?? null);
-    for (const control of this.controls()) show(control, this.value);
-    page.addEventListener("change", (event) => this.changed(event.target as HTMLElement));
+  constructor(
+    page: HTMLElement,
+    private readonly storage: Storage | null = findStorage(),
+  ) {
+    this.value = parsePreferences(storage?.getItem(STORAGE_KEY) ?? null);
+    for (const control of page.querySelectorAll<Control>("[data-preference]")) {
+      showPreference(control, this.value);
+    }
+    page.addEventListener("change", (event) => this.update(event.target as HTMLElement));
   }
 
+  /** Call `listener` after each change. */
   onChange(listener: () => void): void {
     this.listeners.push(listener);
   }
 
-  private controls(): Control[] {
-    return [...this.page.querySelectorAll<Control>("[data-choice]")];
-  }
-
-  private changed(control: HTMLElement): void {
-    const name = control.dataset.choice;
+  private update(control: HTMLElement): void {
+    const name = control.dataset.preference;
     if (!name) return;
-    const value = control instanceof HTMLInputElement ? control.checked : (control as HTMLSelectElement).value;
-    this.value = read(JSON.stringify({ ...this.value, [name]: value }));
-    this.kept?.setItem(KEY, JSON.stringify(this.value));
+    const isCheckbox = control instanceof HTMLInputElement;
+    const value = isCheckbox ? control.checked : (control as HTMLSelectElement).value;
+    this.value = parsePreferences(JSON.stringify({ ...this.value, [name]: value }));
+    this.storage?.setItem(STORAGE_KEY, JSON.stringify(this.value));
     for (const listener of this.listeners) listener();
   }
 }
 
-type Control = HTMLInputElement | HTMLSelectElement;
-
-function show(control: Control, choices: Preferences): void {
-  const value = choices[control.dataset.choice as keyof Preferences];
+function showPreference(control: Control, preferences: Preferences): void {
+  const value = preferences[control.dataset.preference as keyof Preferences];
   if (control instanceof HTMLInputElement) control.checked = value === true;
   else control.value = String(value);
 }
 
-/** Null where the browser keeps nothing for pages. */
-function storage(): Storage | null {
+/** Return the browser's storage, or null if the browser does not let pages store anything. */
+function findStorage(): Storage | null {
   try {
     return window.localStorage;
   } catch (error) {

@@ -1,51 +1,89 @@
-// The run page: socket → store → views. The server has rendered the page; snapshots and deltas change it afterwards.
+// The live parts of a run's page: the feed writes to the store, and the views draw what is in it.
+// The server has rendered the page; snapshots and deltas change it afterwards.
 
-import { PreferenceControls } from "./preferences";
-import { browserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
+import { requireElement } from "./dom";
 import { MirrorSelector, parseMirrors } from "./failover";
-import { browserEnvironment, LiveFeed, type ConnectionStatus } from "./socket";
+import { createBrowserEnvironment, LiveFeed } from "./liveFeed";
+import { PreferenceControls } from "./preferences";
 import { Store } from "./store";
-import { LossChart } from "./views/lossChart";
-import { EventList } from "./views/eventList";
-import { RunFigures } from "./views/runFigures";
 import { Barn } from "./views/barn";
 import { ConnectionStatusView } from "./views/connectionStatus";
-import { ThroughputChart } from "./views/throughputChart";
+import { EventList } from "./views/eventList";
+import { LossChart } from "./views/lossChart";
 import { MachineTable } from "./views/machineTable";
+import { RunFigures } from "./views/runFigures";
+import { ThroughputChart } from "./views/throughputChart";
+import { createBrowserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
 
-export function runPage(page: HTMLElement): void {
+/** Something on the page that shows a part of the store. */
+interface View {
+  draw(store: Store): void;
+}
+
+/** Connect to the site and draw what it sends. `page` is the element with `data-live-run`. */
+export function startRunPage(page: HTMLElement): void {
+  const runId = page.dataset.liveRun!;
   const store = new Store();
-  const run = page.dataset.liveRun!;
   const preferences = new PreferenceControls(page);
-  const views = [
-    new RunFigures(page),
-    new Barn(page.querySelector("[data-frame]")!),
-    new LossChart(page.querySelector("[data-loss-chart]")!, preferences),
-    new ThroughputChart(page.querySelector("[data-pace-chart]")!),
-    new MachineTable(page.querySelector("[data-workers]")!),
-    new EventList(page.querySelector("[data-events]")!, preferences),
-  ];
-  const mirrors = parseMirrors(page);
-  const selector = new MirrorSelector(page.dataset.follows === "true" ? mirrors.length : 1); // other mirrors show public runs only
-  const connection = new ConnectionStatusView(page, mirrors);
-  const showStatus = (status: ConnectionStatus, mirror: number) => connection.show(status, mirror);
-  const feed = new LiveFeed(store, browserEnvironment(run, mirrors), showStatus, selector);
-  const curves = new WorkerCurveLoader(store, browserCurveEnvironment(run, () => mirrors[selector.current]!.base));
-  preferences.onChange(() => curves.setEnabled(preferences.value.machines));
-  curves.setEnabled(preferences.value.machines);
 
+  // Draw
+  const views: View[] = [
+    new RunFigures(page),
+    new Barn(requireElement(page, "[data-barn]")),
+    new LossChart(requireElement(page, "[data-loss-chart]"), preferences),
+    new ThroughputChart(requireElement(page, "[data-throughput-chart]")),
+    new MachineTable(requireElement(page, "[data-machine-table]")),
+    new EventList(requireElement(page, "[data-events]"), preferences),
+  ];
+  drawOnChange(store, views);
+
+  // Receive snapshots and deltas. Other mirrors show public runs only.
+  const mirrors = parseMirrors(page);
+  const selector = new MirrorSelector(page.dataset.failover === "true" ? mirrors.length : 1);
+  const connection = new ConnectionStatusView(page, mirrors);
+  const feed = new LiveFeed(
+    store,
+    createBrowserEnvironment(runId, mirrors),
+    (status, mirror) => connection.show(status, mirror),
+    selector,
+  );
+
+  // Fetch the machines' own curves while they are shown
+  const curveEnvironment = createBrowserCurveEnvironment(
+    runId,
+    () => mirrors[selector.current]!.base,
+  );
+  const curves = new WorkerCurveLoader(store, curveEnvironment);
+  preferences.onChange(() => curves.setEnabled(preferences.value.machineCurves));
+  curves.setEnabled(preferences.value.machineCurves);
+
+  retryWhenUseful(feed);
+  feed.start();
+}
+
+/** Draw the views once for all changes between two animation frames. */
+function drawOnChange(store: Store, views: View[]): void {
   let isScheduled = false;
   store.subscribe(() => {
     if (isScheduled) return;
-    isScheduled = true; // draw once for all deltas between two animation frames
+    isScheduled = true;
     requestAnimationFrame(() => {
       isScheduled = false;
-      if (store.run) for (const view of views) view.draw(store); // the machines' curves may arrive before the first snapshot
+      // The machines' curves may arrive before the first snapshot.
+      if (!store.run) return;
+      for (const view of views) view.draw(store);
     });
   });
+}
+
+/** Retry when the network or the page comes back; stop while the page is in the browser's cache. */
+function retryWhenUseful(feed: LiveFeed): void {
   addEventListener("online", () => feed.retryNow());
-  document.addEventListener("visibilitychange", () => document.hidden || feed.retryNow());
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) feed.retryNow();
+  });
   addEventListener("pagehide", () => feed.stop());
-  addEventListener("pageshow", (event) => event.persisted && feed.start());
-  feed.start();
+  addEventListener("pageshow", (event) => {
+    if (event.persisted) feed.start();
+  });
 }

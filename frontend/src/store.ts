@@ -1,34 +1,50 @@
-// The state of a run on its page. Pure: it receives snapshots and deltas, and neither fetches nor draws anything.
+// The state of a run on its page. Pure: it receives snapshots and deltas, and neither fetches nor
+// draws anything.
 //
-// A snapshot replaces everything. Delta n+1 follows the snapshot or delta n. A delta that arrives twice is dropped; one
-// that arrives early waits for the deltas before it, and the caller learns of the gap so that it can fetch a snapshot.
-// Applying is idempotent: points are keyed by their first number, machines, plans and events by id, and values are absolute.
+// A snapshot replaces everything. Delta n+1 follows the snapshot or delta n. A delta that arrives
+// twice is dropped; one that arrives early waits for the deltas before it, and the caller learns of
+// the gap so that it can fetch a snapshot. Applying is idempotent: points are keyed by their x,
+// machines, plans and events by id, and values are absolute.
 
-import type { Delta, RunEvent, WorkerCurve, Point, PlanView, Run, Snapshot, Machine } from "./types";
+import type {
+  Delta,
+  Machine,
+  PlanView,
+  Point,
+  Run,
+  RunEvent,
+  Snapshot,
+  WorkerCurve,
+} from "./types";
 
+/** What a snapshot or delta led to; at a "gap" deltas are missing. */
 export type Outcome = "applied" | "stale" | "gap";
-export type SeriesName = "train" | "validation" | "rate" | "clock";
-/** The points of each curve. */
-export type Series = Record<SeriesName, Point[]>;
+
+const CURVE_NAMES = ["train", "validation", "rate", "clock"] as const;
+export type CurveName = (typeof CURVE_NAMES)[number];
 
 const MAX_WAITING = 64; // deltas that may wait for an earlier one
 const MAX_POINTS = 1600; // of one curve; beyond that neighbours are merged
 const MAX_EVENTS = 200; // the newest are stored
 
+/** Everything that the page shows of a run. */
 export class Store {
+  /** The number of the last applied delta; -1 before the first snapshot. */
   seq = -1;
+  /** The mirror's clock, in seconds since 1970. */
   now = 0;
   run: Run | null = null;
   readonly workers = new Map<string, Machine>();
   readonly plans = new Map<string, PlanView>();
-  readonly series: Series = { train: [], validation: [], rate: [], clock: [] };
+  readonly curves: Record<CurveName, Point[]> = { train: [], validation: [], rate: [], clock: [] };
   /** The newest first. */
   events: RunEvent[] = [];
-  /** The curves of the machines that trained most; empty until somebody wants to see them. */
-  curves: WorkerCurve[] = [];
-  private waiting = new Map<number, Delta>();
-  private listeners = new Set<() => void>();
+  /** The curves of the machines that trained most; empty unless the reader wants to see them. */
+  workerCurves: WorkerCurve[] = [];
+  private readonly waiting = new Map<number, Delta>();
+  private readonly listeners = new Set<() => void>();
 
+  /** Call `listener` after each change; the returned function ends that. */
   subscribe(listener: () => void): () => void {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
@@ -39,15 +55,16 @@ export class Store {
     return this.waiting.size > 0;
   }
 
-  /** Accept any number next: another mirror numbers its own deltas, and its first snapshot replaces everything. */
+  /** Accept any number next: the next snapshot comes from a mirror that numbers its own deltas. */
   expectOtherMirror(): void {
     this.seq = -1;
     this.now = 0;
     this.waiting.clear();
   }
 
+  /** Replace the state by a snapshot, unless a newer message has overtaken it. */
   applySnapshot(snapshot: Snapshot): Outcome {
-    if (snapshot.seq < this.seq && snapshot.now < this.now) return "stale"; // a newer message overtook this response
+    if (snapshot.seq < this.seq && snapshot.now < this.now) return "stale";
     this.seq = snapshot.seq;
     this.now = snapshot.now;
     this.run = { ...snapshot.run };
@@ -56,12 +73,13 @@ export class Store {
     this.plans.clear();
     this.storePlans(snapshot.plans);
     this.events = mergeEvents([], snapshot.events ?? []);
-    for (const name of NAMES) this.series[name] = thinPoints(mergePoints([], snapshot[name] ?? []));
-    this.applyWaiting();
-    this.notify();
-    return this.hasGap ? "gap" : "applied";
+    for (const name of CURVE_NAMES) {
+      this.curves[name] = thinPoints(mergePoints([], snapshot[name] ?? []));
+    }
+    return this.finishChange();
   }
 
+  /** Apply a delta if it is the next one; store it until then if it is early. */
   applyDelta(delta: Delta): Outcome {
     if (this.run !== null && delta.seq <= this.seq) return "stale";
     if (this.run === null || delta.seq > this.seq + 1) {
@@ -69,42 +87,50 @@ export class Store {
       if (this.waiting.size > MAX_WAITING) this.waiting.delete(Math.min(...this.waiting.keys()));
       return "gap";
     }
-    this.apply(delta);
+    this.applyNext(delta);
+    return this.finishChange();
+  }
+
+  /** Replace the machines' curves, which are fetched apart from snapshots and deltas. */
+  setCurves(curves: WorkerCurve[]): void {
+    this.workerCurves = curves.map((curve) => ({
+      ...curve,
+      points: mergePoints([], curve.points),
+    }));
+    this.notify();
+  }
+
+  /** Apply the waiting deltas that have become the next ones, and notify the listeners. */
+  private finishChange(): Outcome {
     this.applyWaiting();
     this.notify();
     return this.hasGap ? "gap" : "applied";
   }
 
-  /** Replace the machines' curves, which are fetched apart from snapshots and deltas. */
-  setCurves(curves: WorkerCurve[]): void {
-    this.curves = curves.map((curve) => ({ ...curve, points: mergePoints([], curve.points) }));
-    this.notify();
-  }
-
   private applyWaiting(): void {
     for (const seq of [...this.waiting.keys()].sort((a, b) => a - b)) {
       const delta = this.waiting.get(seq)!;
-      if (seq === this.seq + 1) this.apply(delta);
+      if (seq === this.seq + 1) this.applyNext(delta);
       if (seq <= this.seq) this.waiting.delete(seq);
     }
   }
 
-  private apply(delta: Delta): void {
+  private applyNext(delta: Delta): void {
     this.seq = delta.seq;
     this.now = delta.now;
     if (delta.run && this.run) Object.assign(this.run, delta.run);
-    for (const machine of delta.removed_workers ?? []) this.workers.delete(machine);
+    for (const id of delta.removed_workers ?? []) this.workers.delete(id);
     for (const worker of delta.workers ?? []) this.workers.set(worker.id, worker);
     this.storePlans(delta.plans);
     if (delta.events) this.events = mergeEvents(this.events, delta.events);
-    for (const name of NAMES) {
-      const fresh = delta[name];
-      if (fresh?.length) this.series[name] = thinPoints(mergePoints(this.series[name], fresh));
+    for (const name of CURVE_NAMES) {
+      const points = delta[name];
+      if (points?.length) this.curves[name] = thinPoints(mergePoints(this.curves[name], points));
     }
   }
 
   private storePlans(plans: Record<string, PlanView> = {}): void {
-    for (const [machine, plan] of Object.entries(plans)) this.plans.set(machine, plan);
+    for (const [id, plan] of Object.entries(plans)) this.plans.set(id, plan);
   }
 
   private notify(): void {
@@ -112,33 +138,42 @@ export class Store {
   }
 }
 
-const NAMES: readonly SeriesName[] = ["train", "validation", "rate", "clock"];
-
 /** Merge two lists of events: the newest first, each once, at most MAX_EVENTS. */
-export function mergeEvents(known: RunEvent[], fresh: RunEvent[]): RunEvent[] {
-  const byId = new Map([...known, ...fresh].map((event) => [event.id, event] as const));
-  return [...byId.values()].sort((a, b) => b.at - a.at || (a.id < b.id ? 1 : -1)).slice(0, MAX_EVENTS);
+export function mergeEvents(present: RunEvent[], added: RunEvent[]): RunEvent[] {
+  const byId = new Map([...present, ...added].map((event) => [event.id, event] as const));
+  return [...byId.values()].sort(compareEvents).slice(0, MAX_EVENTS);
 }
 
-/** Merge two curves in the order of x. Where both have a point, the fresh one wins. */
-export function mergePoints(known: Point[], fresh: Point[]): Point[] {
-  const last = known.at(-1);
-  const ordered = fresh.every((pair, i) => pair[0] > (fresh[i - 1]?.[0] ?? last?.[0] ?? -Infinity));
-  if (ordered) return known.concat(fresh);
-  const byKey = new Map(known.map((pair) => [pair[0], pair] as const));
-  for (const pair of fresh) byKey.set(pair[0], pair);
-  return [...byKey.values()].sort((a, b) => a[0] - b[0]);
+/** Order events by time, the newest first; events of one moment by id, for a stable order. */
+function compareEvents(a: RunEvent, b: RunEvent): number {
+  if (a.at !== b.at) return b.at - a.at;
+  return a.id < b.id ? 1 : -1;
 }
 
-/** Reduce a curve to `limit` points: neighbours become their mean at the later x; the newest quarter is unchanged. */
+/** Merge two curves in the order of x. Where both have a point, the added one wins. */
+export function mergePoints(present: Point[], added: Point[]): Point[] {
+  const lastX = present.at(-1)?.[0] ?? -Infinity;
+  const continues = added.every((point, i) => point[0] > (added[i - 1]?.[0] ?? lastX));
+  if (continues) return present.concat(added);
+  const byX = new Map(present.map((point) => [point[0], point] as const));
+  for (const point of added) byX.set(point[0], point);
+  return [...byX.values()].sort((a, b) => a[0] - b[0]);
+}
+
+/**
+ * Reduce a curve to `limit` points.
+ *
+ * Two neighbours become their mean at the later x. The newest quarter of `limit` is unchanged.
+ */
 export function thinPoints(points: Point[], limit = MAX_POINTS): Point[] {
   if (points.length <= limit) return points;
-  const kept = Math.floor(limit / 4);
-  const old = points.slice(0, -kept);
+  const unchanged = Math.floor(limit / 4);
+  const old = points.slice(0, -unchanged);
   const merged: Point[] = [];
   for (let i = 0; i < old.length; i += 2) {
-    const [a, b] = [old[i]!, old[i + 1]];
-    merged.push(b ? [b[0], (a[1] + b[1]) / 2] : a);
+    const first = old[i]!;
+    const second = old[i + 1];
+    merged.push(second ? [second[0], (first[1] + second[1]) / 2] : first);
   }
-  return thinPoints(merged.concat(points.slice(-kept)), limit);
+  return thinPoints(merged.concat(points.slice(-unchanged)), limit);
 }

@@ -1,57 +1,73 @@
-// Machines' own loss curves. They are fetched only while they are shown: in a large run they would dominate every delta.
+// The loss curves of single machines. They are fetched only while they are shown, because in a
+// large run they would be most of every delta.
 
 import type { Store } from "./store";
-import type { WorkerCurve } from "./types";
+import type { WorkerCurve, WorkerCurves } from "./types";
 
-export const FETCH_INTERVAL_MS = 10_000; // between two requests
+export const FETCH_INTERVAL_MS = 10_000; // between a response and the next request
 
+/** What the loader needs from its surroundings; tests pass their own. */
 export interface CurveEnvironment {
-  fetch(): Promise<WorkerCurve[]>;
-  later(milliseconds: number, run: () => void): number;
-  cancel(timer: number): void;
+  fetchCurves(): Promise<WorkerCurve[]>;
+  setTimer(milliseconds: number, callback: () => void): number;
+  clearTimer(timer: number): void;
 }
 
+/** Fetches the machines' curves into the store, repeatedly while it is enabled. */
 export class WorkerCurveLoader {
   private enabled = false;
   private timer: number | null = null;
 
-  constructor(private readonly store: Store, private readonly outside: CurveEnvironment) {}
+  constructor(
+    private readonly store: Store,
+    private readonly environment: CurveEnvironment,
+  ) {}
 
+  /** Start or stop fetching. */
   setEnabled(enabled: boolean): void {
     if (enabled === this.enabled) return;
     this.enabled = enabled;
-    if (this.timer !== null) this.outside.cancel(this.timer);
+    if (this.timer !== null) this.environment.clearTimer(this.timer);
     this.timer = null;
-    if (enabled) void this.fetchCurves();
+    if (enabled) void this.loadCurves();
   }
 
   /** Fetch the curves and schedule the next request. After a failure the shown curves stay. */
-  private async fetchCurves(): Promise<void> {
-    const found = await this.outside.fetch().catch((error: unknown) => {
+  private async loadCurves(): Promise<void> {
+    const curves = await this.environment.fetchCurves().catch((error: unknown) => {
       console.info("the machines' curves could not be fetched:", error);
       return null;
     });
-    if (!this.enabled || this.timer !== null) return; // disabled in the meantime, or enabled again
-    if (found) this.store.setCurves(found);
-    this.timer = this.outside.later(FETCH_INTERVAL_MS, () => {
+    // The loader may have been disabled in the meantime, or disabled and enabled again.
+    if (!this.enabled || this.timer !== null) return;
+    if (curves) this.store.setCurves(curves);
+    this.timer = this.environment.setTimer(FETCH_INTERVAL_MS, () => {
       this.timer = null;
-      void this.fetchCurves();
+      void this.loadCurves();
     });
   }
 }
 
-/** Create the browser's environment. `base` returns the address of the mirror in use; "" is the page's own. */
-export function browserCurveEnvironment(run: string, base: () => string): CurveEnvironment {
+/**
+ * Create the environment of a real page.
+ *
+ * @param currentBase - returns the address of the mirror in use; "" for the page's own
+ */
+export function createBrowserCurveEnvironment(
+  runId: string,
+  currentBase: () => string,
+): CurveEnvironment {
   return {
-    async fetch() {
-      const answer = await fetch(`${base()}/live/${run}/machines/`, {
+    async fetchCurves() {
+      const base = currentBase();
+      const response = await fetch(`${base}/live/${runId}/machines/`, {
         headers: { Accept: "application/json" },
-        credentials: base() ? "omit" : "same-origin",
+        credentials: base ? "omit" : "same-origin",
       });
-      if (!answer.ok) throw new Error(`the site answered ${answer.status}`);
-      return ((await answer.json()) as { machines: WorkerCurve[] }).machines;
+      if (!response.ok) throw new Error(`the site answered ${response.status}`);
+      return ((await response.json()) as WorkerCurves).machines;
     },
-    later: (milliseconds, run) => window.setTimeout(run, milliseconds),
-    cancel: (timer) => window.clearTimeout(timer),
+    setTimer: (milliseconds, callback) => window.setTimeout(callback, milliseconds),
+    clearTimer: (timer) => window.clearTimeout(timer),
   };
 }

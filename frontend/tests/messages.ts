@@ -1,38 +1,90 @@
-// Frames as live/ sends them, for the tests.
+// Example messages of the site for the tests; `changes` replaces single fields.
 
-import type { Delta, RunEvent, PlanView, Snapshot, Machine } from "../src/types";
+import type { Delta, Machine, PlanView, RunEvent, Snapshot } from "../src/types";
 
-export function worker(id: string, tokens = 0): Machine {
+/** Create a machine that trains and reports. */
+export function createMachine(id: string, tokens = 0): Machine {
   return {
-    id, name: id, person: "Ada", activity: "training", alive: true, last_seen: 100, version: "0.1", tokens, rate: 10,
-    step: 1, step_seconds: null, updates_sent: 1, updates_received: 2, peers: 2, behind: 0, exchange: null, agrees: null,
+    id,
+    name: id,
+    person: "Ada",
+    activity: "training",
+    alive: true,
+    last_seen: 100,
+    version: "0.1",
+    tokens,
+    rate: 10,
+    step: 1,
+    step_seconds: null,
+    updates_sent: 1,
+    updates_received: 2,
+    peers: 2,
+    behind: 0,
+    exchange: null,
+    agrees: null,
   };
 }
 
-export function plan(more: Partial<PlanView> = {}): PlanView {
+/** Create the plan of a machine without a GPU that trains from its disk. */
+export function createPlan(changes: Partial<PlanView> = {}): PlanView {
   return {
-    device: "cpu", device_bytes: 0, host_bytes: 3 * 2 ** 30, disk_bytes: 9 * 2 ** 30, groups: 12, micro_batches: 4,
-    micro_tokens: 1024, layers: 50, resident: 3, clipping: "exact", crash_safety: "exact", binding: "disk",
-    predicted_seconds: 5.4, disk_written_per_day: 384 * 2 ** 30, sentence: "The disk is what limits.", ...more,
+    device: "cpu",
+    device_bytes: 0,
+    host_bytes: 3 * 2 ** 30,
+    disk_bytes: 9 * 2 ** 30,
+    groups: 12,
+    micro_batches: 4,
+    micro_tokens: 1024,
+    layers: 50,
+    resident: 3,
+    clipping: "exact",
+    crash_safety: "exact",
+    binding: "disk",
+    predicted_seconds: 5.4,
+    disk_written_per_day: 384 * 2 ** 30,
+    sentence: "The disk is what limits.",
+    ...changes,
   };
 }
 
-export function snapshot(seq: number, more: Partial<Snapshot> = {}): Snapshot {
+/** Create a snapshot with one machine and one point. */
+export function createSnapshot(seq: number, changes: Partial<Snapshot> = {}): Snapshot {
   return {
-    type: "snapshot", seq, mirror: "here", now: 100 + seq,
+    type: "snapshot",
+    seq,
+    mirror: "here",
+    now: 100 + seq,
     run: {
-      id: "r", name: "Run", status: "training", tokens: 1000, budget: 10_000, rate: 10, started: 1, updates: 3,
-      workers_alive: 1, workers_known: 1, agree: null, waiting: null,
+      id: "r",
+      name: "Run",
+      status: "training",
+      tokens: 1000,
+      budget: 10_000,
+      rate: 10,
+      started: 1,
+      updates: 3,
+      workers_alive: 1,
+      workers_known: 1,
+      agree: null,
+      waiting: null,
     },
-    train: [[100, 5]], validation: [], rate: [], clock: [], workers: [worker("a")], plans: {},
-    events: [], ...more,
+    train: [[100, 5]],
+    validation: [],
+    rate: [],
+    clock: [],
+    workers: [createMachine("a")],
+    plans: {},
+    events: [],
+    ...changes,
   };
 }
 
-export function delta(seq: number, more: Partial<Delta> = {}): Delta {
-  return { type: "delta", seq, now: 100 + seq, ...more };
+/** Create a delta that changes nothing. */
+export function createDelta(seq: number, changes: Partial<Delta> = {}): Delta {
+  return { type: "delta", seq, now: 100 + seq, ...changes };
 }
 
-export function event(id: string, at: number, more: Partial<RunEvent> = {}): RunEvent {
-  return { id, at, kind: "machine", who: "barn", what: "joined", ...more };
+/** Create the event that a machine joined. */
+export function createEvent(id: string, at: number, changes: Partial<RunEvent> = {}): RunEvent {
+  return { id, at, kind: "machine", who: "barn", what: "joined", ...changes };
 }

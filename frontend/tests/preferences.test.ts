@@ -1,18 +1,34 @@
-import { expect, test } from "vitest";
-import { DEFAULTS, read } from "../src/preferences";
+import { describe, expect, test } from "vitest";
+import { DEFAULTS, parsePreferences } from "../src/preferences";
 
-test("a choice comes back as it was kept", () => {
-  const chosen = { ...DEFAULTS, across: "time", scale: "log", smoothing: "none", machines: true, comings: false };
-  expect(read(JSON.stringify(chosen))).toEqual(chosen);
-});
+describe("parsePreferences", () => {
+  test("returns what was stored", () => {
+    const stored = {
+      ...DEFAULTS,
+      xAxis: "time",
+      yScale: "log",
+      smoothing: "none",
+      machineCurves: true,
+      machineEvents: false,
+    };
+    expect(parsePreferences(JSON.stringify(stored))).toEqual(stored);
+  });
 
-test.each([null, "", "nonsense", "null", "[]", "7", '"time"', '{"across": "sideways", "scale": true, "train": "no"}'])(
-  "what makes no sense is as by default: %s",
-  (kept) => expect(read(kept)).toEqual(DEFAULTS),
-);
+  test.each([
+    null,
+    "",
+    "nonsense",
+    "null",
+    "[]",
+    "7",
+    '"time"',
+    '{"xAxis": "sideways", "yScale": true, "trainCurve": "no"}',
+  ])("of %s returns the defaults", (stored) => {
+    expect(parsePreferences(stored)).toEqual(DEFAULTS);
+  });
 
-test("one nonsense leaves the other choices, and nothing unknown comes in", () => {
-  expect(read('{"across": "steps", "smoothing": 3, "train": false, "more": true}')).toEqual(
-    { ...DEFAULTS, across: "steps", train: false },
-  );
+  test("replaces only the values that are not allowed and ignores unknown names", () => {
+    const stored = '{"xAxis": "steps", "smoothing": 3, "trainCurve": false, "more": true}';
+    expect(parsePreferences(stored)).toEqual({ ...DEFAULTS, xAxis: "steps", trainCurve: false });
+  });
 });

@@ -1,85 +1,98 @@
-import { expect, test } from "vitest";
-import { WorkerCurveLoader, type CurveEnvironment } from "../src/workerCurves";
+import { describe, expect, test } from "vitest";
 import { Store } from "../src/store";
 import type { WorkerCurve } from "../src/types";
 import { lineStyle } from "../src/views/lineStyles";
+import { WorkerCurveLoader, type CurveEnvironment } from "../src/workerCurves";
 
-/** A site and a clock that the test controls. */
-class Environment implements CurveEnvironment {
-  requests: { resolve: (lines: WorkerCurve[]) => void; reject: (error: Error) => void }[] = [];
+/** Requests that the test answers, and timers that it fires. */
+class FakeEnvironment implements CurveEnvironment {
+  requests: { resolve: (curves: WorkerCurve[]) => void; reject: (error: Error) => void }[] = [];
   timers = new Map<number, () => void>();
-  private next = 1;
+  private nextTimer = 1;
 
-  fetch(): Promise<WorkerCurve[]> {
+  fetchCurves(): Promise<WorkerCurve[]> {
     return new Promise((resolve, reject) => this.requests.push({ resolve, reject }));
   }
 
-  later(_milliseconds: number, run: () => void): number {
-    this.timers.set(this.next, run);
-    return this.next++;
+  setTimer(_milliseconds: number, callback: () => void): number {
+    this.timers.set(this.nextTimer, callback);
+    return this.nextTimer++;
   }
 
-  cancel(timer: number): void {
+  clearTimer(timer: number): void {
     this.timers.delete(timer);
   }
 
-  strike(): void {
-    const due = [...this.timers.values()];
+  fireTimers(): void {
+    const callbacks = [...this.timers.values()];
     this.timers.clear();
-    for (const run of due) run();
+    for (const callback of callbacks) callback();
   }
 }
 
-const BARN: WorkerCurve = { id: "a", name: "barn", points: [[1, 5]] };
-const settled = () => new Promise((resolve) => setTimeout(resolve));
+const CURVE: WorkerCurve = { id: "a", name: "barn", points: [[1, 5]] };
 
-function feed(): { store: Store; outside: Environment; lines: WorkerCurveLoader } {
-  const [store, outside] = [new Store(), new Environment()];
-  return { store, outside, lines: new WorkerCurveLoader(store, outside) };
+/** Wait until resolved promises have called back. */
+const settle = () => new Promise((resolve) => setTimeout(resolve));
+
+function createLoader() {
+  const store = new Store();
+  const environment = new FakeEnvironment();
+  return { store, environment, loader: new WorkerCurveLoader(store, environment) };
 }
 
-test("curves are fetched only while enabled, and then repeatedly", async () => {
-  const { store, outside, lines } = feed();
-  lines.setEnabled(false);
-  expect(outside.requests).toHaveLength(0);
-  lines.setEnabled(true);
-  lines.setEnabled(true);
-  outside.requests[0]!.resolve([BARN]);
-  await settled();
-  expect(store.curves).toEqual([BARN]);
-  outside.strike();
-  expect(outside.requests).toHaveLength(2);
+describe("WorkerCurveLoader", () => {
+  test("fetches curves only while enabled, and then repeatedly", async () => {
+    const { store, environment, loader } = createLoader();
+    loader.setEnabled(false);
+    expect(environment.requests).toHaveLength(0);
+    loader.setEnabled(true);
+    loader.setEnabled(true);
+    environment.requests[0]!.resolve([CURVE]);
+    await settle();
+    expect(store.workerCurves).toEqual([CURVE]);
+    environment.fireTimers();
+    expect(environment.requests).toHaveLength(2);
+  });
+
+  test("after a failed request keeps the curves and schedules the next request", async () => {
+    const { store, environment, loader } = createLoader();
+    loader.setEnabled(true);
+    environment.requests[0]!.resolve([CURVE]);
+    await settle();
+    environment.fireTimers();
+    environment.requests[1]!.reject(new Error("gone"));
+    await settle();
+    expect(store.workerCurves).toEqual([CURVE]);
+    expect(environment.timers.size).toBe(1);
+  });
+
+  test("disabled during a request ignores the response", async () => {
+    const { store, environment, loader } = createLoader();
+    loader.setEnabled(true);
+    loader.setEnabled(false);
+    environment.requests[0]!.resolve([CURVE]);
+    await settle();
+    expect(store.workerCurves).toEqual([]);
+    expect(environment.timers.size).toBe(0);
+  });
+
+  test("enabled again during a request has one timer", async () => {
+    const { environment, loader } = createLoader();
+    loader.setEnabled(true);
+    loader.setEnabled(false);
+    environment.requests[0]!.resolve([CURVE]);
+    await settle();
+    loader.setEnabled(true);
+    loader.setEnabled(false);
+    loader.setEnabled(true);
+    for (const request of environment.requests) request.resolve([CURVE]);
+    await settle();
+    expect(environment.timers.size).toBe(1);
+  });
 });
 
-test("after a failed request the curves stay and the next request is scheduled", async () => {
-  const { store, outside, lines } = feed();
-  lines.setEnabled(true);
-  outside.requests[0]!.resolve([BARN]);
-  await settled();
-  outside.strike();
-  outside.requests[1]!.reject(new Error("gone"));
-  await settled();
-  expect(store.curves).toEqual([BARN]);
-  expect(outside.timers.size).toBe(1);
-});
-
-test("a response after disabling is ignored, and re-enabling leaves one timer", async () => {
-  const { store, outside, lines } = feed();
-  lines.setEnabled(true);
-  lines.setEnabled(false);
-  outside.requests[0]!.resolve([BARN]);
-  await settled();
-  expect(store.curves).toEqual([]);
-  expect(outside.timers.size).toBe(0);
-  lines.setEnabled(true);
-  lines.setEnabled(false);
-  lines.setEnabled(true);
-  for (const each of outside.requests) each.resolve([BARN]);
-  await settled();
-  expect(outside.timers.size).toBe(1);
-});
-
-test("a dozen curves have distinct line styles", () => {
-  const seen = Array.from({ length: 12 }, (_, i) => JSON.stringify(lineStyle(i)));
-  expect(new Set(seen).size).toBe(12);
+test("lineStyle gives twelve curves distinct styles", () => {
+  const styles = Array.from({ length: 12 }, (_, i) => JSON.stringify(lineStyle(i)));
+  expect(new Set(styles).size).toBe(12);
 });

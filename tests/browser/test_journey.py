@@ -40,9 +40,9 @@ def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Bro
     expect(loss).not_to_have_text("–")
     first_loss = float(loss.inner_text())
     wait_until(lambda: float(loss.inner_text()) < first_loss - 0.2, "a lower loss on the page", 400)
-    expect(run_page.locator("[data-figure=alive]")).to_have_text("3")
+    expect(run_page.locator("[data-figure=workers_alive]")).to_have_text("3")
     expect(run_page.locator("[data-figure=agree]")).to_have_text("Identical")
-    assert run_page.locator("[data-workers] tbody tr").count() == 3
+    assert run_page.locator("[data-machine-table] tbody tr").count() == 3
     for machine in MACHINES:
         expect(run_page.locator("[data-events] li", has_text=f"{machine} joined")).to_have_count(1)
 
@@ -105,7 +105,7 @@ def create_run_after_a_mistake(page: Page) -> None:
 def stop_and_start_the_site(site: Site, page: Page) -> None:
     """Kill the site: training continues, reports arrive afterwards, and the chart has no gap."""
     site.processes.kill("site")
-    expect(page.locator("[data-link]")).to_have_attribute("data-link", "reconnecting")
+    expect(page.locator("[data-connection]")).to_have_attribute("data-connection", "reconnecting")
     before = {m: site.status(m)["updates_received"] for m in MACHINES}
 
     def every_machine_received_updates() -> bool:
@@ -114,7 +114,7 @@ def stop_and_start_the_site(site: Site, page: Page) -> None:
     wait_until(every_machine_received_updates, "updates without a site", 400)
     tokens_without_site = max(site.status(m)["ledger_tokens"] for m in MACHINES)
     site.start_web()
-    expect(page.locator("[data-link]")).to_have_attribute("data-link", "live")
+    expect(page.locator("[data-connection]")).to_have_attribute("data-connection", "live")
     wait_until(
         lambda: max(charted_tokens(page)) > tokens_without_site,
         "the delayed reports in the chart of the open page",
@@ -165,7 +165,7 @@ def ban_machine(site: Site, staff_page: Page, run_page: Page, worker: Popen) -> 
         "peers that refuse it",
         120,
     )
-    expect(run_page.locator("[data-figure=alive]")).to_have_text("2")
+    expect(run_page.locator("[data-figure=workers_alive]")).to_have_text("2")
     expect(run_page.locator("[data-events] li", has_text="mill was revoked")).to_have_count(1)
     slug = run_page.url.rstrip("/").rsplit("/", 1)[1]
     second_join = site.barnraise("mill", "join", slug, "--threads", "1")

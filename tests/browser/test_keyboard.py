@@ -146,7 +146,7 @@ def join_with_a_machine(site, page: Page, keys: Keys, slug: str) -> Popen:
 def read_the_chart(page: Page, keys: Keys) -> None:
     """Move along the chart by arrow keys; its x axis is remembered."""
     plot = page.locator("[data-loss-chart] [data-plot]")
-    x_axis = page.locator("[data-choice=across]")
+    x_axis = page.locator("[data-preference=xAxis]")
     expect(plot).to_have_attribute("aria-valuemax", re.compile(r"[1-9]"))  # at least two points
     keys.press(plot, "Home")
     expect(plot).to_have_attribute("aria-valuenow", "0")
@@ -160,9 +160,9 @@ def read_the_chart(page: Page, keys: Keys) -> None:
     page.keyboard.type("time")
     expect(plot).to_have_attribute("aria-valuetext", re.compile(r"^Time \d\d:\d\d: training"))
     keys.press(page.get_by_label("Training, each machine"), "Space")
-    expect(page.locator("[data-machine-lines]")).to_contain_text("shed")
+    expect(page.locator("[data-machine-legend]")).to_contain_text("shed")
     page.reload()
     expect(x_axis).to_have_value("time")
     expect(page.get_by_label("Training, each machine")).to_be_checked()
-    expect(page.locator("[data-machine-lines]")).to_contain_text("shed")
+    expect(page.locator("[data-machine-legend]")).to_contain_text("shed")
     assert_fits_the_phone(page)

@@ -46,11 +46,14 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
         socket_urls: list[str] = []
         page.on("websocket", lambda socket: socket_urls.append(socket.url))
         page.goto(f"/runs/{run}/")
-        connection, elsewhere = page.locator("[data-link]"), page.locator("[data-elsewhere]")
+        connection, other_mirrors = (
+            page.locator("[data-connection]"),
+            page.locator("[data-other-mirrors]"),
+        )
         tokens = page.locator('[data-figure="tokens"]')
-        chart_description = page.locator("#loss-words")
+        chart_description = page.locator("#loss-summary")
         expect(connection).to_have_text(re.compile(r"Live\s*by A"))
-        expect(elsewhere).to_be_hidden()
+        expect(other_mirrors).to_be_hidden()
         expect(tokens).to_have_text("3.00 K")
         barn.send_reports(a, run, 4, joined=True)
         expect(tokens).to_have_text("4.00 K")
@@ -60,16 +63,16 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
         a.kill()
         expect(connection).to_have_text("Reconnecting")
         expect(connection).to_have_text(re.compile(r"Live\s*by B"))
-        expect(elsewhere).to_have_text("A does not answer. This page at B")
-        assert elsewhere.get_by_role("link").get_attribute("href") == f"{b.url}/runs/{run}/"
+        expect(other_mirrors).to_have_text("A does not answer. This page at B")
+        assert other_mirrors.get_by_role("link").get_attribute("href") == f"{b.url}/runs/{run}/"
         assert page.locator("[data-stale]").get_attribute("data-stale") == "false"
         expect(tokens).to_have_text("4.00 K")
         assert chart_description.text_content() == description, "the chart has not changed"
         barn.send_reports(b, run, 5)
         expect(tokens).to_have_text("5.00 K")
-        expect(page.locator('[data-figure="known"]')).to_have_text("1")
+        expect(page.locator('[data-figure="workers_known"]')).to_have_text("1")
         page.get_by_label("Training, each machine").check()
-        expect(page.locator("[data-machine-lines]")).to_contain_text("barn")
+        expect(page.locator("[data-machine-legend]")).to_contain_text("barn")
         check_page(page, "run-elsewhere")
         assert {re.match(r"ws://[^/]+", url)[0] for url in socket_urls} == {
             site.url.replace("http", "ws", 1) for site in (a, b)
@@ -81,7 +84,7 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
 
         a.start()
         expect(connection).to_have_text(re.compile(r"Live\s*by A"))
-        expect(elsewhere).to_be_hidden()
+        expect(other_mirrors).to_be_hidden()
         page.goto("/runs/")
         expect(page.get_by_text("Two roofs")).to_be_visible()
 
@@ -94,11 +97,14 @@ def test_draft_page_own_mirror_killed_links_to_another_mirror(browser, sites):
         page.goto(f"/runs/{names['draft']}/")
         page.on("request", lambda request: requested_urls.append(request.url))
         page.on("websocket", lambda socket: requested_urls.append(socket.url))
-        connection, elsewhere = page.locator("[data-link]"), page.locator("[data-elsewhere]")
+        connection, other_mirrors = (
+            page.locator("[data-connection]"),
+            page.locator("[data-other-mirrors]"),
+        )
         expect(connection).to_have_text(re.compile(r"Live\s*by A"))
         a.kill()
         expect(connection).to_have_text("Reconnecting")
-        expect(elsewhere).to_have_text("This page at B")
+        expect(other_mirrors).to_have_text("This page at B")
         check_page(page, "run-draft-gone")
         page.wait_for_timeout(3_000)
         assert not [url for url in requested_urls if f":{b.port}" in url]

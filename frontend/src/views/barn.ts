@@ -1,28 +1,35 @@
-// The barn: one timber is raised for every so many tokens of the budget.
+// The drawing of a barn that shows a run's progress: the more of the token budget is spent, the
+// more of its timbers are raised.
 
-import { percent } from "../format";
+import { formatPercent } from "../format";
 import type { Store } from "../store";
 
+/** Raises the timbers of the barn on a run's page. */
 export class Barn {
-  private readonly members: SVGElement[];
+  private readonly timbers: SVGElement[]; // in the order of raising
 
-  constructor(private readonly place: Element) {
-    this.members = [...place.querySelectorAll<SVGElement>("[data-member]")].sort(
-      (a, b) => Number(a.dataset.member) - Number(b.dataset.member),
+  constructor(private readonly drawing: Element) {
+    this.timbers = [...drawing.querySelectorAll<SVGElement>("[data-timber]")].sort(
+      (a, b) => Number(a.dataset.timber) - Number(b.dataset.timber),
     );
   }
 
   draw(store: Store): void {
     if (!store.run) return;
     const share = Math.min(1, store.run.tokens / store.run.budget);
-    const raised = raisedAt(share, this.members.length);
-    this.members.forEach((member, i) => member.classList.toggle("is-raised", i < raised));
-    this.place.setAttribute("aria-label", `A timber frame, ${percent(share)} raised`);
+    const raised = countRaised(share, this.timbers.length);
+    this.timbers.forEach((timber, i) => timber.classList.toggle("is-raised", i < raised));
+    this.drawing.setAttribute("aria-label", `A timber frame, ${formatPercent(share)} raised`);
   }
 }
 
-/** The first timber stands as soon as there is a token, the last one only when the budget is spent. */
-export function raisedAt(share: number, members: number): number {
+/**
+ * Count the raised timbers: the first from the first token on, all only at the end.
+ *
+ * The server has the same formula (svg_art.count_raised).
+ */
+export function countRaised(share: number, timbers: number): number {
   if (share <= 0) return 0;
-  return share >= 1 ? members : Math.min(members - 1, 1 + Math.floor(share * (members - 1)));
+  if (share >= 1) return timbers;
+  return Math.min(timbers - 1, 1 + Math.floor(share * (timbers - 1)));
 }

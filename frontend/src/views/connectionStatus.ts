@@ -1,50 +1,64 @@
-// Whether what one sees is live, and by which mirror: a dot and a word, said aloud when it changes. Links on the page
-// lead to its own site all the same; while that is gone, the way to this page at another one stands beside it.
+// The status of the connection: whether the page is live, and which mirror it uses. While the
+// page's own mirror does not answer, links to this page at other mirrors stand beside the status.
 
+import { requireElement } from "../dom";
 import type { Mirror } from "../failover";
-import type { ConnectionStatus } from "../socket";
+import type { ConnectionStatus } from "../liveFeed";
 
-const WORDS: Record<ConnectionStatus, string> = {
+const STATUS_LABELS: Record<ConnectionStatus, string> = {
   connecting: "Connecting",
   live: "Live",
   reconnecting: "Reconnecting",
   refused: "Not available",
 };
 
+/** Shows the status of the connection; screen readers announce its changes. */
 export class ConnectionStatusView {
-  private readonly sign: HTMLElement;
-  private readonly word: HTMLElement;
-  private readonly by: HTMLElement;
-  private readonly elsewhere: HTMLElement;
+  private readonly status: HTMLElement;
+  private readonly label: HTMLElement;
+  private readonly mirrorName: HTMLElement;
+  private readonly otherMirrors: HTMLElement;
 
   constructor(
     private readonly page: HTMLElement,
     private readonly mirrors: Mirror[],
   ) {
-    this.sign = page.querySelector("[data-link]")!;
-    this.word = this.sign.querySelector("[data-word]")!;
-    this.by = this.sign.querySelector("[data-by]")!;
-    this.elsewhere = page.querySelector("[data-elsewhere]")!;
+    this.status = requireElement(page, "[data-connection]");
+    this.label = requireElement(this.status, "[data-connection-label]");
+    this.mirrorName = requireElement(this.status, "[data-mirror-name]");
+    this.otherMirrors = requireElement(page, "[data-other-mirrors]");
   }
 
-  /** `at`: the mirror that is asked. */
-  show(link: ConnectionStatus, at: number): void {
-    this.sign.dataset.link = link;
-    this.word.textContent = WORDS[link];
-    this.by.textContent = link === "live" && this.mirrors.length > 1 ? `by ${this.mirrors[at]!.name}` : "";
-    this.by.hidden = !this.by.textContent;
-    this.page.dataset.stale = String(link !== "live");
-    this.offer(link === "live" ? (at ? [this.mirrors[at]!] : []) : this.mirrors.slice(1), at);
+  /** Show a status of the connection to a mirror; 0 is the page's own. */
+  show(status: ConnectionStatus, mirror: number): void {
+    const isLive = status === "live";
+    const namesMirror = isLive && this.mirrors.length > 1;
+    this.status.dataset.connection = status;
+    this.label.textContent = STATUS_LABELS[status];
+    this.mirrorName.textContent = namesMirror ? `by ${this.mirrors[mirror]!.name}` : "";
+    this.mirrorName.hidden = !namesMirror;
+    this.page.dataset.stale = String(!isLive);
+    this.showLinks(this.selectLinkedMirrors(isLive, mirror), mirror !== 0);
   }
 
-  private offer(mirrors: Mirror[], at: number): void {
-    const links = mirrors.map(({ name, page }) => {
+  /** Return the mirrors to link to: the one in use, or while none is in use, all others. */
+  private selectLinkedMirrors(isLive: boolean, mirror: number): Mirror[] {
+    if (!isLive) return this.mirrors.slice(1);
+    return mirror === 0 ? [] : [this.mirrors[mirror]!];
+  }
+
+  /** Link to this page at other mirrors. `hasLeftHome`: whether the page uses another mirror. */
+  private showLinks(mirrors: Mirror[], hasLeftHome: boolean): void {
+    const reason = hasLeftHome ? `${this.mirrors[0]!.name} does not answer. ` : "";
+    const parts: (string | Node)[] = [`${reason}This page at `];
+    mirrors.forEach(({ name, page }, i) => {
       const link = document.createElement("a");
-      [link.href, link.textContent] = [page, name];
-      return link;
+      link.href = page;
+      link.textContent = name;
+      if (i > 0) parts.push(", ");
+      parts.push(link);
     });
-    const words = at ? `${this.mirrors[0]!.name} does not answer. This page at ` : "This page at ";
-    this.elsewhere.replaceChildren(words, ...links.flatMap((link, i) => (i ? [", ", link] : [link])));
-    this.elsewhere.hidden = links.length === 0;
+    this.otherMirrors.replaceChildren(...parts);
+    this.otherMirrors.hidden = mirrors.length === 0;
   }
 }

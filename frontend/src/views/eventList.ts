@@ -1,55 +1,55 @@
-// What happened in the run, the newest first. What others wrote is text and nothing else.
+// The list of what happened in the run, the newest first. Names and sentences that others wrote are
+// inserted as text, never as markup.
 
+import { cloneTemplate, replaceRows, requireElement, setText } from "../dom";
+import { formatMoment } from "../format";
 import type { PreferenceControls } from "../preferences";
-import { moment } from "../format";
 import type { Store } from "../store";
 import type { RunEvent } from "../types";
 
+/** Draws the events, a row each. */
 export class EventList {
   private readonly list: HTMLElement;
-  private readonly pattern: HTMLTemplateElement;
-  private readonly empty: HTMLElement;
-  private readonly rows = new Map<string, HTMLElement>();
+  private readonly template: HTMLTemplateElement;
+  private readonly emptyText: HTMLElement;
+  private rows = new Map<string, HTMLElement>(); // by the event's id
 
-  constructor(private readonly place: HTMLElement, private readonly chosen: PreferenceControls) {
-    this.list = place.querySelector("ol")!;
-    this.pattern = place.querySelector("template")!;
-    this.empty = place.querySelector("[data-empty]")!;
+  constructor(
+    private readonly card: HTMLElement,
+    private readonly preferences: PreferenceControls,
+  ) {
+    this.list = requireElement(card, "ol");
+    this.template = requireElement(card, "template");
+    this.emptyText = requireElement(card, "[data-empty]");
     this.list.replaceChildren();
-    chosen.onChange(() => this.filter());
-    this.filter();
+    preferences.onChange(() => this.applyFilter());
+    this.applyFilter();
   }
 
   draw(store: Store): void {
-    const rows = store.events.map((event) => this.row(event, store.now));
-    const kept = new Set<Element>(rows);
-    for (const row of [...this.list.children]) if (!kept.has(row)) row.remove();
-    rows.forEach((row, i) => {
-      if (this.list.children[i] !== row) this.list.insertBefore(row, this.list.children[i] ?? null);
-    });
-    for (const id of [...this.rows.keys()]) if (!kept.has(this.rows.get(id)!)) this.rows.delete(id);
-    this.empty.hidden = rows.length > 0;
+    const rows = new Map<string, HTMLElement>();
+    for (const event of store.events) {
+      const row = this.rows.get(event.id) ?? this.createRow(event);
+      setText(requireElement(row, "time"), formatMoment(event.at, store.now));
+      rows.set(event.id, row);
+    }
+    this.rows = rows;
+    replaceRows(this.list, [...rows.values()]);
+    this.emptyText.hidden = rows.size > 0;
   }
 
-  private row(event: RunEvent, now: number): HTMLElement {
-    const row = this.rows.get(event.id) ?? this.make(event);
-    const time = row.querySelector("time")!;
-    const text = moment(event.at, now);
-    if (time.textContent !== text) time.textContent = text;
-    return row;
-  }
-
-  private make(event: RunEvent): HTMLElement {
-    const row = (this.pattern.content.cloneNode(true) as DocumentFragment).firstElementChild as HTMLElement;
+  private createRow(event: RunEvent): HTMLElement {
+    const row = cloneTemplate(this.template);
     row.dataset.kind = event.kind;
-    row.querySelector("time")!.dateTime = new Date(event.at * 1000).toISOString();
-    row.querySelector("[data-who]")!.textContent = event.who;
-    row.querySelector("[data-what]")!.textContent = event.what;
-    this.rows.set(event.id, row);
+    const time = requireElement<HTMLTimeElement>(row, "time");
+    time.dateTime = new Date(event.at * 1000).toISOString();
+    requireElement(row, "[data-who]").textContent = event.who;
+    requireElement(row, "[data-what]").textContent = event.what;
     return row;
   }
 
-  private filter(): void {
-    this.place.dataset.comings = String(this.chosen.value.comings);
+  /** Show or hide the events of machines; the style sheet does so by the attribute. */
+  private applyFilter(): void {
+    this.card.dataset.machineEvents = String(this.preferences.value.machineEvents);
   }
 }

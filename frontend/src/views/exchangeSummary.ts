@@ -1,46 +1,64 @@
-// How one machine trades its updates, in a few words.
+// How one machine exchanges its updates, in a few words. Pure.
 
-import { bits, percent, speed, whole } from "../format";
+import { formatBits, formatByteRate, formatInteger, formatPercent } from "../format";
 import type { ExchangeView, Machine } from "../types";
 
-function round(exchange: ExchangeView | null): string {
-  return exchange ? `${whole(exchange.round_steps)} ${exchange.round_steps === 1 ? "step" : "steps"}` : "–";
+const UNKNOWN = "–";
+
+/** Format what a machine sends: "120 kB/s · 64 %", the second being the share of its uplink. */
+export function formatUpload(exchange: ExchangeView | null): string {
+  if (!exchange) return UNKNOWN;
+  const rate = formatByteRate(exchange.sent_rate);
+  if (exchange.uplink_rate <= 0) return rate;
+  return `${rate} · ${formatPercent(exchange.sent_rate / exchange.uplink_rate)}`;
 }
 
-/** "120 kB/s · 64 %", of what its line carries. */
-export function line(exchange: ExchangeView | null): string {
-  if (!exchange) return "–";
-  const share = exchange.uplink_rate > 0 ? ` · ${percent(exchange.sent_rate / exchange.uplink_rate)}` : "";
-  return speed(exchange.sent_rate) + share;
+/**
+ * Format how a machine reaches the other machines that report.
+ *
+ * It is connected to all of them ("Direct"), to some of them while the others are reached through
+ * these ("2 direct, 5 relayed"), or to none ("Alone"). Updates travel through other machines, so
+ * one connection is enough.
+ */
+export function formatPeers(machine: Machine, aliveMachines: number): string {
+  const others = aliveMachines - 1;
+  if (!machine.alive || others < 1) return UNKNOWN;
+  if (machine.peers === 0) return "Alone";
+  if (machine.peers >= others) return "Direct";
+  const relayed = others - machine.peers;
+  return `${formatInteger(machine.peers)} direct, ${formatInteger(relayed)} relayed`;
 }
 
-/** How a machine reaches the others that are there: "Direct" to all of them, to some with the rest relayed by those, or
- *  not at all. Updates travel through third machines, so that one link is enough. */
-export function reach(worker: Machine, alive: number): string {
-  const others = alive - 1;
-  if (!worker.alive || others < 1) return "–";
-  if (worker.peers === 0) return "Alone";
-  return worker.peers >= others ? "Direct" : `${whole(worker.peers)} direct, ${whole(others - worker.peers)} relayed`;
+/** Format whether weights agree with those of other machines; null if unknown. */
+export function formatAgreement(agrees: boolean | null): string {
+  if (agrees === null) return UNKNOWN;
+  return agrees ? "Identical" : "Differ";
 }
 
-export function weights(worker: Machine): string {
-  return worker.agrees === null ? "–" : worker.agrees ? "Identical" : "Differ";
-}
-
-/** By the name of the place that shows each. */
-export function exchangeFacts(worker: Machine): Record<string, string> {
-  const { exchange } = worker;
+/** Describe a machine's exchange, by the names of the `data-fact` elements. */
+export function describeExchange(machine: Machine): Record<string, string> {
+  const sent = formatInteger(machine.updates_sent);
+  const received = formatInteger(machine.updates_received);
   return {
-    round: round(exchange),
-    update: exchange ? `${share(exchange.density)} of the values, ${bits(exchange.bits_per_parameter)} a parameter` : "–",
-    uplink: exchange && exchange.uplink_rate > 0 ? speed(exchange.uplink_rate) : "–",
-    traffic: exchange ? `${speed(exchange.sent_rate)} sent, ${speed(exchange.received_rate)} received` : "–",
-    updates: `${whole(worker.updates_sent)} sent, ${whole(worker.updates_received)} received`,
-    peers: whole(worker.peers),
-    version: worker.version || "–",
+    ...describeSettings(machine.exchange),
+    updates: `${sent} sent, ${received} received`,
+    peers: formatInteger(machine.peers),
+    version: machine.version || UNKNOWN,
   };
 }
 
-function share(density: number): string {
-  return density === 1 ? "All" : percent(density);
+function describeSettings(exchange: ExchangeView | null): Record<string, string> {
+  if (!exchange) {
+    return { round_steps: UNKNOWN, scheme: UNKNOWN, uplink_rate: UNKNOWN, traffic: UNKNOWN };
+  }
+  const steps = exchange.round_steps === 1 ? "step" : "steps";
+  const density = exchange.density === 1 ? "All" : formatPercent(exchange.density);
+  const sent = formatByteRate(exchange.sent_rate);
+  const received = formatByteRate(exchange.received_rate);
+  return {
+    round_steps: `${formatInteger(exchange.round_steps)} ${steps}`,
+    scheme: `${density} of the values, ${formatBits(exchange.bits_per_parameter)} a parameter`,
+    uplink_rate: exchange.uplink_rate > 0 ? formatByteRate(exchange.uplink_rate) : UNKNOWN,
+    traffic: `${sent} sent, ${received} received`,
+  };
 }

@@ -1,45 +1,61 @@
-// Training and validation loss over the ledger's tokens, over steps, or over time. Training is drawn twice: every point
-// faintly, and the line one reads off them; validation is what the shared weights score on held-out text. Machines have
-// lines of their own, where somebody wants to see them.
+// The chart of losses. The training loss of all machines together is drawn twice: every point
+// faintly, and a smoothed curve. The validation loss is that of the shared weights on held-out
+// text. Readers may add the curves of single machines.
 
 import uPlot from "uplot";
-import { across, firstAfter, laid } from "../chartAxes";
-import type { PreferenceControls } from "../preferences";
-import { count, loss, mark, moment, percent, whole } from "../format";
-import { align, smooth } from "../movingAverage";
+import { createXMapping, findFirstAfter, mapPoints, type XAxis } from "../chartAxes";
+import { requireElement, setText } from "../dom";
+import {
+  formatAxisCount,
+  formatCount,
+  formatInteger,
+  formatLoss,
+  formatMoment,
+  formatPercent,
+} from "../format";
+import { alignCurves, smoothPoints } from "../movingAverage";
+import type { PreferenceControls, Preferences } from "../preferences";
 import type { Store } from "../store";
-import type { WorkerCurve, Point } from "../types";
-import { MachineLegend, lineStyle } from "./lineStyles";
-import { axis, colour, Plot, timeAxis } from "./plot";
+import type { Point, Run, WorkerCurve } from "../types";
+import { lineStyle } from "./lineStyles";
+import { MachineLegend } from "./machineLegend";
+import { axisOptions, Plot, readColour, timeAxis } from "./plot";
 
-const WIDER = { none: 0, some: 1, much: 5 }; // times what is read off anyway
-const ACROSS = { tokens: "Tokens", steps: "Steps", time: "Time" };
+const SMOOTHING_FACTORS: Record<Preferences["smoothing"], number> = { none: 0, some: 1, strong: 5 };
+const X_LABELS: Record<XAxis, string> = { tokens: "Tokens", steps: "Steps", time: "Time" };
+const SUMMARY_INTERVAL_MS = 20_000; // between two summaries for screen readers
+const MAX_MARKED_POINTS = 40; // a curve with more points shows a mark only at its end
+const Y_STEPS = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]; // distances between marks of the y axis
 
-/** How far the smoothed line looks back, as a share of the range of tokens: three points' worth, within reason. */
-const readOff = (points: number) => Math.min(1 / 30, Math.max(1 / 80, 3 / points));
-
+/** Draws the losses with the reader's preferences. */
 export class LossChart {
   private readonly plot: Plot;
-  private readonly readout: Map<string, HTMLElement>;
-  private readonly described: HTMLElement;
+  private readonly readouts: Map<string, HTMLElement>;
+  private readonly summary: HTMLElement;
   private readonly legend: MachineLegend;
   private readonly stepTokens: number;
   private store: Store | null = null;
-  private train: Point[] = [];
-  private validation: Point[] = [];
-  private curves: WorkerCurve[] = [];
-  private told = 0;
+  private trainCurve: Point[] = [];
+  private validationCurve: Point[] = [];
+  private machineCurves: WorkerCurve[] = [];
+  private summarizedAt = -Infinity; // milliseconds since the page was opened
 
-  constructor(place: HTMLElement, private readonly chosen: PreferenceControls) {
-    this.readout = new Map(
-      [...place.querySelectorAll<HTMLElement>("[data-read]")].map((element) => [element.dataset.read!, element]),
-    );
-    this.stepTokens = Number(place.dataset.stepTokens);
-    this.described = place.querySelector("[data-described]")!;
-    this.legend = new MachineLegend(place.querySelector("[data-machine-lines]")!);
-    const empty = place.querySelector<HTMLElement>("[data-empty]")!;
-    this.plot = new Plot(place.querySelector("[data-plot]")!, empty, () => this.options(), (index) => this.read(index));
-    chosen.onChange(() => {
+  constructor(
+    card: HTMLElement,
+    private readonly preferences: PreferenceControls,
+  ) {
+    const readouts = [...card.querySelectorAll<HTMLElement>("[data-readout]")];
+    this.readouts = new Map(readouts.map((element) => [element.dataset.readout!, element]));
+    this.stepTokens = Number(card.dataset.stepTokens);
+    this.summary = requireElement(card, "[data-summary]");
+    this.legend = new MachineLegend(requireElement(card, "[data-machine-legend]"));
+    this.plot = new Plot({
+      box: requireElement(card, "[data-plot]"),
+      emptyText: requireElement(card, "[data-empty]"),
+      createOptions: () => this.createOptions(),
+      showReadout: (index) => this.showReadout(index),
+    });
+    preferences.onChange(() => {
       if (!this.store) return;
       this.draw(this.store);
       this.plot.rebuild();
@@ -48,121 +64,203 @@ export class LossChart {
 
   draw(store: Store): void {
     this.store = store;
-    const { value: choice } = this.chosen;
-    const { train: raw, clock } = store.series;
-    const range = (raw.at(-1)?.[0] ?? 0) - (raw[0]?.[0] ?? 0);
-    const place = across(choice.across, this.stepTokens, clock);
-    const back = range * readOff(raw.length) * WIDER[choice.smoothing];
-    const line = (points: Point[]) => laid(back ? smooth(points, back) : points, place);
-    this.train = choice.train ? line(raw) : [];
-    this.validation = choice.validation ? laid(store.series.validation, place) : [];
-    this.curves = choice.machines ? store.curves.map((each) => ({ ...each, points: line(each.points) })) : [];
-    this.legend.show(this.curves);
-    const faint = choice.train && back ? laid(raw, place) : [];
-    this.plot.show(align(faint, this.train, this.validation, ...this.curves.map((each) => each.points)));
-    this.describe(store);
+    const { xAxis, smoothing, trainCurve, validationCurve, machineCurves } = this.preferences.value;
+    const { train, validation, clock } = store.curves;
+    const mapX = createXMapping(xAxis, this.stepTokens, clock);
+
+    // Curves
+    const range = (train.at(-1)?.[0] ?? 0) - (train[0]?.[0] ?? 0);
+    const scale = range * smoothingShare(train.length) * SMOOTHING_FACTORS[smoothing];
+    const smoothAndMap = (points: Point[]) =>
+      mapPoints(scale ? smoothPoints(points, scale) : points, mapX);
+    this.trainCurve = trainCurve ? smoothAndMap(train) : [];
+    this.validationCurve = validationCurve ? mapPoints(validation, mapX) : [];
+    this.machineCurves = [];
+    if (machineCurves) {
+      this.machineCurves = store.workerCurves.map((curve) => ({
+        ...curve,
+        points: smoothAndMap(curve.points),
+      }));
+    }
+    const unsmoothed = trainCurve && scale ? mapPoints(train, mapX) : [];
+
+    // Page
+    this.legend.show(this.machineCurves);
+    const machinePoints = this.machineCurves.map((curve) => curve.points);
+    this.plot.show(
+      alignCurves(unsmoothed, this.trainCurve, this.validationCurve, ...machinePoints),
+    );
+    if (store.run) this.updateSummary(store, store.run);
   }
 
-  /** In words for who does not see it; said anew at most every 20 s. */
-  private describe(store: Store): void {
-    if (performance.now() - this.told < 20_000 && this.told) return;
-    this.told = performance.now();
-    const [train, validation] = [store.series.train.at(-1), store.series.validation.at(-1)];
-    const [first, run] = [store.series.validation[0], store.run!];
-    const from = first && validation !== first ? `, from ${loss(first[1])} at the start` : "";
-    this.described.textContent =
-      `After ${count(run.tokens)} tokens (${percent(run.tokens / run.budget)} of the budget): ` +
-      `training loss ${loss(train?.[1])}, validation loss ${loss(validation?.[1])}${from}. ` +
-      "The arrow keys go along it.";
+  /** Describe the curves for screen readers, which would announce every change. */
+  private updateSummary(store: Store, run: Run): void {
+    if (performance.now() - this.summarizedAt < SUMMARY_INTERVAL_MS) return;
+    this.summarizedAt = performance.now();
+    const { train, validation } = store.curves;
+    const first = validation[0];
+    const last = validation.at(-1);
+    const start = first && last !== first ? `, from ${formatLoss(first[1])} at the start` : "";
+    const progress = `${formatPercent(run.tokens / run.budget)} of the budget`;
+    this.summary.textContent = [
+      `After ${formatCount(run.tokens)} tokens (${progress}):`,
+      `training loss ${formatLoss(train.at(-1)?.[1])},`,
+      `validation loss ${formatLoss(last?.[1])}${start}.`,
+      "The arrow keys move along the curves.",
+    ].join(" ");
   }
 
-  private read(index: number | null): string {
+  /** Show the values at a point of the x axis (null: the last one), and return them as text. */
+  private showReadout(index: number | null): string {
     const xs = this.plot.data[0];
-    const at = index === null ? Infinity : (xs[index] ?? Infinity);
-    const [train, validation] = [before(this.train, at), before(this.validation, at)];
-    const x = this.said(index === null ? xs.at(-1) : at);
-    this.put("across", ACROSS[this.chosen.value.across]);
-    this.put("x", x);
-    this.put("train", loss(train?.[1]));
-    this.put("validation", loss(validation?.[1]));
-    const machines = this.curves.map((line) => [line.name, loss(before(line.points, at)?.[1])] as const);
-    this.legend.read(machines.map(([, value]) => value));
-    const said = [["training", loss(train?.[1])], ["validation", loss(validation?.[1])], ...machines];
-    return `${ACROSS[this.chosen.value.across]} ${x}: ${said.map((pair) => pair.join(" ")).join(", ")}`;
+    const label = X_LABELS[this.preferences.value.xAxis];
+    const x = this.formatX(index === null ? xs.at(-1) : xs[index]);
+    const position = index === null ? Infinity : (xs[index] ?? Infinity);
+    const train = formatLoss(findLastUpTo(this.trainCurve, position)?.[1]);
+    const validation = formatLoss(findLastUpTo(this.validationCurve, position)?.[1]);
+    const machineLosses = this.machineCurves.map((curve) =>
+      formatLoss(findLastUpTo(curve.points, position)?.[1]),
+    );
+
+    setText(this.readouts.get("x-label"), label);
+    setText(this.readouts.get("x"), x);
+    setText(this.readouts.get("train"), train);
+    setText(this.readouts.get("validation"), validation);
+    this.legend.showValues(machineLosses);
+
+    const machines = this.machineCurves.map((curve, i) => `${curve.name} ${machineLosses[i]}`);
+    const losses = [`training ${train}`, `validation ${validation}`, ...machines];
+    return `${label} ${x}: ${losses.join(", ")}`;
   }
 
-  private said(x: number | undefined): string {
+  private formatX(x: number | undefined): string {
     if (x === undefined) return "–";
-    if (this.chosen.value.across === "time") return moment(x, this.store?.now ?? x);
-    return this.chosen.value.across === "steps" ? whole(x) : count(x);
+    switch (this.preferences.value.xAxis) {
+      case "tokens":
+        return formatCount(x);
+      case "steps":
+        return formatInteger(x);
+      case "time":
+        return formatMoment(x, this.store?.now ?? x);
+    }
   }
 
-  private put(name: string, text: string): void {
-    const element = this.readout.get(name);
-    if (element && element.textContent !== text) element.textContent = text;
-  }
-
-  private options(): Omit<uPlot.Options, "width" | "height"> {
-    const [train, validation] = [colour("--train"), colour("--validation")];
-    const logarithmic = this.chosen.value.scale === "log";
-    const time = this.chosen.value.across === "time";
+  private createOptions(): Omit<uPlot.Options, "width" | "height"> {
     return {
-      scales: {
-        x: { time: false, range: (_u, low, high) => [low, high > low ? high : low + 1] },
-        y: { distr: logarithmic ? 3 : 1, log: 2, range: (_u, low, high) => around(low, high, logarithmic) },
-      },
-      axes: [
-        axis(time ? timeAxis() : { values: (_u, splits) => splits.map(mark), space: 90, size: 30 }),
-        axis({
-          values: (_u, splits) => splits.map((y) => (y === null ? "" : Number(y.toFixed(2)).toString())),
-          size: 44,
-          // A range of losses seldom spans a power of ten: split the log scale as evenly as the eye wants it.
-          ...(logarithmic && { splits: (_u, _i, low, high) => even(low, high), filter: (_u, splits) => splits }),
-        }),
-      ],
-      series: [
-        {},
-        { label: "each step", stroke: colour("--train-faint"), width: 1, spanGaps: true, points: { show: false } },
-        { label: "training", stroke: train, width: 2, spanGaps: true, points: { show: false } },
-        {
-          label: "validation",
-          stroke: validation,
-          width: 2,
-          spanGaps: true,
-          points: { show: true, size: 6, fill: colour("--surface"), stroke: validation, width: 2, filter: sparse },
-        },
-        ...this.curves.map((line, i) => {
-          const { ink, dash } = lineStyle(i);
-          return { label: line.name, stroke: colour(ink), dash, width: 1.25, spanGaps: true, points: { show: false } };
-        }),
-      ],
+      scales: this.createScales(),
+      axes: [axisOptions(this.createXAxis()), axisOptions(this.createYAxis())],
+      series: this.createSeries(),
     };
   }
+
+  private get isLogarithmic(): boolean {
+    return this.preferences.value.yScale === "log";
+  }
+
+  private createScales(): uPlot.Scales {
+    return {
+      x: { time: false, range: (_plot, low, high) => [low, high > low ? high : low + 1] },
+      y: {
+        distr: this.isLogarithmic ? 3 : 1,
+        log: 2,
+        range: (_plot, low, high) => addMargin(low, high, this.isLogarithmic),
+      },
+    };
+  }
+
+  private createXAxis(): uPlot.Axis {
+    if (this.preferences.value.xAxis === "time") return timeAxis();
+    return { values: (_plot, marks) => marks.map(formatAxisCount), space: 90, size: 30 };
+  }
+
+  private createYAxis(): uPlot.Axis {
+    const axis: uPlot.Axis = {
+      values: (_plot, marks) => marks.map((y) => (y === null ? "" : String(Number(y.toFixed(2))))),
+      size: 44,
+    };
+    if (!this.isLogarithmic) return axis;
+    // A range of losses seldom spans a power of ten, where uPlot would set the marks.
+    return {
+      ...axis,
+      splits: (_plot, _axis, low, high) => spreadMarks(low, high),
+      filter: (_plot, marks) => marks,
+    };
+  }
+
+  private createSeries(): uPlot.Series[] {
+    const trainColour = readColour("--train");
+    const validationColour = readColour("--validation");
+    const withoutMarks = { spanGaps: true, points: { show: false } };
+    const machines = this.machineCurves.map((curve, i) => {
+      const { colour, dash } = lineStyle(i);
+      return { label: curve.name, stroke: readColour(colour), dash, width: 1.25, ...withoutMarks };
+    });
+    return [
+      {},
+      { label: "each step", stroke: readColour("--train-faint"), width: 1, ...withoutMarks },
+      { label: "training", stroke: trainColour, width: 2, ...withoutMarks },
+      {
+        label: "validation",
+        stroke: validationColour,
+        width: 2,
+        spanGaps: true,
+        points: {
+          show: true,
+          size: 6,
+          fill: readColour("--surface"),
+          stroke: validationColour,
+          width: 2,
+          filter: selectMarkedPoints,
+        },
+      },
+      ...machines,
+    ];
+  }
 }
 
-/** The newest point at or before this place. */
-function before(points: Point[], x: number): Point | undefined {
-  return points[firstAfter(points, x) - 1];
+/**
+ * Return how far the smoothing looks back, as a share of the range of tokens.
+ *
+ * It is the range of three points, but at least 1/80 and at most 1/30 of the whole.
+ */
+function smoothingShare(points: number): number {
+  return Math.min(1 / 30, Math.max(1 / 80, 3 / points));
 }
 
-function around(low: number | null, high: number | null, logarithmic: boolean): [number, number] {
-  if (low === null || high === null || !Number.isFinite(low) || !Number.isFinite(high)) return [1, 10];
-  if (logarithmic) return [Math.max(1e-3, low / 1.04), Math.max(high, low + 0.01) * 1.04];
+/** Return the last point whose x is at most `x`. */
+function findLastUpTo(points: Point[], x: number): Point | undefined {
+  return points[findFirstAfter(points, x) - 1];
+}
+
+/** Return the range of the y axis: that of the losses with a margin. */
+function addMargin(
+  low: number | null,
+  high: number | null,
+  isLogarithmic: boolean,
+): [number, number] {
+  if (low === null || high === null || !Number.isFinite(low) || !Number.isFinite(high)) {
+    return [1, 10];
+  }
+  if (isLogarithmic) return [Math.max(1e-3, low / 1.04), Math.max(high, low + 0.01) * 1.04];
   const margin = Math.max((high - low) * 0.06, 0.02);
   return [Math.max(0, low - margin), high + margin];
 }
 
-/** Round values in [low, high], four to eight of them. */
-function even(low: number, high: number): number[] {
-  const step = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5].find((size) => (high - low) / size <= 7) ?? 10;
-  const found: number[] = [];
-  for (let n = Math.ceil(low / step); n * step <= high; n++) found.push(Number((n * step).toFixed(4)));
-  return found.filter((y) => y > 0);
+/** Return about four to eight round, positive values in [low, high]. */
+function spreadMarks(low: number, high: number): number[] {
+  const step = Y_STEPS.find((size) => (high - low) / size <= 7) ?? 10;
+  const marks: number[] = [];
+  for (let n = Math.ceil(low / step); n * step <= high; n++) {
+    marks.push(Number((n * step).toFixed(4)));
+  }
+  return marks.filter((y) => y > 0);
 }
 
-/** Marks on a line of a few points; a line of many speaks for itself. */
-const sparse: uPlot.Series.Points.Filter = (u, seriesIndex) => {
+/** Select the points that get a mark: all of a short curve, the last of a long one. */
+const selectMarkedPoints: uPlot.Series.Points.Filter = (plot, seriesIndex) => {
   const indices: number[] = [];
-  u.data[seriesIndex]!.forEach((y, i) => y != null && indices.push(i));
-  return indices.length <= 40 ? indices : [indices.at(-1)!];
+  plot.data[seriesIndex]!.forEach((y, i) => {
+    if (y != null) indices.push(i);
+  });
+  return indices.length <= MAX_MARKED_POINTS ? indices : [indices.at(-1)!];
 };

@@ -1,129 +1,151 @@
-// The workers, one row each, in an order that does not depend on their numbers: rows stay where they are. Below a row
-// its plan opens.
+// The table of machines, one row each. The order of rows does not depend on values that change, so
+// rows stay where they are. A machine's plan opens below its row.
 
-import { ago, count, whole } from "../format";
+import { cloneTemplate, replaceRows, requireElement, setText } from "../dom";
+import { formatAge, formatCount, formatInteger } from "../format";
 import type { Store } from "../store";
-import type { PlanView, Machine } from "../types";
-import { PlanRow, predictedAndMeasured } from "./planRow";
-import { line, reach, weights } from "./exchangeSummary";
+import type { Machine, PlanView } from "../types";
+import { formatAgreement, formatPeers, formatUpload } from "./exchangeSummary";
+import { compareStepTimes, PlanRow } from "./planRow";
 
-
-const COLUMNS: readonly [name: string, text: (worker: Machine, now: number, alive: number) => string][] = [
-  ["name", (w) => w.name],
-  ["person", (w) => w.person],
-  ["activity", (w) => (w.alive || w.activity === "left" || w.activity === "finished" ? w.activity : "gone")],
-  ["seen", (w, now) => ago(now - w.last_seen)],
-  ["tokens", (w) => count(w.tokens)],
-  ["rate", (w) => (w.alive ? whole(w.rate) : "–")],
-  ["reach", (w, _now, alive) => reach(w, alive)],
-  ["line", (w) => (w.alive ? line(w.exchange) : "–")],
-  ["lag", (w) => (w.alive && w.exchange ? whole(w.exchange.lag) : "–")],
-  ["weights", weights],
-];
-
-/** What a row is seen against: the site's clock, the most tokens of one machine, the machines that are there. */
-interface Around {
+/** What a row's values are compared with. */
+interface RunContext {
+  /** The mirror's clock, in seconds since 1970. */
   now: number;
-  most: number;
-  alive: number;
+  /** The tokens of the machine that has published most; at least 1. */
+  mostTokens: number;
+  /** Machines that report. */
+  aliveMachines: number;
 }
 
+/** A machine's row of the table. */
 interface Row {
   element: HTMLElement;
-  cells: Map<string, HTMLElement>;
-  opener: HTMLButtonElement;
-  plan: PlanRow | null; // while it is open
+  cells: Map<string, HTMLElement>; // by data-cell
+  planButton: HTMLButtonElement;
+  planRow: PlanRow | null; // while the plan is open
 }
 
+const UNKNOWN = "–";
+
+/** The text of each cell, by its data-cell. */
+const CELL_TEXTS: Record<string, (machine: Machine, run: RunContext) => string> = {
+  name: (machine) => machine.name,
+  person: (machine) => machine.person,
+  activity: formatActivity,
+  last_seen: (machine, { now }) => formatAge(now - machine.last_seen),
+  tokens: (machine) => formatCount(machine.tokens),
+  rate: (machine) => (machine.alive ? formatInteger(machine.rate) : UNKNOWN),
+  peers: (machine, { aliveMachines }) => formatPeers(machine, aliveMachines),
+  upload: (machine) => (machine.alive ? formatUpload(machine.exchange) : UNKNOWN),
+  lag: ({ alive, exchange }) => (alive && exchange ? formatInteger(exchange.lag) : UNKNOWN),
+  agrees: (machine) => formatAgreement(machine.agrees),
+};
+
+/** Draws the machines and, where a reader opens it, their plans. */
 export class MachineTable {
   private readonly body: HTMLElement;
-  private readonly patterns: Record<"worker" | "plan", HTMLTemplateElement>;
-  private readonly empty: HTMLElement;
-  private readonly more: HTMLElement;
-  private readonly rows = new Map<string, Row>();
+  private readonly rowTemplate: HTMLTemplateElement;
+  private readonly planTemplate: HTMLTemplateElement;
+  private readonly emptyText: HTMLElement;
+  private readonly hiddenCount: HTMLElement;
+  private readonly rows = new Map<string, Row>(); // by the machine's id
   private store: Store | null = null;
 
-  constructor(place: HTMLElement) {
-    this.body = place.querySelector("tbody")!;
-    this.patterns = {
-      worker: place.querySelector("template[data-pattern=worker]")!,
-      plan: place.querySelector("template[data-pattern=plan]")!,
-    };
-    this.empty = place.querySelector("[data-empty]")!;
-    this.more = place.querySelector("[data-more]")!;
+  constructor(card: HTMLElement) {
+    this.body = requireElement(card, "tbody");
+    this.rowTemplate = requireElement(card, "template[data-template=machine]");
+    this.planTemplate = requireElement(card, "template[data-template=plan]");
+    this.emptyText = requireElement(card, "[data-empty]");
+    this.hiddenCount = requireElement(card, "[data-hidden-count]");
     this.body.replaceChildren();
   }
 
   draw(store: Store): void {
     this.store = store;
-    const shown = [...store.workers.values()].sort(byName);
-    const more = (store.run?.workers_known ?? 0) - shown.length;
-    const most = Math.max(1, ...shown.map((w) => w.tokens));
-    const alive = store.run?.workers_alive ?? 0;
-    const wanted = shown.flatMap((worker) => {
-      const row = this.rows.get(worker.id) ?? this.make(worker.id);
-      this.fill(row, worker, store.plans.get(worker.id), { now: store.now, most, alive });
-      return row.plan ? [row.element, row.plan.element] : [row.element];
+    const machines = [...store.workers.values()].sort(compareByName);
+    const context: RunContext = {
+      now: store.now,
+      mostTokens: Math.max(1, ...machines.map((machine) => machine.tokens)),
+      aliveMachines: store.run?.workers_alive ?? 0,
+    };
+    const elements = machines.flatMap((machine) => {
+      const row = this.rows.get(machine.id) ?? this.createRow(machine.id);
+      fillRow(row, machine, store.plans.get(machine.id), context);
+      return row.planRow ? [row.element, row.planRow.element] : [row.element];
     });
-    this.place(wanted);
-    this.empty.hidden = shown.length > 0;
-    this.more.hidden = more <= 0;
-    this.more.textContent = more > 0 ? `…and ${whole(more)} more` : "";
+    replaceRows(this.body, elements);
+    this.emptyText.hidden = machines.length > 0;
+    this.showHiddenCount((store.run?.workers_known ?? 0) - machines.length);
   }
 
-  /** Moves no row that is in its place already: moving one would take the keyboard's focus from it. */
-  private place(wanted: HTMLElement[]): void {
-    const kept = new Set<Element>(wanted);
-    for (const row of [...this.body.children]) if (!kept.has(row)) row.remove();
-    wanted.forEach((row, i) => {
-      const there = this.body.children[i];
-      if (row !== there) this.body.insertBefore(row, there ?? null);
-    });
+  private showHiddenCount(count: number): void {
+    this.hiddenCount.hidden = count <= 0;
+    this.hiddenCount.textContent = count > 0 ? `…and ${formatInteger(count)} more` : "";
   }
 
-  private make(id: string): Row {
-    const element = (this.patterns.worker.content.cloneNode(true) as DocumentFragment).firstElementChild as HTMLElement;
-    const cells = new Map<string, HTMLElement>();
-    for (const cell of element.querySelectorAll<HTMLElement>("[data-cell]")) cells.set(cell.dataset.cell!, cell);
-    const row: Row = { element, cells, opener: element.querySelector("[data-open]")!, plan: null };
-    row.opener.addEventListener("click", () => {
-      row.plan = row.plan ? null : new PlanRow(this.patterns.plan, `plan-${id}`);
+  private createRow(id: string): Row {
+    const element = cloneTemplate(this.rowTemplate);
+    const cells = [...element.querySelectorAll<HTMLElement>("[data-cell]")];
+    const row: Row = {
+      element,
+      cells: new Map(cells.map((cell) => [cell.dataset.cell!, cell])),
+      planButton: requireElement(element, "[data-plan-button]"),
+      planRow: null,
+    };
+    row.planButton.addEventListener("click", () => {
+      row.planRow = row.planRow ? null : new PlanRow(this.planTemplate, `plan-${id}`);
       if (this.store) this.draw(this.store);
     });
     this.rows.set(id, row);
     return row;
   }
+}
 
-  private fill(row: Row, worker: Machine, plan: PlanView | undefined, { now, most, alive }: Around): void {
-    const { element, cells } = row;
-    element.dataset.alive = String(worker.alive);
-    element.dataset.activity = worker.activity;
-    element.dataset.agrees = String(worker.agrees);
-    for (const [name, text] of COLUMNS) put(cells.get(name), text(worker, now, alive));
-    cells.get("share")?.style.setProperty("--share", (worker.tokens / most).toFixed(4));
-    const [step, off, far] = predictedAndMeasured(plan, worker.step_seconds);
-    put(cells.get("step"), step);
-    put(cells.get("deviation"), off);
-    cells.get("deviation")?.toggleAttribute("data-far", far);
-    if (plan) row.plan?.fill(plan, worker);
-    else row.plan = null;
-    open(row, worker.name, plan !== undefined);
+function fillRow(
+  row: Row,
+  machine: Machine,
+  plan: PlanView | undefined,
+  context: RunContext,
+): void {
+  const { element, cells } = row;
+  element.dataset.alive = String(machine.alive);
+  element.dataset.activity = machine.activity;
+  element.dataset.agrees = String(machine.agrees);
+  for (const [name, formatCell] of Object.entries(CELL_TEXTS)) {
+    setText(cells.get(name), formatCell(machine, context));
   }
+  const share = machine.tokens / context.mostTokens;
+  cells.get("share")?.style.setProperty("--share", share.toFixed(4));
+
+  const step = compareStepTimes(plan, machine.step_seconds);
+  setText(cells.get("step"), step.text);
+  setText(cells.get("deviation"), step.deviation);
+  cells.get("deviation")?.toggleAttribute("data-large", step.isLarge);
+
+  if (plan) row.planRow?.fill(plan, machine);
+  else row.planRow = null;
+  updatePlanButton(row, machine.name, plan !== undefined);
 }
 
-function open({ element, opener, plan }: Row, name: string, possible: boolean): void {
-  element.classList.toggle("is-open", plan !== null);
-  opener.hidden = !possible;
-  opener.setAttribute("aria-label", `How ${name} trains`);
-  opener.setAttribute("aria-expanded", String(plan !== null));
-  if (plan) opener.setAttribute("aria-controls", plan.id);
-  else opener.removeAttribute("aria-controls");
+function updatePlanButton(row: Row, machineName: string, hasPlan: boolean): void {
+  const { element, planButton, planRow } = row;
+  element.classList.toggle("is-open", planRow !== null);
+  planButton.hidden = !hasPlan;
+  planButton.setAttribute("aria-label", `How ${machineName} trains`);
+  planButton.setAttribute("aria-expanded", String(planRow !== null));
+  if (planRow) planButton.setAttribute("aria-controls", planRow.id);
+  else planButton.removeAttribute("aria-controls");
 }
 
-function put(cell: HTMLElement | undefined, text: string): void {
-  if (cell && cell.textContent !== text) cell.textContent = text;
+/** Format what a machine does. One that stopped reporting without leaving is "gone". */
+function formatActivity(machine: Machine): string {
+  const hasEnded = machine.activity === "left" || machine.activity === "finished";
+  return machine.alive || hasEnded ? machine.activity : "gone";
 }
 
-function byName(a: Machine, b: Machine): number {
-  return a.person.localeCompare(b.person) || a.name.localeCompare(b.name) || a.id.localeCompare(b.id);
+function compareByName(a: Machine, b: Machine): number {
+  return (
+    a.person.localeCompare(b.person) || a.name.localeCompare(b.name) || a.id.localeCompare(b.id)
+  );
 }

@@ -1,91 +1,124 @@
-// How one machine trains: what its plan predicts beside what is measured, and the whole plan in a row that opens.
+// How one machine trains: the step that its plan predicts beside the measured one, and the row that
+// shows the whole plan.
 
-import { bytes, deviation, seconds, whole } from "../format";
-import type { PlanView, Machine } from "../types";
-import { exchangeFacts } from "./exchangeSummary";
+import { cloneTemplate, requireElement, setText } from "../dom";
+import { formatBytes, formatDeviation, formatInteger, formatStepTime } from "../format";
+import type { Machine, PlanView } from "../types";
+import { describeExchange } from "./exchangeSummary";
 
-export const NEAR = 0.15; // of the prediction: a step measured within it goes as planned
+export const LARGE_DEVIATION = 0.15; // as a share of the predicted step
 
-const TIERS = ["device", "host", "disk"] as const;
-type Tier = (typeof TIERS)[number];
+type Tier = "device" | "host" | "disk";
 
-const CLIPPING: Record<PlanView["clipping"], string> = {
+const CLIPPING_LABELS: Record<PlanView["clipping"], string> = {
   none: "None",
   exact: "Exact, over all layers",
   layer: "Layer by layer",
 };
-const LIMITS: Record<string, string> = {
+const BINDING_LABELS: Record<string, string> = {
   compute: "Computing",
   disk: "The disk",
   link: "The link to the GPU",
   optimizer: "The optimizer",
 };
-const A_CRASH_LOSES: Record<PlanView["crash_safety"], string> = {
+const CRASH_LOSS_LABELS: Record<PlanView["crash_safety"], string> = {
   exact: "Its unfinished step",
   round: "Its round's steps",
   restart: "Its round's steps and moments",
 };
+const UNKNOWN = "–";
 
-/** "5.4 s / 5.1 s", how far the second is off the first, and whether that is far. */
-export function predictedAndMeasured(plan: PlanView | undefined, measured: number | null): [string, string, boolean] {
-  if (!plan) return ["–", "", false];
-  const text = `${seconds(plan.predicted_seconds)} / ${measured === null ? "–" : seconds(measured)}`;
-  if (measured === null || plan.predicted_seconds <= 0) return [text, "", false];
-  const off = measured / plan.predicted_seconds - 1;
-  return [text, deviation(off), Math.abs(off) > NEAR];
+/** A machine's predicted and measured step. */
+export interface StepComparison {
+  /** Both times: "5.4 s / 5.1 s". */
+  text: string;
+  /** How much longer the measured step is than the predicted one: "−6 %"; "" if unknown. */
+  deviation: string;
+  /** Whether the deviation is larger than LARGE_DEVIATION. */
+  isLarge: boolean;
 }
 
-/** The plan in words, by the name of the place that shows each. */
-export function facts(plan: PlanView, measured: number | null): Record<string, string> {
+/** Compare the step that a plan predicts with the measured one, in seconds. */
+export function compareStepTimes(
+  plan: PlanView | undefined,
+  measured: number | null,
+): StepComparison {
+  if (!plan) return { text: UNKNOWN, deviation: "", isLarge: false };
+  const predicted = plan.predicted_seconds;
+  const text = `${formatStepTime(predicted)} / ${formatMeasured(measured)}`;
+  if (measured === null || predicted <= 0) return { text, deviation: "", isLarge: false };
+  const deviation = measured / predicted - 1;
   return {
-    sentence: plan.sentence,
-    device_bytes: bytes(plan.device_bytes),
-    host_bytes: bytes(plan.host_bytes),
-    disk_bytes: bytes(plan.disk_bytes),
-    predicted: seconds(plan.predicted_seconds),
-    measured: measured === null ? "–" : seconds(measured),
-    binding: LIMITS[plan.binding] ?? (plan.binding || "–"),
-    device: plan.device === "cpu" ? "CPU" : plan.device || "–",
-    micro_batches: `${whole(plan.micro_batches)} × ${whole(plan.micro_tokens)} tokens`,
-    groups: whole(plan.groups),
-    resident: `${whole(plan.resident)} of ${whole(plan.layers)}`,
-    clipping: CLIPPING[plan.clipping],
-    written: plan.disk_written_per_day ? bytes(plan.disk_written_per_day) : "Nothing",
-    crash_safety: A_CRASH_LOSES[plan.crash_safety],
+    text,
+    deviation: formatDeviation(deviation),
+    isLarge: Math.abs(deviation) > LARGE_DEVIATION,
   };
 }
 
-/** Each tier's part of all the bytes the plan needs. */
-export function shares(plan: PlanView): Record<Tier, number> {
-  const all = Math.max(1, plan.device_bytes + plan.host_bytes + plan.disk_bytes);
-  return { device: plan.device_bytes / all, host: plan.host_bytes / all, disk: plan.disk_bytes / all };
+function formatMeasured(seconds: number | null): string {
+  return seconds === null ? UNKNOWN : formatStepTime(seconds);
 }
 
-/** The row below a machine's own. */
+/** Describe a plan in words, by the names of the `data-fact` elements. */
+export function describePlan(plan: PlanView, measured: number | null): Record<string, string> {
+  const written = plan.disk_written_per_day;
+  const microBatches = formatInteger(plan.micro_batches);
+  const microTokens = formatInteger(plan.micro_tokens);
+  return {
+    sentence: plan.sentence,
+    device: plan.device === "cpu" ? "CPU" : plan.device || UNKNOWN,
+    device_bytes: formatBytes(plan.device_bytes),
+    host_bytes: formatBytes(plan.host_bytes),
+    disk_bytes: formatBytes(plan.disk_bytes),
+    predicted_seconds: formatStepTime(plan.predicted_seconds),
+    step_seconds: formatMeasured(measured),
+    binding: BINDING_LABELS[plan.binding] ?? (plan.binding || UNKNOWN),
+    micro_batches: `${microBatches} × ${microTokens} tokens`,
+    groups: formatInteger(plan.groups),
+    resident: `${formatInteger(plan.resident)} of ${formatInteger(plan.layers)}`,
+    clipping: CLIPPING_LABELS[plan.clipping],
+    disk_written_per_day: written ? formatBytes(written) : "Nothing",
+    crash_safety: CRASH_LOSS_LABELS[plan.crash_safety],
+  };
+}
+
+/** Compute each tier's share of all bytes that a plan takes. */
+export function computeTierShares(plan: PlanView): Record<Tier, number> {
+  const total = Math.max(1, plan.device_bytes + plan.host_bytes + plan.disk_bytes);
+  return {
+    device: plan.device_bytes / total,
+    host: plan.host_bytes / total,
+    disk: plan.disk_bytes / total,
+  };
+}
+
+/** The row below a machine's own row that shows its plan. */
 export class PlanRow {
   readonly element: HTMLElement;
-  private readonly places: HTMLElement[];
+  private readonly facts: HTMLElement[];
   private readonly tiers: HTMLElement[];
 
-  constructor(pattern: HTMLTemplateElement, readonly id: string) {
-    this.element = (pattern.content.cloneNode(true) as DocumentFragment).firstElementChild as HTMLElement;
+  constructor(
+    template: HTMLTemplateElement,
+    readonly id: string,
+  ) {
+    this.element = cloneTemplate(template);
     this.element.id = id;
-    this.places = [...this.element.querySelectorAll<HTMLElement>("[data-fact]")];
+    this.facts = [...this.element.querySelectorAll<HTMLElement>("[data-fact]")];
     this.tiers = [...this.element.querySelectorAll<HTMLElement>("[data-tier]")];
   }
 
-  fill(plan: PlanView, worker: Machine): void {
-    const said = { ...facts(plan, worker.step_seconds), ...exchangeFacts(worker) };
-    this.element.querySelector("[role=region]")!.setAttribute("aria-label", `How ${worker.name} trains`);
-    for (const place of this.places) {
-      const text = said[place.dataset.fact!] ?? "";
-      if (place.textContent !== text) place.textContent = text;
-    }
-    const parts = shares(plan);
+  /** Show a machine's plan and exchange. */
+  fill(plan: PlanView, machine: Machine): void {
+    const region = requireElement(this.element, "[role=region]");
+    region.setAttribute("aria-label", `How ${machine.name} trains`);
+    const texts = { ...describePlan(plan, machine.step_seconds), ...describeExchange(machine) };
+    for (const fact of this.facts) setText(fact, texts[fact.dataset.fact!] ?? "");
+    const shares = computeTierShares(plan);
     for (const tier of this.tiers) {
-      const part = parts[tier.dataset.tier as Tier];
-      tier.hidden = part === 0;
-      tier.style.setProperty("--part", part.toFixed(4));
+      const share = shares[tier.dataset.tier as Tier];
+      tier.hidden = share === 0;
+      tier.style.setProperty("--share", share.toFixed(4));
     }
   }
 }

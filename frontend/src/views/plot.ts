@@ -1,116 +1,153 @@
-// What our charts share: a uPlot that fits its box, wears the page's colours, and can be read by mouse and by arrow keys.
+// What the charts share: a uPlot that fills its box, has the page's colours, and can be read with a
+// mouse and with the arrow keys.
 
 import "uplot/dist/uPlot.min.css";
 import uPlot from "uplot";
+import { formatClock, formatDay } from "../format";
 import { onThemeChange } from "../theme";
 
-type Data = [number[], ...(number | null)[][]];
+/** The x axis, and the values of each curve on it; null where a curve has no point. */
+export type PlotData = [number[], ...(number | null)[][]];
 
+/** What a chart passes to its plot. */
+export interface PlotParts {
+  /** The element that the plot fills. */
+  box: HTMLElement;
+  /** Shown while there is no point. */
+  emptyText: HTMLElement;
+  /** Creates uPlot's options from the current colours and preferences. */
+  createOptions: () => Omit<uPlot.Options, "width" | "height">;
+  /** Shows the values at an index of the x axis (null: the last one) and returns them as text. */
+  showReadout: (index: number | null) => string;
+}
+
+const KEYBOARD_STEPS = 60; // arrow keys that it takes from one end of the axis to the other
+const OUTSIDE = { left: -10, top: -10 }; // a cursor position that hides the cursor
+const DAY = 86_400; // seconds
+const MINUTE_INCREMENTS = [1, 2, 5, 10, 15, 30, 60, 120, 360, 720].map((minutes) => minutes * 60);
+const DAY_INCREMENTS = [1, 2, 5, 10, 30, 100, 365].map((days) => days * DAY);
+
+/** One plot with its cursor. */
 export class Plot {
-  data: Data = [[]];
+  data: PlotData = [[]];
   private chart: uPlot | null = null;
 
-  constructor(
-    private readonly box: HTMLElement,
-    private readonly empty: HTMLElement,
-    private readonly options: () => Omit<uPlot.Options, "width" | "height">,
-    /** Shows what stands there (null: at the end), and says it. */
-    private readonly read: (index: number | null) => string,
-  ) {
-    new ResizeObserver(() => this.chart?.setSize(this.size())).observe(box);
+  constructor(private readonly parts: PlotParts) {
+    const { box } = parts;
+    new ResizeObserver(() => this.chart?.setSize(this.measureBox())).observe(box);
     onThemeChange(document, () => this.rebuild());
-    void document.fonts.ready.then(() => this.rebuild()); // a canvas does not repaint itself when its font arrives
-    box.addEventListener("keydown", (event) => this.key(event));
-    box.addEventListener("blur", () => this.chart?.setCursor({ left: -10, top: -10 }));
+    // A canvas does not repaint itself when its font has been loaded.
+    void document.fonts.ready.then(() => this.rebuild());
+    box.addEventListener("keydown", (event) => this.handleKey(event));
+    box.addEventListener("blur", () => this.chart?.setCursor(OUTSIDE));
   }
 
-  show(data: Data): void {
+  /** Draw these points. */
+  show(data: PlotData): void {
     this.data = data;
-    this.empty.hidden = data[0].length > 0;
-    if (this.chart?.series.length === data.length && data[0].length) this.chart.setData(data as uPlot.AlignedData);
-    else this.rebuild();
-    this.tell(this.chart?.cursor.idx ?? null);
+    this.parts.emptyText.hidden = data[0].length > 0;
+    const hasSameCurves = this.chart?.series.length === data.length;
+    if (this.chart && hasSameCurves && data[0].length) {
+      this.chart.setData(data as uPlot.AlignedData);
+    } else {
+      this.rebuild();
+    }
+    this.showCursor(this.chart?.cursor.idx ?? null);
   }
 
-  /** With points on it, it is a slider along them: that is how a screen reader passes the arrow keys on, and reads what
-   *  they lead to. */
-  private tell(index: number | null): void {
-    const text = this.read(index);
-    const last = this.data[0].length - 1;
-    if (last < 0) return;
-    const now = index ?? last;
-    const said = { role: "slider", "aria-valuemin": 0, "aria-valuemax": last, "aria-valuenow": now, "aria-valuetext": text };
-    for (const [name, value] of Object.entries(said)) this.box.setAttribute(name, String(value));
-  }
-
+  /** Create the chart again, because its colours, its curves or its axes have changed. */
   rebuild(): void {
     this.chart?.destroy();
     this.chart = null;
     if (!this.data[0].length) return;
     const options: uPlot.Options = {
-      ...this.size(),
-      ...this.options(),
+      ...this.measureBox(),
+      ...this.parts.createOptions(),
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 9, width: 2 } },
-      hooks: { setCursor: [(chart) => this.tell(chart.cursor.idx ?? null)] },
+      hooks: { setCursor: [(chart) => this.showCursor(chart.cursor.idx ?? null)] },
     };
-    this.chart = new uPlot(options, this.data as uPlot.AlignedData, this.box);
+    this.chart = new uPlot(options, this.data as uPlot.AlignedData, this.parts.box);
   }
 
-  private size(): { width: number; height: number } {
-    return { width: this.box.clientWidth, height: this.box.clientHeight };
-  }
-
-  private key(event: KeyboardEvent): void {
-    const chart = this.chart;
+  /**
+   * Show the values at the cursor.
+   *
+   * A plot with points has the role of a slider: screen readers then pass the arrow keys on and
+   * read the values that the cursor reaches.
+   */
+  private showCursor(index: number | null): void {
+    const text = this.parts.showReadout(index);
     const last = this.data[0].length - 1;
-    if (!chart || last < 0) return;
-    const now = chart.cursor.idx ?? last;
-    const step = Math.max(1, Math.round(last / 60));
-    const next = {
-      ArrowLeft: now - step, ArrowDown: now - step, ArrowRight: now + step, ArrowUp: now + step, Home: 0, End: last,
-    }[event.key];
-    if (event.key === "Escape") chart.setCursor({ left: -10, top: -10 });
-    if (next === undefined) return;
+    if (last < 0) return;
+    const { box } = this.parts;
+    box.setAttribute("role", "slider");
+    box.setAttribute("aria-valuemin", "0");
+    box.setAttribute("aria-valuemax", String(last));
+    box.setAttribute("aria-valuenow", String(index ?? last));
+    box.setAttribute("aria-valuetext", text);
+  }
+
+  private measureBox(): { width: number; height: number } {
+    return { width: this.parts.box.clientWidth, height: this.parts.box.clientHeight };
+  }
+
+  private handleKey(event: KeyboardEvent): void {
+    const xs = this.data[0];
+    if (!this.chart || !xs.length) return;
+    if (event.key === "Escape") this.chart.setCursor(OUTSIDE);
+    const target = this.findKeyTarget(event.key, this.chart.cursor.idx ?? xs.length - 1);
+    if (target === null) return;
     event.preventDefault();
-    const x = this.data[0][Math.max(0, Math.min(last, next))]!;
-    chart.setCursor({ left: chart.valToPos(x, "x"), top: 0 });
+    this.chart.setCursor({ left: this.chart.valToPos(xs[target]!, "x"), top: 0 });
+  }
+
+  /** Return the index that a key moves the cursor to, or null if it does not move it. */
+  private findKeyTarget(key: string, current: number): number | null {
+    const last = this.data[0].length - 1;
+    const step = Math.max(1, Math.round(last / KEYBOARD_STEPS));
+    switch (key) {
+      case "ArrowLeft":
+      case "ArrowDown":
+        return Math.max(0, current - step);
+      case "ArrowRight":
+      case "ArrowUp":
+        return Math.min(last, current + step);
+      case "Home":
+        return 0;
+      case "End":
+        return last;
+      default:
+        return null;
+    }
   }
 }
 
-export function colour(name: string): string {
+/** Read a custom property of the page, such as a colour of the current theme. */
+export function readColour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-export function axis(more: uPlot.Axis): uPlot.Axis {
-  const line = { stroke: colour("--grid"), width: 1 };
+/** Complete an axis by the page's font and colours. */
+export function axisOptions(axis: uPlot.Axis): uPlot.Axis {
+  const line = { stroke: readColour("--chart-grid"), width: 1 };
   return {
-    font: `500 12px ${colour("--sans")}`,
-    stroke: colour("--muted"),
+    font: `500 12px ${readColour("--font-sans")}`,
+    stroke: readColour("--text-muted"),
     grid: line,
     ticks: { ...line, size: 4 },
     border: { show: false },
-    ...more,
+    ...axis,
   };
 }
 
-const HOURS = [1, 2, 5, 10, 15, 30, 60, 120, 360, 720].map((minutes) => minutes * 60);
-const DAYS = [1, 2, 5, 10, 30, 100, 365].map((days) => days * 86_400);
-
-/** An x axis in seconds since 1970: times of day, or days where it spans several. */
+/** Create an x axis in seconds since 1970 that shows times of day, or days over a long time. */
 export function timeAxis(): uPlot.Axis {
   return {
     space: 80,
     size: 30,
-    incrs: [...HOURS, ...DAYS],
-    values: (_u, splits, _axis, _space, increment) => splits.map((at) => (increment < 86_400 ? clock(at).slice(0, 5) : day(at))),
+    incrs: [...MINUTE_INCREMENTS, ...DAY_INCREMENTS],
+    values: (_plot, marks, _axis, _space, increment) =>
+      marks.map((time) => (increment < DAY ? formatClock(time).slice(0, 5) : formatDay(time))),
   };
-}
-
-export function clock(seconds: number): string {
-  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-}
-
-function day(seconds: number): string {
-  return new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
 }

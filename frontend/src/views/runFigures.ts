@@ -1,10 +1,12 @@
-// The numbers of the run: each `data-figure` element shows one, in a width reserved for it.
+// The values of the run as a whole: each `data-figure` element shows one of them.
 
-import { count, duration, loss, percent, whole } from "../format";
+import { requireElement, setText } from "../dom";
+import { formatCount, formatDuration, formatInteger, formatLoss, formatPercent } from "../format";
 import type { Store } from "../store";
-import type { Run, RunStatus } from "../types";
+import type { Point, Run, RunStatus } from "../types";
+import { formatAgreement } from "./exchangeSummary";
 
-export const STATUS_WORDS: Record<RunStatus, string> = {
+export const STATUS_LABELS: Record<RunStatus, string> = {
   draft: "Draft",
   recruiting: "Recruiting",
   training: "Training",
@@ -13,74 +15,90 @@ export const STATUS_WORDS: Record<RunStatus, string> = {
   cancelled: "Cancelled",
 };
 
-/** Which of the owner's controls make sense in which status; the server decides again when one is used. */
-const CONTROLS: Record<string, readonly RunStatus[]> = {
+/** In which status the owner can use a control; the server checks it again. */
+const CONTROL_STATUSES: Record<string, readonly RunStatus[]> = {
   launch: ["draft"],
   edit: ["draft"],
   pause: ["training"],
   resume: ["paused"],
   cancel: ["draft", "recruiting", "training", "paused"],
 };
+const BEFORE_LAUNCH = ["launch", "edit"]; // controls that are hidden once a launch is requested
+const RECENT_POINTS = 8; // of the training loss, whose mean is shown: single steps are noisy
+const UNKNOWN = "–";
 
+/** Shows the run's values, status and controls. */
 export class RunFigures {
-  private readonly places = new Map<string, HTMLElement[]>();
-  private readonly chip: HTMLElement;
+  private readonly elements = new Map<string, HTMLElement[]>(); // by data-figure
+  private readonly statusChip: HTMLElement;
+  private readonly waitingNotice: HTMLElement;
   private agree: boolean | null = null;
 
   constructor(private readonly page: HTMLElement) {
-    this.chip = page.querySelector("[data-status-chip]")!;
+    this.statusChip = requireElement(page, "[data-status-chip]");
+    this.waitingNotice = requireElement(page, "[data-waiting]");
     for (const element of page.querySelectorAll<HTMLElement>("[data-figure]")) {
       const name = element.dataset.figure!;
-      this.places.set(name, [...(this.places.get(name) ?? []), element]);
+      this.elements.set(name, [...(this.elements.get(name) ?? []), element]);
     }
   }
 
   draw(store: Store): void {
     const run = store.run;
     if (!run) return;
-    this.put("status", STATUS_WORDS[run.status]);
-    this.put("validation", loss(store.series.validation.at(-1)?.[1]));
-    this.put("train", loss(recent(store.series.train)));
-    this.put("rate", count(run.rate));
-    this.put("alive", whole(run.workers_alive));
-    this.put("known", whole(run.workers_known));
-    this.put("updates", whole(run.updates));
-    this.put("tokens", count(run.tokens));
-    this.put("budget", count(run.budget));
-    this.put("share", percent(run.tokens / run.budget));
-    this.put("left", left(run));
-    this.agree = run.agree ?? this.agree; // while nobody can be compared, the last verdict stands
-    this.put("agree", this.agree === null ? "–" : this.agree ? "Identical" : "Differ");
-    this.put("elapsed", run.started ? duration(Math.max(0, store.now - run.started)) : "–");
-    this.put("waiting", run.waiting ?? "");
-    const waiting = this.page.querySelector<HTMLElement>("[data-waiting]");
-    if (waiting) waiting.hidden = !run.waiting;
-    if (this.page.dataset.status !== run.status) {
-      // what the page said when it loaded ("Training goes on.") is no longer so
-      for (const told of this.page.parentElement?.querySelectorAll(":scope > .note") ?? []) told.remove();
+    // While no two machines can be compared, the last result stays.
+    this.agree = run.agree ?? this.agree;
+    const elapsed = run.started ? formatDuration(Math.max(0, store.now - run.started)) : UNKNOWN;
+    const figures = {
+      status: STATUS_LABELS[run.status],
+      validation: formatLoss(store.curves.validation.at(-1)?.[1]),
+      train: formatLoss(meanOfRecent(store.curves.train)),
+      rate: formatCount(run.rate),
+      workers_alive: formatInteger(run.workers_alive),
+      workers_known: formatInteger(run.workers_known),
+      updates: formatInteger(run.updates),
+      tokens: formatCount(run.tokens),
+      budget: formatCount(run.budget),
+      progress: formatPercent(run.tokens / run.budget),
+      time_left: formatTimeLeft(run),
+      agree: formatAgreement(this.agree),
+      elapsed,
+      waiting: run.waiting ?? "",
+    };
+    for (const [name, text] of Object.entries(figures)) {
+      for (const element of this.elements.get(name) ?? []) setText(element, text);
     }
+    this.waitingNotice.hidden = !run.waiting;
+    if (this.page.dataset.status !== run.status) this.removeOldNotices();
     this.page.dataset.status = run.status;
     this.page.dataset.agree = String(this.agree);
-    this.chip.dataset.status = run.status;
+    this.statusChip.dataset.status = run.status;
+    this.updateControls(run.status);
+  }
+
+  /** Remove what the server wrote above the page ("Training goes on."), which is no longer true. */
+  private removeOldNotices(): void {
+    const notices = this.page.parentElement?.querySelectorAll(":scope > .notice") ?? [];
+    for (const notice of notices) notice.remove();
+  }
+
+  private updateControls(status: RunStatus): void {
     for (const control of this.page.querySelectorAll<HTMLElement>("[data-control]")) {
-      const requested = control.dataset.requested === "true";
-      const allowed = CONTROLS[control.dataset.control!]?.includes(run.status) ?? false;
-      control.hidden = !allowed || (requested && ["launch", "edit"].includes(control.dataset.control!));
+      const name = control.dataset.control!;
+      const isAllowed = CONTROL_STATUSES[name]?.includes(status) ?? false;
+      const isLaunching = control.dataset.launchRequested === "true";
+      control.hidden = !isAllowed || (isLaunching && BEFORE_LAUNCH.includes(name));
     }
   }
-
-  private put(name: string, text: string): void {
-    for (const element of this.places.get(name) ?? []) if (element.textContent !== text) element.textContent = text;
-  }
 }
 
-/** The mean of the newest few points: one noisy step is not the loss. */
-function recent(points: [number, number][]): number | undefined {
-  const newest = points.slice(-8);
-  return newest.length ? newest.reduce((sum, point) => sum + point[1], 0) / newest.length : undefined;
+function meanOfRecent(points: Point[]): number | undefined {
+  const recent = points.slice(-RECENT_POINTS);
+  if (!recent.length) return undefined;
+  return recent.reduce((sum, point) => sum + point[1], 0) / recent.length;
 }
 
-function left(run: Run): string {
-  if (run.status !== "training" || run.tokens >= run.budget) return "–";
-  return run.rate > 0 ? duration((run.budget - run.tokens) / run.rate) : "–";
+function formatTimeLeft(run: Run): string {
+  const isTraining = run.status === "training" && run.tokens < run.budget && run.rate > 0;
+  return isTraining ? formatDuration((run.budget - run.tokens) / run.rate) : UNKNOWN;
 }

@@ -1,50 +1,69 @@
-// Tokens a second over time, all machines together.
+// The chart of tokens per second over time, of all machines together.
 
 import type uPlot from "uplot";
-import { count, mark } from "../format";
+import { requireElement, setText } from "../dom";
+import { formatAxisCount, formatClock, formatCount } from "../format";
 import type { Store } from "../store";
 import type { Point } from "../types";
-import { axis, clock, colour, Plot, timeAxis } from "./plot";
+import { axisOptions, Plot, readColour, timeAxis } from "./plot";
 
+const MIN_RANGE_SECONDS = 60; // of the x axis while there is a single point
+
+/** Draws the run's throughput. */
 export class ThroughputChart {
   private readonly plot: Plot;
-  private readonly at: HTMLElement;
-  private readonly rate: HTMLElement;
+  private readonly timeReadout: HTMLElement;
+  private readonly rateReadout: HTMLElement;
   private points: Point[] = [];
 
-  constructor(place: HTMLElement) {
-    this.at = place.querySelector("[data-read=at]")!;
-    this.rate = place.querySelector("[data-read=rate]")!;
-    const empty = place.querySelector<HTMLElement>("[data-empty]")!;
-    this.plot = new Plot(place.querySelector("[data-plot]")!, empty, () => options(), (index) => this.read(index));
+  constructor(card: HTMLElement) {
+    this.timeReadout = requireElement(card, "[data-readout=time]");
+    this.rateReadout = requireElement(card, "[data-readout=rate]");
+    this.plot = new Plot({
+      box: requireElement(card, "[data-plot]"),
+      emptyText: requireElement(card, "[data-empty]"),
+      createOptions,
+      showReadout: (index) => this.showReadout(index),
+    });
   }
 
   draw(store: Store): void {
-    this.points = store.series.rate;
-    this.plot.show([this.points.map((p) => p[0]), this.points.map((p) => p[1])]);
+    this.points = store.curves.rate;
+    this.plot.show([this.points.map(([time]) => time), this.points.map(([, rate]) => rate)]);
   }
 
-  private read(index: number | null): string {
+  private showReadout(index: number | null): string {
     const point = index === null ? this.points.at(-1) : this.points[index];
-    this.at.textContent = point ? clock(point[0]) : "–";
-    this.rate.textContent = point ? count(point[1]) : "–";
-    return `${this.at.textContent}: ${this.rate.textContent} tokens a second`;
+    const time = point ? formatClock(point[0]) : "–";
+    const rate = point ? formatCount(point[1]) : "–";
+    setText(this.timeReadout, time);
+    setText(this.rateReadout, rate);
+    return `${time}: ${rate} tokens a second`;
   }
 }
 
-function options(): Omit<uPlot.Options, "width" | "height"> {
+function createOptions(): Omit<uPlot.Options, "width" | "height"> {
   return {
     scales: {
-      x: { time: true, range: (_u, low, high) => [low, high > low ? high : low + 60] },
-      y: { range: (_u, _low, high) => [0, Math.max(1, high || 0) * 1.15] },
+      x: {
+        time: true,
+        range: (_plot, low, high) => [low, high > low ? high : low + MIN_RANGE_SECONDS],
+      },
+      y: { range: (_plot, _low, high) => [0, Math.max(1, high || 0) * 1.15] },
     },
     axes: [
-      axis(timeAxis()),
-      axis({ values: (_u, splits) => splits.map(mark), size: 52, space: 36 }),
+      axisOptions(timeAxis()),
+      axisOptions({ values: (_plot, marks) => marks.map(formatAxisCount), size: 52, space: 36 }),
     ],
     series: [
       {},
-      { stroke: colour("--pace"), fill: colour("--pace-faint"), width: 1.5, spanGaps: true, points: { show: false } },
+      {
+        stroke: readColour("--throughput"),
+        fill: readColour("--throughput-faint"),
+        width: 1.5,
+        spanGaps: true,
+        points: { show: false },
+      },
     ],
   };
 }

@@ -145,8 +145,9 @@ def _run_context(
             event | {"time": datetime.fromtimestamp(event["at"], UTC)}
             for event in snapshot.events.values()
         ],
-        "workers": sorted(
-            snapshot.workers.values(), key=lambda row: (row["person"], row["name"], row["id"])
+        "machines": sorted(
+            snapshot.workers.values(),
+            key=lambda machine: (machine["person"], machine["name"], machine["id"]),
         ),
         "may_control": may_control,
         "checkpoints": checkpoints.list_checkpoint_rows(run),
@@ -155,7 +156,7 @@ def _run_context(
         "invitations": run.invitations.filter(withdrawn=None) if may_control else (),
         "site": site_url(request),
         "mirrors": json.dumps([site.page_data(f"/runs/{run.pk}/") for site in mirrors]),
-        "follows": is_public,
+        "has_failover": is_public,
         "has_machine": isinstance(request.user, User)
         and request.user.machines.filter(revoked=None).exists(),
     }

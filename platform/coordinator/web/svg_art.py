@@ -142,7 +142,7 @@ def quilt(name: str) -> tuple[tuple[str, str], ...]:
         bits, choice = divmod(bits, choices)
         return choice
 
-    palette = [f"q{i}" for i in range(5)]
+    palette = [f"quilt-{i}" for i in range(5)]
     first = palette.pop(draw(5))
     second = palette.pop(draw(4))
     quarter: list[tuple[str, list[tuple[float, float]]]] = []

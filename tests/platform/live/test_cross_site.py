@@ -60,10 +60,10 @@ def test_csp_allows_other_mirrors_on_public_run_pages_only(
     sites = json.loads(unescape(re.search(r'data-mirrors="([^"]*)"', html)[1]))
     assert [site["name"] for site in sites] == ["A", "The <b>other</b>"]
     assert sites[0]["base"] == "" and sites[1]["page"] == f"{B}:443/runs/{run.pk}/"
-    assert 'data-follows="true"' in html
+    assert 'data-failover="true"' in html
     draft_page = client.get(f"/runs/{draft(owner, name='B run').slug}/")
     html = draft_page.content.decode()
-    assert connect_sources(draft_page) == "'self'" and 'data-follows="false"' in html
+    assert connect_sources(draft_page) == "'self'" and 'data-failover="false"' in html
     assert B in unescape(html), "the page links the draft's page at the other mirror"
     assert {connect_sources(client.get(path)) for path in ("/", "/runs/", "/machines/")} == {
         "'self'"

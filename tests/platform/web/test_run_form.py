@@ -76,7 +76,7 @@ def test_run_form_shows_error_at_invalid_field_and_retains_input(signed_in, fiel
 
 def test_run_form_with_error_in_advanced_field_opens_the_section(signed_in):
     client, _ = signed_in()
-    section = r'<details class="card fold"( open)?>'
+    section = r'<details class="card disclosure"( open)?>'
     page = client.get("/runs/new/").content.decode()
     assert not re.search(section, page)[1]
     page = client.post("/runs/new/", {**GOOD, "model.heads": "7"}).content.decode()

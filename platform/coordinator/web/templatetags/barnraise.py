@@ -89,7 +89,7 @@ def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
     raised = svg_art.count_raised(float(share), len(drawing.members))
     lines = format_html_join(
         "",
-        '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/>'
+        '<g data-timber="{}" class="{}"><line class="outline" {}/><line class="gap" {}/>'
         '<line class="timber" {}/></g>',
         (
             (
@@ -104,9 +104,9 @@ def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
     )
     role = SafeString('aria-hidden="true"')
     if label:
-        role = format_html('role="img" aria-label="{}" data-frame', label)
+        role = format_html('role="img" aria-label="{}" data-barn', label)
     return format_html(
-        '<svg class="frame" viewBox="0 0 {} {}" {}>{}</svg>',
+        '<svg class="barn" viewBox="0 0 {} {}" {}>{}</svg>',
         drawing.width,
         drawing.height,
         role,
@@ -147,7 +147,7 @@ def quilt(name: object) -> SafeString:
 @lru_cache(maxsize=4096)
 def _quilt(name: str) -> SafeString:
     patches = format_html_join("", '<polygon class="{}" points="{}"/>', svg_art.quilt(name))
-    ground = SafeString('<rect class="g" width="6" height="6"/>')
+    ground = SafeString('<rect class="quilt-ground" width="6" height="6"/>')
     return format_html(
         '<svg class="quilt" viewBox="0 0 6 6" aria-hidden="true">{}{}</svg>', ground, patches
     )

@@ -1,0 +1,39 @@
+// Small helpers for elements of the page.
+
+/** Return the element that the selector names; throw if the template lacks it. */
+export function requireElement<E extends Element = HTMLElement>(
+  root: ParentNode,
+  selector: string,
+): E {
+  const element = root.querySelector<E>(selector);
+  if (!element) throw new Error(`the page has no element ${selector}`);
+  return element;
+}
+
+/** Set an element's text, unless it is the same: an unchanged element causes no work. */
+export function setText(element: HTMLElement | undefined, text: string): void {
+  if (element && element.textContent !== text) element.textContent = text;
+}
+
+/** Create a copy of the single element in a template. */
+export function cloneTemplate(template: HTMLTemplateElement): HTMLElement {
+  const fragment = template.content.cloneNode(true) as DocumentFragment;
+  return requireElement(fragment, "*");
+}
+
+/**
+ * Replace an element's children by `rows`.
+ *
+ * A row that is already in its place is not moved, because moving it would take the keyboard's
+ * focus from it.
+ */
+export function replaceRows(list: HTMLElement, rows: HTMLElement[]): void {
+  const shown = new Set<Element>(rows);
+  for (const row of [...list.children]) {
+    if (!shown.has(row)) row.remove();
+  }
+  rows.forEach((row, i) => {
+    const present = list.children[i] ?? null;
+    if (row !== present) list.insertBefore(row, present);
+  });
+}

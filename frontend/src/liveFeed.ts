@@ -1,0 +1,227 @@
+// The connection of a run's page to a mirror: deltas arrive over a websocket, and a snapshot is
+// fetched at the start and after each gap.
+//
+// The snapshot is fetched once the socket is open, so that no delta falls between the two. While
+// the page's own mirror does not answer, the feed uses another one (see failover.ts) and returns
+// later. Sockets, requests, timers and random numbers are passed in as an `Environment`, so that
+// tests run without a network.
+
+import { MirrorSelector, type Mirror } from "./failover";
+import type { Store } from "./store";
+import type { Delta, Snapshot } from "./types";
+
+export type ConnectionStatus = "connecting" | "live" | "reconnecting" | "refused";
+
+/** The part of a WebSocket that the feed uses. */
+export interface Socket {
+  onopen: (() => void) | null;
+  onmessage: ((event: { data: string }) => void) | null;
+  onclose: ((event: { code: number }) => void) | null;
+  close(): void;
+}
+
+/** What the feed needs from its surroundings. Mirrors are indices; 0 is the page's own. */
+export interface Environment {
+  openSocket(mirror: number): Socket;
+  /** Rejects with a RefusedError if a retry cannot succeed. */
+  fetchSnapshot(mirror: number): Promise<Snapshot>;
+  setTimer(milliseconds: number, callback: () => void): number;
+  clearTimer(timer: number): void;
+  /** Returns a number in [0, 1). */
+  random(): number;
+}
+
+/** The mirror does not let this reader see the run, or does not have it. */
+export class RefusedError extends Error {}
+
+// Without a delta for so long the connection counts as lost; the site sends one every 5 s at least.
+export const SILENCE_MS = 20_000;
+export const GAP_WAIT_MS = 1_500; // for a late delta to arrive before a snapshot is fetched
+const SNAPSHOT_TIMEOUT_MS = 15_000; // a mirror that takes longer counts as unavailable
+const REFUSED_CLOSE_CODES = new Set([4403, 4404]); // forbidden, not found
+const REFUSED_STATUS_CODES = new Set([403, 404]);
+
+type TimerName = "retry" | "silence" | "gap" | "homeCheck";
+
+/** Keeps the store up to date with a run. */
+export class LiveFeed {
+  status: ConnectionStatus = "connecting";
+  private socket: Socket | null = null;
+  private mirror = 0; // the mirror whose deltas the store has; each mirror numbers its own
+  private shownMirror = 0; // the mirror that the listener was last called with
+  private readonly timers = new Map<TimerName, number>();
+
+  constructor(
+    private readonly store: Store,
+    private readonly environment: Environment,
+    private readonly onStatus: (status: ConnectionStatus, mirror: number) => void = () => {},
+    private readonly selector: MirrorSelector = new MirrorSelector(1, () => environment.random()),
+  ) {}
+
+  /** Connect to the selected mirror; an existing connection is closed. */
+  start(): void {
+    this.disconnect();
+    if (this.mirror !== this.selector.current) this.store.expectOtherMirror();
+    this.mirror = this.selector.current;
+    const socket = this.environment.openSocket(this.mirror);
+    this.socket = socket;
+    socket.onopen = () => {
+      if (this.isCurrent(socket)) void this.loadSnapshot(socket);
+    };
+    socket.onmessage = (event) => {
+      if (this.isCurrent(socket)) this.receiveMessage(socket, event.data);
+    };
+    socket.onclose = (event) => {
+      if (!this.isCurrent(socket)) return;
+      if (REFUSED_CLOSE_CODES.has(event.code)) this.handleRefusal();
+      else this.retry();
+    };
+    this.restartSilenceTimer();
+  }
+
+  /** Retry at once if a retry is scheduled: the network is back, or the page is visible again. */
+  retryNow(): void {
+    if (this.timers.has("retry")) this.start();
+  }
+
+  /** Close the connection and cancel all timers. */
+  stop(): void {
+    this.disconnect();
+  }
+
+  /** Whether events of this socket still count: it has not been replaced by another one. */
+  private isCurrent(socket: Socket): boolean {
+    return this.socket === socket;
+  }
+
+  private receiveMessage(socket: Socket, text: string): void {
+    this.restartSilenceTimer();
+    const delta = JSON.parse(text) as Delta;
+    if (delta.type !== "delta") return;
+    const outcome = this.store.applyDelta(delta);
+    this.updateGapTimer(socket, outcome === "gap");
+  }
+
+  /** Fetch a snapshot for this connection; ignore it if the connection was lost in the meantime. */
+  private async loadSnapshot(socket: Socket): Promise<void> {
+    try {
+      const snapshot = await this.environment.fetchSnapshot(this.mirror);
+      if (!this.isCurrent(socket)) return;
+      const outcome = this.store.applySnapshot(snapshot);
+      this.selector.markSuccess();
+      this.setStatus("live");
+      if (!this.selector.isHome && !this.timers.has("homeCheck")) this.scheduleHomeCheck(socket);
+      this.updateGapTimer(socket, outcome === "gap");
+    } catch (error) {
+      if (!this.isCurrent(socket)) return;
+      if (error instanceof RefusedError) this.handleRefusal();
+      else this.retry();
+    }
+  }
+
+  /** Check later whether the page's own mirror answers again, and return to it then. */
+  private scheduleHomeCheck(socket: Socket): void {
+    this.startTimer("homeCheck", this.selector.homeCheckDelay(), () => {
+      this.environment.fetchSnapshot(0).then(
+        () => {
+          if (!this.isCurrent(socket)) return;
+          this.selector.returnHome();
+          this.start();
+        },
+        () => {
+          if (this.isCurrent(socket)) this.scheduleHomeCheck(socket);
+        },
+      );
+    });
+  }
+
+  /** While deltas are missing, wait a moment for late ones, and then fetch a snapshot. */
+  private updateGapTimer(socket: Socket, hasGap: boolean): void {
+    if (!hasGap) {
+      this.cancelTimer("gap");
+      return;
+    }
+    if (this.timers.has("gap") || this.store.run === null) return;
+    const wait = GAP_WAIT_MS * (0.5 + this.environment.random());
+    this.startTimer("gap", wait, () => void this.loadSnapshot(socket));
+  }
+
+  private retry(): void {
+    this.disconnect();
+    this.setStatus("reconnecting");
+    this.startTimer("retry", this.selector.markFailed(), () => this.start());
+  }
+
+  /**
+   * Stop if the page's own mirror refuses.
+   *
+   * Another mirror may not have the run yet; after its refusal the feed tries the next one.
+   */
+  private handleRefusal(): void {
+    if (!this.selector.isHome) {
+      this.retry();
+      return;
+    }
+    this.disconnect();
+    this.setStatus("refused");
+  }
+
+  private restartSilenceTimer(): void {
+    this.cancelTimer("silence");
+    this.startTimer("silence", SILENCE_MS, () => this.retry());
+  }
+
+  private disconnect(): void {
+    for (const name of [...this.timers.keys()]) this.cancelTimer(name);
+    const socket = this.socket;
+    this.socket = null;
+    socket?.close();
+  }
+
+  private startTimer(name: TimerName, milliseconds: number, callback: () => void): void {
+    const timer = this.environment.setTimer(milliseconds, () => {
+      this.timers.delete(name);
+      callback();
+    });
+    this.timers.set(name, timer);
+  }
+
+  private cancelTimer(name: TimerName): void {
+    const timer = this.timers.get(name);
+    if (timer !== undefined) this.environment.clearTimer(timer);
+    this.timers.delete(name);
+  }
+
+  private setStatus(status: ConnectionStatus): void {
+    if (status === this.status && this.mirror === this.shownMirror) return;
+    this.status = status;
+    this.shownMirror = this.mirror;
+    this.onStatus(status, this.mirror);
+  }
+}
+
+/** Create the environment of a real page: WebSocket, fetch, timers and random numbers. */
+export function createBrowserEnvironment(runId: string, mirrors: Mirror[]): Environment {
+  return {
+    openSocket(mirror) {
+      const address = new URL(`${mirrors[mirror]!.base}/ws/runs/${runId}/`, location.href);
+      address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
+      return new WebSocket(address) as unknown as Socket;
+    },
+    async fetchSnapshot(mirror) {
+      const { base } = mirrors[mirror]!;
+      const response = await fetch(`${base}/live/${runId}/`, {
+        headers: { Accept: "application/json" },
+        cache: "no-store",
+        credentials: base ? "omit" : "same-origin",
+        signal: AbortSignal.timeout(SNAPSHOT_TIMEOUT_MS),
+      });
+      if (REFUSED_STATUS_CODES.has(response.status)) throw new RefusedError(response.statusText);
+      if (!response.ok) throw new Error(`the site answered ${response.status}`);
+      return (await response.json()) as Snapshot;
+    },
+    setTimer: (milliseconds, callback) => window.setTimeout(callback, milliseconds),
+    clearTimer: (timer) => window.clearTimeout(timer),
+    random: Math.random,
+  };
+}

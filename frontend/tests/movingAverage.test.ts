@@ -1,0 +1,20 @@
+import { expect, test } from "vitest";
+import { alignCurves, smoothPoints } from "../src/movingAverage";
+import type { Point } from "../src/types";
+
+test("smoothPoints of a constant returns the constant", () => {
+  const constant: Point[] = [[0, 2], [5, 2], [100, 2]];
+  expect(smoothPoints(constant, 10).map(([, value]) => value)).toEqual([2, 2, 2]);
+});
+
+test("smoothPoints follows a jump after some points", () => {
+  const jump: Point[] = Array.from({ length: 50 }, (_, i) => [i, i < 25 ? 4 : 2]);
+  const smoothed = smoothPoints(jump, 3);
+  expect(smoothed[25]![1]).toBeGreaterThan(3);
+  expect(smoothed[49]![1]).toBeCloseTo(2, 2);
+});
+
+test("alignCurves leaves gaps where a curve has no point", () => {
+  const aligned = alignCurves([[1, 10], [3, 30]], [[2, 20], [3, 31]]);
+  expect(aligned).toEqual([[1, 2, 3], [10, null, 30], [null, 20, 31]]);
+});
