@@ -28,7 +28,9 @@ describe("Store", () => {
   test("removes the machines that a delta lists as removed and adds its others", () => {
     const store = new Store();
     store.applySnapshot(createSnapshot(0));
-    store.applyDelta(createDelta(1, { removed_workers: ["a", "unknown"], workers: [createMachine("b", 5)] }));
+    store.applyDelta(
+      createDelta(1, { removed_workers: ["a", "unknown"], workers: [createMachine("b", 5)] }),
+    );
     expect([...store.workers.keys()]).toEqual(["b"]);
     store.applyDelta(createDelta(2, { removed_workers: ["b"], workers: [createMachine("a", 6)] }));
     expect([...store.workers.keys()]).toEqual(["a"]);
