@@ -18,6 +18,14 @@ def format_byte_rate(bytes_per_second: float) -> str:
     return f"{format_bytes(bytes_per_second)}/s"
 
 
+def format_parameters(count: int) -> str:
+    """Write a model's size: 850 parameters, 12.3 K, 3.2 M or 1.56 B parameters."""
+    for unit, scale, decimals in (("B", 1e9, 2), ("M", 1e6, 1), ("K", 1e3, 1)):
+        if count >= scale:
+            return f"{count / scale:,.{decimals}f} {unit} parameters"
+    return f"{count:,} parameters"
+
+
 def format_seconds(seconds: float) -> str:
     """Write a duration in the unit that suits it: 3.1 ms, 12.0 s, 15 min, 12.5 h."""
     if seconds < 1.0:

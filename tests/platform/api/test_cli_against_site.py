@@ -88,7 +88,7 @@ def test_cli_removes_updates_of_a_machine(
     bob.join(run)
     bob.report(run, numbered_report(4))
     drain_queue()
-    assert "Nothing was taken out" in barnraise("runs", "verdict", "dusk")
+    assert "No updates have been removed" in barnraise("runs", "verdict", "dusk")
     options = ("--from=4", "--update=2:1000", "--reason=noise", "--json")
     issued = barnraise("runs", "verdict", "dusk", "pc-2", *options)
     verdict = Verdict.model_validate_json(issued["body"])

@@ -1,59 +1,36 @@
-"""`barnraise runs …` and `barnraise machines …`: what organisers and volunteers script, by a personal token.
+"""Run `barnraise runs …`: what organisers script, with a personal token.
 
-Every command prints a line for people or, with --json, what the site answered. The token is in $BARNRAISE_TOKEN.
+Every command prints text for people or, with --json, the site's answer. The token is in
+$BARNRAISE_TOKEN.
 """
 
-import contextlib
-import json
-from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from barnraise.cli.plan import HomeOption, JsonOption
+from barnraise.cli.console import new_table, out, print_json
+from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
+from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.site_options import SiteOptions
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.coordinator_client.token_client import TokenClient
 from barnraise.errors import StateError
 from barnraise.formats import parse_bytes
+from barnraise.protocol.coordinator_messages import RunSummary
 from barnraise.protocol.verdicts import Verdict
-from barnraise.state_dir import StateDir
 
-runs = typer.Typer(
-    no_args_is_help=False, help="The runs there are, and what an organiser does with them."
-)
-machines = typer.Typer(no_args_is_help=False, help="Your machines, as the site knows them.")
-out = Console(highlight=False)
+UPLINKS_MBPS = (20, 100)  # the uplinks for which the site estimates a run's duration
 
-SiteOption = Annotated[
-    str,
-    typer.Option(
-        "--site",
-        envvar="BARNRAISE_SITE",
-        help="The site (default: where this machine is enrolled).",
-    ),
-]
 RunArgument = Annotated[str, typer.Argument(help="The run's name in its address, or its id.")]
-MachineArgument = Annotated[str, typer.Argument(help="A machine's name or id.")]
-PresetOption = Annotated[str, typer.Option(help="A model, like gpt2-124m.")]
-SetOption = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="Any field of the rules, like recipe.learning_rate=3e-4.",
-    ),
-]
-TokensOption = Annotated[
-    str, typer.Option(help="Training ends after this many tokens, all machines together.")
-]
 
 
-class Do(StrEnum):
+class RunAction(StrEnum):
+    """The actions of a run's owner."""
+
     LAUNCH = "launch"
     PAUSE = "pause"
     RESUME = "resume"
@@ -62,385 +39,363 @@ class Do(StrEnum):
     UNARCHIVE = "unarchive"
 
 
-class Move(StrEnum):
-    PAUSE = "pause"
-    RESUME = "resume"
-    REVOKE = "revoke"
+@dataclass(frozen=True)
+class RulesOptions:
+    """The rules of a run: a preset, and fields that differ from it."""
+
+    preset: Annotated[str, typer.Option(help="A model, like gpt2-124m.")] = "gpt-nano"
+    tokens: Annotated[
+        str, typer.Option(help="Training ends after this many tokens, all machines together.")
+    ] = ""
+    fields: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="A field of the rules, like recipe.learning_rate=3e-4; repeatable.",
+        ),
+    ] = field(default_factory=list)
+
+    def typed_fields(self) -> dict[str, Any]:
+        """Return the fields by name, with their values as text.
+
+        Raises:
+            StateError: --set has no FIELD=VALUE.
+        """
+        fields: dict[str, Any] = {}
+        for assignment in self.fields:
+            name, equals, value = assignment.partition("=")
+            if not equals:
+                raise StateError(f"--set takes FIELD=VALUE, not '{assignment}'")
+            fields[name.strip()] = value.strip()
+        if self.tokens:
+            fields["recipe.token_budget"] = self.tokens
+        return fields
 
 
-# ---- runs ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TextOptions:
+    """The source of a run's text."""
+
+    source: Annotated[
+        str, typer.Option(help="Source of the text: stdlib, huggingface, urls or files.")
+    ] = ""
+    place: Annotated[
+        list[str], typer.Option(help="A dataset as owner/name, or an address; repeatable.")
+    ] = field(default_factory=list)
+
+    def typed_fields(self) -> dict[str, Any]:
+        """Return the fields of the rules; a place alone implies its source."""
+        source = self.source
+        if self.place and not source:
+            source = "urls" if "//" in self.place[0] else "huggingface"
+        fields = {"text.source": source, "text.places": self.place}
+        return {name: value for name, value in fields.items() if value}
+
+
+@dataclass(frozen=True)
+class TermsOptions:
+    """The terms on which machines may join a run."""
+
+    access: Annotated[str, typer.Option(help="Who may join: anyone or invitation.")] = ""
+    least_memory: Annotated[str, typer.Option(help="Minimum RAM, e.g. 8GB.")] = ""
+    least_device_memory: Annotated[str, typer.Option(help="Minimum GPU memory, e.g. 8GB.")] = ""
+    notes: Annotated[Path | None, typer.Option(help="A file of notes in Markdown.")] = None
+
+    def to_request(self) -> dict[str, Any]:
+        """Return the terms that were given, as the site's API takes them."""
+        terms: dict[str, Any] = {}
+        if self.access:
+            terms["access"] = self.access
+        if self.least_memory:
+            terms["least_memory"] = parse_bytes(self.least_memory)
+        if self.least_device_memory:
+            terms["least_device_memory"] = parse_bytes(self.least_device_memory)
+        if self.notes:
+            terms["notes"] = self.notes.read_text("utf-8")
+        return terms
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """When a new run starts."""
+
+    quorum: Annotated[int, typer.Option(help="Machines to wait for before training starts.")] = 1
+    launch: Annotated[bool, typer.Option("--launch", help="Launch the run too.")] = False
+
+
+runs = typer.Typer(no_args_is_help=False, help="List runs; create and control your own.")
 
 
 @runs.callback(invoke_without_command=True)
 def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the runs this machine could join."""
+    """List the runs that this machine could join, or run one of the commands below."""
     if context.invoked_subcommand:
         return
-    place = StateDir(home or StateDir.default_path())
-    coordinator = CoordinatorClient.from_membership(place.membership, place.identity)
-    found, after = [], None
-    while True:
-        page = coordinator.fetch_runs(after)
-        found += page.runs
-        if (after := page.next) is None:
-            break
+    state_dir = open_state_dir(home)
+    coordinator = CoordinatorClient.from_membership(state_dir.membership, state_dir.identity)
+    views = _fetch_runs(coordinator)
     if as_json:
         print_json(
-            [{"id": r.id, "slug": r.slug, "name": r.name, "status": r.status} for r in found]
+            [{"id": v.id, "slug": v.slug, "name": v.name, "status": v.status} for v in views]
         )
         return
-    table = Table("run", "name", "status", box=None, pad_edge=False)
-    for run in found:
-        table.add_row(run.slug or run.id, run.name, run.status)
-    out.print(table if found else "There are no runs yet.")
+    table = new_table("run", "name", "status")
+    for view in views:
+        table.add_row(escape(view.slug or view.id), escape(view.name), view.status)
+    out.print(table if views else "There are no runs yet.")
+
+
+def _fetch_runs(coordinator: CoordinatorClient) -> list[RunSummary]:
+    """Fetch all pages of the list of runs."""
+    page = coordinator.fetch_runs(None)
+    views = [*page.runs]
+    while page.next is not None:
+        page = coordinator.fetch_runs(page.next)
+        views += page.runs
+    return views
 
 
 @runs.command()
+@expand_option_groups
 def create(
-    name: Annotated[str, typer.Option(help="Others see it.")],
-    preset: PresetOption = "gpt-nano",
-    tokens: TokensOption = "",
-    fields: SetOption = [],  # noqa: B006  (typer's way)
-    source: Annotated[str, typer.Option(help="stdlib, huggingface, urls or files.")] = "",
-    place: Annotated[
-        list[str], typer.Option(help="A dataset as owner/name, or an address; repeatable.")
-    ] = [],  # noqa: B006
-    access: Annotated[str, typer.Option(help="Who may join: anyone or invitation.")] = "",
-    least_memory: Annotated[str, typer.Option(help="Minimum RAM, e.g. 8GB.")] = "",
-    least_device_memory: Annotated[str, typer.Option(help="Minimum GPU memory, e.g. 8GB.")] = "",
-    notes: Annotated[Path | None, typer.Option(help="A file of notes in Markdown.")] = None,
-    quorum: Annotated[int, typer.Option(help="Machines to wait for before training starts.")] = 1,
-    launch: Annotated[bool, typer.Option("--launch", help="Launch it too.")] = False,
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    name: Annotated[str, typer.Option(help="Name of the run, which everyone sees.")],
+    rules: RulesOptions,
+    text: TextOptions,
+    terms: TermsOptions,
+    launch: LaunchOptions,
+    site: SiteOptions,
 ) -> None:
     """Create a run: a draft or, with --launch, one that waits for its text and machines."""
-    typed = spec_fields(fields, tokens, source, place)
-    asked = {
-        "name": name, "preset": preset, "fields": typed, "quorum": quorum, "launch": launch,
-        "terms": terms(access, least_memory, least_device_memory, notes),
-    }  # fmt: skip
-    with open_client(home, site) as client:
-        print_run(client.request("POST", "runs", body=asked), as_json)
+    request = {
+        "name": name,
+        "preset": rules.preset,
+        "fields": rules.typed_fields() | text.typed_fields(),
+        "quorum": launch.quorum,
+        "launch": launch.launch,
+        "terms": terms.to_request(),
+    }
+    with closing(site.open_client()) as client:
+        _print_run(client.request("POST", "runs", body=request), site.as_json)
 
 
 @runs.command()
-def show(
-    run: RunArgument, site: SiteOption = "", home: HomeOption = None, as_json: JsonOption = False
-) -> None:
+@expand_option_groups
+def show(run: RunArgument, site: SiteOptions) -> None:
     """Show a run: its rules, its terms and its progress."""
-    with open_client(home, site) as client:
-        print_run(client.request("GET", "runs", run, "summary"), as_json)
+    with closing(site.open_client()) as client:
+        _print_run(client.request("GET", "runs", run, "summary"), site.as_json)
 
 
 @runs.command("do")
-def control(
-    action: Do,
-    run: RunArgument,
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@expand_option_groups
+def control_run(action: RunAction, run: RunArgument, site: SiteOptions) -> None:
     """Launch, pause, resume, cancel, archive or unarchive a run of yours."""
-    with open_client(home, site) as client:
-        print_run(client.request("POST", "runs", run, "actions", action), as_json)
+    with closing(site.open_client()) as client:
+        _print_run(client.request("POST", "runs", run, "actions", action), site.as_json)
 
 
 @runs.command("copy")
-def copied(
+@expand_option_groups
+def copy_run(
     run: RunArgument,
+    site: SiteOptions,
     name: Annotated[str, typer.Option(help="Name of the copy.")] = "",
     checkpoint: Annotated[str, typer.Option(help="Start from the weights with this digest.")] = "",
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Copy another run's rules into a draft of yours."""
-    with open_client(home, site) as client:
-        print_run(
-            client.request(
-                "POST", "runs", run, "copies", body={"name": name, "checkpoint": checkpoint}
-            ),
-            as_json,
-        )
+    request = {"name": name, "checkpoint": checkpoint}
+    with closing(site.open_client()) as client:
+        _print_run(client.request("POST", "runs", run, "copies", body=request), site.as_json)
 
 
 @runs.command("terms")
-def change_terms(
-    run: RunArgument,
-    access: Annotated[str, typer.Option(help="Who may join: anyone or invitation.")] = "",
-    least_memory: Annotated[str, typer.Option(help="Minimum RAM, e.g. 8GB.")] = "",
-    least_device_memory: Annotated[str, typer.Option(help="Minimum GPU memory, e.g. 8GB.")] = "",
-    notes: Annotated[Path | None, typer.Option(help="A file of notes in Markdown.")] = None,
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@expand_option_groups
+def change_terms(run: RunArgument, terms: TermsOptions, site: SiteOptions) -> None:
     """Change who may join, with what, and the notes. Options left out keep their value."""
-    with open_client(home, site) as client:
-        asked = terms(access, least_memory, least_device_memory, notes)
-        print_run(client.request("PATCH", "runs", run, "terms", body=asked), as_json)
+    with closing(site.open_client()) as client:
+        answer = client.request("PATCH", "runs", run, "terms", body=terms.to_request())
+    _print_run(answer, site.as_json)
 
 
 @runs.command()
+@expand_option_groups
 def invite(
     run: RunArgument,
+    site: SiteOptions,
     note: Annotated[str, typer.Option(help="Whom it is for; only you see it.")] = "",
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a link that lets people join."""
-    with open_client(home, site) as client:
+    with closing(site.open_client()) as client:
         link = client.request("POST", "runs", run, "invitations", body={"note": note})
-    print_json(link) if as_json else out.print(link["url"], soft_wrap=True)
+    if site.as_json:
+        print_json(link)
+    else:
+        out.print(link["url"], soft_wrap=True)
 
 
 @runs.command()
-def checkpoints(
-    run: RunArgument, site: SiteOption = "", home: HomeOption = None, as_json: JsonOption = False
-) -> None:
-    """List the weights that machines hold, and which are confirmed."""
-    with open_client(home, site) as client:
-        found = client.request("GET", "runs", run, "checkpoints")
-    if as_json:
-        print_json(found)
+@expand_option_groups
+def checkpoints(run: RunArgument, site: SiteOptions) -> None:
+    """List the weights that machines hold, and which of them are confirmed."""
+    with closing(site.open_client()) as client:
+        answer = client.request("GET", "runs", run, "checkpoints")
+    if site.as_json:
+        print_json(answer)
         return
-    table = Table("tokens", "digest", "machines", "confirmed", box=None, pad_edge=False)
-    for each in found:
-        state = "DISPUTED" if each["disputed"] else "yes" if each["confirmed"] else "no"
-        table.add_row(f"{each['tokens']:,}", each["digest"], str(each["machines"]), state)
-    out.print(table if found else "No machine has announced one yet.")
+    table = new_table("tokens", "digest", "machines", "confirmed")
+    for checkpoint in answer:
+        confirmed = "yes" if checkpoint["confirmed"] else "no"
+        table.add_row(
+            f"{checkpoint['tokens']:,}",
+            checkpoint["digest"],
+            str(checkpoint["machines"]),
+            "DISPUTED" if checkpoint["disputed"] else confirmed,
+        )
+    out.print(table if answer else "No machine has announced a checkpoint yet.")
 
 
 @runs.command()
+@expand_option_groups
 def verdict(
     run: RunArgument,
+    site: SiteOptions,
     machine: Annotated[
         str, typer.Argument(help="Whose updates: a machine's name, id or key, or KEY.LIFE.")
     ] = "",
     first: Annotated[
-        int | None, typer.Option("--from", min=1, help="From this one on all of them come out.")
+        int | None, typer.Option("--from", min=1, help="Remove this update and all later ones.")
     ] = None,
     update: Annotated[
-        list[str] | None, typer.Option(help="A single one, NUMBER or NUMBER:TOKENS; repeatable.")
+        list[str] | None,
+        typer.Option(help="Remove one update, NUMBER or NUMBER:TOKENS; repeatable."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="For everybody to read.")] = "",
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    reason: Annotated[str, typer.Option(help="Reason, for everybody to read.")] = "",
 ) -> None:
-    """Have the site take a machine's updates out of a run of yours, on every machine. Without a machine: what was
-    taken out so far. (`barnraise verdict` does it without the site, on the machine that prepared the text.)"""
-    with open_client(home, site) as client:
+    """Remove a machine's updates from a run of yours, on every machine.
+
+    Without a machine, it lists the updates that have been removed.
+
+    `barnraise verdict` works without the site, where the text was prepared.
+    """
+    with closing(site.open_client()) as client:
         if machine:
-            asked = {
+            request = {
                 "author": machine,
                 "first": first,
-                "updates": single_updates(update or []),
+                "updates": _parse_updates(update or []),
                 "reason": reason,
             }
-            found = [client.request("POST", "runs", run, "verdicts", body=asked)]
+            answer = client.request("POST", "runs", run, "verdicts", body=request)
+            verdicts = [answer]
         else:
-            found = client.request("GET", "runs", run, "verdicts")
-    if as_json:
-        print_json(found[0] if machine else found)
-        return
-    table = Table("given", "of", "out", "because", box=None, pad_edge=False)
-    for each in found:
-        said = Verdict.model_validate_json(each["body"])
-        for author in {**said.after, **said.updates}:
-            cut = [f"from {said.after[author] + 1} on"] if author in said.after else []
-            out_of_it = ", ".join([*cut, *map(str, said.updates.get(author, {}))])
-            table.add_row(
-                each["given"][:16], f"{author[:8]}….{author[-16:]}", out_of_it, escape(said.reason)
-            )
-    out.print(table if found else "Nothing was taken out of it.")
+            answer = client.request("GET", "runs", run, "verdicts")
+            verdicts = answer
+    if site.as_json:
+        print_json(answer)
+    else:
+        _print_verdicts(verdicts)
 
 
 @runs.command()
-def members(
-    run: RunArgument, site: SiteOption = "", home: HomeOption = None, as_json: JsonOption = False
-) -> None:
+@expand_option_groups
+def members(run: RunArgument, site: SiteOptions) -> None:
     """List the machines in a run."""
-    with open_client(home, site) as client:
-        found = client.fetch_all("runs", run, "machines")
-    if as_json:
-        print_json(found)
+    with closing(site.open_client()) as client:
+        machines = client.fetch_all("runs", run, "machines")
+    if site.as_json:
+        print_json(machines)
         return
-    table = Table("machine", "of", "doing", "tokens", "tokens/s", box=None, pad_edge=False)
-    for each in found:
-        doing, rate = (each["activity"], f"{each['rate']:,.0f}") if each["alive"] else ("gone", "")
+    table = new_table("machine", "owner", "activity", "tokens", "tokens/s")
+    for machine in machines:
         table.add_row(
-            escape(each["name"]), escape(each["person"]), doing, f"{each['tokens']:,}", rate
+            escape(machine["name"]),
+            escape(machine["person"]),
+            machine["activity"] if machine["alive"] else "gone",
+            f"{machine['tokens']:,}",
+            f"{machine['rate']:,.0f}" if machine["alive"] else "",
         )
-    out.print(table if found else "No machine has joined yet.")
+    out.print(table if machines else "No machine has joined yet.")
 
 
 @runs.command()
+@expand_option_groups
 def estimate(
-    preset: PresetOption = "gpt-nano",
-    tokens: TokensOption = "",
-    fields: SetOption = [],  # noqa: B006
+    rules: RulesOptions,
+    site: SiteOptions,
     volunteers: Annotated[
-        int, typer.Option(min=1, max=10_000, help="How many such machines.")
+        int, typer.Option(min=1, max=10_000, help="Number of such machines.")
     ] = 10,
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """What a run would take on typical machines, and how long with so many of them."""
-    asked = {
-        "preset": preset,
-        "fields": spec_fields(fields, tokens, "", []),
+    """Estimate a run's step and duration on typical machines."""
+    request = {
+        "preset": rules.preset,
+        "fields": rules.typed_fields(),
         "volunteers": volunteers,
     }
-    with open_client(home, site) as client:
-        found = client.request("POST", "estimates", body=asked)
-    if as_json:
-        print_json(found)
+    with closing(site.open_client()) as client:
+        answer = client.request("POST", "estimates", body=request)
+    if site.as_json:
+        print_json(answer)
         return
-    lines = [f"{volunteers} of them, {line} Mb/s" for line in (20, 100)]
-    table = Table("machine", "a step", "tokens/s", *lines, box=None, pad_edge=False)
-    for need in found["needs"]:
+    durations = [f"{volunteers} of them, {mbps} Mb/s" for mbps in UPLINKS_MBPS]
+    table = new_table("machine", "a step", "tokens/s", *durations)
+    for need in answer["needs"]:
         if need["refusal"]:
             table.add_row(need["machine"], escape(need["refusal"]))
             continue
-        days = [f"{pace['seconds'] / 86_400:,.2f} days" for pace in need["paces"]]
         table.add_row(
             need["machine"],
             f"{need['step_seconds']:.2f} s",
             f"{need['tokens_per_second']:,.0f}",
-            *days,
+            *(f"{pace['seconds'] / 86_400:,.2f} days" for pace in need["paces"]),
         )
     out.print(table)
 
 
-# ---- machines ------------------------------------------------------------------------------------------------------
+def _parse_updates(texts: list[str]) -> dict[str, int]:
+    """Map each update's number to its tokens, or to 0 where they are not given.
 
-
-@machines.callback(invoke_without_command=True)
-def list_machines(
-    context: typer.Context,
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List your machines."""
-    if context.invoked_subcommand:
-        return
-    with open_client(home, site) as client:
-        found = client.fetch_all("machines")
-    if as_json:
-        print_json(found)
-        return
-    table = Table("machine", "id", "system", "state", box=None, pad_edge=False)
-    for each in found:
-        state = "revoked" if each["revoked"] else "paused" if each["paused"] else ""
-        table.add_row(escape(each["name"]), each["id"], escape(each["system"]), state)
-    out.print(table if found else "You have no machines here: run `barnraise login` on one.")
-
-
-@machines.command("do")
-def move(
-    action: Move,
-    machine: MachineArgument,
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Pause or resume a machine of yours in all its runs, or revoke it for good."""
-    with open_client(home, site) as client:
-        found = client.request("POST", "machines", find_machine(client, machine), "actions", action)
-    print_json(found) if as_json else out.print(f"{escape(found['name'])}: {action}d")
-
-
-@machines.command()
-def rename(
-    machine: MachineArgument,
-    name: Annotated[str, typer.Argument(help="What others see.")],
-    site: SiteOption = "",
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Rename a machine of yours."""
-    with open_client(home, site) as client:
-        found = client.request(
-            "PATCH", "machines", find_machine(client, machine), body={"name": name}
-        )
-    print_json(found) if as_json else out.print(f"It is called {escape(found['name'])} now.")
-
-
-# ---- what they share -----------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def open_client(home: Path | None, site: str) -> Iterator[TokenClient]:
-    client = TokenClient.from_environment(StateDir(home or StateDir.default_path()), site)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
-def find_machine(client: TokenClient, machine: str) -> str:
-    """The id of a machine called so. Raises StateError."""
-    found = [
-        each["id"] for each in client.fetch_all("machines") if machine in (each["id"], each["name"])
-    ]
-    if len(found) != 1:
-        raise StateError(
-            f"you have {len(found) or 'no'} machine{'s' * (len(found) > 1)} called '{machine}': give its id"
-        )
-    return found[0]
-
-
-def spec_fields(fields: list[str], tokens: str, source: str, places: list[str]) -> dict[str, Any]:
-    """Raises StateError."""
-    typed: dict[str, Any] = {}
-    for field in fields:
-        key, equals, value = field.partition("=")
-        if not equals:
-            raise StateError(f"--set takes FIELD=VALUE, not '{field}'")
-        typed[key.strip()] = value.strip()
-    if places and not source:
-        source = "urls" if "//" in places[0] else "huggingface"
-    said = {"recipe.token_budget": tokens, "text.source": source, "text.places": places}
-    return typed | {name: value for name, value in said.items() if value}
-
-
-def single_updates(said: list[str]) -> dict[str, int]:
-    """Number → tokens, 0 where they are not said. Raises StateError."""
-    found = {}
-    for each in said:
-        number, _, tokens = each.partition(":")
+    Raises:
+        StateError: a text is not NUMBER or NUMBER:TOKENS.
+    """
+    updates: dict[str, int] = {}
+    for text in texts:
+        number, _, tokens = text.partition(":")
         if not number.isdecimal() or not (tokens or "0").isdecimal():
-            raise StateError(f"--update takes NUMBER or NUMBER:TOKENS, not '{each}'")
-        found[number] = int(tokens or 0)
-    return found
+            raise StateError(f"--update takes NUMBER or NUMBER:TOKENS, not '{text}'")
+        updates[number] = int(tokens or 0)
+    return updates
 
 
-def terms(access: str, memory: str, device_memory: str, notes: Path | None) -> dict[str, Any]:
-    said: dict[str, Any] = {"access": access} if access else {}
-    if memory:
-        said["least_memory"] = parse_bytes(memory)
-    if device_memory:
-        said["least_device_memory"] = parse_bytes(device_memory)
-    return said | ({"notes": notes.read_text("utf-8")} if notes else {})
+def _print_verdicts(verdicts: list[dict[str, Any]]) -> None:
+    """Print a table with a row for each author of removed updates."""
+    table = new_table("issued", "machine", "removed", "reason")
+    for answer in verdicts:
+        verdict = Verdict.model_validate_json(answer["body"])
+        for author in {**verdict.after, **verdict.updates}:
+            removed = [str(number) for number in verdict.updates.get(author, {})]
+            if author in verdict.after:
+                removed.insert(0, f"from {verdict.after[author] + 1} on")
+            table.add_row(
+                answer["given"][:16],
+                f"{author[:8]}….{author[-16:]}",
+                ", ".join(removed),
+                escape(verdict.reason),
+            )
+    out.print(table if verdicts else "No updates have been removed.")
 
 
-def print_json(answer: Any) -> None:
-    print(json.dumps(answer))
-
-
-def print_run(run: dict[str, Any], as_json: bool) -> None:
+def _print_run(run: dict[str, Any], as_json: bool) -> None:
+    """Print a run as the site returned it: its state, size and progress, and its address."""
     if as_json:
         print_json(run)
         return
     share = run["tokens"] / max(1, run["token_budget"])
-    state = "launching" if run["status"] == "draft" and run["launch_requested"] else run["status"]
+    is_launching = run["status"] == "draft" and run["launch_requested"]
+    state = "launching" if is_launching else run["status"]
     out.print(
-        f"[bold]{escape(run['slug'])}[/]  {state}  {run['parameters']:,} parameters  {share:.0%} of its tokens"
+        f"[bold]{escape(run['slug'])}[/]  {state}  {run['parameters']:,} parameters  "
+        f"{share:.0%} of its tokens"
     )
     out.print(run["url"], soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`barnraise verdict`: the owner of a run takes harmful updates out of it again."""
+"""Run `barnraise verdict`: the owner of a run removes harmful updates from it."""
 
 import contextlib
 import time
@@ -6,74 +6,75 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from barnraise.cli.plan import HomeOption
+from barnraise.cli.console import new_table, out
+from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
-from barnraise.state_dir import StateDir
 
 if TYPE_CHECKING:
     from barnraise.exchange.ledger.ledger import Ledger
 
-app = typer.Typer()
-out = Console(highlight=False)
+MIN_KEY_DIGITS = 8  # of the beginning of a key that names a peer
+AUTHOR_LENGTH = 81  # characters of KEY.LIFE
 
 
-@app.command()
 def verdict(
-    run: Annotated[str, typer.Argument(help="The run's id, or its name in its address.")],
+    run: Annotated[str, typer.Argument(help="The run's name in its address, or its id.")],
     peer: Annotated[
         str,
-        typer.Option(help="Whose updates: a machine's key, or its beginning; KEY.LIFE for one."),
+        typer.Option(help="Whose updates: a machine's key or its beginning; KEY.LIFE for one."),
     ] = "",
     after: Annotated[
         int, typer.Option(min=0, help="The last update of that peer that stays; 0: none.")
     ] = 0,
     update: Annotated[
-        list[str] | None, typer.Option(help="A single one, as KEY.LIFE:NUMBER; may be repeated.")
+        list[str] | None, typer.Option(help="Remove one update, KEY.LIFE:NUMBER; repeatable.")
     ] = None,
-    reason: Annotated[str, typer.Option(help="For the others to read.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, for everybody to read.")] = "",
     home: HomeOption = None,
 ) -> None:
-    """Take updates out of a run that this machine owns, on every machine. Without --peer or --update: list whose there
-    are."""
+    """Remove updates from a run that this machine owns, on every machine.
+
+    Without --peer or --update, it lists the peers and their updates.
+    """
+    # Importing torch takes seconds, so that only the commands that need it do so.
     from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
     from barnraise.exchange.ledger.ledger import Ledger
     from barnraise.spec import RunSpec
-    from barnraise.training.join import (
-        find_saved_run,
-    )  # torch takes seconds to import: only where it is needed
+    from barnraise.training.join import find_saved_run
 
-    place = StateDir(home or StateDir.default_path())
-    kept = find_saved_run(place, run)
-    if kept is None:
+    state_dir = open_state_dir(home)
+    saved_run = find_saved_run(state_dir, run)
+    if saved_run is None:
         raise StateError(f"this machine has never worked on '{run}'")
-    spec, folder = RunSpec.from_json(kept.spec), place.path / "runs" / kept.id
-    with contextlib.closing(
-        Ledger(folder, sweep=False)
-    ) as ledger:  # a worker may be using it at the same time
+    spec = RunSpec.from_json(saved_run.spec)
+    folder = state_dir.path / "runs" / saved_run.id
+    # A worker may be using the ledger at the same time, so that nothing is deleted from it.
+    with contextlib.closing(Ledger(folder, sweep=False)) as ledger:
         if not peer and not update:
-            _list(ledger)
+            _print_authors(ledger)
             return
-        if place.identity.key != spec.owner:
-            who = f"the machine {spec.owner[:8]}, which prepared its text; this one is {place.identity.key[:8]}"
-            raise StateError(f"verdicts on '{run}' are signed by {who}")
-        cuts = {author: after for author in _lives(ledger, peer, after)} if peer else {}
-        made = build_verdict(
-            ledger, kept.id, cuts, _singles(update or []), spec.verdict_horizon, reason
-        )
-    signed = place.identity.sign("verdict", made)
-    ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
+        own_key = state_dir.identity.key
+        if own_key != spec.owner:
+            raise StateError(
+                f"verdicts on '{run}' are signed by the machine {spec.owner[:8]}, "
+                f"which prepared its text; this one is {own_key[:8]}"
+            )
+        cuts = dict.fromkeys(_find_authors(ledger, peer, after), after) if peer else {}
+        singles = _parse_author_updates(update or [])
+        message = build_verdict(ledger, saved_run.id, cuts, singles, spec.verdict_horizon, reason)
+    signed = state_dir.identity.sign("verdict", message)
+    signed_verdict = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
     write_atomically(
-        folder / VERDICT_FOLDER / f"{digest(signed.body)}.json", ruling.model_dump_json().encode()
+        folder / VERDICT_FOLDER / f"{digest(signed.body)}.json",
+        signed_verdict.model_dump_json().encode(),
     )
     out.print(
-        "Signed. This machine's worker hands it to the others: now if it runs, else when it is next started."
+        "Signed. This machine's worker sends it to the others: now, if it is running, or at its "
+        "next start."
     )
 
 
@@ -85,72 +86,111 @@ def build_verdict(
     horizon: int,
     reason: str = "",
 ) -> Verdict:
-    """The verdict that cuts authors after a number and takes single updates out. Raises StateError with a sentence for
-    what is not here, what nobody may have the payload of, and what is more than `horizon` rounds of everybody's old."""
-    named = [
-        (author, seq)
+    """Build the verdict that removes the updates of some authors from a run.
+
+    Args:
+        ledger: this machine's ledger of the run.
+        run: the run's id.
+        cuts: author → the last update that stays.
+        singles: author → numbers of single updates to remove.
+        horizon: the age that an update may have, in rounds of all machines.
+        reason: for people to read.
+
+    Raises:
+        StateError: an update is not in the ledger, nobody may have its payload any longer, or it
+            is older than the horizon.
+    """
+    removed = [
+        (author, number)
         for author, last in cuts.items()
-        for seq in range(last + 1, ledger.head(author).seq + 1)
+        for number in range(last + 1, ledger.head(author).seq + 1)
     ]
-    named += [(author, seq) for author, seqs in singles.items() for seq in seqs]
-    if not named:
-        raise StateError("there is no such update in this machine's ledger: nothing would come out")
-    oldest = horizon * sum(update.tokens for update in ledger.last_updates().values())
+    removed += [(author, number) for author, numbers in singles.items() for number in numbers]
+    if not removed:
+        raise StateError(
+            "there is no such update in this machine's ledger: nothing would be removed"
+        )
+    max_age = horizon * sum(update.tokens for update in ledger.last_updates().values())
     tokens: dict[tuple[str, int], int] = {}
-    for author, seq in named:
-        who, update = f"update {seq} of {author[:8]}", ledger.update(author, seq)
-        if update is None or seq > ledger.head(author).seq:
-            raise StateError(f"{who} is not in this machine's ledger")
-        if (age := ledger.tokens_since(author, seq)) > oldest:
+    for author, number in removed:
+        label = f"update {number} of {author[:8]}"
+        update = ledger.update(author, number)
+        if update is None or number > ledger.head(author).seq:
+            raise StateError(f"{label} is not in this machine's ledger")
+        age = ledger.tokens_since(author, number)
+        if age > max_age:
             raise StateError(
-                f"{who} is {age:,} tokens old, and verdicts reach back {oldest:,} ({horizon} rounds): go on from a "
-                "checkpoint before it, as a new run"
+                f"{label} is {age:,} tokens old, and verdicts reach back {max_age:,} "
+                f"({horizon} rounds): continue from a checkpoint before it, as a new run"
             )
         if not all(ledger.blobs.has(part.digest) for part in update.fragments):
             raise StateError(
-                f"{who} cannot be taken out: its bytes are not here any more, and may not be anywhere"
+                f"{label} cannot be removed: this machine no longer has its payload, "
+                "and maybe no machine has"
             )
-        tokens[author, seq] = update.tokens
+        tokens[author, number] = update.tokens
     updates = {
-        author: {seq: tokens[author, seq] for seq in seqs} for author, seqs in singles.items()
+        author: {number: tokens[author, number] for number in numbers}
+        for author, numbers in singles.items()
     }
     return Verdict(
         run=run, after=dict(cuts), updates=updates, reason=reason[:100], issued=time.time()
     )
 
 
-def _lives(ledger: "Ledger", peer: str, after: int) -> list[str]:
-    found = (
-        [author for author in ledger.vector() if author.startswith(peer)] if len(peer) >= 8 else []
-    )
-    if not found:
+def _find_authors(ledger: "Ledger", peer: str, after: int) -> list[str]:
+    """Return the authors of the ledger that belong to one peer.
+
+    Args:
+        ledger: this machine's ledger of the run.
+        peer: KEY, its beginning, or KEY.LIFE.
+        after: the last update that stays. Unless it is 0, the peer must be one author, because
+            each life numbers its updates from 1.
+
+    Raises:
+        StateError: no author matches, or several do.
+    """
+    authors: list[str] = []
+    if len(peer) >= MIN_KEY_DIGITS:
+        authors = [author for author in ledger.vector() if author.startswith(peer)]
+    if not authors:
         raise StateError(
-            f"no update of '{peer}' is in this machine's ledger; eight digits of a key are needed at least"
+            f"no update of '{peer}' is in this machine's ledger; "
+            f"at least {MIN_KEY_DIGITS} digits of a key are needed"
         )
-    if len({author.partition(".")[0] for author in found}) > 1 or (after and len(found) > 1):
-        raise StateError(
-            f"'{peer}' may be {', '.join(f'{a[:8]}….{a[-16:]}' for a in found)}: name one as KEY.LIFE"
-        )
-    return found
+    keys = {author.partition(".")[0] for author in authors}
+    if len(keys) > 1 or (after and len(authors) > 1):
+        candidates = ", ".join(f"{author[:8]}….{author[-16:]}" for author in authors)
+        raise StateError(f"'{peer}' may be {candidates}: choose one as KEY.LIFE")
+    return authors
 
 
-def _singles(named: list[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for each in named:
-        author, _, number = each.partition(":")
-        if not number.isdecimal() or len(author) != 81:
+def _parse_author_updates(texts: list[str]) -> dict[str, list[int]]:
+    """Return the numbers of single updates by author.
+
+    Raises:
+        StateError: a text is not KEY.LIFE:NUMBER.
+    """
+    numbers: dict[str, list[int]] = {}
+    for text in texts:
+        author, _, number = text.partition(":")
+        if not number.isdecimal() or len(author) != AUTHOR_LENGTH:
             raise StateError(
-                f"'{each}' is not KEY.LIFE:NUMBER, as `barnraise verdict RUN` lists them"
+                f"'{text}' is not KEY.LIFE:NUMBER; `barnraise verdict RUN` lists the authors"
             )
-        found.setdefault(author, []).append(int(number))
-    return found
+        numbers.setdefault(author, []).append(int(number))
+    return numbers
 
 
-def _list(ledger: "Ledger") -> None:
-    table = Table("whose", "updates", "tokens", "out already", box=None, pad_edge=False)
+def _print_authors(ledger: "Ledger") -> None:
+    """Print the authors in the ledger, their updates, and those that are removed already."""
+    table = new_table()
+    table.add_column("author", overflow="fold")
+    for heading in ("updates", "tokens", "removed"):
+        table.add_column(heading)
     for author, last in ledger.vector().items():
-        gone = ledger.verdicts.singles.get(author, {})
+        removed = ledger.verdicts.singles.get(author, {})
         table.add_row(
-            escape(author), str(last), f"{ledger.head(author).total:,}", ", ".join(map(str, gone))
+            author, str(last), f"{ledger.head(author).total:,}", ", ".join(map(str, removed))
         )
     out.print(table if ledger.vector() else "There are no updates yet.")

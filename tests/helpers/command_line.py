@@ -1,0 +1,35 @@
+"""Run the `barnraise` command as a person does, and check its errors."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.paths import WORKER
+
+RUN = "01890000-0000-7000-8000-000000000001"
+
+
+def run_barnraise(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, with `home` as the state directory."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(WORKER),
+        "BARNRAISE_HOME": str(home),
+        "COLUMNS": "200",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "barnraise", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def assert_fails(result: subprocess.CompletedProcess[str], sentence: str) -> None:
+    """Assert that the command printed this sentence, and no traceback, and exited with 1."""
+    assert result.returncode == 1, result
+    assert sentence in result.stderr and "Traceback" not in result.stderr, result.stderr
+    assert result.stderr.startswith("barnraise: ") or "\nbarnraise: " in result.stderr

@@ -1,0 +1,74 @@
+"""Test how `barnraise join` starts: its errors and its priority."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.command_line import assert_fails
+from helpers.fake_coordinator import MACHINE, FakeCoordinator
+from helpers.paths import WORKER
+
+from barnraise.protocol.coordinator_messages import MirrorView, Problem
+from barnraise.state_dir import SiteMembership, StateDir
+
+# Join without measuring the machine, which takes ten seconds.
+JOIN_UNMEASURED = """
+from barnraise.cli import join, main
+
+join.measure_machine = lambda *arguments: None
+join.hardware_view = lambda hardware: None
+main.main()
+"""
+# Print the priority of the process and of its session instead of measuring the machine.
+PRINT_PRIORITY = """
+import psutil, sys
+from barnraise.cli import join, main
+
+def print_priority(*arguments):
+    own = psutil.Process().nice()
+    session = join.AUTOGROUP.read_text().split()[-1] if join.AUTOGROUP.exists() else own
+    sys.exit(f"{own} {session}")
+
+join.measure_machine = print_priority
+main.main()
+"""
+
+
+def enrol(home: Path, url: str, key: str) -> None:
+    """Let the state directory belong to a machine that is enrolled at the site."""
+    mirror = MirrorView(key=key, name="small", protocols=[1], time=0)
+    StateDir(home).save_membership(SiteMembership(url=url, mirror=mirror, machine=MACHINE))
+
+
+def run_join(code: str, home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code with the arguments of `barnraise join`, in a session of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, "join", "a-run", "--home", str(home), *options],
+        env={**os.environ, "PYTHONPATH": str(WORKER)},
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+
+
+def test_error_that_looks_like_markup_is_printed_as_it_is(tmp_path):
+    coordinator = FakeCoordinator()
+    try:
+        enrol(tmp_path, coordinator.url, coordinator.identity.key)
+        problem = Problem(error="there is no run [/bold] here")
+        coordinator.routes["GET /runs/a-run"] = lambda body: (404, problem)
+        result = run_join(JOIN_UNMEASURED, tmp_path)
+        assert_fails(result, "there is no run [/bold] here")
+    finally:
+        coordinator.close()
+
+
+@pytest.mark.parametrize(("options", "niceness"), [((), 10), (("--eager",), 0)])
+def test_join_lowers_its_priority_unless_eager(tmp_path, options, niceness):
+    enrol(tmp_path, "http://127.0.0.1:9", StateDir(tmp_path).identity.key)
+    result = run_join(PRINT_PRIORITY, tmp_path, *options)
+    expected = [str(max(niceness, os.nice(0))), str(niceness)]
+    assert result.stderr.split()[-2:] == expected, result.stderr

@@ -1,0 +1,34 @@
+"""Test `barnraise limits`: limits are shown, saved and lifted."""
+
+import json
+
+from helpers.command_line import assert_fails, run_barnraise
+
+from barnraise.planning.limits import Limits
+from barnraise.state_dir import StateDir
+
+
+def test_limits_last_until_they_are_lifted(tmp_path):
+    options = ("--memory", "4GB", "--moments-8bit", "--clipping", "layer")
+    assert run_barnraise(tmp_path, "limits", *options).returncode == 0
+    assert StateDir(tmp_path).limits == Limits(memory=4 * 10**9, moments_bits=8, clipping="layer")
+    options = ("--memory", "auto", "--disk", "1TB", "--uplink", "250KB", "--json")
+    result = run_barnraise(tmp_path, "limits", *options)
+    assert json.loads(result.stdout)["memory"] is None
+    assert StateDir(tmp_path).limits == Limits(
+        disk=10**12, uplink=250_000, moments_bits=8, clipping="layer"
+    )
+
+
+def test_limits_are_shown_with_their_units(tmp_path):
+    StateDir(tmp_path).limits = Limits(memory=4 * 10**9, uplink=250_000, disk=0)
+    output = run_barnraise(tmp_path, "limits").stdout
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert "memory 4 GB" in lines and "disk 0 kB" in lines and "uplink 250 kB/s" in lines
+    assert "device memory no limit" in lines and "Adam's moments 32 bits" in lines
+
+
+def test_invalid_or_damaged_limits_are_a_sentence(tmp_path):
+    assert_fails(run_barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
+    (tmp_path / "limits.json").write_text("{")
+    assert_fails(run_barnraise(tmp_path, "limits"), "is damaged")

@@ -1,0 +1,53 @@
+"""Test `barnraise login` against a small coordinator."""
+
+import pytest
+from helpers.command_line import assert_fails, run_barnraise
+from helpers.fake_coordinator import MACHINE, FakeCoordinator
+
+from barnraise.protocol.coordinator_messages import EnrolmentReply, EnrolmentStatus, Problem
+from barnraise.state_dir import StateDir
+
+
+@pytest.fixture
+def coordinator():
+    """Yield a coordinator that approves a code after one request and one outage."""
+    coordinator = FakeCoordinator()
+    statuses = iter(["pending", "outage", "approved"])
+
+    def enrolment_status(body):
+        status = next(statuses)
+        if status == "outage":
+            return 503, Problem(error="the site is restarting")
+        machine = MACHINE if status == "approved" else None
+        return EnrolmentStatus(status=status, machine=machine, person="Ida [/x]")
+
+    coordinator.routes["POST /enrolments"] = lambda body: EnrolmentReply(
+        code="ABCD-EFGH",
+        url=f"{coordinator.url}/machines/ABCD-EFGH",
+        expires=9e9,
+        poll_every=0.2,
+    )
+    coordinator.routes["GET /enrolments/ABCD-EFGH"] = enrolment_status
+    yield coordinator
+    coordinator.close()
+
+
+def test_login_waits_through_an_outage_and_shows_who_approved(coordinator, tmp_path):
+    result = run_barnraise(tmp_path, "login", coordinator.url)
+    assert result.returncode == 0, result.stderr
+    assert "ABCD-EFGH" in result.stdout and "Ida [/x]" in result.stdout
+    assert StateDir(tmp_path).membership.machine == MACHINE
+
+
+@pytest.mark.parametrize("status", ["refused", "expired"])
+def test_login_with_a_code_not_approved_saves_nothing(coordinator, tmp_path, status):
+    coordinator.routes["GET /enrolments/ABCD-EFGH"] = lambda body: EnrolmentStatus(status=status)
+    assert_fails(
+        run_barnraise(tmp_path, "login", coordinator.url),
+        f"the code was {status}: run `barnraise login` again",
+    )
+    assert not (tmp_path / "coordinator.json").exists()
+
+
+def test_login_at_an_address_without_a_site_is_a_sentence(tmp_path):
+    assert_fails(run_barnraise(tmp_path, "login", "http://127.0.0.1:9"), "does not answer")

@@ -1,0 +1,92 @@
+"""Test `barnraise plan` on a machine whose rates are given."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from barnraise.cli import main, plan
+from barnraise.errors import PlanError, SpecError, StateError
+from barnraise.planning.hardware import Hardware
+
+HARDWARE = Hardware(
+    device="cpu",
+    name="a [small] machine",
+    cores=2,
+    memory=8 << 30,
+    device_memory=0,
+    disk=100 << 30,
+    dtype="float32",
+    matmul=((768, 1e11),),
+    attention=5e10,
+    elementwise=1e10,
+    to_device=1e10,
+    from_device=1e10,
+    stream=2e10,
+    adam=5e8,
+    disk_read=2e9,
+    disk_write=1e9,
+)
+SMALL_MACHINE = ("--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB")
+LARGE_MACHINE = (
+    *("--model", "gpt3-6.7b", "--memory", "64GB", "--disk", "500GB"),
+    *("--device-memory", "24GB"),
+)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """Return the state directory of a machine that needs no measuring."""
+    monkeypatch.setattr(plan, "measure_machine", lambda *arguments, **options: HARDWARE)
+    return tmp_path
+
+
+def run_plan(home: Path, *options: str) -> str:
+    """Return the output of `barnraise plan`; raise what the command raised."""
+    result = CliRunner().invoke(
+        main.app, ["plan", "--home", str(home), *options], env={"COLUMNS": "100"}
+    )
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_plan_shows_where_state_lies_and_how_long_a_step_takes(home):
+    output = run_plan(home, *SMALL_MACHINE)
+    assert "gpt2-1.5b on a [small] machine, 1.56 B parameters" in output
+    assert "tokens/s" in output and "what limits" in output
+    assert "disk read" in output and "compute" in output and "feedback" in output
+
+
+def test_plan_as_json_stays_within_the_limits(home):
+    fields = json.loads(run_plan(home, *SMALL_MACHINE, "--json"))
+    assert fields["host_bytes"] <= 4e9 and fields["disk_bytes"] <= 90e9
+    assert fields["step_seconds"] > 0 and fields["assumed"] == ""
+    state_bytes = sum(sum(row.values()) for row in fields["state_bytes"].values())
+    assert state_bytes >= 20 * 1_557_611_200
+
+
+def test_plan_for_an_absent_gpu_says_what_it_assumes(home):
+    output = run_plan(home, *LARGE_MACHINE, "--device", "cuda")
+    assert "an assumed GPU" in output and "60 TFLOP/s" in output and "are assumed" in output
+    output = " ".join(run_plan(home, *LARGE_MACHINE).split())  # without line breaks
+    assert "--device cuda assumes a GPU" in output
+
+
+def test_assumed_gpu_has_no_measured_rate_of_the_host():
+    host = replace(HARDWARE, logits=((2048, 1e10),))
+    gpu = plan.assume_gpu(host, plan.AssumedGpuOptions(), 24 * 10**9)
+    assert not gpu.logits and not gpu.products
+    assert gpu.matmul == ((1024, 6e13),) and gpu.to_device == 2e10
+
+
+def test_plan_that_is_impossible_is_one_sentence(home):
+    with pytest.raises(SpecError, match="there is no preset 'gpt-5'; the presets are gpt-nano"):
+        run_plan(home, "--model", "gpt-5")
+    with pytest.raises(PlanError, match=r"does not fit: .* What would fit: "):
+        run_plan(home, "--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "10GB")
+    with pytest.raises(StateError, match="'much' is not a size"):
+        run_plan(home, "--model", "gpt2-1.5b", "--memory", "much")

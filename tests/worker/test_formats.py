@@ -1,0 +1,43 @@
+"""Test how sizes, rates and durations are written for people."""
+
+import pytest
+
+from barnraise.formats import format_byte_rate, format_bytes, format_parameters, format_seconds
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (850, "850 parameters"),
+        (12_345, "12.3 K parameters"),
+        (1_071_872, "1.1 M parameters"),
+        (124_439_808, "124.4 M parameters"),
+        (1_557_611_200, "1.56 B parameters"),
+        (174_604_259_328, "174.60 B parameters"),
+    ],
+)
+def test_number_of_parameters_has_the_unit_of_its_size(count, text):
+    assert format_parameters(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 kB"),
+        (3_000, "3 kB"),
+        (1_500_000, "1.5 MB"),
+        (24 * 10**9, "24 GB"),
+        (1.2e12, "1.2 TB"),
+    ],
+)
+def test_bytes_have_the_unit_of_their_size(count, text):
+    assert format_bytes(count) == text
+    assert format_byte_rate(count) == f"{text}/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0031, "3.1 ms"), (12.0, "12.0 s"), (900.0, "15 min"), (45_000.0, "12.5 h")],
+)
+def test_duration_has_the_unit_of_its_length(seconds, text):
+    assert format_seconds(seconds) == text

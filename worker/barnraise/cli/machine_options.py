@@ -1,0 +1,84 @@
+"""Define the options that say where a machine's state is, and what it computes with."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from filelock import FileLock
+
+from barnraise.cli.console import errors
+from barnraise.planning.hardware import Hardware
+from barnraise.protocol.reports import HardwareView
+from barnraise.state_dir import StateDir
+from barnraise.swap.hardware_probe import probe
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", envvar="BARNRAISE_HOME", help="Where this machine's key and state are stored."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+HardwareOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--hardware",
+        envvar="BARNRAISE_HARDWARE",
+        help="File for this machine's measurements, which several workers can share.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """The options of commands that train or plan."""
+
+    home: HomeOption = None
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:1 (default: fastest available).")
+    ] = ""
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads to train with; 0: one per core.")
+    ] = 0
+    hardware: HardwareOption = None
+
+
+def open_state_dir(home: Path | None) -> StateDir:
+    """Open the state directory that an option names, or the default one."""
+    return StateDir(home or StateDir.default_path())
+
+
+def measure_machine(
+    state_dir: StateDir, shared: Path | None, device: str = "", threads: int = 0
+) -> Hardware:
+    """Measure what this machine can do, or load the cached measurement.
+
+    Measuring takes some ten seconds. One process measures at a time; the others wait.
+
+    Args:
+        state_dir: holds the cache, unless `shared` is given.
+        shared: a cache for several workers.
+        device: "cpu", "cuda" or "cuda:1"; "" for the fastest one.
+        threads: CPU threads that torch uses from now on; 0 leaves the number as it is.
+    """
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and number.isdigit():
+        torch.cuda.set_device(int(number))
+    cache = (shared or state_dir.path / "hardware.json").absolute()
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    if not cache.exists():
+        errors.print("Measuring this machine, once …")
+    with FileLock(cache.with_suffix(".lock")):
+        return probe(cache.parent, kind or None, cache)
+
+
+def hardware_view(hardware: Hardware) -> HardwareView:
+    """Return the measurements as a coordinator receives them, with a name that can be shown."""
+    name = "".join(c for c in hardware.name if c.isprintable())[:80]
+    return HardwareView.model_validate(dataclasses.asdict(hardware) | {"name": name})

@@ -1,0 +1,94 @@
+"""Run `barnraise machines …`: what volunteers script for their machines, with a personal token.
+
+Every command prints text for people or, with --json, the site's answer. The token is in
+$BARNRAISE_TOKEN.
+"""
+
+from contextlib import closing
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from barnraise.cli.console import new_table, out, print_json
+from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.site_options import SiteOptions
+from barnraise.coordinator_client.token_client import TokenClient
+from barnraise.errors import StateError
+
+MachineArgument = Annotated[str, typer.Argument(help="A machine's name or id.")]
+
+
+class MachineAction(StrEnum):
+    """The actions of a machine's owner."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    REVOKE = "revoke"
+
+
+machines = typer.Typer(no_args_is_help=False, help="List and control your machines.")
+
+
+@machines.callback(invoke_without_command=True)
+@expand_option_groups
+def list_machines(context: typer.Context, site: SiteOptions) -> None:
+    """List your machines, or run one of the commands below."""
+    if context.invoked_subcommand:
+        return
+    with closing(site.open_client()) as client:
+        answer = client.fetch_all("machines")
+    if site.as_json:
+        print_json(answer)
+        return
+    table = new_table("machine", "id", "system", "state")
+    for machine in answer:
+        paused = "paused" if machine["paused"] else ""
+        state = "revoked" if machine["revoked"] else paused
+        table.add_row(escape(machine["name"]), machine["id"], escape(machine["system"]), state)
+    out.print(table if answer else "You have no machines here: run `barnraise login` on one.")
+
+
+@machines.command("do")
+@expand_option_groups
+def control_machine(action: MachineAction, machine: MachineArgument, site: SiteOptions) -> None:
+    """Pause or resume a machine of yours in all its runs, or revoke it for good."""
+    with closing(site.open_client()) as client:
+        machine_id = _find_machine(client, machine)
+        answer = client.request("POST", "machines", machine_id, "actions", action)
+    if site.as_json:
+        print_json(answer)
+    else:
+        out.print(f"{escape(answer['name'])}: {action}d")
+
+
+@machines.command()
+@expand_option_groups
+def rename(
+    machine: MachineArgument,
+    name: Annotated[str, typer.Argument(help="The new name, which others see.")],
+    site: SiteOptions,
+) -> None:
+    """Rename a machine of yours."""
+    with closing(site.open_client()) as client:
+        machine_id = _find_machine(client, machine)
+        answer = client.request("PATCH", "machines", machine_id, body={"name": name})
+    if site.as_json:
+        print_json(answer)
+    else:
+        out.print(f"The machine is now called {escape(answer['name'])}.")
+
+
+def _find_machine(client: TokenClient, machine: str) -> str:
+    """Return the id of the machine with this name or id.
+
+    Raises:
+        StateError: no machine has it, or several have.
+    """
+    ids = [m["id"] for m in client.fetch_all("machines") if machine in (m["id"], m["name"])]
+    if not ids:
+        raise StateError(f"you have no machine called '{machine}': `barnraise machines` lists them")
+    if len(ids) > 1:
+        raise StateError(f"you have {len(ids)} machines called '{machine}': use the id")
+    return ids[0]

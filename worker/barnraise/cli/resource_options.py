@@ -1,0 +1,66 @@
+"""Define the options that limit how much of a machine a worker may use."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from barnraise.formats import parse_bytes
+from barnraise.planning.limits import Limits
+
+SIZE_OPTIONS = ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink")
+WORD_OPTIONS = ("clipping", "crash_safety")
+
+
+def _limit_option(help_text: str, *names: str) -> Any:
+    """Return an option that `--help` lists under "Limits"."""
+    return typer.Option(*names, help=help_text, rich_help_panel="Limits")
+
+
+@dataclass(frozen=True)
+class ResourceOptions:
+    """The limits that decide how a model is trained. An option left out keeps its limit."""
+
+    memory: Annotated[str, _limit_option("RAM the model may use, like 4GB; 'auto': no limit.")] = ""
+    device_memory: Annotated[
+        str, _limit_option("GPU memory it may use; without a GPU: RAM to compute in.")
+    ] = ""
+    disk: Annotated[str, _limit_option("Disk space its state may take.")] = ""
+    disk_writes_per_day: Annotated[
+        str, _limit_option("Bytes a day its training may write to disk.")
+    ] = ""
+    clipping: Annotated[str, _limit_option("Gradient clipping: auto, exact, layer or none.")] = ""
+    crash_safety: Annotated[
+        str, _limit_option("Crash safety of state on disk: auto, exact or restart.")
+    ] = ""
+    moments_8bit: Annotated[
+        bool | None,
+        _limit_option("Bits of Adam's moments.", "--moments-8bit/--moments-32bit"),
+    ] = None
+
+    def apply_to(self, limits: Limits) -> Limits:
+        """Return the limits with those replaced that an option gives; 'auto' lifts a size.
+
+        Raises:
+            StateError: an option's value is not a size or not one of the possible words.
+        """
+        options = dataclasses.asdict(self)
+        changes: dict[str, Any] = {}
+        for name in SIZE_OPTIONS:
+            text = options.get(name, "")
+            if text:
+                changes[name] = None if text == "auto" else parse_bytes(text)
+        for name in WORD_OPTIONS:
+            if options[name]:
+                changes[name] = options[name]
+        if self.moments_8bit is not None:
+            changes["moments_bits"] = 8 if self.moments_8bit else 32
+        return dataclasses.replace(limits, **changes)
+
+
+@dataclass(frozen=True)
+class LimitOptions(ResourceOptions):
+    """All limits: also the one on the network, which does not change how a model is trained."""
+
+    uplink: Annotated[str, _limit_option("Bytes a second its updates may use of the uplink.")] = ""
