@@ -7,7 +7,7 @@ import type { Store } from "../store";
 import type { Point } from "../types";
 import { axisOptions, Plot, readColour, timeAxis } from "./plot";
 
-const MIN_RANGE_SECONDS = 60; // of the x axis while there is a single point
+const SINGLE_POINT_RANGE = 60; // seconds that the x axis spans while there is a single point
 
 /** Draws the run's throughput. */
 export class ThroughputChart {
@@ -47,7 +47,8 @@ function createOptions(): Omit<uPlot.Options, "width" | "height"> {
     scales: {
       x: {
         time: true,
-        range: (_plot, low, high) => [low, high > low ? high : low + MIN_RANGE_SECONDS],
+        // For a single point uPlot proposes a range of years.
+        range: (plot, low, high) => [low, isSinglePoint(plot) ? low + SINGLE_POINT_RANGE : high],
       },
       y: { range: (_plot, _low, high) => [0, Math.max(1, high || 0) * 1.15] },
     },
@@ -62,8 +63,13 @@ function createOptions(): Omit<uPlot.Options, "width" | "height"> {
         fill: readColour("--throughput-faint"),
         width: 1.5,
         spanGaps: true,
-        points: { show: false },
+        points: { show: isSinglePoint, size: 6 },
       },
     ],
   };
+}
+
+/** Return whether there is a point but no line yet. */
+function isSinglePoint(plot: uPlot): boolean {
+  return plot.data[0].length === 1;
 }
