@@ -66,7 +66,7 @@ def test_worker_over_its_disk_quota_pauses_and_keeps_exchanging(swarm, caplog):
 
 def test_plan_that_does_not_fit_is_refused_before_files_are_created(swarm):
     run = swarm(DEEP)
-    with pytest.raises(PlanError, match="does not fit: at the least it needs"):
+    with pytest.raises(PlanError, match="does not fit: it needs at least"):
         run.start("ada", limits=Limits(memory=100_000))
     assert not (run.folder / "ada" / "runs" / run.manifest.run / "ledger.sqlite").exists()
 

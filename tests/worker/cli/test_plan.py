@@ -57,7 +57,7 @@ def run_plan(home: Path, *options: str) -> str:
 def test_plan_shows_where_state_lies_and_how_long_a_step_takes(home):
     output = run_plan(home, *SMALL_MACHINE)
     assert "gpt2-1.5b on a [small] machine, 1.56 B parameters" in output
-    assert "tokens/s" in output and "what limits" in output
+    assert "tokens/s" in output and "limited by" in output
     assert "disk read" in output and "compute" in output and "feedback" in output
 
 

@@ -103,7 +103,7 @@ def test_plan_obeys_every_budget_and_limit_and_can_be_executed(case):
     try:
         plan = make_plan(hardware, model, limits, sequences, advise=False)
     except PlanError as error:
-        shortage = r"at the least it needs .* of (memory|disk|a GPU's memory|a PC's memory)"
+        shortage = r"it needs at least .* of (memory|disk|a GPU's memory|a PC's memory)"
         assert re.search(shortage, str(error)), error
         return
     assert memory_model.host_bytes(plan) == plan.host_bytes <= limits.memory

@@ -351,7 +351,7 @@ MACHINE = Hardware(
 
 def test_budget_below_one_layer_is_refused_before_allocating():
     with pytest.raises(
-        PlanError, match=r"does not fit: at the least it needs .* of memory, and may use 40 MB"
+        PlanError, match=r"does not fit: it needs at least .* of memory, and may use 40 MB"
     ):
         make_plan(MACHINE, preset("gpt2-1.5b"), Limits(memory=40_000_000))
 

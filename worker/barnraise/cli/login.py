@@ -19,7 +19,9 @@ from barnraise.state_dir import SiteMembership
 
 def login(
     url: Annotated[str, typer.Argument(help="The site's address, as in the browser.")],
-    name: Annotated[str, typer.Option(help="This machine's name on the site.")] = "",
+    name: Annotated[
+        str, typer.Option(help="This machine's name on the site (default: its host name).")
+    ] = "",
     home: HomeOption = None,
 ) -> None:
     """Enrol this machine at a site: it shows a code that you approve in the browser."""

@@ -199,9 +199,10 @@ def control_run(action: RunAction, run: RunArgument, site: SiteOptions) -> None:
 @expand_option_groups
 def copy_run(
     run: RunArgument,
-    site: SiteOptions,
     name: Annotated[str, typer.Option(help="Name of the copy.")] = "",
     checkpoint: Annotated[str, typer.Option(help="Start from the weights with this digest.")] = "",
+    *,
+    site: SiteOptions,
 ) -> None:
     """Copy another run's rules into a draft of yours."""
     request = {"name": name, "checkpoint": checkpoint}
@@ -222,8 +223,9 @@ def change_terms(run: RunArgument, terms: TermsOptions, site: SiteOptions) -> No
 @expand_option_groups
 def invite(
     run: RunArgument,
-    site: SiteOptions,
     note: Annotated[str, typer.Option(help="Whom it is for; only you see it.")] = "",
+    *,
+    site: SiteOptions,
 ) -> None:
     """Create a link that lets people join."""
     with closing(site.open_client()) as client:
@@ -259,7 +261,6 @@ def checkpoints(run: RunArgument, site: SiteOptions) -> None:
 @expand_option_groups
 def verdict(
     run: RunArgument,
-    site: SiteOptions,
     machine: Annotated[
         str, typer.Argument(help="Whose updates: a machine's name, id or key, or KEY.LIFE.")
     ] = "",
@@ -271,6 +272,8 @@ def verdict(
         typer.Option(help="Remove one update, NUMBER or NUMBER:TOKENS; repeatable."),
     ] = None,
     reason: Annotated[str, typer.Option(help="Reason, for everybody to read.")] = "",
+    *,
+    site: SiteOptions,
 ) -> None:
     """Remove a machine's updates from a run of yours, on every machine.
 
@@ -322,10 +325,11 @@ def members(run: RunArgument, site: SiteOptions) -> None:
 @expand_option_groups
 def estimate(
     rules: RulesOptions,
-    site: SiteOptions,
     volunteers: Annotated[
         int, typer.Option(min=1, max=10_000, help="Number of such machines.")
     ] = 10,
+    *,
+    site: SiteOptions,
 ) -> None:
     """Estimate a run's step and duration on typical machines."""
     request = {

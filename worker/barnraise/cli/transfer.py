@@ -32,7 +32,7 @@ def fetch(
     home: HomeOption = None,
     hardware: HardwareOption = None,
 ) -> None:
-    """Download a run's weights from its peers, while machines train in it or share it."""
+    """Download a run's weights from machines that train in it or share it."""
     from barnraise.training.model_transfer import ModelFetcher
 
     worker = _create_worker(ModelFetcher, run, home, hardware)

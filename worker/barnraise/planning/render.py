@@ -59,16 +59,17 @@ def sentence(plan: Plan) -> str:
     groups = len(plan.forward_groups)
     where = "on the GPU, fed from memory" if plan.device == "cuda" else "on the CPU"
     if not plan.on_disk:
-        state = "everything is kept in memory"
+        state = "all state stays in memory"
     elif resident:
         state = f"{resident} of {layers} layers stay in memory, the others come from disk"
     else:
         state = "the layers come from disk, one group after the other"
     passes = (
         f"in {groups} group{'s' if groups > 1 else ''}, "
-        f"{plan.micro_batches} micro-batches of {plan.sequences}"
+        f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} "
+        f"of {plan.sequences}"
     )
-    return f"{layers} layers {where}, {passes}; {state}; what limits is the {plan.bottleneck}."
+    return f"{layers} layers {where}, {passes}; {state}; limited by {plan.bottleneck}."
 
 
 def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
@@ -124,7 +125,7 @@ def where_table(plan: Plan) -> Table:
     names = "buffers and activations" if not plan.on_disk else "buffers, activations, second slots"
     table.add_row(names, *(format_bytes(rest[tier]) if rest[tier] > 0 else "·" for tier in shown))
     table.add_row(
-        "together",
+        "total",
         *(format_bytes(whole[tier]) if whole[tier] else "·" for tier in shown),
         style="bold",
     )
@@ -137,25 +138,27 @@ def figures(plan: Plan) -> Table:
     model = plan.model
     tokens_per_second = tokens(plan) / plan.step_seconds
     largest = max(len(group) for group in plan.forward_groups)
-    kept = f", {plan.retained_blocks} keep what backward needs" if plan.retained_blocks else ""
+    if largest == 1:
+        layers = f"{model.layers}, one at a time"
+    else:
+        layers = f"{model.layers} in {groups} group{'s' * (groups > 1)} of at most {largest}"
+    if plan.retained_blocks:
+        layers += f"; {plan.retained_blocks} keep their activations"
     clipping = {
         "exact": "by the whole gradient's norm",
         "layer": "by each layer's own norm",
         "none": "none",
     }
-    day = (
-        f"{format_bytes(plan.written_per_day)} ({format_bytes(plan.written_per_step)} a step)"
+    disk_writes = (
+        f"{format_bytes(plan.written_per_day)} a day, {format_bytes(plan.written_per_step)} a step"
         if plan.written_per_step
-        else "nothing"
+        else "none"
     )
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", min_width=14)
     table.add_column(overflow="fold")
     for name, value in (
-        (
-            "layers",
-            f"{model.layers} in {groups} group{'s' * (groups > 1)} of {largest} or fewer{kept}",
-        ),
+        ("layers", layers),
         (
             "micro-batches",
             f"{plan.micro_batches} of {plan.sequences} × {model.context:,} tokens, {plan.dtype}",
@@ -164,12 +167,12 @@ def figures(plan: Plan) -> Table:
         ("Adam's moments", f"{plan.moments_bits} bits"),
         ("crash safety", SAFETY[plan.crash_safety]),
         (
-            "a step",
+            "one step",
             f"{format_seconds(plan.step_seconds)} for {tokens(plan):,} tokens: "
             f"{tokens_per_second:,.0f} tokens/s",
         ),
-        ("what limits", plan.bottleneck),
-        ("disk, a day", f"{day} written"),
+        ("limited by", plan.bottleneck),
+        ("disk writes", disk_writes),
     ):
         table.add_row(name, value)
     return table

@@ -412,7 +412,7 @@ class _Search:
         if disk > self.disk:
             short.append(f"{format_bytes(disk)} of disk, and may use {format_bytes(self.disk)}")
         needs = "; ".join(short) or "other limits than these"
-        text = f"this model does not fit: at the least it needs {needs}"
+        text = f"this model does not fit: it needs at least {needs}"
         if not advise:
             return text
         nearest = self._nearest()
