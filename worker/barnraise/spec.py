@@ -277,8 +277,8 @@ class RunSpec:
         except (ValueError, RecursionError) as error:
             raise SpecError({"spec": f"is not JSON: {error}"}) from None
         spec = _build(cls, raw, "")
-        if found := problems(spec):
-            raise SpecError(found)
+        if spec_problems := problems(spec):
+            raise SpecError(spec_problems)
         return spec
 
 
@@ -341,65 +341,71 @@ def problems(spec: RunSpec) -> dict[str, str]:
     Returns:
         Dotted field → a sentence that says what to change.
     """
-    found = _Problems()
-    _check_model(spec.model, found)
-    _check_text(spec.text, spec.model, found)
-    _check_recipe(spec.recipe, found)
-    found.check_range("seed", spec.seed, 0, 2**63 - 1, "the seed")
+    problems_found = _Problems()
+    _check_model(spec.model, problems_found)
+    _check_text(spec.text, spec.model, problems_found)
+    _check_recipe(spec.recipe, problems_found)
+    problems_found.check_range("seed", spec.seed, 0, 2**63 - 1, "the seed")
     most = spec.max_tokens_per_update
-    found.check_range("max_tokens_per_update", most, 1, 1 << 40, "the tokens an update")
+    problems_found.check_range("max_tokens_per_update", most, 1, 1 << 40, "the tokens an update")
     horizon = spec.verdict_horizon
-    found.check_range("verdict_horizon", horizon, 1, 100_000, "the verdict horizon, in rounds,")
+    problems_found.check_range(
+        "verdict_horizon", horizon, 1, 100_000, "the verdict horizon, in rounds,"
+    )
     tokens = spec.recipe.step_sequences * spec.model.context * spec.recipe.round_steps
-    if tokens > most and "recipe.round_steps" not in found:
-        found["recipe.round_steps"] = (
+    if tokens > most and "recipe.round_steps" not in problems_found:
+        problems_found["recipe.round_steps"] = (
             f"a round of {tokens:,} tokens is over the {most:,} an update may hold; "
             "take fewer steps"
         )
     if wrong := _start(spec):
-        found["start"] = wrong
+        problems_found["start"] = wrong
     if spec.format != FORMAT:
-        found["format"] = f"this version trains format {FORMAT}, not {spec.format}"
+        problems_found["format"] = f"this version trains format {FORMAT}, not {spec.format}"
     if not 1 <= spec.threshold <= max(1, len(spec.roots)):
-        found["threshold"] = "must be at least 1 and at most the number of root keys"
-    return found
+        problems_found["threshold"] = "must be at least 1 and at most the number of root keys"
+    return problems_found
 
 
-def _check_model(model: ModelSpec, found: _Problems) -> None:
-    found.check_range("model.layers", model.layers, 1, 256, "the number of layers")
-    found.check_range("model.width", model.width, 16, 65_536, "the width")
-    found.check_range("model.heads", model.heads, 1, 512, "the number of heads")
-    found.check_range("model.context", model.context, 8, 16_384, "the context, in tokens,")
-    found.check_range("model.vocabulary", model.vocabulary, 256, 65_536, "the vocabulary")
-    if "model.heads" not in found and "model.width" not in found and model.width % model.heads:
+def _check_model(model: ModelSpec, problems_found: _Problems) -> None:
+    problems_found.check_range("model.layers", model.layers, 1, 256, "the number of layers")
+    problems_found.check_range("model.width", model.width, 16, 65_536, "the width")
+    problems_found.check_range("model.heads", model.heads, 1, 512, "the number of heads")
+    problems_found.check_range("model.context", model.context, 8, 16_384, "the context, in tokens,")
+    problems_found.check_range("model.vocabulary", model.vocabulary, 256, 65_536, "the vocabulary")
+    if (
+        "model.heads" not in problems_found
+        and "model.width" not in problems_found
+        and model.width % model.heads
+    ):
         divisors = [h for h in range(1, model.width + 1) if model.width % h == 0]
         best = min(divisors, key=lambda h: abs(h - model.heads))
-        found["model.heads"] = (
+        problems_found["model.heads"] = (
             f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
         )
 
 
-def _check_text(text: TextSpec, model: ModelSpec, found: _Problems) -> None:
-    found.check_choice("text.source", text.source, SOURCES, "the source")
-    if "text.source" not in found and (wrong := _places(text)):
-        found["text.places"] = wrong
-    found.check_choice("text.tokenizer", text.tokenizer, TOKENIZERS, "the tokenizer")
-    if "model.vocabulary" not in found:
+def _check_text(text: TextSpec, model: ModelSpec, problems_found: _Problems) -> None:
+    problems_found.check_choice("text.source", text.source, SOURCES, "the source")
+    if "text.source" not in problems_found and (wrong := _places(text)):
+        problems_found["text.places"] = wrong
+    problems_found.check_choice("text.tokenizer", text.tokenizer, TOKENIZERS, "the tokenizer")
+    if "model.vocabulary" not in problems_found:
         if text.tokenizer == "bytes" and model.vocabulary != 256:
-            found["model.vocabulary"] = (
+            problems_found["model.vocabulary"] = (
                 "the bytes tokenizer has 256 tokens; set the vocabulary to 256 or choose bpe"
             )
         if text.tokenizer == "bpe" and model.vocabulary < 300:
-            found["model.vocabulary"] = (
+            problems_found["model.vocabulary"] = (
                 "bpe starts from the 256 bytes; give it a vocabulary of 300 or more"
             )
-    found.check_range("text.held_out", text.held_out, 0.001, 0.5, "the held-out share")
-    found.check_range(
+    problems_found.check_range("text.held_out", text.held_out, 0.001, 0.5, "the held-out share")
+    problems_found.check_range(
         "text.shard_tokens", text.shard_tokens, 1 << 16, 1 << 28, "the tokens a shard"
     )
 
 
-def _check_recipe(recipe: Recipe, found: _Problems) -> None:
+def _check_recipe(recipe: Recipe, problems_found: _Problems) -> None:
     ranges = (
         ("token_budget", 1_000, 10**15, "the token budget"),
         ("learning_rate", 1e-8, 1.0, "the learning rate"),
@@ -415,11 +421,11 @@ def _check_recipe(recipe: Recipe, found: _Problems) -> None:
         ("evaluate_every", 1_000, 10**15, "the tokens between two validations"),
     )
     for name, low, high, label in ranges:
-        found.check_range(f"recipe.{name}", getattr(recipe, name), low, high, label)
-    found.check_choice("recipe.schedule", recipe.schedule, SCHEDULES, "the schedule")
-    found.check_choice("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
+        problems_found.check_range(f"recipe.{name}", getattr(recipe, name), low, high, label)
+    problems_found.check_choice("recipe.schedule", recipe.schedule, SCHEDULES, "the schedule")
+    problems_found.check_choice("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
     if recipe.codec != AUTO and not CODEC.fullmatch(recipe.codec):
-        found["recipe.codec"] = (
+        problems_found["recipe.codec"] = (
             "the codec must be auto, dense8, dense4, dense2, or one like top64x2; "
             f"'{recipe.codec[:40]}' is not"
         )

@@ -58,8 +58,8 @@ class AccountAdapter(DefaultAccountAdapter):
         super().login(request, user)
 
     def _refuse_until_complete(self, request: HttpRequest, user: Any) -> HttpResponse | None:
-        if not (what := credential_sync.missing_credentials(user)):
+        if not (missing := credential_sync.missing_credentials(user)):
             return None
         clear_login(request)
-        told = {"what": what, "others": mirror_list.other_mirrors()}
-        return render(request, "account/account_not_synchronised.html", told, status=503)
+        context = {"what": missing, "others": mirror_list.other_mirrors()}
+        return render(request, "account/account_not_synchronised.html", context, status=503)

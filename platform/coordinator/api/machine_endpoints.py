@@ -51,9 +51,9 @@ def rename_machine(
     request: HttpRequest, machine: UUID, asked: schemas.MachineIn
 ) -> schemas.MachineOut:
     """Rename a machine; an empty name resets it to the start of its key."""
-    found = get_own_machine(request, machine)
-    found.rename(asked.name, actor=requesting_user(request))
-    return machine_out(found)
+    own_machine = get_own_machine(request, machine)
+    own_machine.rename(asked.name, actor=requesting_user(request))
+    return machine_out(own_machine)
 
 
 @router.post(
@@ -63,17 +63,17 @@ def control_machine(
     request: HttpRequest, machine: UUID, action: Literal["pause", "resume", "revoke"]
 ) -> schemas.MachineOut:
     """Pause or resume a machine in all its runs, or revoke its key permanently."""
-    found = get_own_machine(request, machine)
+    own_machine = get_own_machine(request, machine)
     actor = requesting_user(request)
     actions = {
-        "pause": lambda: MachinePause.start(found, actor=actor),
-        "resume": lambda: MachinePause.end(found, actor=actor),
-        "revoke": lambda: found.revoke(actor=actor),
+        "pause": lambda: MachinePause.start(own_machine, actor=actor),
+        "resume": lambda: MachinePause.end(own_machine, actor=actor),
+        "revoke": lambda: own_machine.revoke(actor=actor),
     }
     if not actions[action]():
         unpaused = "paused" if action == "pause" else "not paused"
-        state = "revoked" if found.revoked else unpaused
-        raise ApiError(409, f"{found.name} is {state} already")
+        state = "revoked" if own_machine.revoked else unpaused
+        raise ApiError(409, f"{own_machine.name} is {state} already")
     return machine_out(get_own_machine(request, machine))
 
 

@@ -261,10 +261,10 @@ def create_invitation(
 def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID) -> schemas.RunOut:
     """Revoke an invitation link; people who have accepted it stay."""
     run = get_owned_run(request, name)
-    found = run.invitations.filter(pk=invitation).first()
-    if found is None:
+    pending = run.invitations.filter(pk=invitation).first()
+    if pending is None:
         raise ApiError(404, "this run has no such invitation")
-    found.withdraw(actor=requesting_user(request))
+    pending.withdraw(actor=requesting_user(request))
     return run_out(run)
 
 

@@ -101,19 +101,19 @@ class ReadOnlyAdmin(ModelAdmin):
             done: Message for success; "{name}" is replaced.
             otherwise: Message if nothing changed.
         """
-        found = self.get_object(request, pk)
-        if found is None:
+        row = self.get_object(request, pk)
+        if row is None:
             raise Http404
-        name = str(found)
+        name = str(row)
         try:
-            if act(found) is False:
+            if act(row) is False:
                 self.message_user(request, otherwise.format(name=name), messages.WARNING)
             else:
                 self.message_user(request, done.format(name=name), messages.SUCCESS)
         except UserError as error:
             self.message_user(request, error.sentence, messages.ERROR)
         page = f"admin:{self.opts.app_label}_{self.opts.model_name}"
-        if self.model._default_manager.filter(pk=found.pk).exists():
+        if self.model._default_manager.filter(pk=row.pk).exists():
             return redirect_after(request, reverse(f"{page}_change", args=[pk]))
         return redirect_after(request, reverse(f"{page}_changelist"))
 

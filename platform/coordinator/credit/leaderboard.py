@@ -64,9 +64,11 @@ def leaderboard(by: str, period: str = "all") -> list[LeaderboardRow]:
     ranked = model._default_manager.select_related(
         *(["owner"] if by in ("machines", "runs") else [])
     )
-    found = ranked.in_bulk([pk for pk, _ in totals])
+    rows_by_id = ranked.in_bulk([pk for pk, _ in totals])
     return [
-        _row(rank, found[pk], tokens) for rank, (pk, tokens) in enumerate(totals, 1) if pk in found
+        _row(rank, rows_by_id[pk], tokens)
+        for rank, (pk, tokens) in enumerate(totals, 1)
+        if pk in rows_by_id
     ]
 
 

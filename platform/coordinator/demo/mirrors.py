@@ -94,9 +94,9 @@ class DemoMirror:
 
     def find_servers(self) -> bool:
         """Return whether its servers answer; if so, pass their URLs to its processes."""
-        if found := servers.read_urls(self.folder):
-            self.environment |= found
-        return found is not None
+        if urls := servers.read_urls(self.folder):
+            self.environment |= urls
+        return urls is not None
 
     def start_setup(self, *how: str) -> None:
         """Start `manage.py raise_mirror`, which creates its tables and its first data.
@@ -149,8 +149,8 @@ class DemoMirror:
     @property
     def is_running(self) -> bool:
         """Return whether both processes were started and neither has ended."""
-        found = [self.processes.children.get(name) for name in (SITE, CELERY)]
-        return all(child is not None and child.poll() is None for child in found)
+        children = [self.processes.children.get(name) for name in (SITE, CELERY)]
+        return all(child is not None and child.poll() is None for child in children)
 
     @property
     def pids(self) -> list[int]:
@@ -175,7 +175,7 @@ class DemoMirror:
 def common_state_hash(mirrors: Sequence[DemoMirror]) -> str | None:
     """Return the state hash that all mirrors publish; None if one is silent or they differ."""
     statuses = [mirror.fetch_status() for mirror in mirrors]
-    hashes = {each["state"] if each else None for each in statuses}
+    hashes = {status["state"] if status else None for status in statuses}
     return hashes.pop() if len(hashes) == 1 else None
 
 
@@ -193,18 +193,18 @@ def build_mirror_list(
         The list; None if `before` is still correct.
     """
     root = Identity.load_or_create(folder / ROOT_KEY)
-    known = {each.key: each for each in before.mirrors} if before else {}
+    known = {entry.key: entry for entry in before.mirrors} if before else {}
     named = {
-        each.key: known.get(each.key, each.list_entry).model_copy(update={"url": each.url})
-        for each in mirrors
+        mirror.key: known.get(mirror.key, mirror.list_entry).model_copy(update={"url": mirror.url})
+        for mirror in mirrors
     }
     if before and known == named and before.expires > time.time() + LIST_SECONDS / 2:
         return None
-    found = MirrorList(
+    new_list = MirrorList(
         version=before.version + 1 if before else 1,
         expires=time.time() + LIST_SECONDS,
         threshold=1,
         roots=[root.key],
         mirrors=list({**known, **named}.values()),
     )
-    return add_signature(root, unsigned_list(found))
+    return add_signature(root, unsigned_list(new_list))

@@ -49,21 +49,21 @@ class MirrorCluster:
     def start_setup(self) -> None:
         """Start the other mirrors' databases and tables; then they wait for this site."""
         self._began = time.monotonic()
-        for each in self.others:
-            each.start_servers()
-            each.start_setup("--join", self.first.url, "--list", str(self._list))
+        for mirror in self.others:
+            mirror.start_servers()
+            mirror.start_setup("--join", self.first.url, "--list", str(self._list))
 
     def start(self, wait: Wait) -> None:
         """Start this site, then the others, each by its own `manage.py replication join`."""
-        held = mirror_list.newest_list()
-        if (fresh := build_mirror_list(self.folder, self.all, held)) is not None:
-            mirror_list.publish(fresh, first=held is None)
+        newest = mirror_list.newest_list()
+        if (fresh := build_mirror_list(self.folder, self.all, newest)) is not None:
+            mirror_list.publish(fresh, first=newest is None)
         self._list.write_text(MirrorListVersion.objects.latest("version").signed.model_dump_json())
         self.first.start()
-        for each in self.others:
-            wait(each.is_set_up, f"{each.name}, which takes over what the first one knows")
-            each.start()
-        wait(lambda: all(each.fetch_status() for each in self.all), "every mirror")
+        for mirror in self.others:
+            wait(mirror.is_set_up, f"{mirror.name}, which takes over what the first one knows")
+            mirror.start()
+        wait(lambda: all(mirror.fetch_status() for mirror in self.all), "every mirror")
         self.setup_seconds = time.monotonic() - self._began
 
     @property
@@ -72,33 +72,35 @@ class MirrorCluster:
 
     def failed_process(self) -> tuple[DemoMirror, str] | None:
         """Return a mirror with a failed process, and that process's name."""
-        found = ((each, each.processes.failed_process()) for each in self.all)
-        return next(((each, name) for each, name in found if name), None)
+        failures = ((mirror, mirror.processes.failed_process()) for mirror in self.all)
+        return next(((mirror, name) for mirror, name in failures if name), None)
 
     def newly_dead(self) -> list[DemoMirror]:
         """Return mirrors with a dead process that were not returned before."""
-        fresh = [each for each in self.all if not each.is_running and each.key not in self._gone]
-        self._gone |= {each.key for each in fresh}
+        fresh = [
+            mirror for mirror in self.all if not mirror.is_running and mirror.key not in self._gone
+        ]
+        self._gone |= {mirror.key for mirror in fresh}
         return fresh
 
     @property
     def running(self) -> list[DemoMirror]:
         """Return the mirrors whose processes all run."""
-        return [each for each in self.all if each.is_running]
+        return [mirror for mirror in self.all if mirror.is_running]
 
     def wait_until_in_sync(self) -> str | None:
         """Wait until all running mirrors agree; return their state hash, None if they do not."""
         deadline = time.monotonic() + SYNC_SECONDS
-        while not (found := common_state_hash(self.running)) and time.monotonic() < deadline:
+        while not (state_hash := common_state_hash(self.running)) and time.monotonic() < deadline:
             time.sleep(0.3)
-        return found
+        return state_hash
 
     def summary(self) -> dict[str, Any]:
         """Return figures for the demo's last line."""
         return {
             "mirrors": len(self.all),
             "mirrors_live": len(self.running),
-            "mirror_urls": [each.url for each in self.all],
+            "mirror_urls": [mirror.url for mirror in self.all],
             "one_state_hash": self.wait_until_in_sync() is not None,
             "mirrors_up_s": round(self.setup_seconds, 1),
         }
@@ -106,4 +108,4 @@ class MirrorCluster:
     def stop(self) -> None:
         """Stop all mirrors in parallel."""
         with ThreadPoolExecutor(len(self.all)) as crew:
-            list(crew.map(lambda each: each.stop(), self.all))
+            list(crew.map(lambda mirror: mirror.stop(), self.all))

@@ -178,11 +178,14 @@ class DemoStack:
 
     def _enrolled(self, number: int) -> bool:
         try:
-            known = json.loads((self.worker_dir(number) / "coordinator.json").read_text())
+            membership = json.loads((self.worker_dir(number) / "coordinator.json").read_text())
         except FileNotFoundError:
             return False
-        ours = known["url"] == self.url and known["mirror"]["key"] == site_identity.identity().key
-        return ours and Machine.objects.filter(pk=known["machine"], revoked=None).exists()
+        ours = (
+            membership["url"] == self.url
+            and membership["mirror"]["key"] == site_identity.identity().key
+        )
+        return ours and Machine.objects.filter(pk=membership["machine"], revoked=None).exists()
 
     @property
     def _shared_machine(self) -> dict[str, str]:
@@ -263,9 +266,11 @@ class DemoStack:
         def check_then_test() -> object:
             if fallen := self.cluster and self.cluster.failed_process():
                 mirror, name = fallen
-                raise StackError(f"{mirror.name} did not start; the end of its log {name}, in "
-                             f"{mirror.processes.logs}:\n"
-                             f"{mirror.processes.log_tail(name)}")  # fmt: skip
+                raise StackError(
+                    f"{mirror.name} did not start; the end of its log {name}, in "
+                    f"{mirror.processes.logs}:\n"
+                    f"{mirror.processes.log_tail(name)}"
+                )
             return done()
 
         self.wait(check_then_test, what, MIRRORS_START_SECONDS)

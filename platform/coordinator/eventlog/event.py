@@ -69,4 +69,4 @@ def open_event(signed: Signed) -> Event:
 
 def open_events(signed: Sequence[Signed]) -> list[Event]:
     """Open many events; raise MessageError at the first invalid one."""
-    return [open_event(each) for each in signed]
+    return [open_event(message) for message in signed]

@@ -123,9 +123,11 @@ def _ingest_batch(
                 f"log is {origin.key[:8]}'s"
             )
         if event.seq <= head.seq:
-            known = stored_digests.get(event.seq)
-            known = known or next((row.digest for row in fresh if row.seq == event.seq), "")
-            if known != digest(signed.body):
+            stored_digest = stored_digests.get(event.seq)
+            stored_digest = stored_digest or next(
+                (row.digest for row in fresh if row.seq == event.seq), ""
+            )
+            if stored_digest != digest(signed.body):
                 _ingest_fork(log_state, origin, event.seq, fresh, signed)
                 result.forked.append(origin.pk)
                 return 0
@@ -218,9 +220,9 @@ def project_pending(defer: bool = False) -> int:
         Aggregate.objects.filter(stale=True).values_list(AGGREGATE_TYPE, flat=True).distinct()
     )
     changed = sum(
-        _refold_stale(each, defer)
-        for each in registry.aggregate_types().values()
-        if each.name in stale_types
+        _refold_stale(aggregate_type, defer)
+        for aggregate_type in registry.aggregate_types().values()
+        if aggregate_type.name in stale_types
     )
     if not defer and Aggregate.objects.filter(projected=False).exists():
         with log_transaction():

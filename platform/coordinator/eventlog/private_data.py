@@ -57,13 +57,13 @@ def load(digest_: str | None, shape: type[Message]) -> dict[str, Any] | None:
 
 def load_many(digests: Collection[str], shape: type[Message]) -> dict[str, dict[str, Any]]:
     """Return those texts that are here and have this shape, by digest."""
-    found = {}
+    contents = {}
     for record in PrivateData.objects.filter(pk__in=digests).exclude(body=""):
         try:
-            found[record.pk] = shape.model_validate_json(record.body).model_dump()
+            contents[record.pk] = shape.model_validate_json(record.body).model_dump()
         except ValidationError as error:  # another mirror wrote it
             log.error("private data %s is not a %s: %s", record.pk, shape.__name__, error)
-    return found
+    return contents
 
 
 def missing_digests() -> list[str]:

@@ -86,7 +86,7 @@ def refold(names: Sequence[str], log_state: LogState, *, store: bool, defer: boo
             total += state_term(name, text) - state_term(name, before or "")
             changed.append(Aggregate(name=name, state=text, projected=not store))
     bulk_upsert(changed, update=["state", "stale", "projected"])
-    unchanged = set(names).difference(each.name for each in changed)
+    unchanged = set(names).difference(aggregate.name for aggregate in changed)
     if unchanged:
         Aggregate.objects.filter(pk__in=unchanged, stale=True).update(stale=False)
     log_state.state_sum = f"{total % MODULUS:064x}"
@@ -94,7 +94,9 @@ def refold(names: Sequence[str], log_state: LogState, *, store: bool, defer: boo
     _update_private_data(changed)
     others = uniqueness.update_claims(changed)
     if defer:
-        Aggregate.objects.filter(pk__in=[each.name for each in others]).update(projected=False)
+        Aggregate.objects.filter(pk__in=[aggregate.name for aggregate in others]).update(
+            projected=False
+        )
         return len(changed)
     write_rows([*changed, *others] if store else others)
     if others:
@@ -129,7 +131,9 @@ def write_rows(aggregates: Sequence[Aggregate]) -> int:
     written = _write_ordered(aggregates) if aggregates else set()
     waiting = Aggregate.objects.exclude(missing_references="") if written else ()
     completable = [
-        each for each in waiting if not written.isdisjoint(each.missing_references.split())
+        aggregate
+        for aggregate in waiting
+        if not written.isdisjoint(aggregate.missing_references.split())
     ]
     if completable:
         _write_ordered(completable)
@@ -138,11 +142,13 @@ def write_rows(aggregates: Sequence[Aggregate]) -> int:
 
 def _write_ordered(aggregates: Sequence[Aggregate]) -> set[str]:
     """Write all aggregates together, or singly if the database refuses; return those written."""
-    ordered = sorted(aggregates, key=lambda each: _write_order(each.name))
+    ordered = sorted(aggregates, key=lambda aggregate: _write_order(aggregate.name))
     written: list[Aggregate] = []
     try:
         with transaction.atomic():
-            for type_name, group in groupby(ordered, key=lambda each: _type_of(each.name)):
+            for type_name, group in groupby(
+                ordered, key=lambda aggregate: _type_of(aggregate.name)
+            ):
                 written += _write_group(registry.aggregate_types()[type_name], list(group))
     except DatabaseError:
         written = [aggregate for aggregate in ordered if _write_isolated(aggregate)]
@@ -152,7 +158,7 @@ def _write_ordered(aggregates: Sequence[Aggregate]) -> set[str]:
     outdated = Aggregate.objects.filter(pk__in=names).exclude(projected=True, missing_references="")
     outdated.update(projected=True, missing_references="")
     Aggregate.objects.bulk_update(
-        [each for each in written if each.missing_references], ["missing_references"]
+        [aggregate for aggregate in written if aggregate.missing_references], ["missing_references"]
     )
     return names
 
@@ -171,7 +177,9 @@ def _write_group(
 ) -> list[Aggregate]:
     """Write aggregates of one type; return those that could be written."""
     states = {
-        each.name.partition(":")[2]: json.loads(each.state) for each in aggregates if each.state
+        aggregate.name.partition(":")[2]: json.loads(aggregate.state)
+        for aggregate in aggregates
+        if aggregate.state
     }
     in_batch = aggregate_type.store_batch(states) if len(states) > 1 else set()
     written = []
@@ -227,7 +235,7 @@ def write_pending_rows() -> int:
         names = list(Aggregate.objects.filter(projected=False).values_list("name", flat=True))
         names.sort(key=_write_order)
         batches = (names[start : start + BATCH_SIZE] for start in range(0, len(names), BATCH_SIZE))
-        written = sum(write_rows(list(Aggregate.objects.filter(pk__in=each))) for each in batches)
+        written = sum(write_rows(list(Aggregate.objects.filter(pk__in=batch))) for batch in batches)
         if not written:
             return total
         total += written

@@ -108,7 +108,9 @@ _aggregate_types: dict[str, AggregateType] = {}
 
 def register(*aggregate_types: AggregateType) -> None:
     """Add aggregate types; those that others refer to must be registered first."""
-    _aggregate_types.update({each.name: each for each in aggregate_types})
+    _aggregate_types.update(
+        {aggregate_type.name: aggregate_type for aggregate_type in aggregate_types}
+    )
 
 
 @contextmanager
@@ -135,7 +137,9 @@ def registration_index(type_name: str) -> int:
 
 def event_types() -> list[str]:
     """Return the names of all event types that this version understands."""
-    return [name for each in _aggregate_types.values() for name in each.event_types]
+    return [
+        name for aggregate_type in _aggregate_types.values() for name in aggregate_type.event_types
+    ]
 
 
 class StoredEvent(NamedTuple):

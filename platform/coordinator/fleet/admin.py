@@ -88,9 +88,9 @@ class BanForm(ReasonForm):
         cleaned = super().clean() or {}
         member = cleaned.get("membership")
         if member and "first" in cleaned:
-            found = retraction_problems(member.run, self.retraction_requests())
-            if found:
-                self.add_error("first", next(iter(found.values())))
+            problems = retraction_problems(member.run, self.retraction_requests())
+            if problems:
+                self.add_error("first", next(iter(problems.values())))
         return cleaned
 
 
@@ -124,10 +124,10 @@ class VerdictForm(BaseDialogForm):
             cleaned["request"] = RetractionRequest(
                 author, cleaned.get("first"), parse_single_updates(cleaned.get("updates") or "")
             )
-            found = {} if self.errors else retraction_problems(member.run, [cleaned["request"]])
+            problems = {} if self.errors else retraction_problems(member.run, [cleaned["request"]])
         except SpecError as error:
-            found = error.problems
-        for name, sentence in found.items():
+            problems = error.problems
+        for name, sentence in problems.items():
             self.add_error(name if name in self.fields else None, sentence)
         return cleaned
 

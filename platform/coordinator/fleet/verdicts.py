@@ -129,9 +129,9 @@ class VerdictRecord(models.Model):
         """
         with writer.log_transaction():
             run = Run.objects.select_for_update(of=("self",)).get(pk=run.pk)
-            found = retraction_problems(run, requests)
-            if found:
-                raise SpecError(found)
+            problems = retraction_problems(run, requests)
+            if problems:
+                raise SpecError(problems)
             verdict = _build_verdict(run, requests, reason)
             signed = site_identity.identity().sign("verdict", verdict)
             row = cls.objects.create(
@@ -186,22 +186,24 @@ def _build_verdict(
 
 def retraction_problems(run: Run, requests: Sequence[RetractionRequest]) -> dict[str, str]:
     """Return why these requests cannot become a verdict: field → sentence."""
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     if run.state not in ACTIVE_STATUSES:
-        found["run"] = f"the run {run.name} is {run.status}: verdicts are for one that is under way"
+        problems["run"] = (
+            f"the run {run.name} is {run.status}: verdicts are for one that is under way"
+        )
     elif site_identity.identity().key not in run.spec.roots:
-        found["run"] = (
+        problems["run"] = (
             f"the rules of {run.name} do not list this site: its machines would not believe it"
         )
     elif run.verdicts.count() >= MAX_VERDICTS:
-        found["run"] = (
+        problems["run"] = (
             f"{run.name} has its {MAX_VERDICTS} verdicts: go on from a checkpoint, as a new run"
         )
     if not 1 <= len(requests) <= MAX_AUTHORS:
-        found["author"] = f"name 1 to {MAX_AUTHORS} machines"
-    for request in requests if not found else ():
-        found |= _request_problems(run, request)
-    return found
+        problems["author"] = f"name 1 to {MAX_AUTHORS} machines"
+    for request in requests if not problems else ():
+        problems |= _request_problems(run, request)
+    return problems
 
 
 def _request_problems(run: Run, request: RetractionRequest) -> dict[str, str]:
@@ -273,9 +275,9 @@ class AuthorChoice:
     is_present: bool
 
     def __str__(self) -> str:
-        which = "" if self.is_present else f", its earlier life {self.author[-16:-8]}…"
+        incarnation = "" if self.is_present else f", its earlier life {self.author[-16:-8]}…"
         plural = "" if self.updates == 1 else "s"
-        return f"{self.machine} of {self.person}{which}: {self.updates} update{plural}"
+        return f"{self.machine} of {self.person}{incarnation}: {self.updates} update{plural}"
 
 
 def list_authors(run: Run, most: int = 500) -> list[AuthorChoice]:
@@ -326,13 +328,13 @@ def resolve_author(run: Run, name: str) -> str:
     if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name):
         matches |= models.Q(machine=name)
     members = run.memberships.filter(matches).exclude(incarnation="").select_related("machine")
-    found = list(members[:2])
-    if len(found) != 1:
-        count = len(found) or "no"
+    candidates = list(members[:2])
+    if len(candidates) != 1:
+        count = len(candidates) or "no"
         raise SpecError(
             {"author": f"{count} machines of this run are called '{name[:60]}': give its key"}
         )
-    return f"{found[0].machine.key}.{found[0].incarnation}"
+    return f"{candidates[0].machine.key}.{candidates[0].incarnation}"
 
 
 def parse_single_updates(text: str) -> dict[int, int]:
@@ -341,7 +343,7 @@ def parse_single_updates(text: str) -> dict[int, int]:
     Raises:
         SpecError: a part is not a number.
     """
-    found = {}
+    updates = {}
     for part in text.replace(",", " ").split():
         number, _, tokens = part.partition(":")
         is_numeric = (number + tokens).isdecimal() and part.isascii()
@@ -349,8 +351,8 @@ def parse_single_updates(text: str) -> dict[int, int]:
             raise SpecError(
                 {"updates": f"'{part[:40]}' is not a number, nor one with its tokens, like 7:40960"}
             )
-        found[int(number)] = int(tokens or 0)
-    return found
+        updates[int(number)] = int(tokens or 0)
+    return updates
 
 
 def count_incarnation_updates(

@@ -191,8 +191,8 @@ def _start_postgres(state: Path, durable: bool) -> str:
         _remove_stale_pid_files(state)
         server.ensure_postgres_running()
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,))
-        if not found.fetchone():
+        existing = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,))
+        if not existing.fetchone():
             connection.execute(f"CREATE DATABASE {DATABASE}")
     return server.get_uri(database=DATABASE)
 

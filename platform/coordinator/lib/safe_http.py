@@ -76,10 +76,10 @@ def resolve_target(url: str) -> Target:
     """
     parts = check_url(url)
     try:
-        found = socket.getaddrinfo(parts.hostname, _port(parts), type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(parts.hostname, _port(parts), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise UnsafeUrlError(f"no address is known for {parts.hostname}") from None
-    addresses = [str(info[4][0]).partition("%")[0] for info in found]
+    addresses = [str(info[4][0]).partition("%")[0] for info in resolved]
     private = [address for address in addresses if not is_public(address)]
     if private:
         at = "" if private[0] == parts.hostname else f"at {private[0]}, which is "

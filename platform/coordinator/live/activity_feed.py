@@ -81,8 +81,8 @@ def collect_activity(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any
     )
 
 
-def _event(event_id: object, at: float, kind: str, who: str, what: str) -> dict[str, Any]:
-    return {"id": str(event_id), "at": round(at, 1), "kind": kind, "who": who, "what": what}
+def _event(event_id: object, at: float, kind: str, who: str, text: str) -> dict[str, Any]:
+    return {"id": str(event_id), "at": round(at, 1), "kind": kind, "who": who, "what": text}
 
 
 def _decisions(run: Run) -> Iterator[dict[str, Any]]:
@@ -90,11 +90,11 @@ def _decisions(run: Run) -> Iterator[dict[str, Any]]:
         subject_kind="run", subject_id=str(run.pk), action__in=DECISIONS
     )
     for entry in entries.select_related("actor", "machine")[:MAX_PER_SOURCE]:
-        what = DECISIONS[entry.action].format_map({"tokens": 0} | entry.detail)
+        text = DECISIONS[entry.action].format_map({"tokens": 0} | entry.detail)
         if reason := entry.detail.get("reason"):
-            what += f": {reason}"
+            text += f": {reason}"
         kind = "weights" if entry.action == "run.verdict" else "run"
-        yield _event(entry.pk, entry.at.timestamp(), kind, _actor_name(run, entry), what)
+        yield _event(entry.pk, entry.at.timestamp(), kind, _actor_name(run, entry), text)
 
 
 def _actor_name(run: Run, entry: AuditEntry) -> str:
@@ -108,8 +108,8 @@ def _actor_name(run: Run, entry: AuditEntry) -> str:
 
 def _machine_events(run: Run) -> Iterator[dict[str, Any]]:
     for event in RunEvent.objects.filter(run=run).select_related("machine")[:MAX_PER_SOURCE]:
-        what = MACHINES[RunEvent.Kind(event.kind)]
-        yield _event(event.pk, event.at.timestamp(), "machine", event.machine.name, what)
+        text = MACHINES[RunEvent.Kind(event.kind)]
+        yield _event(event.pk, event.at.timestamp(), "machine", event.machine.name, text)
 
 
 def _revocations(run: Run) -> Iterator[dict[str, Any]]:
@@ -124,8 +124,8 @@ def _revocations(run: Run) -> Iterator[dict[str, Any]]:
 def _checkpoints(run: Run) -> Iterator[dict[str, Any]]:
     for checkpoint in Checkpoint.objects.filter(run=run).order_by("-tokens")[:MAX_PER_SOURCE]:
         at = checkpoint.announced.timestamp()
-        what = f"at {checkpoint.tokens:,} tokens, {checkpoint.digest[:12]}"
-        yield _event(checkpoint.pk, at, "weights", "Checkpoint", what)
+        text = f"at {checkpoint.tokens:,} tokens, {checkpoint.digest[:12]}"
+        yield _event(checkpoint.pk, at, "weights", "Checkpoint", text)
 
 
 def _stalls(run: Run) -> Iterator[dict[str, Any]]:

@@ -19,18 +19,20 @@ CURVES_SECONDS = 5  # for which the curves of single machines are cached
 def get_snapshot(request: HttpRequest, run: uuid.UUID) -> HttpResponse:
     """Return a run's snapshot as JSON."""
     visitor, headers = visitor_and_headers(request)
-    found = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
-    return HttpResponse(snapshot_cache.get(found), content_type="application/json", headers=headers)
+    visible_run = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
+    return HttpResponse(
+        snapshot_cache.get(visible_run), content_type="application/json", headers=headers
+    )
 
 
 @require_safe
 def get_worker_curves(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
     """Return the training loss curves of a few machines, those that trained most."""
     visitor, headers = visitor_and_headers(request)
-    found = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
+    visible_run = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
     key = f"live:{run}:curves"
     curves = cache.get(key)
     if curves is None:
-        curves = load_machine_curves(found)
+        curves = load_machine_curves(visible_run)
         cache.set(key, curves, CURVES_SECONDS)
     return JsonResponse({"machines": curves}, headers=headers)

@@ -46,7 +46,7 @@ def exposition() -> Iterator[str]:
 
 def _runs() -> Gauge:
     counts = dict(Run.objects.order_by().values_list("status").annotate(Count("pk")))
-    values = [({"status": each.value}, float(counts.get(each.value, 0))) for each in Status]
+    values = [({"status": status.value}, float(counts.get(status.value, 0))) for status in Status]
     return Gauge("barnraise_runs", "Runs, by status", values)
 
 

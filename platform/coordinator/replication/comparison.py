@@ -83,7 +83,9 @@ def compare_mirrors() -> list[MirrorComparison]:
         else _describe_peer(entry, own_hash, statuses.get(entry.key), offsets.get(entry.key))
         for entry in newest.mirrors
     ]
-    return sorted(mirrors, key=lambda each: (each.listed.expelled is not None, not each.is_local))
+    return sorted(
+        mirrors, key=lambda status: (status.listed.expelled is not None, not status.is_local)
+    )
 
 
 def _describe_local(entry: MirrorEntry, own_hash: str) -> MirrorComparison:

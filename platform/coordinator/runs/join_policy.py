@@ -42,22 +42,22 @@ class JoinPolicy:
 
     def problems(self) -> dict[str, str]:
         """Return a sentence for each field that is not valid."""
-        found = {}
+        field_problems = {}
         if self.access not in Access.values:
-            found["access"] = (
+            field_problems["access"] = (
                 f"must be one of {', '.join(Access.values)}; '{str(self.access)[:40]}' is not"
             )
         if self.access == Access.TEAM and self.team is None:
-            found["team"] = "choose the team whose machines may join"
+            field_problems["team"] = "choose the team whose machines may join"
         for name, label in (("least_memory", "memory"), ("least_device_memory", "GPU memory")):
             if not 0 <= getattr(self, name) <= MAX_MEMORY_BYTES:
-                found[name] = f"the least {label} must be between 0 and 1,000,000 GB"
+                field_problems[name] = f"the least {label} must be between 0 and 1,000,000 GB"
         if len(self.notes) > markdown.MAX_CHARACTERS:
-            found["notes"] = (
+            field_problems["notes"] = (
                 f"the notes may have {markdown.MAX_CHARACTERS:,} characters; "
                 f"these have {len(self.notes):,}"
             )
-        return found
+        return field_problems
 
     def to_columns(self) -> dict[str, Any]:
         """Return the policy as columns of a run."""

@@ -33,19 +33,19 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     Raises:
         SpecError: with a sentence for each field that is not valid.
     """
-    found: dict[str, str] = {}
+    field_problems: dict[str, str] = {}
     if fields.get("recipe.strategy") == AUTO:
         if fields.get("recipe.codec") not in (None, "", AUTO):
-            found["recipe.codec"] = (
+            field_problems["recipe.codec"] = (
                 "the strategy auto leaves this to each machine: choose another strategy to fix it"
             )
         fields = {**fields, "recipe.strategy": AUTO_STRATEGY, "recipe.codec": AUTO}
     values, parse_problems = _parse_fields(fields)
-    found |= parse_problems
+    field_problems |= parse_problems
     try:
         model = dataclasses.replace(preset(preset_name), **values["model"])
     except SpecError as error:
-        raise SpecError(found | error.problems) from None
+        raise SpecError(field_problems | error.problems) from None
     text = TextSpec(**values["text"])
     if text.tokenizer == "bytes" and "vocabulary" not in values["model"]:
         model = dataclasses.replace(model, vocabulary=256)
@@ -60,9 +60,9 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
         "max_tokens_per_update": max_tokens,
     } | values[""]
     spec = RunSpec(model=model, text=text, recipe=recipe, **top)
-    found = {**problems(spec), **found}
-    if found:
-        raise SpecError(found)
+    field_problems = {**problems(spec), **field_problems}
+    if field_problems:
+        raise SpecError(field_problems)
     return spec
 
 
@@ -74,7 +74,7 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
         sentence for each field that is not valid.
     """
     values: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "")}
-    found: dict[str, str] = {}
+    field_problems: dict[str, str] = {}
     types = {
         f"{part}.{field.name}": (part, field.name, field.type)
         for part, cls in PARTS.items()
@@ -83,7 +83,7 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
     types |= {name: ("", name, int) for name in TOP_FIELDS}
     for name, value in fields.items():
         if name not in types:
-            found[str(name)[:100]] = "is not a field of a run"
+            field_problems[str(name)[:100]] = "is not a field of a run"
         elif value not in (None, ""):
             part, key, type_ = types[name]
             try:
@@ -92,8 +92,8 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
                 )
             except (ValueError, OverflowError, TypeError):
                 label = TYPE_LABELS.get(type_, "a list of texts")
-                found[name] = f"must be {label}, not '{str(value)[:40]}'"
-    return values, found
+                field_problems[name] = f"must be {label}, not '{str(value)[:40]}'"
+    return values, field_problems
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -76,17 +76,17 @@ def detect_events(
         stamp: the change stamp of the rows.
     """
     activity = member.activity
-    found: list[RunEvent] = []
+    events: list[RunEvent] = []
     for report, when in zip(reports, at, strict=True):
         # A report that fills a gap is older than the activity that is known.
         if report.seq > member.latest:
             kind = event_kind_of_change(activity, report.activity, member.run.state)
             if kind:
-                found.append(_build_event(member, kind, when, stamp))
+                events.append(_build_event(member, kind, when, stamp))
             activity = report.activity
-    if found and found[0].kind == RunEvent.Kind.RESUMED and not _was_paused(member):
-        del found[0]  # the whole run was paused, not this machine
-    return found
+    if events and events[0].kind == RunEvent.Kind.RESUMED and not _was_paused(member):
+        del events[0]  # the whole run was paused, not this machine
+    return events
 
 
 def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Kind | None:
@@ -115,15 +115,15 @@ def _build_event(member: Membership, kind: RunEvent.Kind, at: float, stamp: int)
     return RunEvent(run=member.run, machine_id=member.machine_id, kind=kind, at=when, changed=stamp)
 
 
-def drop_mirror_moves(found: list[RunEvent]) -> list[RunEvent]:
+def drop_mirror_moves(events: list[RunEvent]) -> list[RunEvent]:
     """Drop joins of machines that trained all along and only changed mirrors, by one query."""
     joined = {
         (event.run_id, event.machine_id): event
-        for event in reversed(found)
+        for event in reversed(events)
         if event.kind == RunEvent.Kind.JOINED
     }
     if not joined:
-        return found
+        return events
     elsewhere = Membership.everywhere.exclude(mirror="").filter(
         run__in={run for run, _ in joined},
         machine__in={machine for _, machine in joined},
@@ -133,7 +133,7 @@ def drop_mirror_moves(found: list[RunEvent]) -> list[RunEvent]:
     moved = {
         joined[place].pk for place in elsewhere.values_list("run", "machine") if place in joined
     }
-    return [event for event in found if event.pk not in moved]
+    return [event for event in events if event.pk not in moved]
 
 
 def _was_paused(member: Membership) -> bool:

@@ -195,5 +195,7 @@ def points_since(run: object, after: str, most: int = 2000) -> tuple[list[dict[s
     Returns:
         The losses, oldest first, each {machine, kind, tokens, loss, at}; and the cursor after them.
     """
-    found: Any = valkey_client().xrange(points_key(run), min=f"({after}", count=most)
-    return [json.loads(fields["point"]) for _, fields in found], found[-1][0] if found else after
+    entries: Any = valkey_client().xrange(points_key(run), min=f"({after}", count=most)
+    return [json.loads(fields["point"]) for _, fields in entries], entries[-1][
+        0
+    ] if entries else after

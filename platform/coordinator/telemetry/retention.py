@@ -33,8 +33,8 @@ def delete_old_rows(now: float | None = None, seconds: float = 60.0) -> int:
     """
     now, ends = time.time() if now is None else now, time.monotonic() + seconds
     deleted = sum(
-        _delete_in_batches(Rollup, ends, width=width, bucket__lt=now - kept)
-        for width, kept in ROLLUPS_KEPT.items()
+        _delete_in_batches(Rollup, ends, width=width, bucket__lt=now - lifetime)
+        for width, lifetime in ROLLUPS_KEPT.items()
     )
     while True:
         thinned = _thin(now - ALL_POINTS_KEPT)

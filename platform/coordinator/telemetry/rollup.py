@@ -79,8 +79,8 @@ def drain_queue(*, wait: bool = False) -> int:
         How many entries were moved.
     """
     moved = 0
-    with _alone(wait) as mine:
-        while mine:
+    with _alone(wait) as is_alone:
+        while is_alone:
             raw: Any = valkey_client().lrange(PENDING_KEY, 0, MAX_ENTRIES - 1)
             if not raw:
                 break
@@ -105,12 +105,12 @@ def _alone(wait: bool) -> Iterator[bool]:
     process dies.
     """
     patience = time.monotonic() + (WAIT_SECONDS if wait else 0)
-    while not (mine := _try_lock()) and time.monotonic() < patience:
+    while not (is_alone := _try_lock()) and time.monotonic() < patience:
         time.sleep(0.05)
     try:
-        yield mine
+        yield is_alone
     finally:
-        if mine:
+        if is_alone:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_unlock(%s)", [LOCK])
 
@@ -178,13 +178,17 @@ def store_reports(sent: Sent) -> None:
         log.info(
             "reports of %d memberships came after these were deleted", len(sent) - len(members)
         )
-    held: dict[UUID, dict[int, datetime]] = defaultdict(dict)
+    stored_beyond: dict[UUID, dict[int, datetime]] = defaultdict(dict)
     for pk, seq, received in ReportReceipt.objects.filter(membership__in=sent).values_list(
         "membership", "seq", "received"
     ):
-        held[pk][seq] = received
+        stored_beyond[pk][seq] = received
     here = {
-        m.pk: {n for n in (*held[m.pk], *(r.seq for r in sent[m.pk][0])) if n > m.high_water_mark}
+        m.pk: {
+            n
+            for n in (*stored_beyond[m.pk], *(r.seq for r in sent[m.pk][0]))
+            if n > m.high_water_mark
+        }
         for m in members
     }
     safe_elsewhere = _safe_elsewhere(members, here)
@@ -200,9 +204,9 @@ def store_reports(sent: Sent) -> None:
         fresh = {
             r.seq: r
             for r in reports
-            if r.seq > member.high_water_mark and r.seq not in held[member.pk]
+            if r.seq > member.high_water_mark and r.seq not in stored_beyond[member.pk]
         }
-        again = any(r.seq in held[member.pk] for r in reports)
+        again = any(r.seq in stored_beyond[member.pk] for r in reports)
         points += [
             LossPoint(
                 membership=member,
@@ -221,7 +225,7 @@ def store_reports(sent: Sent) -> None:
         )
         _add_rollups(member, ordered, received, sums, changed)
         member.high_water_mark = max(member.high_water_mark, safe_elsewhere.get(member.pk, 0))
-        receipts += _move_mark(member, held[member.pk], set(fresh), again)
+        receipts += _move_mark(member, stored_beyond[member.pk], set(fresh), again)
         when = datetime.fromtimestamp(received, UTC)
         member.last_seen = max(member.last_seen, when)
         member.last_report = max(member.last_report, when)
@@ -362,20 +366,20 @@ def _grow(sums: Sums, changed: int) -> None:
 
 
 def _move_mark(
-    member: Membership, held: dict[int, datetime], fresh: set[int], again: bool
+    member: Membership, stored_beyond: dict[int, datetime], fresh: set[int], again: bool
 ) -> list[ReportReceipt]:
     """Move the mark over everything contiguous, and return receipts for the reports beyond it.
 
     Args:
         member: the membership.
-        held: reports beyond the mark that are stored already → when they arrived.
+        stored_beyond: reports beyond the mark that are stored already → when they arrived.
         fresh: the numbers of the new reports.
         again: the machine has posted a stored report once more, so it would have posted a missing
             one too.
     """
-    beyond = fresh | set(held)
+    beyond = fresh | set(stored_beyond)
     member.high_water_mark = _contiguous(member.high_water_mark, beyond)
-    waited = timezone.now() - min(held.values(), default=timezone.now())
+    waited = timezone.now() - min(stored_beyond.values(), default=timezone.now())
     if (
         again
         and waited > timedelta(minutes=GAP_MINUTES)
@@ -385,7 +389,7 @@ def _move_mark(
             "%s lost its reports %s to %s", member, member.high_water_mark + 1, min(left) - 1
         )
         member.high_water_mark = _contiguous(min(left), beyond)
-    if held:
+    if stored_beyond:
         member.receipts.filter(seq__lte=member.high_water_mark).delete()
     return [
         ReportReceipt(membership=member, seq=seq) for seq in fresh if seq > member.high_water_mark

@@ -86,7 +86,7 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         if mirror or not _is_whole(live.get(machine), latest)
     ]
     stored = _stored(pks) if pks else {}
-    found = []
+    machines = []
     for (
         pk,
         mirror,
@@ -117,14 +117,14 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
             row["last_seen"], row["activity"], run.report_every, now
         )
         row["rate"] = row["rate"] if row["alive"] else 0.0
-        found.append(row)
-    ledger = max(run.ledger_tokens, _ledger(found))
-    common = {vector: _commonest(anchors) for vector, anchors in _at_one_vector(found).items()}
-    for row in found:
+        machines.append(row)
+    ledger = max(run.ledger_tokens, _ledger(machines))
+    common = {vector: _commonest(anchors) for vector, anchors in _at_one_vector(machines).items()}
+    for row in machines:
         row["behind"] = max(0, ledger - row["ledger_tokens"])
         compared = row["alive"] and row["anchor"] and row["vector"] in common
         row["agrees"] = row["anchor"] == common[row["vector"]] if compared else None
-    return found
+    return machines
 
 
 def _newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
@@ -191,10 +191,10 @@ def weights_agree(rows: list[dict[str, Any]]) -> bool | None:
 
 def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Return version vector → anchors of live machines, where two or more can be compared."""
-    known = [(row["vector"], row["anchor"]) for row in rows if row["alive"] and row["anchor"]]
-    counts = Counter(vector for vector, _ in known)
+    digests = [(row["vector"], row["anchor"]) for row in rows if row["alive"] and row["anchor"]]
+    counts = Counter(vector for vector, _ in digests)
     groups: dict[str, list[str]] = {}
-    for vector, anchor in known:
+    for vector, anchor in digests:
         if counts[vector] > 1:
             groups.setdefault(vector, []).append(anchor)
     return groups
@@ -211,12 +211,12 @@ def _commonest(anchors: list[str]) -> str | None:
 
 def _ledger(rows: list[dict[str, Any]]) -> int:
     """Return the median of the ledgers of live machines."""
-    known = [
+    reported = [
         row["ledger_tokens"]
         for row in rows
         if row["alive"] and row["activity"] in ACTIVITIES_WITH_LEDGER
     ]
-    return statistics.median_high(known) if known else 0
+    return statistics.median_high(reported) if reported else 0
 
 
 def _stored(pks: list[str]) -> dict[str, dict[str, Any]]:

@@ -221,9 +221,9 @@ class Exchange:
         """
         received = self._queue.drain()
         now = time.monotonic()
-        for each in received:
-            if isinstance(each.header, Update):
-                self._estimates.on_update_received(each.header, now)
+        for update in received:
+            if isinstance(update.header, Update):
+                self._estimates.on_update_received(update.header, now)
         replayed = self._replayed
         self._replayed = []
         return [*replayed, *received]

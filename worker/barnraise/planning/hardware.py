@@ -133,8 +133,8 @@ class Hardware:
         """
         fields: dict[str, Any] = json.loads(text)
         try:
-            fields["products"] = [MatmulRates(**_to_tuples(each)) for each in fields["products"]]
-            fields["updates"] = [UpdateRate(**each) for each in fields["updates"]]
+            fields["products"] = [MatmulRates(**_to_tuples(rates)) for rates in fields["products"]]
+            fields["updates"] = [UpdateRate(**rates) for rates in fields["updates"]]
             return cls(**_to_tuples(fields))
         except (TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"not a machine's measurements: {error}") from None
@@ -144,9 +144,9 @@ def _to_tuples(value: Any) -> Any:
     """Return JSON data with tuples instead of lists."""
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
-        return {name: _to_tuples(each) for name, each in items}
+        return {name: _to_tuples(item) for name, item in items}
     if isinstance(value, list):
-        return tuple(_to_tuples(each) for each in cast("list[Any]", value))
+        return tuple(_to_tuples(item) for item in cast("list[Any]", value))
     return value
 
 

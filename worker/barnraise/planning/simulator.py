@@ -145,10 +145,10 @@ class StepSimulation:
         plan = self.plan
         i = op.blocks[0] if op.blocks else 0
         blocks_are_alike = op.kind is not OperationKind.BACKWARD and 0 < i < plan.last_fragment
-        which: tuple[object, ...] = op.blocks
+        cost_key: tuple[object, ...] = op.blocks
         if blocks_are_alike:
-            which = (len(op.blocks), plan.weights[i], plan.spills_gradient(i))
-        key = (op.kind, which, op.tile, op.ring_slot >= 0)
+            cost_key = (len(op.blocks), plan.weights[i], plan.spills_gradient(i))
+        key = (op.kind, cost_key, op.tile, op.ring_slot >= 0)
         if key not in self._seconds_of:
             self._seconds_of[key] = self._seconds(op)
         return self._seconds_of[key]

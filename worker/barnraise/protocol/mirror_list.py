@@ -244,7 +244,7 @@ def merge_chain(
     current = parse_list(chain[-1]) if chain else None
     for signed in received:
         is_last = signed is received[-1]
-        if any(signed.body == known.body for known in chain):
+        if any(signed.body == member.body for member in chain):
             continue
         if current is None:
             if received[-1].digest == trusted_digest and not is_last:

@@ -257,10 +257,10 @@ def resolve_public(host: str, port: int) -> str:
             host would make this machine read its own network.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise TextError(f"{host} has no address: {error}") from None
-    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in resolved]
     for address in addresses:
         real = getattr(address, "ipv4_mapped", None) or address
         if not real.is_global or real.is_multicast:

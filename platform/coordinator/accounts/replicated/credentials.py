@@ -133,39 +133,43 @@ def private_digests(state: State) -> list[str]:
     ]
 
 
-def store(which: str, state: State | None) -> None:
+def store(person_id: str, state: State | None) -> None:
     """Write addresses and factors.
 
     Private data that this site has not received leaves the rows as they are; factors that are not
     in the state are deleted at once.
     """
-    if state is not None and not User.objects.filter(pk=which).exists():
-        raise DependencyMissingError(f"person:{which}")
+    if state is not None and not User.objects.filter(pk=person_id).exists():
+        raise DependencyMissingError(f"person:{person_id}")
     with credential_sync.recording_suspended():
-        if state is None or User.objects.filter(pk=which, left__isnull=False).exists():
-            EmailAddress.objects.filter(user=which).delete()
-            Authenticator.objects.filter(user=which).delete()
+        if state is None or User.objects.filter(pk=person_id, left__isnull=False).exists():
+            EmailAddress.objects.filter(user=person_id).delete()
+            Authenticator.objects.filter(user=person_id).delete()
             return
         if (lists := private_data.load(state["addresses"], AddressListContent)) is not None:
-            _store_addresses(which, lists["addresses"])
-        _store_factors(which, state)
+            _store_addresses(person_id, lists["addresses"])
+        _store_factors(person_id, state)
 
 
-def _store_addresses(which: str, wanted: list[dict]) -> None:
+def _store_addresses(person_id: str, wanted: list[dict]) -> None:
     """Write addresses, except those that somebody else has verified here."""
-    emails = [each["email"] for each in wanted]
-    others = EmailAddress.objects.filter(email__in=emails, verified=True).exclude(user=which)
+    emails = [address["email"] for address in wanted]
+    others = EmailAddress.objects.filter(email__in=emails, verified=True).exclude(user=person_id)
     taken = set(others.values_list("email", flat=True))
-    rows = [EmailAddress(user_id=which, **each) for each in wanted if each["email"] not in taken]
-    mine = EmailAddress.objects.filter(user=which)
-    known = {each.email: (each.verified, each.primary) for each in mine}
-    if known != {row.email: (row.verified, row.primary) for row in rows}:
-        mine.delete()
+    rows = [
+        EmailAddress(user_id=person_id, **address)
+        for address in wanted
+        if address["email"] not in taken
+    ]
+    own_addresses = EmailAddress.objects.filter(user=person_id)
+    stored = {address.email: (address.verified, address.primary) for address in own_addresses}
+    if stored != {row.email: (row.verified, row.primary) for row in rows}:
+        own_addresses.delete()
         EmailAddress.objects.bulk_create(rows)
 
 
-def _store_factors(which: str, state: State) -> None:
-    rows = {row.data.get("id"): row for row in Authenticator.objects.filter(user=which)}
+def _store_factors(person_id: str, state: State) -> None:
+    rows = {row.data.get("id"): row for row in Authenticator.objects.filter(user=person_id)}
     stale = [row.pk for name, row in rows.items() if name not in state["factors"]]
     if stale:
         Authenticator.objects.filter(pk__in=stale).delete()
@@ -185,7 +189,7 @@ def _store_factors(which: str, state: State) -> None:
             )
         if row is None:
             Authenticator.objects.bulk_create(
-                [Authenticator(user_id=which, type=kind, data=data, created_at=created)]
+                [Authenticator(user_id=person_id, type=kind, data=data, created_at=created)]
             )
         elif row.data != data:
             Authenticator.objects.filter(pk=row.pk).update(data=data)
@@ -200,8 +204,11 @@ def store_batch(states: dict[str, State]) -> set[str]:
     lists = private_data.load_many(
         [state["addresses"] for state in states.values() if state["addresses"]], AddressListContent
     )
-    plain = {which: lists[state["addresses"]]["addresses"] for which, state in states.items()
-             if state["addresses"] in lists and not state["factors"]}  # fmt: skip
+    plain = {
+        person_id: lists[state["addresses"]]["addresses"]
+        for person_id, state in states.items()
+        if state["addresses"] in lists and not state["factors"]
+    }
     people = set(
         map(str, User.objects.filter(pk__in=plain, left=None).values_list("pk", flat=True))
     )
@@ -209,14 +216,20 @@ def store_batch(states: dict[str, State]) -> set[str]:
         people -= set(
             map(str, rows.objects.filter(user__in=people).values_list("user_id", flat=True))
         )
-    emails = Counter(each["email"] for said in plain.values() for each in said)
+    emails = Counter(address["email"] for addresses in plain.values() for address in addresses)
     taken = {*EmailAddress.objects.filter(email__in=emails).values_list("email", flat=True)}
     taken |= {email for email, many in emails.items() if many > 1}
     done = {
-        which for which in people if not taken.intersection(each["email"] for each in plain[which])
+        person_id
+        for person_id in people
+        if not taken.intersection(address["email"] for address in plain[person_id])
     }
     EmailAddress.objects.bulk_create(
-        [EmailAddress(user_id=which, **each) for which in done for each in plain[which]]
+        [
+            EmailAddress(user_id=person_id, **address)
+            for person_id in done
+            for address in plain[person_id]
+        ]
     )
     return done
 

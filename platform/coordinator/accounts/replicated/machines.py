@@ -87,24 +87,24 @@ def private_digests(state: State) -> list[str]:
     return [state["about"]] if state["about"] else []
 
 
-def store(which: str, state: State | None) -> None:
+def store(key: str, state: State | None) -> None:
     """Write the machine's row.
 
     A key without an event is refused like a revoked one; its row stays because other rows refer to
     it.
     """
-    found = Machine.objects.filter(key=which)
+    machines = Machine.objects.filter(key=key)
     if state is None:
-        found.filter(revoked=None).update(revoked=datetime.fromtimestamp(0).astimezone())
+        machines.filter(revoked=None).update(revoked=datetime.fromtimestamp(0).astimezone())
         return
     if not User.objects.filter(pk=state["owner"]).exists():
         raise DependencyMissingError(f"person:{state['owner']}")
     fields = _fields(state, private_data.load(state["about"], MachineContent))
-    known = found.first()
-    if known and str(known.pk) != state["id"]:
-        known = _change_id(known, state["id"])
-    if not found.update(**fields):
-        Machine.objects.bulk_create([Machine(id=state["id"], key=which, **fields)])
+    machine = machines.first()
+    if machine and str(machine.pk) != state["id"]:
+        machine = _change_id(machine, state["id"])
+    if not machines.update(**fields):
+        Machine.objects.bulk_create([Machine(id=state["id"], key=key, **fields)])
 
 
 def _fields(state: State, about: dict | None) -> dict:
@@ -132,14 +132,14 @@ def store_batch(states: dict[str, State]) -> set[str]:
     numbers = {key: str(pk) for key, pk in there}
     keys = {number: key for key, number in numbers.items()}
     rows = {}
-    for which, state in states.items():
+    for key, state in states.items():
         number, about = state["id"], abouts.get(state["about"] or "")
-        if state["owner"] not in people or ids[number] > 1 or keys.get(number, which) != which:
+        if state["owner"] not in people or ids[number] > 1 or keys.get(number, key) != key:
             continue
-        if which not in numbers or (numbers[which] == number and (about or not state["about"])):
-            rows[which] = Machine(id=number, key=which, **_fields(state, about))
-    told = ["owner_id", "enrolled", "revoked", *BLANK_DESCRIPTION]
-    bulk_upsert(list(rows.values()), update=told)
+        if key not in numbers or (numbers[key] == number and (about or not state["about"])):
+            rows[key] = Machine(id=number, key=key, **_fields(state, about))
+    updated_fields = ["owner_id", "enrolled", "revoked", *BLANK_DESCRIPTION]
+    bulk_upsert(list(rows.values()), update=updated_fields)
     return set(rows)
 
 

@@ -92,37 +92,40 @@ def fold(facts: Sequence[Fact]) -> State | None:
     }
 
 
-def store(which: str, state: State | None) -> None:
+def store(person_id: str, state: State | None) -> None:
     """Write the person's row.
 
     Until the private data arrives the row has neither name nor address, and nobody can log in to
     it. An address that somebody else has here stays theirs. A person without an event is
     deactivated, not deleted: others' rows refer to the row.
     """
-    found = User.objects.filter(pk=which)
+    people = User.objects.filter(pk=person_id)
     if state is None:
-        found.update(is_active=False)
+        people.update(is_active=False)
         return
     left, fields = state["left"], _fields(state, private_data.load(state["about"], ProfileContent))
     if (
         "email" in fields
-        and User.objects.filter(email__iexact=fields["email"]).exclude(pk=which).exists()
+        and User.objects.filter(email__iexact=fields["email"]).exclude(pk=person_id).exists()
     ):
         del fields["email"]
-    person = found.first()
+    person = people.first()
     if person is None:
-        nowhere = {"email": f"{UUID(which).hex}@elsewhere.invalid", "password": make_password(None)}
-        gone = (
+        without_data = {
+            "email": f"{UUID(person_id).hex}@elsewhere.invalid",
+            "password": make_password(None),
+        }
+        erased = (
             {
                 "left": datetime.fromisoformat(left),
-                "email": deletion.placeholder_address(UUID(which)),
+                "email": deletion.placeholder_address(UUID(person_id)),
             }
             if left
             else {}
         )
-        User.objects.bulk_create([User(pk=which, **{**nowhere, **gone, **fields})])
+        User.objects.bulk_create([User(pk=person_id, **{**without_data, **erased, **fields})])
         return
-    found.update(**fields)
+    people.update(**fields)
     if left and person.left is None:
         deletion.erase_personal_data(person, datetime.fromisoformat(left))
 
@@ -150,16 +153,16 @@ def store_batch(states: dict[str, State]) -> set[str]:
         *User.objects.annotate(l=Lower("email")).filter(l__in=wanted).values_list("l", flat=True)
     }
     rows = {}
-    for which, state in states.items():
+    for person_id, state in states.items():
         about = abouts.get(state["about"] or "")
         if (
-            which in known
+            person_id in known
             or about is None
             or (email := about["email"].lower()) in taken
             or counts[email] > 1
         ):
             continue
-        rows[which] = User(pk=which, **_fields(state, about))
+        rows[person_id] = User(pk=person_id, **_fields(state, about))
     bulk_upsert(list(rows.values()))
     return set(rows)
 

@@ -114,35 +114,35 @@ def unique_values(state: State) -> Claimed:
     }
 
 
-def store(which: str, state: State | None) -> None:
+def store(team_id: str, state: State | None) -> None:
     """Write the team's row and its members."""
     if state is None:
-        deleted, _ = Team.objects.filter(pk=which).delete()
+        deleted, _ = Team.objects.filter(pk=team_id).delete()
         if deleted:  # somebody may have joined at another mirror meanwhile: the team then returns
-            projection.mark_reference_lost(f"team:{which}")
+            projection.mark_reference_lost(f"team:{team_id}")
         return
     people = {member["person"] for member in state["members"]}
     known = User.objects.filter(pk__in=people).values_list("pk", flat=True)
     if missing := people - set(map(str, known)):
         raise DependencyMissingError(f"person:{min(missing)}")
-    subject, tail = f"team:{which}", UUID(which).hex[-8:]
+    subject, tail = f"team:{team_id}", UUID(team_id).hex[-8:]
     slug, name = state["slug"], state["name"]
     if not uniqueness.owns_value(subject, "team.slug", slug):
         slug = f"{slug[:70]}-{tail}"
     if not uniqueness.owns_value(subject, "team.name", name.lower()):
         name = f"{name[:49]} ({tail})"
-    for other in Team.objects.filter(Q(slug=slug) | Q(name__iexact=name)).exclude(pk=which):
+    for other in Team.objects.filter(Q(slug=slug) | Q(name__iexact=name)).exclude(pk=team_id):
         end = other.pk.hex[-8:]
         Team.objects.filter(pk=other.pk).update(
             slug=f"{other.slug[:70]}-{end}", name=f"{other.name[:49]} ({end})"
         )
         uniqueness.mark_for_rewrite(f"team:{other.pk}")
     fields = {"slug": slug, "name": name, "created": datetime.fromisoformat(state["created"])}
-    if not Team.objects.filter(pk=which).update(**fields):
-        Team.objects.bulk_create([Team(pk=which, **fields)])
+    if not Team.objects.filter(pk=team_id).update(**fields):
+        Team.objects.bulk_create([Team(pk=team_id, **fields)])
     wanted = {member["places"][0]: member for member in state["members"]}
     there = {
-        str(member.pk): str(member.person_id) for member in TeamMember.objects.filter(team=which)
+        str(member.pk): str(member.person_id) for member in TeamMember.objects.filter(team=team_id)
     }
     stale = [
         place for place, person in there.items() if wanted.get(place, {}).get("person") != person
@@ -152,7 +152,7 @@ def store(which: str, state: State | None) -> None:
         [
             TeamMember(
                 pk=place,
-                team_id=which,
+                team_id=team_id,
                 person_id=member["person"],
                 leads=member["leads"],
                 joined=datetime.fromisoformat(member["joined"]),

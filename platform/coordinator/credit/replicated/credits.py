@@ -84,14 +84,14 @@ def _sort_key(receipt: CreditReceipt) -> tuple[int, int, int, date, str, int]:
     )
 
 
-def store(which: str, state: State | None) -> None:
+def store(credit_id: str, state: State | None) -> None:
     """Write the days' rows.
 
     What this site has counted and not yet published stays on top of the state. That is not
     published because of this write: mirrors that answered each other's receipts with their own
     would never come to rest.
     """
-    run, key, incarnation = which.split(":")
+    run, key, incarnation = credit_id.split(":")
     machine = Machine.objects.filter(key=key).first()
     if machine is None:
         raise DependencyMissingError(f"machine:{key}")
@@ -191,7 +191,7 @@ def remaining(ranges: Sequence[UnpublishedRange], reach: int, covered: int) -> l
 
 def store_batch(states: dict[str, State]) -> set[str]:
     """Write, all at once, authors that have no row yet and whose machine and run exist."""
-    places = {which: which.split(":") for which in states}
+    places = {credit_id: credit_id.split(":") for credit_id in states}
     keys = {key for _, key, _ in places.values()}
     for state in states.values():
         keys |= {values["witness"] for values in state["days"].values()}
@@ -207,11 +207,11 @@ def store_batch(states: dict[str, State]) -> set[str]:
     }
     rows = []
     written = set()
-    for which, (run, key, incarnation) in places.items():
+    for credit_id, (run, key, incarnation) in places.items():
         if run not in runs or key not in machines or (run, machines[key], incarnation) in existing:
             continue
-        written.add(which)
-        days = states[which]["days"]
+        written.add(credit_id)
+        days = states[credit_id]["days"]
         reach = _reach(days)
         rows += [
             Credit(
@@ -274,17 +274,17 @@ def record_credit_events() -> int:
         "run", "machine__key", "incarnation"
     )
     for run, key, incarnation in list(authors.distinct()[:MAX_AUTHORS]):
-        which = f"{run}:{key}:{incarnation}"
+        credit_id = f"{run}:{key}:{incarnation}"
         with writer.log_transaction():
             rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation)
             locked = list(rows.order_by("day").select_for_update(of=("self",)))
-            recorded += _record_receipts(which, locked)
+            recorded += _record_receipts(credit_id, locked)
             # The state may be less than these rows, where other mirrors published the same updates.
-            store(which, current_state(f"credit:{which}"))
+            store(credit_id, current_state(f"credit:{credit_id}"))
     return recorded
 
 
-def _record_receipts(which: str, rows: list[Credit]) -> int:
+def _record_receipts(credit_id: str, rows: list[Credit]) -> int:
     """Record the unpublished ranges of one author's rows, which are in the order of their days."""
     fresh = [
         (row, range_)
@@ -301,7 +301,7 @@ def _record_receipts(which: str, rows: list[Credit]) -> int:
                 "witness": row.witness.key if row.witness else None,
                 "total": _signed_total(row),
             }
-            writer.record("credit.receipt", which, receipt)
+            writer.record("credit.receipt", credit_id, receipt)
         Credit.objects.filter(pk=row.pk).update(
             published_last=row.last, published_tokens=row.tokens
         )

@@ -36,14 +36,14 @@ def fold(facts: Sequence[Fact]) -> State | None:
     return {"since": last.payload.at.isoformat(), "by": last.payload.by}
 
 
-def store(which: str, state: State | None) -> None:
+def store(pause_id: str, state: State | None) -> None:
     """Write the pause's row, or delete it."""
     if state is None:
-        MachinePause.objects.filter(machine__key=which).delete()
+        MachinePause.objects.filter(machine__key=pause_id).delete()
         return
-    machine = Machine.objects.filter(key=which).first()
+    machine = Machine.objects.filter(key=pause_id).first()
     if machine is None:
-        raise DependencyMissingError(f"machine:{which}")
+        raise DependencyMissingError(f"machine:{pause_id}")
     by = User.objects.filter(pk=state["by"]).first() if state["by"] else None
     fields = {"since": datetime.fromisoformat(state["since"]), "by": by}
     MachinePause.objects.update_or_create(machine=machine, defaults=fields)

@@ -54,9 +54,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
     }
 
 
-def store(which: str, state: State | None) -> None:
+def store(verdict_id: str, state: State | None) -> None:
     """Write the verdict's row."""
-    run_id, _, body_digest = which.partition(":")
+    run_id, _, body_digest = verdict_id.partition(":")
     if state is None:
         VerdictRecord.objects.filter(run=run_id, digest=body_digest).delete()
         return

@@ -231,14 +231,14 @@ def private_digests(state: State) -> list[str]:
     return [state["about"]]
 
 
-def store(which: str, state: State | None) -> list[str] | None:
+def store(run_id: str, state: State | None) -> list[str] | None:
     """Write the run's row.
 
     Returns:
         Names of aggregates that the row would refer to and that do not exist yet.
     """
     if state is None:
-        Run.objects.filter(pk=which).delete()
+        Run.objects.filter(pk=run_id).delete()
         return None
     if not User.objects.filter(pk=state["owner"]).exists():
         raise DependencyMissingError(f"person:{state['owner']}")
@@ -249,17 +249,17 @@ def store(which: str, state: State | None) -> list[str] | None:
     content = (draft or {"draft": json.loads(launch["spec"])}) | (launch or {})
     missing: list[str] = []
     columns = _columns(state, content, missing)
-    columns["slug"] = _resolve_slug(which, content["slug"], state["word"])
-    if not Run.objects.filter(pk=which).update(**columns):
-        Run.objects.bulk_create([Run(pk=which, **columns)])
+    columns["slug"] = _resolve_slug(run_id, content["slug"], state["word"])
+    if not Run.objects.filter(pk=run_id).update(**columns):
+        Run.objects.bulk_create([Run(pk=run_id, **columns)])
     return missing
 
 
-def _resolve_slug(which: str, slug: str, word: str) -> str:
+def _resolve_slug(run_id: str, slug: str, word: str) -> str:
     """Lengthen the slug if another run owns it, or the other run's slug if it does not."""
-    if not uniqueness.owns_value(f"run:{which}", "run.slug", word):
-        slug = f"{slug[:91]}-{UUID(which).hex[-8:]}"
-    for other in Run.objects.filter(slug=slug).exclude(pk=which):
+    if not uniqueness.owns_value(f"run:{run_id}", "run.slug", word):
+        slug = f"{slug[:91]}-{UUID(run_id).hex[-8:]}"
+    for other in Run.objects.filter(slug=slug).exclude(pk=run_id):
         Run.objects.filter(pk=other.pk).update(slug=f"{other.slug[:91]}-{other.pk.hex[-8:]}")
         uniqueness.mark_for_rewrite(f"run:{other.pk}")
     return slug

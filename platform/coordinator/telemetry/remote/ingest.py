@@ -126,10 +126,10 @@ def _members(key: str, news: TelemetryPage) -> list[Membership | None]:
         machine.key: machine
         for machine in Machine.objects.filter(key__in={machine for _, machine in news.machines})
     }
-    known = Membership.everywhere.select_for_update().filter(
+    rows = Membership.everywhere.select_for_update().filter(
         mirror=key, run__in=runs, machine__in=machines.values()
     )
-    there = {(member.run_id, member.machine_id): member for member in known}
+    there = {(member.run_id, member.machine_id): member for member in rows}
     members: list[Membership | None] = []
     for run, machine in ((runs.get(run), machines.get(machine)) for run, machine in news.machines):
         if run is None or machine is None:

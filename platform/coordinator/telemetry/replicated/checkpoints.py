@@ -57,26 +57,26 @@ def fold(facts: Sequence[Fact]) -> State | None:
     }
 
 
-def store(which: str, state: State | None) -> list[str] | None:
+def store(checkpoint_id: str, state: State | None) -> list[str] | None:
     """Write the checkpoint and its holders.
 
     Returns:
         Names of the machines that do not exist here yet.
     """
-    run, vector, named = which.split(":")
-    found = Checkpoint.objects.filter(run=run, vector=vector, digest=named)
+    run, vector, named = checkpoint_id.split(":")
+    checkpoints = Checkpoint.objects.filter(run=run, vector=vector, digest=named)
     if state is None:
-        found.delete()
+        checkpoints.delete()
         return None
     if not Run.objects.filter(pk=run).exists():
         raise DependencyMissingError(f"run:{run}")
     fields = {name: state[name] for name in ("tokens", "checksum", "size")}
     fields["announced"] = datetime.fromisoformat(state["announced"])
-    if not found.update(**fields):
+    if not checkpoints.update(**fields):
         Checkpoint.objects.bulk_create(
             [Checkpoint(id=state["id"], run_id=run, vector=vector, digest=named, **fields)]
         )
-    checkpoint, holders = found.get(), state["holders"]
+    checkpoint, holders = checkpoints.get(), state["holders"]
     machines = dict(Machine.objects.filter(key__in=holders).values_list("key", "pk"))
     CheckpointHolder.objects.bulk_create(
         [

@@ -97,15 +97,15 @@ def encode(
     bound = MAX_CODES[scheme.bits] * (MAX_UPDATE_UNITS // MAX_CODES[scheme.bits])
     for start, chunks, size in _blocks(n):
         first = start // CHUNK
-        kept = scheme.values_sent(size)
+        sent_values = scheme.values_sent(size)
         rows = values[start : start + chunks * size].view(chunks, size).clamp(-bound, bound)
         sent_rows = sent[start : start + chunks * size].view(chunks, size)
-        block = slice(first * scheme.kept, first * scheme.kept + chunks * kept)
+        block = slice(first * scheme.kept, first * scheme.kept + chunks * sent_values)
         if scheme.dense:
             level, code, amounts = _quantize(rows, scheme.bits)
             sent_rows.copy_(amounts)
         else:
-            largest = _largest_positions(rows, kept)
+            largest = _largest_positions(rows, sent_values)
             level, code, amounts = _quantize(rows.gather(1, largest), scheme.bits)
             sent_rows.scatter_(1, largest, amounts)
             positions[block] = largest.flatten()
@@ -149,16 +149,16 @@ def decode(payload: bytes, n: int) -> torch.Tensor:
     units = np.zeros(n, np.int32)
     for start, chunks, size in _blocks(n):
         first = start // CHUNK
-        kept = scheme.values_sent(size)
+        sent_values = scheme.values_sent(size)
         begin = first * scheme.kept
-        count = chunks * kept
-        codes = _unpack_codes(raw_codes, begin, count, scheme.bits).reshape(chunks, kept)
+        count = chunks * sent_values
+        codes = _unpack_codes(raw_codes, begin, count, scheme.bits).reshape(chunks, sent_values)
         amounts = _dequantize(codes, levels[first : first + chunks], scheme.bits)
         rows = units[start : start + chunks * size].reshape(chunks, size)
         if scheme.dense:
             rows[:] = amounts
         else:
-            positions = _unpack_positions(raw_positions, begin, count).reshape(chunks, kept)
+            positions = _unpack_positions(raw_positions, begin, count).reshape(chunks, sent_values)
             if (positions[:, 1:] <= positions[:, :-1]).any() or (positions[:, -1:] >= size).any():
                 raise MessageError(
                     "an update's payload names positions out of order, or twice, or past the end"
@@ -180,11 +180,13 @@ def _read_header(payload: bytes, n: int) -> QuantizationScheme:
     """Return the scheme of a payload of n values; raise MessageError if it cannot be one."""
     if len(payload) < HEADER.size:
         raise MessageError(f"an update's payload of {len(payload)} bytes has no header")
-    magic, mode, bits, kept, count = HEADER.unpack_from(payload)
-    is_known_mode = (mode == DENSE and kept == 0) or (mode == SPARSE and 0 < kept < CHUNK)
+    magic, mode, bits, sent_values, count = HEADER.unpack_from(payload)
+    is_known_mode = (mode == DENSE and sent_values == 0) or (
+        mode == SPARSE and 0 < sent_values < CHUNK
+    )
     if magic != MAGIC or not is_known_mode or bits not in MAX_CODES:
         raise MessageError("an update's payload is of a format this version does not read")
-    scheme = QuantizationScheme(kept or CHUNK, bits)
+    scheme = QuantizationScheme(sent_values or CHUNK, bits)
     if count != n or len(payload) != scheme.payload_size(n):
         raise MessageError(
             f"an update's payload holds {count} values in {len(payload)} bytes, not {n}"
@@ -206,22 +208,22 @@ def _blocks(n: int) -> Iterator[tuple[int, int, int]]:
 # ---- values and levels ---------------------------------------------------------------------------
 
 
-def _largest_positions(rows: torch.Tensor, kept: int) -> torch.Tensor:
+def _largest_positions(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Return the ascending positions of each row's largest magnitudes.
 
     Of equal magnitudes the first is chosen.
 
     Args:
         rows: int32[chunks, size].
-        kept: How many positions of each row.
+        count: How many positions of each row.
 
     Returns:
-        int64[chunks, kept].
+        int64[chunks, count].
     """
     size = rows.shape[1]
     # No two keys are equal, so that the choice does not depend on the implementation of topk.
     key = rows.abs().long().mul_(CHUNK).add_(torch.arange(size - 1, -1, -1))
-    return key.topk(kept, dim=1, sorted=False).indices.sort(dim=1).values
+    return key.topk(count, dim=1, sorted=False).indices.sort(dim=1).values
 
 
 def _quantize(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -443,7 +445,7 @@ def _validate_padding(
     scheme: QuantizationScheme, n: int, positions: np.ndarray, codes: np.ndarray
 ) -> None:
     """Raise MessageError unless the bits after the last position and the last code are zero."""
-    kept = scheme.values_sent(n)
-    for section, used_bits in ((positions, 12 * kept), (codes, scheme.bits * kept)):
+    sent_values = scheme.values_sent(n)
+    for section, used_bits in ((positions, 12 * sent_values), (codes, scheme.bits * sent_values)):
         if section.size and used_bits % 8 and int(section[-1]) >> used_bits % 8:
             raise MessageError("an update's payload holds bits that no encoder writes")

@@ -175,7 +175,7 @@ class Connection:
         ]
         while True:
             transfers.reverse()
-            waiting = next((each for each in transfers if each.is_waiting()), None)
+            waiting = next((transfer for transfer in transfers if transfer.is_waiting()), None)
             if waiting is None:
                 self._payload_waits.clear()
                 await self._payload_waits.wait()

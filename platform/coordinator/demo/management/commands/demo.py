@@ -111,7 +111,7 @@ class Command(BaseCommand):
 
     def watch(self, stack: DemoStack, console: Console, run: Run) -> None:
         """Print live lines until every worker has ended by itself."""
-        said = 0.0
+        printed_at = 0.0
         with Live(console=console, auto_refresh=False, transient=False) as live:
             while any(stack.processes.children[f"worker-{n}"].poll() is None for n in WORKERS):
                 stack.check_processes()
@@ -119,8 +119,8 @@ class Command(BaseCommand):
                 statuses = {n: stack.read_status(n, run) for n in WORKERS}
                 if console.is_terminal:
                     live.update(_table(statuses), refresh=True)
-                elif time.monotonic() - said > 5:
-                    said = time.monotonic()
+                elif time.monotonic() - printed_at > 5:
+                    printed_at = time.monotonic()
                     for number, status in statuses.items():
                         print(f"worker {number}: {_plain(status)}", flush=True)
                 time.sleep(0.25)
@@ -138,7 +138,7 @@ class Command(BaseCommand):
             statuses[0].get("anchor")
         )
         first, last = min(firsts)[1], max(lasts)[1]
-        told = stack.cluster.summary() if stack.cluster else {}
+        cluster_summary = stack.cluster.summary() if stack.cluster else {}
         print(
             json.dumps(
                 {
@@ -152,14 +152,14 @@ class Command(BaseCommand):
                     "coordinator_bytes": sum(s["coordinator_bytes"] for s in statuses),
                     "seconds": round(time.monotonic() - started, 1),
                     "url": url,
-                    **told,
+                    **cluster_summary,
                 }
             ),
             flush=True,
         )
         if not agree:
             raise CommandError("the workers' anchors differ")
-        if not told.get("one_state_hash", True):
+        if not cluster_summary.get("one_state_hash", True):
             raise CommandError("the mirrors' states differ")
         if not last < first:
             raise CommandError(f"the validation loss did not fall: {first:.4f} → {last:.4f}")
@@ -167,9 +167,11 @@ class Command(BaseCommand):
 
 def print_mirrors(several: MirrorCluster, path: str, console: Console) -> None:
     """Print each mirror's address of the run, and the command that kills it."""
-    for each in several.all:
-        kill = " ".join(f"-{pid}" for pid in each.pids)  # with what they started
-        console.print(f"  {each.name:<12}  {each.url}{path}   kill -9 -- {kill}", soft_wrap=True)
+    for mirror in several.all:
+        kill = " ".join(f"-{pid}" for pid in mirror.pids)  # with what they started
+        console.print(
+            f"  {mirror.name:<12}  {mirror.url}{path}   kill -9 -- {kill}", soft_wrap=True
+        )
     console.print(
         f"  {len(several.all)} mirrors joined in {several.setup_seconds:.1f} s; kill any: the "
         "others go on\n"

@@ -44,9 +44,9 @@ class Command(BaseCommand):
         self.stdout.write(f"state {state_hash()}")
 
     def _join(self, url: str, list_digest: str) -> None:
-        def confirm(found: MirrorList, digest: str) -> bool:
-            self.stdout.write(f"Mirror list {found.version}, BLAKE3 {digest}")
-            for entry in found.mirrors:
+        def confirm(newest: MirrorList, digest: str) -> bool:
+            self.stdout.write(f"Mirror list {newest.version}, BLAKE3 {digest}")
+            for entry in newest.mirrors:
                 expelled = " (expelled)" if entry.expelled else ""
                 self.stdout.write(f"  {entry.key[:16]} {entry.url} {entry.name}{expelled}")
             if list_digest:
