@@ -122,7 +122,7 @@ class LoadDriver:
 
     def settings(self, run: str, gigabytes: float) -> Reply:
         """Change a run's minimum RAM through the API."""
-        self._request("PATCH", f"/runs/{run}/terms", {"least_memory": int(gigabytes * 1e9)})
+        self._request("PATCH", f"/runs/{run}/terms", {"min_memory": int(gigabytes * 1e9)})
         return {}
 
     def control_run(self, run: str, command: str) -> Reply:
@@ -213,7 +213,7 @@ class LoadDriver:
         """
         people = User.objects.exclude(email__endswith="@elsewhere.invalid", is_active=False)
         people_columns = ("pk", "email", "name", "is_active", "organiser", "is_staff")
-        run_columns = ("pk", "slug", "name", "status", "least_memory", "owner")
+        run_columns = ("pk", "slug", "name", "status", "min_memory", "owner")
         tables = [
             list(people.order_by("pk").values_list(*people_columns)),
             list(Machine.objects.order_by("pk").values_list("pk", "owner", "hostname", "revoked")),

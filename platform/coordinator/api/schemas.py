@@ -29,17 +29,17 @@ class TermsIn(Schema):
     """Who can join a run, the minimum hardware and the notes; fields left out keep their value."""
 
     access: Literal["anyone", "invitation"] | None = None
-    least_memory: int | None = Field(
+    min_memory: int | None = Field(
         None, ge=0, lt=1 << 50, description="Bytes of RAM a machine must have"
     )
-    least_device_memory: int | None = Field(
+    min_device_memory: int | None = Field(
         None, ge=0, lt=1 << 50, description="Bytes of GPU memory a machine must have"
     )
     notes: str | None = Field(
         None, max_length=20_000, description="Markdown, shown on the run's page"
     )
 
-    model_config = example(access="invitation", least_memory=8_000_000_000)
+    model_config = example(access="invitation", min_memory=8_000_000_000)
 
 
 class RunIn(Schema):
@@ -68,7 +68,7 @@ class RunIn(Schema):
             "text.source": "huggingface",
             "text.places": ["owner/stories"],
         },
-        terms={"access": "anyone", "least_memory": 8_000_000_000},
+        terms={"access": "anyone", "min_memory": 8_000_000_000},
         launch=True,
     )
 
@@ -99,8 +99,8 @@ class RunOut(Schema):
     tokens: int = Field(description="In the run's ledger")
     token_budget: int
     access: str
-    least_memory: int
-    least_device_memory: int
+    min_memory: int
+    min_device_memory: int
     notes: str
     archived: datetime | None
     created: datetime
@@ -121,8 +121,8 @@ class RunOut(Schema):
         tokens=61_440,
         token_budget=1_000_000_000,
         access="anyone",
-        least_memory=8_000_000_000,
-        least_device_memory=0,
+        min_memory=8_000_000_000,
+        min_device_memory=0,
         notes="",
         archived=None,
         created="2026-11-21T20:00:00Z",

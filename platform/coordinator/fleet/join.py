@@ -67,8 +67,8 @@ def memory_shortfall(run: Run, memory: int, device_memory: int) -> str:
         device_memory: bytes of GPU memory.
     """
     for label, actual, least in (
-        ("memory", memory, run.least_memory),
-        ("GPU memory", device_memory, run.least_device_memory),
+        ("memory", memory, run.min_memory),
+        ("GPU memory", device_memory, run.min_device_memory),
     ):
         if actual < USABLE_SHARE * least:
             return (

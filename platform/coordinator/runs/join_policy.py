@@ -28,15 +28,15 @@ class JoinPolicy:
 
     Attributes:
         access: whose machines may join, one of `Access`.
-        least_memory: the least RAM of a machine, in bytes; 0 for any.
-        least_device_memory: the least GPU memory, in bytes; 0 for any.
+        min_memory: the least RAM of a machine, in bytes; 0 for any.
+        min_device_memory: the least GPU memory, in bytes; 0 for any.
         notes: the owner's notes, Markdown.
         team: the id of the team whose members' machines may join, where `access` is TEAM.
     """
 
     access: str = Access.ANYONE
-    least_memory: int = 0
-    least_device_memory: int = 0
+    min_memory: int = 0
+    min_device_memory: int = 0
     notes: str = ""
     team: UUID | None = None
 
@@ -49,7 +49,7 @@ class JoinPolicy:
             )
         if self.access == Access.TEAM and self.team is None:
             field_problems["team"] = "choose the team whose machines may join"
-        for name, label in (("least_memory", "memory"), ("least_device_memory", "GPU memory")):
+        for name, label in (("min_memory", "memory"), ("min_device_memory", "GPU memory")):
             if not 0 <= getattr(self, name) <= MAX_MEMORY_BYTES:
                 field_problems[name] = f"the least {label} must be between 0 and 1,000,000 GB"
         if len(self.notes) > markdown.MAX_CHARACTERS:
@@ -63,8 +63,8 @@ class JoinPolicy:
         """Return the policy as columns of a run."""
         return {
             "access": str(self.access),
-            "least_memory": self.least_memory,
-            "least_device_memory": self.least_device_memory,
+            "min_memory": self.min_memory,
+            "min_device_memory": self.min_device_memory,
             "notes": markdown.clean_markdown(self.notes),
             "team_id": self.team if self.access == Access.TEAM else None,
         }

@@ -134,8 +134,8 @@ class Run(models.Model):
         verbose_name="copied from",
     )
     access = models.CharField("who may join", max_length=12, choices=Access, default=Access.ANYONE)
-    least_memory = models.BigIntegerField("minimum RAM", default=0, help_text="Bytes; 0 for any.")
-    least_device_memory = models.BigIntegerField(
+    min_memory = models.BigIntegerField("minimum RAM", default=0, help_text="Bytes; 0 for any.")
+    min_device_memory = models.BigIntegerField(
         "minimum GPU memory", default=0, help_text="Bytes; 0 for any."
     )
     notes = models.TextField(blank=True)
@@ -208,7 +208,7 @@ class Run(models.Model):
     def join_policy(self) -> JoinPolicy:
         """Who may join, with what, and the notes."""
         return JoinPolicy(
-            self.access, self.least_memory, self.least_device_memory, self.notes, self.team_id
+            self.access, self.min_memory, self.min_device_memory, self.notes, self.team_id
         )
 
     # ---- who may do what ---------------------------------------------------------------------

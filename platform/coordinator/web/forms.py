@@ -101,8 +101,8 @@ class ProblemForm(forms.Form):
         values = self.cleaned_data
         return JoinPolicy(
             access=values.get("access") or "anyone",
-            least_memory=self.parse_memory("least_memory"),
-            least_device_memory=self.parse_memory("least_device_memory"),
+            min_memory=self.parse_memory("min_memory"),
+            min_device_memory=self.parse_memory("min_device_memory"),
             notes=values.get("notes") or "",
             team=UUID(values["team"]) if values.get("team") else None,
         )
@@ -307,7 +307,7 @@ class RunForm(ProblemForm):
 
 def terms_as_typed(terms: JoinPolicy) -> dict[str, str]:
     """Return a join policy as form values."""
-    sizes = {name: getattr(terms, name) for name in ("least_memory", "least_device_memory")}
+    sizes = {name: getattr(terms, name) for name in ("min_memory", "min_device_memory")}
     return {
         "access": terms.access,
         "team": str(terms.team or ""),

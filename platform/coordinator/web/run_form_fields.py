@@ -92,7 +92,7 @@ RUN_FIELDS: dict[str, int | float] = {
     "report_every": 5.0,
 }  # belong to the run, not to its spec
 BASIC_FIELDS = ("recipe.token_budget", "text.source", "text.places", "text.tokenizer")
-TERMS_FIELDS = ("access", "team", "least_memory", "least_device_memory", "notes")
+TERMS_FIELDS = ("access", "team", "min_memory", "min_device_memory", "notes")
 NON_SPEC_FIELDS = ("name", "preset", "volunteers", *RUN_FIELDS, *TERMS_FIELDS)
 
 
@@ -149,8 +149,8 @@ def terms_fields(owner: User | None) -> dict[str, forms.Field]:
         fields["team"] = forms.ChoiceField(
             required=False, choices=[("", "–"), *teams], label="Team"
         )
-    fields["least_memory"] = number_field("Minimum RAM (GB)", "Leave empty for any.", "")
-    fields["least_device_memory"] = number_field(
+    fields["min_memory"] = number_field("Minimum RAM (GB)", "Leave empty for any.", "")
+    fields["min_device_memory"] = number_field(
         "Minimum GPU memory (GB)", "Leave empty if no GPU is needed.", ""
     )
     fields["notes"] = text_field("Notes", "Public, in Markdown.", 6, 40_000)

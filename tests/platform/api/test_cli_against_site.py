@@ -56,7 +56,7 @@ def test_cli_creates_shows_changes_and_copies_a_run(barnraise, tmp_path):
         "--place=a/stories",
         "--set=recipe.learning_rate=3e-4",
         "--access=invitation",
-        "--least-memory=8GB",
+        "--min-memory=8GB",
         f"--notes={notes}",
         "--launch",
         "--json",
@@ -65,7 +65,7 @@ def test_cli_creates_shows_changes_and_copies_a_run(barnraise, tmp_path):
     assert run.owner == barnraise.owner and run.launch_requested and run.token_budget == 10**9
     assert (run.spec.text.source, run.spec.text.places) == ("huggingface", ("a/stories",))
     assert run.spec.recipe.learning_rate == 3e-4
-    assert run.access == "invitation" and run.least_memory == 8 * 10**9
+    assert run.access == "invitation" and run.min_memory == 8 * 10**9
     assert run.notes.startswith("# Why")
     output = barnraise("runs", "show", run.slug)
     assert "night-shift" in output and "launching" in output and f"/runs/{run.slug}/" in output

@@ -267,7 +267,7 @@ def test_script_creates_launches_cancels_and_archives_a_run(script, launched_run
             "text.places": ["https://example.org/a.txt"],
             "model.context": "256",
         },
-        "terms": {"least_memory": 10**9},
+        "terms": {"min_memory": 10**9},
         "launch": True,
     }
     created = ada.send_request("POST", "/runs", body).json()
@@ -277,7 +277,7 @@ def test_script_creates_launches_cancels_and_archives_a_run(script, launched_run
     assert created["spec"]["text"]["places"] == ["https://example.org/a.txt"]
     assert created["url"].endswith(f"/runs/{run.slug}/")
     assert run.spec.recipe.learning_rate == 3e-4 and run.spec.recipe.codec == "auto"
-    assert run.spec.model.context == 256 and run.least_memory == 10**9
+    assert run.spec.model.context == 256 and run.min_memory == 10**9
     actions = f"/runs/{run.slug}/actions"
     second_launch = ada.send_request("POST", f"{actions}/launch")
     assert second_launch.status_code == 409 and "cannot launch" in problem(second_launch).error
@@ -301,7 +301,7 @@ def test_script_creates_launches_cancels_and_archives_a_run(script, launched_run
             {"name": "x", "fields": {"text.source": "urls", "text.places": ["http://10.0.0.1/"]}},
             "text.places",
         ),
-        ({"name": "x", "terms": {"least_memory": -1}}, "asked.terms.least_memory"),
+        ({"name": "x", "terms": {"min_memory": -1}}, "asked.terms.min_memory"),
         ({"name": "x", "terms": {"access": "nobody"}}, "asked.terms.access"),
         ({"name": "x", "terms": {"notes": "x" * 20_001}}, "asked.terms.notes"),
         ({"name": "x", "quorum": 0}, "asked.quorum"),
@@ -329,9 +329,9 @@ def test_terms_update_changes_only_the_given_fields(script, launched_run, person
     run, _ = launched_run(person())
     ada = script(run.owner)
     path = f"/runs/{run.slug}/terms"
-    ada.send_request("PATCH", path, {"access": "invitation", "least_memory": 5})
+    ada.send_request("PATCH", path, {"access": "invitation", "min_memory": 5})
     terms = ada.send_request("PATCH", path, {"notes": "*hi*"}).json()
-    assert (terms["access"], terms["least_memory"], terms["notes"]) == ("invitation", 5, "*hi*")
+    assert (terms["access"], terms["min_memory"], terms["notes"]) == ("invitation", 5, "*hi*")
 
 
 def test_script_creates_and_revokes_an_invitation(script, launched_run, person):

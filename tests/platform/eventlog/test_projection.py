@@ -152,7 +152,7 @@ edit = st.builds(
     tokens,
 )
 terms = st.builds(
-    lambda n, memory: {"version": n, "access": "anyone", "least_memory": memory},
+    lambda n, memory: {"version": n, "access": "anyone", "min_memory": memory},
     st.integers(0, 3),
     st.integers(0, 9),
 )

@@ -179,7 +179,7 @@ def read_fits(client: Client, run) -> dict[str, tuple[str, str]]:
 def test_run_page_shows_whether_machines_fit(volunteer, person, launched_run, golden_hardware):
     run, _ = launched_run(
         person("owner@example.org"),
-        join_policy=JoinPolicy(least_memory=10 * 10**9, least_device_memory=16 * 10**9),
+        join_policy=JoinPolicy(min_memory=10 * 10**9, min_device_memory=16 * 10**9),
     )
     answers = read_fits(Client(), run)
     assert (

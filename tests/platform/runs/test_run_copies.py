@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 def test_copy_of_a_launched_run_is_an_editable_draft(person, launched_run, signed_in):
     run, _ = launched_run(
-        person("owner@example.org"), join_policy=JoinPolicy(least_memory=10**9, notes="hello")
+        person("owner@example.org"), join_policy=JoinPolicy(min_memory=10**9, notes="hello")
     )
     client, bob = signed_in("bob@example.org")
     answer = client.post(f"/runs/{run.slug}/clone/")

@@ -154,7 +154,7 @@ def test_joined_machine_stays_when_the_join_policy_changes(person, launched_run,
 def test_join_of_too_small_machine_is_refused_with_the_minimum(
     person, launched_run, volunteer, golden_hardware
 ):
-    policy = JoinPolicy(least_memory=16 * 10**9, least_device_memory=24 * 10**9)
+    policy = JoinPolicy(min_memory=16 * 10**9, min_device_memory=24 * 10**9)
     run, _ = launched_run(person("owner@example.org"), join_policy=policy)
     bob = volunteer(person("bob@example.org"), 2)
     assert "asks for 16.0 GB of memory; this machine has 0.0 GB" in error_text(join(bob, run))
@@ -169,10 +169,10 @@ def test_join_of_too_small_machine_is_refused_with_the_minimum(
 @pytest.mark.parametrize(
     ("typed", "field"),
     [
-        ({"least_memory": "lots"}, "least_memory"),
-        ({"least_memory": "-1"}, "least_memory"),
-        ({"least_memory": "nan"}, "least_memory"),
-        ({"least_device_memory": "1e300"}, "least_device_memory"),
+        ({"min_memory": "lots"}, "min_memory"),
+        ({"min_memory": "-1"}, "min_memory"),
+        ({"min_memory": "nan"}, "min_memory"),
+        ({"min_device_memory": "1e300"}, "min_device_memory"),
         ({"access": "nobody"}, "access"),
         ({"notes": "x" * 20_001}, "notes"),
     ],
@@ -180,7 +180,7 @@ def test_join_of_too_small_machine_is_refused_with_the_minimum(
 def test_invalid_terms_are_refused_at_their_field(signed_in, draft, typed, field):
     client, ada = signed_in()
     run = draft(ada)
-    valid = {"access": "anyone", "least_memory": "8", "notes": "**hello**"}
+    valid = {"access": "anyone", "min_memory": "8", "notes": "**hello**"}
     for path, other_fields in (
         (f"/runs/{run.slug}/terms/", {}),
         ("/runs/new/", {"name": "New", "preset": "gpt-nano"}),
@@ -188,7 +188,7 @@ def test_invalid_terms_are_refused_at_their_field(signed_in, draft, typed, field
         response = client.post(path, {**valid, **other_fields, **typed})
         assert response.status_code == 422, path
         assert field_error(response.content.decode(), field), path
-    assert Run.objects.count() == 1 and run.least_memory == 0
+    assert Run.objects.count() == 1 and run.min_memory == 0
     assert client.post(f"/runs/{run.slug}/terms/", valid).status_code == 302
     run.refresh_from_db()
     assert run.join_policy == JoinPolicy("anyone", 8 * 10**9, 0, "**hello**")
@@ -284,7 +284,7 @@ def test_run_create_with_invalid_terms_raises_all_problems(person):
     policy = JoinPolicy("nobody", -1, 1 << 60, "x" * 30_000)
     with pytest.raises(SpecError) as raised:
         Run.create(person(), NewRun("x", spec_from_fields({}), join_policy=policy))
-    assert set(raised.value.problems) == {"access", "least_memory", "least_device_memory", "notes"}
+    assert set(raised.value.problems) == {"access", "min_memory", "min_device_memory", "notes"}
     assert json.dumps(raised.value.problems)
 
 

@@ -98,8 +98,8 @@ class TermsOptions:
     """The terms on which machines may join a run."""
 
     access: Annotated[str, typer.Option(help="Who may join: anyone or invitation.")] = ""
-    least_memory: Annotated[str, typer.Option(help="Minimum RAM, e.g. 8GB.")] = ""
-    least_device_memory: Annotated[str, typer.Option(help="Minimum GPU memory, e.g. 8GB.")] = ""
+    min_memory: Annotated[str, typer.Option(help="Minimum RAM, e.g. 8GB.")] = ""
+    min_device_memory: Annotated[str, typer.Option(help="Minimum GPU memory, e.g. 8GB.")] = ""
     notes: Annotated[Path | None, typer.Option(help="A file of notes in Markdown.")] = None
 
     def to_request(self) -> dict[str, Any]:
@@ -107,10 +107,10 @@ class TermsOptions:
         terms: dict[str, Any] = {}
         if self.access:
             terms["access"] = self.access
-        if self.least_memory:
-            terms["least_memory"] = parse_bytes(self.least_memory)
-        if self.least_device_memory:
-            terms["least_device_memory"] = parse_bytes(self.least_device_memory)
+        if self.min_memory:
+            terms["min_memory"] = parse_bytes(self.min_memory)
+        if self.min_device_memory:
+            terms["min_device_memory"] = parse_bytes(self.min_device_memory)
         if self.notes:
             terms["notes"] = self.notes.read_text("utf-8")
         return terms

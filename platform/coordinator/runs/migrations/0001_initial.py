@@ -96,13 +96,13 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
-                    "least_memory",
+                    "min_memory",
                     models.BigIntegerField(
                         default=0, help_text="Bytes; 0 for any.", verbose_name="minimum RAM"
                     ),
                 ),
                 (
-                    "least_device_memory",
+                    "min_device_memory",
                     models.BigIntegerField(
                         default=0, help_text="Bytes; 0 for any.", verbose_name="minimum GPU memory"
                     ),

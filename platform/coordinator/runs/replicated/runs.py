@@ -60,8 +60,8 @@ class RunJoinPolicyChanged(Message):
 
     version: int = Field(ge=0, lt=1 << 31)
     access: Literal["anyone", "invitation", "team"] = "anyone"
-    least_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
-    least_device_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
+    min_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
+    min_device_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
     team: Id | None = None
 
 
@@ -283,8 +283,8 @@ def _columns(state: State, content: dict[str, Any], missing: list[str]) -> dict[
         "extra_tokens": state["extra"],
         "parent_id": _existing_or_none(missing, "run", Run, state["parent"]),
         "access": policy["access"],
-        "least_memory": policy["least_memory"],
-        "least_device_memory": policy["least_device_memory"],
+        "min_memory": policy["min_memory"],
+        "min_device_memory": policy["min_device_memory"],
         "team_id": _existing_or_none(missing, "team", Team, team),
     }
     for name in ("created", "started", "finished", "archived"):
