@@ -24,6 +24,8 @@ from coordinator.demo.processes import ProcessGroup
 ROOT_KEY = "root.key"  # of the mirror list; a real one never lies on a site's disk
 LIST_SECONDS = 180 * 86_400.0  # until a list expires
 CREDIT_SECONDS = "10"  # between two events about credit and checkpoints
+# Longer than the 60 s that pg_ctl gives Postgres: a killed server process leaves Postgres running.
+SERVERS_STOP_SECONDS = 75.0
 # Names of a mirror's processes.
 SITE = "site"
 CELERY = "celery"
@@ -144,7 +146,7 @@ class DemoMirror:
     def stop(self) -> None:
         """Stop its processes, the servers last."""
         self.processes.stop(*[name for name in self.processes.children if name != SERVERS])
-        self.processes.stop()
+        self.processes.stop(seconds=SERVERS_STOP_SECONDS)
 
     @property
     def is_running(self) -> bool:

@@ -86,8 +86,13 @@ class ProcessGroup:
             (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-lines:]
         )
 
-    def stop(self, *names: str) -> None:
-        """Ask these processes (or all, newest first) to end, wait, and kill those that have not."""
+    def stop(self, *names: str, seconds: float = STOP_SECONDS) -> None:
+        """Ask these processes (or all, newest first) to end, wait, and kill those that have not.
+
+        Args:
+            names: The processes; none for all.
+            seconds: How long to wait for each before it is killed.
+        """
         stopping = [
             self.children.pop(name)
             for name in (names or reversed(list(self.children)))
@@ -98,7 +103,7 @@ class ProcessGroup:
                 child.send_signal(signal.SIGTERM)
         for child in stopping:
             try:
-                child.wait(STOP_SECONDS)
+                child.wait(seconds)
             except subprocess.TimeoutExpired:
                 _kill_all(child)
             _kill_orphans(child)

@@ -140,7 +140,7 @@ def test_machine_list_query_count_is_independent_of_machines(
         volunteer(run.owner, seed).join(run)
     page = signed_in_as(run.owner)
     with django_assert_max_num_queries(8):
-        assert page.get("/machines/").content.count(b"machine-item") == 11
+        assert page.get("/machines/").content.count(b"item is-machine") == 11
 
 
 def test_renamed_machine_keeps_its_name_when_it_enrols_again(person, volunteer, signed_in_as):
