@@ -117,6 +117,7 @@ def whole_loss(final: gpt2.Weights, embedding: gpt2.Weights, x: Tensor, targets:
 def sliced_loss(final: gpt2.Weights, embedding: gpt2.Weights, x: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss without ever holding all logits."""
     rows = gpt2.norm(final, "norm", x).flatten(0, 1)
+    # torch types the result of an autograd function's apply as optional.
     return SlicedCrossEntropy.apply(rows, embedding["token"], targets.flatten())  # type: ignore
 
 

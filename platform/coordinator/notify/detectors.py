@@ -80,6 +80,7 @@ def detect_stalled(now: datetime, since: datetime) -> Iterator[NotificationDraft
     silent = runs.filter(last_report__lt=now - STALLED_AFTER, last_report__gt=now - LOOK_BACK)
     for run in silent.select_related("owner"):
         if not Membership.everywhere.alive().filter(run=run).exists():
+            # The stubs do not know annotations of a query.
             last_report: datetime = run.last_report  # pyright: ignore[reportAttributeAccessIssue]
             yield draft_for_run(
                 run,
@@ -108,6 +109,7 @@ def detect_quiet(now: datetime, since: datetime) -> Iterator[NotificationDraft]:
     )
     minutes = QUIET_AFTER.seconds // 60
     for machine in machines:
+        # The stubs do not know annotations of a query.
         last_report: datetime = machine.last_report  # pyright: ignore[reportAttributeAccessIssue]
         yield NotificationDraft(
             person=machine.owner,
