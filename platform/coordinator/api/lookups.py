@@ -17,24 +17,24 @@ from coordinator.tokens.models import Token
 PAGE = 50
 
 
-def authenticated(request: HttpRequest) -> Any:
+def get_credential(request: HttpRequest) -> Any:
     """Return what Ninja's authenticator returned: a machine, a token or a mirror's key."""
     return cast(Any, request).auth
 
 
 def requesting_machine(request: HttpRequest) -> Machine:
     """Return the machine that signed the request."""
-    return authenticated(request)
+    return get_credential(request)
 
 
 def requesting_user(request: HttpRequest) -> User:
     """Return the owner of the request's token."""
-    return authenticated(request).user
+    return get_credential(request).user
 
 
 def visible_runs(request: HttpRequest) -> Any:
     """Return a queryset of the runs that the machine or the token's owner may see."""
-    credential = authenticated(request)
+    credential = get_credential(request)
     if isinstance(credential, Token):
         return Run.objects.visible_to(credential.user)
     return Run.objects.visible_to_machine(credential)
@@ -48,7 +48,7 @@ def get_visible_run(request: HttpRequest, name: str) -> Run:
     """
     run = visible_runs(request).find(name)
     if run is None:
-        who = "you" if isinstance(authenticated(request), Token) else "this machine"
+        who = "you" if isinstance(get_credential(request), Token) else "this machine"
         raise ApiError(404, f"there is no run '{name[:60]}' here that {who} may see")
     return run
 

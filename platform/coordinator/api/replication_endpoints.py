@@ -10,7 +10,7 @@ from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorLists
 from coordinator.api.authentication import ApiError, authenticate_mirror, enforce_rate_limit
 from coordinator.api.errors import responses
-from coordinator.api.lookups import authenticated
+from coordinator.api.lookups import get_credential
 from coordinator.eventlog import truncate
 from coordinator.eventlog.writer import read_events
 from coordinator.lib import site_identity
@@ -44,7 +44,7 @@ def get_mirror_list(request: HttpRequest, after: Number = 0) -> MirrorLists:
 @router.get("/mirrors/heads", response=responses(Signed), auth=authenticate_mirror)
 def get_log_heads(request: HttpRequest) -> Signed:
     """Get the last event number of every log, signed for the requesting mirror."""
-    return site_identity.identity().sign("heads", pull.local_heads(authenticated(request)))
+    return site_identity.identity().sign("heads", pull.local_heads(get_credential(request)))
 
 
 @router.get(
@@ -100,7 +100,7 @@ def get_private_data(
 @router.post("/mirrors/news", response=responses(SignedTelemetryPage), auth=authenticate_mirror)
 def get_telemetry(request: HttpRequest, wanted: TelemetryRequest) -> SignedTelemetryPage:
     """Get changes of the machines that report to this mirror, signed for the requesting mirror."""
-    return export.build_signed_page(wanted, authenticated(request))
+    return export.build_signed_page(wanted, get_credential(request))
 
 
 @router.post(
@@ -113,7 +113,7 @@ def post_change_notice(
 ) -> protocol.Acknowledgement:
     """Announce that the mirror that signed this has new events."""
     enforce_rate_limit(request, "nudges", 600, 60)
-    tasks.schedule_pull(authenticated(request))
+    tasks.schedule_pull(get_credential(request))
     return protocol.Acknowledgement()
 
 

@@ -16,7 +16,7 @@ from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, machine_or_token_auth, token_auth
 from coordinator.api.errors import responses
 from coordinator.api.lookups import (
-    authenticated,
+    get_credential,
     get_owned_run,
     get_visible_run,
     paginate,
@@ -75,7 +75,7 @@ router = Router(tags=["Runs"])
 @router.get("/me", response=responses(schemas.Me), auth=token_auth(""), tags=["Account"])
 def get_me(request: HttpRequest) -> schemas.Me:
     """Get the owner and the scopes of your token."""
-    token = authenticated(request)
+    token = get_credential(request)
     return schemas.Me(
         id=token.user.pk,
         name=token.user.shown_name,

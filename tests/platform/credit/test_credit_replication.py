@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from coordinator.credit import attestations, tasks
 from coordinator.credit.models import Credit
-from coordinator.credit.replicated.credits import UnpublishedRange, remaining
+from coordinator.credit.replicated.credits import UnpublishedRange, count_unpublished_tokens
 from coordinator.eventlog import ingest, projection
 from coordinator.eventlog.models import LogEvent
 from coordinator.eventlog.truncate import truncate_log
@@ -43,7 +43,7 @@ def test_remaining_counts_only_updates_beyond_the_published_range(
         UnpublishedRange(first + 1, last, tokens_up_to(last) - tokens_up_to(first))
         for first, last in zip([published, *ends], ends, strict=False)
     ]
-    remaining_tokens = remaining(
+    remaining_tokens = count_unpublished_tokens(
         ranges,
         max(published, published_elsewhere),
         tokens_up_to(max(published, published_elsewhere)) - tokens_up_to(published),

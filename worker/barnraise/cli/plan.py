@@ -88,8 +88,14 @@ def plan(
         return
     heading = f"[bold]{model}[/] on {escape(hardware.name)}, {format_parameters(shape.parameters)}"
     out.print(heading, "", sep="\n")
-    out.print(render.figures(training_plan), "", render.where_table(training_plan), "", sep="\n")
-    timeline = render.timeline(training_plan, hardware, out.width)
+    out.print(
+        render.build_figures_table(training_plan),
+        "",
+        render.build_state_table(training_plan),
+        "",
+        sep="\n",
+    )
+    timeline = render.draw_timeline(training_plan, hardware, out.width)
     out.print(*timeline, sep="\n", no_wrap=True, crop=True)
     if note:
         out.print(f"\n[yellow]{note}[/]")
@@ -138,11 +144,11 @@ def _extend_to_limits(hardware: Hardware, limits: Limits) -> Hardware:
 
 def _plan_fields(training_plan: Plan, note: str) -> dict[str, object]:
     """Return the plan with the derived figures that `--json` prints."""
-    tokens = render.tokens(training_plan)
+    tokens = render.count_tokens(training_plan)
     return dataclasses.asdict(training_plan) | {
         "tokens": tokens,
         "tokens_per_second": tokens / training_plan.step_seconds,
-        "state_bytes": render.state_bytes(training_plan),
-        "sentence": render.sentence(training_plan),
+        "state_bytes": render.sum_state_bytes(training_plan),
+        "sentence": render.describe_plan(training_plan),
         "assumed": note,
     }

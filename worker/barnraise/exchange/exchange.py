@@ -33,7 +33,7 @@ from barnraise.exchange.handlers.snapshot_client import (
 from barnraise.exchange.handlers.update_queue import ReceivedUpdate, UpdateQueue
 from barnraise.exchange.ledger.anchor import Anchor, Retracted
 from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
-from barnraise.exchange.ledger.diff import anchor_entry, retractions
+from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.transport import Transport
@@ -161,7 +161,7 @@ class Exchange:
             self._queue.wrap(anchor_entry(update, ledger.verdicts))
             for _, update in ledger.updates_since(vector)
         ]
-        changes = retractions(ledger, vector, retracted or {})
+        changes = anchor_retractions(ledger, vector, retracted or {})
         self.thread.run(self.server.start_updates(changes), None)
 
     def stop(self) -> None:

@@ -42,20 +42,20 @@ LEGEND = "▓ forward ▒ backward h head e embedding █ update ■ moving byte
 HALF = 0.5  # a column that is busy for more than this part of its time shows its mark
 
 
-def tokens(plan: Plan) -> int:
+def count_tokens(plan: Plan) -> int:
     """Count the tokens of one step."""
     return plan.micro_batches * plan.sequences * plan.model.context
 
 
-def in_memory(plan: Plan) -> int:
+def count_blocks_in_memory(plan: Plan) -> int:
     """Count the blocks whose training state stays in memory or on the device."""
     return sum("disk" not in (plan.weights[i], plan.moments[i]) for i in plan.blocks)
 
 
-def sentence(plan: Plan) -> str:
+def describe_plan(plan: Plan) -> str:
     """Describe the plan in one sentence of at most 300 characters."""
     layers = plan.model.layers
-    resident = in_memory(plan)
+    resident = count_blocks_in_memory(plan)
     groups = len(plan.forward_groups)
     where = "on the GPU, fed from memory" if plan.device == "cuda" else "on the CPU"
     if not plan.on_disk:
@@ -72,7 +72,7 @@ def sentence(plan: Plan) -> str:
     return f"{layers} layers {where}, {passes}; {state}; limited by {plan.bottleneck}."
 
 
-def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
+def build_plan_view(plan: Plan, hardware: Hardware) -> PlanView:
     """Build the description of the plan that the worker reports to the coordinator."""
     return PlanView(
         device="".join(c for c in hardware.name if c.isprintable())[:80],
@@ -83,20 +83,20 @@ def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
         micro_batches=plan.micro_batches,
         micro_tokens=plan.sequences * plan.model.context,
         layers=plan.model.layers,
-        resident=in_memory(plan),
+        resident=count_blocks_in_memory(plan),
         clipping=cast(Any, plan.clipping),  # pydantic verifies both words
         crash_safety=cast(Any, plan.crash_safety),
         binding=plan.bottleneck[:40],
         predicted_seconds=plan.step_seconds,
         disk_written_per_day=plan.written_per_day,
-        sentence=sentence(plan)[:300],
+        sentence=describe_plan(plan)[:300],
     )
 
 
 # ---- tables ----
 
 
-def state_bytes(plan: Plan) -> dict[str, dict[str, int]]:
+def sum_state_bytes(plan: Plan) -> dict[str, dict[str, int]]:
     """Map kind of state → tier → bytes there, with each record counted once."""
     sizes: dict[str, dict[str, int]] = {}
     for kind in STATE_KINDS:
@@ -109,7 +109,7 @@ def state_bytes(plan: Plan) -> dict[str, dict[str, int]]:
     return sizes
 
 
-def where_table(plan: Plan) -> Table:
+def build_state_table(plan: Plan) -> Table:
     """Build the table of the bytes of each kind of state in each tier."""
     shown = [tier for tier in TIERS if tier != "device" or plan.staged]
     heads = {**TIERS, "device": "GPU" if plan.device == "cuda" else "compute"}
@@ -117,7 +117,7 @@ def where_table(plan: Plan) -> Table:
     table.add_column("", min_width=14)
     for tier in shown:
         table.add_column(heads[tier], justify="right", min_width=10)
-    rows = state_bytes(plan)
+    rows = sum_state_bytes(plan)
     for kind, row in rows.items():
         table.add_row(kind, *(format_bytes(row[tier]) if row[tier] else "·" for tier in shown))
     whole = {"device": plan.device_bytes, "host": plan.host_bytes, "disk": plan.disk_bytes}
@@ -132,11 +132,11 @@ def where_table(plan: Plan) -> Table:
     return table
 
 
-def figures(plan: Plan) -> Table:
+def build_figures_table(plan: Plan) -> Table:
     """Build the table of how the plan trains, and how fast."""
     groups = len(plan.forward_groups)
     model = plan.model
-    tokens_per_second = tokens(plan) / plan.step_seconds
+    tokens_per_second = count_tokens(plan) / plan.step_seconds
     largest = max(len(group) for group in plan.forward_groups)
     if largest == 1:
         layers = f"{model.layers}, one at a time"
@@ -168,7 +168,7 @@ def figures(plan: Plan) -> Table:
         ("crash safety", SAFETY[plan.crash_safety]),
         (
             "one step",
-            f"{format_seconds(plan.step_seconds)} for {tokens(plan):,} tokens: "
+            f"{format_seconds(plan.step_seconds)} for {count_tokens(plan):,} tokens: "
             f"{tokens_per_second:,.0f} tokens/s",
         ),
         ("limited by", plan.bottleneck),
@@ -181,7 +181,7 @@ def figures(plan: Plan) -> Table:
 # ---- timeline ----
 
 
-def timeline(plan: Plan, hardware: Hardware, width: int = 80) -> list[Text]:
+def draw_timeline(plan: Plan, hardware: Hardware, width: int = 80) -> list[Text]:
     """Draw one line for each lane that is used in a step, a ruler and a legend.
 
     A column shows the mark of the operation that fills most of it.

@@ -34,7 +34,7 @@ from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.plan import Plan
-from barnraise.planning.render import plan_view
+from barnraise.planning.render import build_plan_view
 from barnraise.planning.search import make_plan
 from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.swap.engine import WARMUP_STEPS, Engine
@@ -135,7 +135,7 @@ class Worker:
             self.exchange.set_uplink_limit(self.limits.uplink)
         self.anchor = Anchor([], self.ledger.last_updates())  # empty until `initialise_state`
         self.metrics = TrainingMetrics(self.key)
-        self.metrics.plan = plan_view(self.plan, hardware)
+        self.metrics.plan = build_plan_view(self.plan, hardware)
         self.status_publisher = StatusPublisher(
             joined, self.plan, self.metrics, self.reporter, self.exchange, self.ledger
         )

@@ -110,7 +110,7 @@ def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> Non
         days, reach
     )  # day → up to which update nothing is left to publish
     unpublished = _unpublished_ranges(locked)
-    rest = remaining(unpublished, reach, covered)
+    rest = count_unpublished_tokens(unpublished, reach, covered)
     for row, range_, tokens in zip(locked, unpublished, rest, strict=True):
         own = Credit.objects.filter(pk=row.pk)
         day = row.day.isoformat()
@@ -171,7 +171,9 @@ def _unpublished_ranges(rows: Sequence[Credit]) -> list[UnpublishedRange]:
     return ranges
 
 
-def remaining(ranges: Sequence[UnpublishedRange], reach: int, covered: int) -> list[int]:
+def count_unpublished_tokens(
+    ranges: Sequence[UnpublishedRange], reach: int, covered: int
+) -> list[int]:
     """Return, of each range, the tokens of updates that are still unpublished.
 
     Args:

@@ -18,7 +18,7 @@ from barnraise.exchange.gossip.verdict_sync import (
 )
 from barnraise.exchange.ledger import verdicts as verdicts_module
 from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.diff import anchor_entry, retractions, updates_between
+from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions, updates_between
 from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, VerdictSet, verify_proof
@@ -262,7 +262,7 @@ some_verdicts = st.lists(
 
 def bring_up_to_date(anchor: Anchor, ledger: Ledger) -> None:
     """Apply to the anchor what the exchange delivers to its training loop at a start."""
-    for retraction in retractions(ledger, anchor.vector, anchor.retracted):
+    for retraction in anchor_retractions(ledger, anchor.vector, anchor.retracted):
         anchor.record(retraction)
     for _, update in ledger.updates_since(anchor.vector):
         anchor.record(anchor_entry(update, ledger.verdicts))

@@ -23,7 +23,7 @@ def anchor_entry(update: Update, verdicts: VerdictSet) -> Update | Retraction:
     return Retraction(update, 0, True, tokens=tokens)
 
 
-def retractions(
+def anchor_retractions(
     ledger: Ledger, vector: Mapping[str, int], retracted: Retracted
 ) -> list[Retraction]:
     """Return what the ledger's verdicts take out of an anchor, each author's last update first.

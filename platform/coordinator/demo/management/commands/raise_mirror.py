@@ -42,7 +42,7 @@ class Command(BaseCommand):
             call_command("mirror_list", "publish", str(list_file), first=True)
             return
         deadline = time.monotonic() + ANSWER_SECONDS
-        while not answers(join):
+        while not is_reachable(join):
             if time.monotonic() > deadline:
                 raise CommandError(f"{join} did not answer in {ANSWER_SECONDS:.0f} seconds")
             time.sleep(0.2)
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         )
 
 
-def answers(url: str) -> bool:
+def is_reachable(url: str) -> bool:
     """Return whether a site answers at this address."""
     try:
         return httpx.get(f"{url}/api/v1/mirror", timeout=2).status_code == 200
