@@ -140,6 +140,8 @@ ROUTES_WITHOUT_A_PAGE = {
     "webhook_types",
     "worker_curves",
 }
+# The admin's pages are alike: `make test` looks at one of each kind, `make test-all` at all.
+ADMIN_SAMPLE = {"admin", "admin-runs", "admin-run", "admin-person", "admin-verdicts", "admin-audit"}
 THIRD_PARTY_ADMIN = "django_celery_beat"  # only the list that the staff need has a screenshot
 
 
@@ -205,7 +207,13 @@ def test_signed_in_page_passes_the_check(names, signed_in, name):
     check_page(signed_in, name)
 
 
-@pytest.mark.parametrize("name", ADMIN_PAGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ADMIN_SAMPLE else pytest.param(name, marks=pytest.mark.slow)
+        for name in ADMIN_PAGES
+    ],
+)
 def test_admin_page_passes_the_check(names, signed_in, name):
     assert signed_in.goto(ADMIN_PAGES[name].format(**names)).status == 200
     check_page(signed_in, name, not_ours=UPSTREAM, renew=True)

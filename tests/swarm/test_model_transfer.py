@@ -36,7 +36,7 @@ def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
     assert fetched.wait(200) == 0, site.log("fetch-guest")
     assert anchor in site.log("fetch-guest") and (model / "config.json").exists()
     wrong = site.barnraise("guest", "fetch", run, str(model), "--digest", "0" * 64)
-    assert wrong.wait(200) == 1 and "you asked for" in site.log("fetch-guest")
+    assert wrong.wait(200) == 1 and "you requested" in site.log("fetch-guest")
     served.send_signal(signal.SIGINT)
     assert served.wait(60) == 0, site.log("serve-keeper")
 

@@ -364,7 +364,14 @@ def undisturbed_digest(steps: int) -> str:
     return state_digest(engine)
 
 
-@pytest.mark.parametrize("more", [{}, {"weights": ("host",) * 4}, {"staged": True}], ids=str)
+PLACES = (
+    {},
+    pytest.param({"weights": ("host",) * 4}, marks=pytest.mark.slow),
+    pytest.param({"staged": True}, marks=pytest.mark.slow),
+)
+
+
+@pytest.mark.parametrize("more", PLACES, ids=str)
 def test_exact_run_killed_repeatedly_has_the_undisturbed_bits(more, tmp_path):
     dice, reached = random.Random(5), 0
     for _ in range(examples(2, exhaustive=3)):

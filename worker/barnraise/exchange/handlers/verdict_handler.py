@@ -21,7 +21,7 @@ from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.handlers.context import HandlerContext
 from barnraise.exchange.handlers.update_queue import UpdateQueue
 from barnraise.exchange.ledger.anchor import Retraction
-from barnraise.exchange.ledger.diff import missing_headers, retractions
+from barnraise.exchange.ledger.diff import missing_headers
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, Proof, VerdictSet, verify_proof
 from barnraise.protocol.messages import (
@@ -127,7 +127,7 @@ class VerdictHandler:
             if not missing:
                 self._postponed.pop(key, None)
                 before = await self._run_on_disk(self._ledger.apply_verdicts, verdicts)
-                changes = await self._run_on_disk(retractions, self._ledger, *before)
+                changes = await self._run_on_disk(anchor_retractions, self._ledger, *before)
                 self._publish(verdicts, changes)
         if missing and request_missing and len(self._postponed) < MAX_POSTPONED:
             self._postponed[key] = verdicts
