@@ -21,7 +21,7 @@ from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.handlers.context import HandlerContext
 from barnraise.exchange.handlers.update_queue import UpdateQueue
 from barnraise.exchange.ledger.anchor import Retraction
-from barnraise.exchange.ledger.diff import missing_headers
+from barnraise.exchange.ledger.diff import anchor_retractions, missing_headers
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, Proof, VerdictSet, verify_proof
 from barnraise.protocol.messages import (
