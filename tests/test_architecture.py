@@ -219,7 +219,7 @@ def test_no_class_name_is_defined_twice():
 
 
 def test_comments_and_docstrings_are_whole_sentences_in_plain_words():
-    """No comment continues another one with "…", and none uses the words of STYLE §2.4."""
+    """No comment continues another one with "…", and none uses the words of `DIALECT`."""
     findings = []
     for path in python_files("worker", "platform", "benchmarks", "tests"):
         source = path.read_text()
@@ -236,6 +236,24 @@ def test_comments_and_docstrings_are_whole_sentences_in_plain_words():
                 line_number = getattr(node, "lineno", 1)
                 findings.append(f"{path.relative_to(ROOT)}:{line_number} docstring: {match[0]}")
     findings = [finding for finding in findings if "test_architecture.py" not in finding]
+    assert not findings, "\n".join(findings)
+
+
+def test_messages_pages_and_documents_use_plain_words():
+    """Neither a string of the program nor a page, style sheet or document uses those words."""
+    findings = []
+    for path in python_files("worker", "platform"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and (match := DIALECT.search(text)):
+                findings.append(f"{path.relative_to(ROOT)}:{node.lineno} {match[0]}")
+    texts = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+    for folder in ("src", "templates"):
+        texts += [path for path in (ROOT / "frontend" / folder).rglob("*") if path.is_file()]
+    for path in texts:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if match := DIALECT.search(line):
+                findings.append(f"{path.relative_to(ROOT)}:{number} {match[0]}")
     assert not findings, "\n".join(findings)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.example_hardware import cpu_machine
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.network.memory_transport import MemoryNetwork
-from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
 from barnraise.protocol.enums import Role, RunStatus
@@ -31,14 +31,11 @@ from barnraise.training.train import Worker
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 UNREACHABLE = "http://127.0.0.1:9"  # the discard port, which refuses connections at once
 MIRROR = Identity(b"m" * 32)
-MACHINE = Hardware(  # fixed figures, so that plans do not depend on this machine
-    device="cpu",
+# fixed figures, so that plans do not depend on this machine
+MACHINE = cpu_machine(
     name="a test's machine",
     cores=1,
-    memory=8 << 30,
-    device_memory=0,
     disk=8 << 30,
-    dtype="float32",
     matmul=((128, 2e10),),
     attention=1e10,
     elementwise=5e9,

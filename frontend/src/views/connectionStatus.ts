@@ -1,5 +1,5 @@
 // The status of the connection: whether the page is live, and which mirror it uses. While the
-// page's own mirror does not answer, links to this page at other mirrors stand beside the status.
+// page's own mirror does not answer, links to this page at other mirrors are shown next to the status.
 
 import { requireElement } from "../dom";
 import type { Mirror } from "../failover";

@@ -1,4 +1,4 @@
-// How one machine trains: the step that its plan predicts beside the measured one, and the row that
+// How one machine trains: the step that its plan predicts next to the measured one, and the row that
 // shows the whole plan.
 
 import { cloneTemplate, requireElement, setText } from "../dom";

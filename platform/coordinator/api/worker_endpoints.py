@@ -100,7 +100,7 @@ def join_run(
     run = get_visible_run(request, name)
     machine = requesting_machine(request)
     if run.state is enums.RunStatus.CANCELLED:  # a finished run is joined to download its weights
-        raise ApiError(409, f"the run {run.name} is {run.status}; nobody can join it any more")
+        raise ApiError(409, f"the run {run.name} is {run.status}, so nobody can join it")
     if sentence := join_refusal(run, machine, asked.hardware):
         Notification.create_once(draft_refusal(machine, run, sentence))
         raise ApiError(403, sentence)
@@ -143,9 +143,7 @@ def post_manifest(
     if not is_accepted and (run.manifest or {}).get("body") != signed.body:
         if run.manifest is None and run.state is enums.RunStatus.DRAFT:
             raise ApiError(409, f"the run {run.name} was edited meanwhile; prepare its text again")
-        raise ApiError(
-            409, f"the run {run.name} has its text already; it cannot be changed any more"
-        )
+        raise ApiError(409, f"the run {run.name} has its text already, which cannot be changed")
     advance_run(run)
     return run.to_message()
 

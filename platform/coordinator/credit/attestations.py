@@ -1,10 +1,10 @@
 """Turn attestations into credit: tokens of updates that another person's machine applied.
 
 Nobody confirms their own work. A machine's report brings the signed headers of authors whose
-updates it holds, each with its own signature that it holds them. What is new in a header extends
-the author's range of that day, which keeps the last of both signatures. The site counts no more
-tokens than the author itself has reported (or, where the site is one of several mirrors, has
-signed), and no more for each update than the run's spec allows.
+updates it has, each with its own signature for that. A header that covers later updates extends
+the author's range of that day, which stores the last of both signatures. The tokens that the site
+counts are at most those that the author itself has reported (or, where the site is one of several
+mirrors, has signed), and at most what the run's spec allows for each update.
 """
 
 import json

@@ -56,7 +56,7 @@ class ResilientScheduler(DatabaseScheduler):
         self._clock_offset = time.time() - uptime()
         if before is not None and abs(self._clock_offset - before) > MIN_CLOCK_JUMP:
             log.warning(
-                "the clock was set by %+.0f s: periodic tasks are scheduled anew",
+                "the clock was set by %+.0f s: periodic tasks are rescheduled",
                 self._clock_offset - before,
             )
             self._heap = None

@@ -5,29 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.example_hardware import cpu_machine
 from typer.testing import CliRunner
 
 from barnraise.cli import main, plan
 from barnraise.errors import PlanError, SpecError, StateError
-from barnraise.planning.hardware import Hardware
 
-HARDWARE = Hardware(
-    device="cpu",
+HARDWARE = cpu_machine(
     name="a [small] machine",
-    cores=2,
-    memory=8 << 30,
-    device_memory=0,
-    disk=100 << 30,
-    dtype="float32",
-    matmul=((768, 1e11),),
-    attention=5e10,
-    elementwise=1e10,
-    to_device=1e10,
-    from_device=1e10,
-    stream=2e10,
-    adam=5e8,
     disk_read=2e9,
-    disk_write=1e9,
 )
 SMALL_MACHINE = ("--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB")
 LARGE_MACHINE = (

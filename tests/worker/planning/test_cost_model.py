@@ -5,12 +5,13 @@ import math
 
 import pytest
 import torch
+from helpers.example_hardware import cpu_machine
 from helpers.torch_allocations import allocated_after, peak_allocated
 from torch.utils.flop_counter import FlopCounterMode
 
 from barnraise.models import gpt2 as gpt
 from barnraise.planning import cost_model
-from barnraise.planning.hardware import Hardware, MatmulRates, UpdateRate
+from barnraise.planning.hardware import MatmulRates, UpdateRate
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap import fused_loss
 from barnraise.swap.forward_backward import BlockEnd
@@ -184,23 +185,11 @@ def test_bfloat16_takes_less_memory_than_float32():
 
 # ---- seconds ---------------------------------------------------------------------------------
 
-PLAIN = Hardware(
-    device="cpu",
-    name="a machine",
-    cores=2,
-    memory=8 << 30,
-    device_memory=0,
+PLAIN = cpu_machine(
     disk=1 << 38,
-    dtype="float32",
     matmul=((128, 1e11), (1024, 2e11)),
     attention=1e11,
-    elementwise=1e10,
-    to_device=1e10,
-    from_device=1e10,
-    stream=2e10,
     adam=1e9,
-    disk_read=1e9,
-    disk_write=1e9,
 )
 PARTS = (
     cost_model.block_forward_seconds,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.example_hardware import cpu_machine
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -22,23 +23,17 @@ from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
 
 GB = 10**9
-PC = Hardware(
-    device="cpu",
+PC = cpu_machine(
     name="a PC",
     cores=8,
     memory=32 * GB,
-    device_memory=0,
     disk=500 * GB,
-    dtype="float32",
     matmul=((256, 2e11), (1024, 4e11)),
     attention=1e11,
     elementwise=2e10,
-    to_device=1e10,
-    from_device=1e10,
     stream=3e10,
     adam=1e9,
     disk_read=2e9,
-    disk_write=1e9,
 )
 GPU = replace(
     PC,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.example_hardware import cpu_machine
 from helpers.paths import TESTS, WORKER
 from helpers.plans import (
     bitwise,
@@ -28,7 +29,6 @@ from helpers.plans import (
 )
 
 from barnraise.errors import DamageError, PlanError, StateError
-from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.program import OperationKind
 from barnraise.planning.search import make_plan
@@ -329,22 +329,11 @@ def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, tmp_p
 # ---- memory --------------------------------------------------------------------------------------
 
 
-MACHINE = Hardware(
-    device="cpu",
+MACHINE = cpu_machine(
     name="a PC",
-    cores=2,
     memory=16 << 30,
-    device_memory=0,
     disk=1 << 40,
-    dtype="float32",
     matmul=((512, 1e11),),
-    attention=5e10,
-    elementwise=1e10,
-    to_device=1e10,
-    from_device=1e10,
-    stream=2e10,
-    adam=5e8,
-    disk_read=1e9,
     disk_write=5e8,
 )
 

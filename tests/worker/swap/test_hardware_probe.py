@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.example_hardware import cpu_machine
 from helpers.paths import WORKER
 
 from barnraise.errors import StateError
@@ -41,23 +42,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(probing, "DISK_BYTES", 16 << 20)
 
 
-MEASURED = Hardware(
-    device="cpu",
-    name="a machine",
-    cores=2,
+MEASURED = cpu_machine(
     memory=0,
-    device_memory=0,
     disk=0,
-    dtype="float32",
     matmul=((128, 1e11), (1024, 2e11)),
     attention=1e11,
-    elementwise=1e10,
-    to_device=1e10,
-    from_device=1e10,
-    stream=2e10,
     adam=1e9,
-    disk_read=1e9,
-    disk_write=1e9,
     products=(MatmulRates("float32", ((1, 1.0),), ((1, 0.5),)),),
     updates=(UpdateRate("host", "float32", 8, 3e8),),
 )

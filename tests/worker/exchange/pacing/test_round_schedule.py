@@ -113,7 +113,7 @@ def test_choose_schedule_unknown_uplink_uses_the_recipes_rounds():
     assert choose_schedule(auto, 1000, 1e6, None, 1, MAX_STEPS).steps == 7
     assert choose_schedule(auto, 1000, math.inf, 1.0, 1, MAX_STEPS).scheme == DEFAULT_SCHEME
     assert choose_schedule(auto, 1000, math.inf, None, 1, 3).steps == 3, (
-        "an update may state no more tokens"
+        "the round must not exceed the tokens that an update may contain"
     )
 
 

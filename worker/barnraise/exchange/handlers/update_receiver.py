@@ -380,7 +380,7 @@ class UpdateReceiver:
 
         Every peer that sees the same bytes decides the same.
         """
-        log.error("no more updates of %s (%s) are taken: %s", author[:8], author[-16:], reason)
+        log.error("further updates of %s (%s) are refused: %s", author[:8], author[-16:], reason)
         self._gossip.ban_author(author)
         for seq in self._incomplete_seqs(author):
             self._drop(author, seq)

@@ -194,7 +194,9 @@ class IrohChannel:
             else:
                 data = await self._receive_stream.read(_READ_AHEAD_BYTES)
             if not data:
-                raise ChannelClosedError(self._connection.close_reason() or "it sends no more")
+                raise ChannelClosedError(
+                    self._connection.close_reason() or "the peer ended the channel"
+                )
             self._read_ahead += data
         data = self._read_ahead[:size]
         self._read_ahead = self._read_ahead[size:]

@@ -1,0 +1,30 @@
+"""A machine with given rates, so that plans do not depend on the machine that runs the tests."""
+
+from dataclasses import replace
+from typing import Any
+
+from barnraise.planning.hardware import Hardware
+
+CPU_MACHINE = Hardware(
+    device="cpu",
+    name="a machine",
+    cores=2,
+    memory=8 << 30,
+    device_memory=0,
+    disk=100 << 30,
+    dtype="float32",
+    matmul=((768, 1e11),),
+    attention=5e10,
+    elementwise=1e10,
+    to_device=1e10,
+    from_device=1e10,
+    stream=2e10,
+    adam=5e8,
+    disk_read=1e9,
+    disk_write=1e9,
+)
+
+
+def cpu_machine(**fields: Any) -> Hardware:
+    """Return a machine without a GPU that differs in these fields from `CPU_MACHINE`."""
+    return replace(CPU_MACHINE, **fields)
