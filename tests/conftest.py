@@ -28,10 +28,25 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "coordinator.settings"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()
 
-# Suites whose tests start servers, browsers or swarms of workers: not part of `make test-fast`.
-INTEGRATION_FOLDERS = {"browser", "swarm"}
-# Fixtures that start a whole site in processes of its own.
-INTEGRATION_FIXTURES = {"site", "live_server", "sites", "pair"}
+# Tests that start servers, browsers, command lines or networks of machines, that train models for
+# many steps, or that visit every page: not part of `make test-fast`.
+INTEGRATION_FOLDERS = {"browser", "swarm", "cli", "demo"}
+INTEGRATION_MODULES = {
+    "test_bandwidth",
+    "test_bitwise",
+    "test_celery",
+    "test_embedded_servers",
+    "test_faults",
+    "test_memory_model",
+    "test_permissions",
+    "test_queries",
+    "test_retention",
+    "test_scale",
+    "test_state_store",
+    "test_transport",
+}
+# Fixtures that start a whole site, or several machines of a run.
+INTEGRATION_FIXTURES = {"site", "live_server", "sites", "pair", "world"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,19 +62,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark integration tests, and keep tests that share one live site in one xdist worker.
+    """Mark integration tests, and keep tests that share a live site or a text in one xdist worker.
 
     The pages have a live site of their own, because they take as long as all others together.
     """
     for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        folders = item.path.relative_to(Path(__file__).parent).parts[:-1]
         fixtures = set(getattr(item, "fixturenames", ()))
-        if folder in INTEGRATION_FOLDERS or fixtures & INTEGRATION_FIXTURES:
+        if (
+            INTEGRATION_FOLDERS.intersection(folders)
+            or item.path.stem in INTEGRATION_MODULES
+            or INTEGRATION_FIXTURES & fixtures
+        ):
             item.add_marker(pytest.mark.integration)
         if item.path.name == "test_every_page.py":
             item.add_marker(pytest.mark.xdist_group("pages"))
         elif "sites" in fixtures:
             item.add_marker(pytest.mark.xdist_group(f"sites of {item.path.stem}"))
+        elif "stdlib" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("prepared text"))
         elif "site" in fixtures:
             item.add_marker(pytest.mark.xdist_group("site"))
 

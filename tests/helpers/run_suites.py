@@ -1,14 +1,15 @@
 """Run one tier of tests and print the seconds of each suite.
 
 Usage: `python tests/helpers/run_suites.py TIER`. TIER is one of `fast` (unit and contract tests),
-`default` (everything but `slow`) and `all`. The static checks run side by side, then all Python
-tests share the processor's cores.
+`default` (everything but `slow`) and `all`. The static checks run at the same time as the
+Python tests, which share the processor's cores.
 """
 
 import argparse
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -26,22 +27,41 @@ MARKERS = {"fast": "not slow and not integration", "default": "not slow", "all":
 PROCESSES_PER_CORE = 2
 
 
-def run_checks() -> dict[str, tuple[float, int]]:
-    """Run all static checks at once; return each one's seconds and exit code."""
-    started = time.monotonic()
-    running = {
-        name: subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+class StaticChecks:
+    """The static checks, which run at the same time as the Python tests."""
+
+    def __init__(self) -> None:
+        """Start all checks."""
+        self.started = time.monotonic()
+        self.results: dict[str, tuple[float, int]] = {}  # name → seconds, exit code
+        self.outputs: dict[str, str] = {}
+        self._threads = [
+            threading.Thread(target=self._run, args=(name, command))
+            for name, command in CHECKS.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, name: str, command: list[str]) -> None:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
-        for name, command in CHECKS.items()
-    }
-    results = {}
-    for name, process in running.items():
-        output, _ = process.communicate()
-        results[name] = (time.monotonic() - started, process.returncode)
-        if process.returncode or name == "frontend":
-            print(output, flush=True)
-    return results
+        self.results[name] = (time.monotonic() - self.started, done.returncode)
+        self.outputs[name] = done.stdout
+
+    def finish(self) -> dict[str, tuple[float, int]]:
+        """Wait for all; print what failed and the frontend's tests; return the results."""
+        for thread in self._threads:
+            thread.join()
+        for name in CHECKS:
+            if self.results[name][1] or name == "frontend":
+                print(self.outputs[name], flush=True)
+        return {name: self.results[name] for name in CHECKS}
 
 
 def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
@@ -65,8 +85,9 @@ def main() -> int:
     parser.add_argument("rest", nargs="*", help="further arguments of pytest")
     arguments = parser.parse_args()
     started = time.monotonic()
-    results = run_checks()
-    results["python tests"] = run_python_tests(arguments.tier, arguments.rest)
+    checks = StaticChecks()
+    python_tests = run_python_tests(arguments.tier, arguments.rest)
+    results = {**checks.finish(), "python tests": python_tests}
     print(f"\n{'suite':14} {'seconds':>8}")
     for name, (seconds, code) in results.items():
         print(f"{name:14} {seconds:8.1f} {'' if code == 0 else 'FAILED'}")

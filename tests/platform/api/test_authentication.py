@@ -299,6 +299,7 @@ def test_api_without_valkey_answers_503_until_it_is_back(
     assert ada.report(run, numbered_report(1)).status_code == 200
 
 
+@pytest.mark.integration
 @pytest.mark.django_db(transaction=True)
 def test_api_without_postgres_answers_503_until_it_is_back(person, volunteer, state):
     from django.db import connection

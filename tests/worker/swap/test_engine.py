@@ -105,6 +105,7 @@ for kind in ("resident", "exact"):
 """
 
 
+@pytest.mark.integration
 def test_engine_same_inputs_give_the_same_bits_in_two_processes(tmp_path):
     roots = [str(WORKER), str(TESTS)]
     program = f"import sys; sys.path[:0] = {json.dumps(roots)}{SAME_BITS}"

@@ -18,12 +18,6 @@ from barnraise.text.sources import read_stdlib
 RUN = "01890000-0000-7000-8000-000000000000"
 
 
-@pytest.fixture(scope="module")
-def stdlib(tmp_path_factory) -> tuple[TextManifest, BlobFolder]:
-    folder = BlobFolder(tmp_path_factory.mktemp("blobs"))
-    return prepare_text(TextSpec(), 1024, RUN, folder.store, list(read_stdlib())), folder
-
-
 def counting_dataset(folder: BlobFolder, *lengths: int) -> TokenDataset:
     """Create shards whose tokens count up from 0, so that a window shows its position."""
     tokens, shards = np.arange(sum(lengths), dtype="<u2"), []

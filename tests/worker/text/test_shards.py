@@ -4,7 +4,6 @@ import pytest
 from helpers.blob_folder import BlobFolder
 
 from barnraise.errors import TextError
-from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import TextSpec
 from barnraise.text.shards import prepare_text, split_documents
 from barnraise.text.sources import read_stdlib
@@ -12,12 +11,7 @@ from barnraise.text.sources import read_stdlib
 RUN = "01890000-0000-7000-8000-000000000000"
 
 
-@pytest.fixture(scope="module")
-def stdlib(tmp_path_factory) -> tuple[TextManifest, BlobFolder]:
-    folder = BlobFolder(tmp_path_factory.mktemp("blobs"))
-    return prepare_text(TextSpec(), 1024, RUN, folder.store, list(read_stdlib())), folder
-
-
+@pytest.mark.integration
 def test_prepare_gives_the_same_manifest_twice(stdlib, tmp_path):
     manifest, _ = stdlib
     store = BlobFolder(tmp_path).store

@@ -211,6 +211,7 @@ for attempt in range(12):  # at random times, in the middle of larger writes
 """
 
 
+@pytest.mark.integration
 def test_kill_9_during_a_save_never_loses_the_newest_whole_slot(tmp_path):
     """Kill a child at each file operation of a save in turn, then at random times."""
     roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]

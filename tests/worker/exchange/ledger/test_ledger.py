@@ -170,6 +170,7 @@ def test_ledger_damaged_or_foreign_file_is_refused_by_name(tmp_path):
         Ledger(tmp_path / "newer")
 
 
+@pytest.mark.integration
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_ledger_flipped_bit_in_file_raises_or_changes_nothing_signed(data):

@@ -1,0 +1,18 @@
+"""The text of Python's standard library, prepared once for all tests of text."""
+
+import pytest
+from helpers.blob_folder import BlobFolder
+
+from barnraise.protocol.coordinator_messages import TextManifest
+from barnraise.spec import TextSpec
+from barnraise.text.shards import prepare_text
+from barnraise.text.sources import read_stdlib
+
+RUN = "01890000-0000-7000-8000-000000000000"
+
+
+@pytest.fixture(scope="session")
+def stdlib(tmp_path_factory) -> tuple[TextManifest, BlobFolder]:
+    """Prepare the text; return its manifest and the folder of its blobs."""
+    folder = BlobFolder(tmp_path_factory.mktemp("blobs"))
+    return prepare_text(TextSpec(), 1024, RUN, folder.store, list(read_stdlib())), folder
