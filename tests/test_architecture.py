@@ -293,6 +293,7 @@ def test_top_level_holds_only_the_agreed_entries():
         "requirements.txt",
         "README.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
         "CHANGELOG.md",
         "LICENSE",
         "Makefile",

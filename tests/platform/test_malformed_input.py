@@ -171,7 +171,7 @@ def test_spec_with_a_huge_number_is_refused_by_field(part, name):
 
 def test_used_enrolment_code_reveals_nothing_to_others(person, client):
     request = coordinator_messages.EnrolmentRequest(
-        mirror="0" * 64,
+        mirror="a" * 64,
         key="a" * 64,
         machine=coordinator_messages.MachineDescription(hostname="adas-laptop"),
         issued=1.0,

@@ -6,24 +6,17 @@ Redirects are not followed, proxies of the environment are not used, and bodies 
 """
 
 import asyncio
-import ipaddress
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 import httpx
 from django.conf import settings
 
+from barnraise.protocol.ip_addresses import IpAddress, is_public_ip, parse_ip
+
 PORTS = {443, 8443}
 TIMEOUT_SECONDS = 8.0  # for one call, from resolving the name to the response's status
-# Networks whose addresses contain an IPv4 address to which somebody else forwards.
-IPV4_CARRYING_NETWORKS = (
-    ipaddress.ip_network("64:ff9b::/96"),
-    ipaddress.ip_network("64:ff9b:1::/48"),
-    ipaddress.ip_network("2002::/16"),
-    ipaddress.ip_network("2001::/32"),
-)
 
 
 class UnsafeUrlError(ValueError):
@@ -89,21 +82,16 @@ def resolve_target(url: str) -> Target:
 
 def is_public(address: str) -> bool:
     """Return whether everybody on the internet reaches it, or the settings allow it explicitly."""
-    parsed = ipaddress.ip_address(address)
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
-        parsed = parsed.ipv4_mapped
-    if _is_in(parsed, settings.OUTSIDE_NETWORKS):
-        return True
-    if _is_in(parsed, IPV4_CARRYING_NETWORKS):
-        return False
-    return parsed.is_global and not parsed.is_multicast
+    parsed = parse_ip(address)
+    return is_public_ip(parsed) or _is_allowed(parsed)
 
 
-def _is_in(
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
-    networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network],
-) -> bool:
-    return any(address.version == network.version and address in network for network in networks)
+def _is_allowed(address: IpAddress) -> bool:
+    """Return whether the settings name a network that contains the address."""
+    return any(
+        address.version == network.version and address in network
+        for network in settings.OUTSIDE_NETWORKS
+    )
 
 
 async def post(url: str, body: bytes, headers: dict[str, str]) -> int:

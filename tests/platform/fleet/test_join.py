@@ -55,7 +55,7 @@ def test_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, perso
 @pytest.mark.parametrize(
     ("changed", "status"),
     [
-        ({"mirror": "0" * 64}, 422),
+        ({"mirror": "a" * 64}, 422),
         ({"key": "1" * 64}, 422),
         ({"issued": 1.0}, 401),
     ],

@@ -174,7 +174,7 @@ def test_verdict_is_not_sent_before_enough_mirrors_signed_it(
     verdict_run, numbered_report, monkeypatch
 ):
     run, ada, bob = verdict_run
-    spec = json.loads(run.spec_text) | {"threshold": 2, "roots": [*run.spec.roots, "0" * 64]}
+    spec = json.loads(run.spec_text) | {"threshold": 2, "roots": [*run.spec.roots, "a" * 64]}
     Run.objects.filter(pk=run.pk).update(spec_text=json.dumps(spec))
     record = VerdictRecord.issue(run, [build_retraction(bob)])
     assert not record.proven and send_report(ada, run, numbered_report(5)).verdicts == []

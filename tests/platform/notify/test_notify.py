@@ -375,6 +375,8 @@ def test_failing_webhook_is_retried_and_finally_switched_off(person, receiver, v
         ("https://169.254.169.254/latest/meta-data/", "not a public address"),
         ("https://[::ffff:10.0.0.1]/", "not a public address"),
         ("https://[64:ff9b::a00:1]/", "not a public address"),
+        ("https://[2002:a00:1::]/", "not a public address"),
+        ("https://[2001:0:a00:1::]/", "not a public address"),
         ("https://[fd00::1]/", "not a public address"),
         ("https://224.0.0.1/", "not a public address"),
         ("https://0.0.0.0/", "not a public address"),

@@ -165,7 +165,7 @@ def test_malformed_list_is_refusal(body):
 )
 def test_malformed_address_is_refusal(url):
     with pytest.raises(ValueError, match="url"):
-        MirrorEntry(key="0" * 64, url=url, name="m", admitted=NOW)
+        MirrorEntry(key="a" * 64, url=url, name="m", admitted=NOW)
 
 
 # ---- chains in any order

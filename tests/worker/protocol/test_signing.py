@@ -1,13 +1,19 @@
 """Tickets and signed requests: which are accepted, and why others are refused."""
 
+import base64
+
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
 
 from barnraise.errors import MessageError, TicketError
 from barnraise.protocol.coordinator_messages import ServerTime
 from barnraise.protocol.enums import Role
-from barnraise.protocol.messages import Ticket
+from barnraise.protocol.messages import Signed, Ticket
+from barnraise.protocol.public_keys import key_problem
 from barnraise.protocol.signing import (
     ORPHANED_TICKET_GRACE_SECONDS,
     REQUEST_SECONDS,
@@ -155,3 +161,50 @@ def test_token_with_wrong_algorithm_claims_or_lifetime_is_refused():
     for token in forged:
         with pytest.raises(MessageError):
             check_request(token, **REQUEST, now=1000.0)
+
+
+SMALL_ORDER_KEYS = [
+    "01" + 31 * "00",
+    31 * "00" + "00",
+    31 * "00" + "80",
+    "ec" + 30 * "ff" + "7f",
+    "ec" + 30 * "ff" + "ff",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+]
+SECOND_SPELLINGS = ["ed" + 30 * "ff" + "7f", "ee" + 30 * "ff" + "ff", 32 * "ff"]
+
+
+@pytest.mark.parametrize("key", [*SMALL_ORDER_KEYS, *SECOND_SPELLINGS])
+def test_key_that_anybody_can_sign_for_is_no_public_key(key):
+    with pytest.raises(ValueError, match=r"small order|second spelling"):
+        Signed(key=key, body="{}", signature=64 * "00")
+
+
+def test_one_signature_for_all_messages_of_a_small_order_key_is_refused():
+    # For the neutral element as key, R = S·B is valid for any message; with S = 0 it is R = 1.
+    forged = Signed.model_construct(key=SMALL_ORDER_KEYS[0], body="{}", signature="01" + 63 * "00")
+    public_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(forged.key))
+    public_key.verify(bytes.fromhex(forged.signature), b"any message")  # the library accepts it
+    with pytest.raises(MessageError):
+        open_signed(forged, "time", ServerTime)
+
+
+def test_request_signed_for_a_small_order_key_is_refused():
+    claims = {
+        "aud": MIRROR.key, "htm": "GET", "htu": "/", "body": blake3(b"").hexdigest(),
+        "iat": 100, "exp": 150, "jti": 32 * "a",
+    }  # fmt: skip
+    headers = {"kid": SMALL_ORDER_KEYS[0]}
+    honest = jwt.encode(claims, private_key(PEER), algorithm="EdDSA", headers=headers)
+    signature = base64.urlsafe_b64encode(bytes([1]) + bytes(63)).rstrip(b"=").decode()
+    token = f"{honest.rpartition('.')[0]}.{signature}"
+    with pytest.raises(MessageError, match="small order"):
+        check_request(token, MIRROR.key, "GET", "/", b"", 100)
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_key_of_every_secret_is_sound(secret):
+    assert key_problem(Identity(secret).key) == ""

@@ -148,6 +148,10 @@ def test_fetch_without_a_server_raises_a_sentence(fetcher):
         "fd00::1",
         "::ffff:10.0.0.1",
         "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "2001:0:7f00:1::",
+        "fec0::1",
     ],
 )
 def test_resolve_refuses_a_name_that_leads_into_a_private_network(monkeypatch, address):

@@ -20,6 +20,7 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError, TicketError
 from barnraise.protocol.coordinator_messages import Attestation, AttestationStatement
 from barnraise.protocol.messages import Signed, Ticket, Update
+from barnraise.protocol.public_keys import require_sound_key
 from barnraise.protocol.types import Message
 
 REQUEST_SECONDS = 60  # validity of a request's signature
@@ -85,6 +86,15 @@ def _signed_bytes(kind: str, body: str) -> bytes:
     return f"barnraise/{kind}/v1\0{body}".encode()
 
 
+def _load_public_key(key: str) -> Ed25519PublicKey:
+    """Load a key of 64 hex digits.
+
+    Raises:
+        ValueError: It is malformed, a point of small order, or a second spelling.
+    """
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(require_sound_key(key)))
+
+
 def open_signed(signed: Signed, kind: str, shape: type[M], key: str | None = None) -> M:
     """Verify a signed document and parse the message in it.
 
@@ -100,7 +110,7 @@ def open_signed(signed: Signed, kind: str, shape: type[M], key: str | None = Non
     if key is not None and signed.key != key:
         raise MessageError(f"the {kind} is signed by {signed.key[:8]}, not by {key[:8]}")
     try:
-        public_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.key))
+        public_key = _load_public_key(signed.key)
         public_key.verify(bytes.fromhex(signed.signature), _signed_bytes(kind, signed.body))
         return shape.model_validate_json(signed.body)
     except InvalidSignature:
@@ -209,7 +219,7 @@ def check_request(
     """
     try:
         key = jwt.get_unverified_header(token).get("kid", "")
-        public_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public_key = _load_public_key(key)
         claims = jwt.decode(
             token,
             public_key,

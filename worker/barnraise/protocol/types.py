@@ -2,9 +2,12 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Ed25519
+from barnraise.protocol.public_keys import require_sound_key
+
+# Ed25519, without points of small order and second spellings.
+PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), AfterValidator(require_sound_key)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # BLAKE3
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]  # Ed25519
 Id = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUIDv7

@@ -19,7 +19,6 @@ connection goes to the very address that was checked. Redirects are checked in t
 
 import gzip
 import io
-import ipaddress
 import json
 import logging
 import os
@@ -36,6 +35,7 @@ import httpx
 from blake3 import blake3
 
 from barnraise.errors import TextError
+from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.spec import TextSpec, address_problem
 from barnraise.text import parquet
 
@@ -260,10 +260,9 @@ def resolve_public(host: str, port: int) -> str:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise TextError(f"{host} has no address: {error}") from None
-    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in resolved]
+    addresses = [parse_ip(str(entry[4][0])) for entry in resolved]
     for address in addresses:
-        real = getattr(address, "ipv4_mapped", None) or address
-        if not real.is_global or real.is_multicast:
+        if not is_public_ip(address):
             raise TextError(
                 f"{host} leads to {address}, inside a private network: it is not fetched"
             )

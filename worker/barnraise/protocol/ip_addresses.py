@@ -1,0 +1,64 @@
+"""Classify IP addresses: public, private, and which network one belongs to. Pure.
+
+The site (webhooks, limits, addresses of machines) and the worker (the text of a run) use the same
+rules, so that no spelling of a private address passes one of them.
+"""
+
+import ipaddress
+from ipaddress import IPv4Address, IPv6Address
+
+IpAddress = IPv4Address | IPv6Address
+
+# The only IPv6 block from which public addresses are assigned. Outside of it lie mapped,
+# compatible and translated IPv4 addresses (::/96, ::ffff:0:0/96, ::ffff:0:0:0/96, NAT64's
+# 64:ff9b::/96 and 64:ff9b:1::/48), site-local and unique local ones.
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+# Blocks inside it whose addresses contain an IPv4 address, to which a gateway forwards (Teredo and
+# 6to4), or that are not public although `ipaddress` counts them as global.
+SPECIAL_IPV6_BLOCKS = (
+    ipaddress.ip_network("2001::/23"),
+    ipaddress.ip_network("2002::/16"),
+    ipaddress.ip_network("3fff::/20"),
+)
+SPECIAL_IPV4_BLOCKS = (ipaddress.ip_network("192.88.99.0/24"),)  # gateways of 6to4
+SUBSCRIBER_PREFIX = 64  # bits of an IPv6 address that one subscriber cannot choose
+
+
+def parse_ip(text: str) -> IpAddress:
+    """Parse an address, without a zone; an IPv4 address mapped into IPv6 becomes IPv4.
+
+    Raises:
+        ValueError: It is no address.
+    """
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        return address.ipv4_mapped
+    return address
+
+
+def is_public_ip(address: IpAddress) -> bool:
+    """Return whether everybody on the internet reaches this very address.
+
+    An address through which a gateway reaches an IPv4 address is not public, whatever it contains.
+    """
+    if isinstance(address, IPv6Address):
+        if address not in GLOBAL_UNICAST or any(address in block for block in SPECIAL_IPV6_BLOCKS):
+            return False
+    elif any(address in block for block in SPECIAL_IPV4_BLOCKS):
+        return False
+    return address.is_global and not address.is_multicast
+
+
+def subscriber_network(text: str) -> str:
+    """Return the network that one subscriber has: an IPv4 address, or the /64 of an IPv6 address.
+
+    A limit that counted whole IPv6 addresses would count nothing: each subscriber has 2⁶⁴ of them.
+    A text that is no address is returned as it is.
+    """
+    try:
+        address = parse_ip(text)
+    except ValueError:
+        return text
+    if isinstance(address, IPv4Address):
+        return str(address)
+    return str(ipaddress.ip_network((address.packed, SUBSCRIBER_PREFIX), strict=False))
