@@ -108,23 +108,24 @@ class Exchange:
             config.identity, config.run, config.incarnation, ledger, config.reincarnate
         )
         self._queue = UpdateQueue(rules.sizes, ledger.blobs, self._refetch_payload)
-        roles = open_signed(config.ticket, "ticket", Ticket).roles
+        ticket = open_signed(config.ticket, "ticket", Ticket)
         server_config = ServerConfig(
             rules=rules,
             spec_digest=digest(spec.to_json()),
             ticket=config.ticket,
             clock=config.clock,
-            archive_rounds=spec.verdict_horizon if Role.ARCHIVE in roles else None,
+            archive_rounds=spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None,
         )
         self.server = PeerServer(server_config, ledger, transport, self._author, self._queue)
         self.thread = ServerThread(self.server)
         self._anchor_scrub = AnchorScrub(spec, ledger)
-        self._estimates = PeerEstimates(spec, self.server.gossip)
+        self._estimates = PeerEstimates(spec, self.server.gossip, ticket.volunteer)
         self._clock = config.clock
         self._saved_vector: dict[str, int] = {}  # of the last training state on disk
         self._replayed: list[ReceivedUpdate] = []  # what the ledger has past the anchor
         self._is_complete = False
         self._round_schedule: RoundSchedule | None = None
+        self._has_logged_low_share = False
 
     # ---- life cycle
 
@@ -306,7 +307,14 @@ class Exchange:
         updates_per_round = 1
         if self._round_schedule is not None:
             updates_per_round = self._round_schedule.updates_per_round
-        share = self._estimates.training_share(rate, time.monotonic())
+        now = time.monotonic()
+        share = self._estimates.training_share(rate, now)
+        reason = (
+            None if self._has_logged_low_share else self._estimates.describe_low_share(rate, now)
+        )
+        if reason is not None:
+            self._has_logged_low_share = True
+            log.warning("%s", reason)
         if not self._ledger.base_heads():
             return share
         return share * weight_ramp(self.last_published_seq // updates_per_round)

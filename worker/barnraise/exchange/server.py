@@ -338,7 +338,7 @@ class PeerServer:
         if peer.addresses:
             store_peer = self.ledger.peer_store.store_peer
             self._spawn(self._run_in_thread(self._disk_thread, store_peer, peer))
-        self.gossip.on_connected(connection.key, now)
+        self.gossip.on_connected(connection.key, now, connection.ticket.volunteer)
         if self._directive:
             connection.send_message(messages.DirectiveRelay(directive=self._directive))
         log.info("connected to %s", connection.key[:8])

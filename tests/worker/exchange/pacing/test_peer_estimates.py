@@ -55,10 +55,17 @@ class FakeGossip:
     def __init__(self):
         self.links: dict[str, LinkState] = {}
 
-    def link(self, author: str, rate: float = 100.0, **vector: int) -> LinkState:
+    def link(
+        self, author: str, rate: float = 100.0, volunteer: str = "", connected_at: float = 0.0
+    ) -> LinkState:
         key = author.partition(".")[0]
         self.links[key] = LinkState(
-            key, connected_at=0.0, last_received_at=0.0, next_full_state_at=0.0, rate=rate
+            key,
+            connected_at=connected_at,
+            last_received_at=0.0,
+            next_full_state_at=0.0,
+            volunteer=volunteer or key,
+            rate=rate,
         )
         return self.links[key]
 
@@ -131,6 +138,59 @@ def test_round_alone_or_async_has_the_recipes_steps():
     assert estimates.plan_round(0.0, math.inf, 31.0, 1e9) == RoundSchedule(10, DENSE), (
         "the first step has not been measured yet"
     )
+
+
+# ---- announced rates
+
+
+def test_inflated_rate_leaves_this_machine_its_share():
+    gossip, estimates = two_peers()
+    gossip.link(f"{'d' * 64}.{'0' * 16}", rate=9e14)
+    assert estimates.training_share(100.0, 31.0) == pytest.approx(0.25), "no round has arrived"
+    assert estimates.training_share(100.0, 31.0 + 1e6) == 1.0, "all others are overdue"
+    gossip.links["b" * 64].rate = 9e14
+    assert estimates.training_share(100.0, 31.0) == pytest.approx(1 / 4.5)
+
+
+def test_new_keys_of_one_volunteer_do_not_renew_its_grace():
+    gossip, estimates = two_peers()
+    gossip.links.clear()
+    for number in range(20):
+        gossip.links.clear()
+        now = 1e6 * (1 + number)
+        gossip.link(f"{number:064x}.{'0' * 16}", 9e14, volunteer="ann", connected_at=now)
+        expected = 0.5 if number == 0 else 1.0
+        assert estimates.training_share(100.0, now) == expected
+
+
+def test_rounds_do_not_shrink_when_a_peer_announces_a_rate():
+    gossip, estimates = two_peers()
+    honest = estimates.plan_round(100.0, math.inf, 31.0, 1e9)
+    for link in gossip.links.values():
+        link.rate = 9e14
+    gossip.link(f"{'d' * 64}.{'0' * 16}", rate=9e14)
+    assert estimates.plan_round(100.0, math.inf, 31.0, 1e9) == honest
+
+
+def test_rounds_do_not_shrink_below_a_quarter_when_a_ledger_is_flooded():
+    _, estimates = two_peers()
+    honest = estimates.plan_round(100.0, math.inf, 31.0, 1e9)
+    for author in (BEN, CLEO):
+        for seq in range(4, 12):
+            estimates.on_update_received(update(author, seq, tokens=1 << 26), 31.0 + seq / 10)
+    flooded = estimates.plan_round(100.0, math.inf, 32.2, 1e9)
+    assert flooded.steps >= honest.steps / 4 / math.sqrt(2)
+
+
+def test_low_share_is_described_with_its_reason():
+    gossip, estimates = two_peers()
+    assert estimates.describe_low_share(100.0, 31.0) is None
+    for link in gossip.links.values():
+        link.rate = 1000.0
+    for author in (BEN, CLEO):
+        estimates.on_update_received(update(author, 4, tokens=1 << 26), 40.0)
+    reason = estimates.describe_low_share(1.0, 40.0)
+    assert reason is not None and "2 others 2,000" in reason
 
 
 # ---- predictions

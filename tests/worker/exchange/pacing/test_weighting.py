@@ -1,27 +1,94 @@
 """Tests of weighting: the peers' training rates and each machine's share."""
 
 import math
+import statistics
 
+import hypothesis.strategies as st
 import pytest
 from helpers.simulated_swarm import connected_gossip, key_of
+from hypothesis import given
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.pacing.weighting import (
     GRACE_SECONDS,
+    MAX_EXCESS,
+    MIN_ROUND_FRACTION,
+    PeerClaim,
     RoundHistory,
-    TrainingPeer,
+    credible_rates,
     training_share,
+    typical_step_seconds,
+)
+
+RATES = st.floats(0.1, 1e6)
+ANNOUNCED = st.none() | st.floats(0, 1e15)
+CLAIMS = st.builds(
+    PeerClaim, st.sampled_from(("", "ann", "ben")), ANNOUNCED, st.none() | RATES, st.floats(0, 200)
 )
 
 
-def test_training_shares_of_concurrent_machines_sum_to_one():
-    rates = [100.0, 300.0, 50.0]
-    total = sum(
-        training_share(rate, [TrainingPeer(other, 0.0) for other in rates if other != rate], 1e6)
-        for rate in rates
-    )
-    assert total == pytest.approx(1.0)
-    assert training_share(100.0, [], 0.0) == 1.0
+@given(st.lists(RATES, min_size=1, max_size=20))
+def test_training_shares_of_measured_machines_sum_to_one(rates):
+    def share(own: int) -> float:
+        claims = [PeerClaim(str(n), r, r) for n, r in enumerate(rates) if n != own]
+        return training_share(rates[own], credible_rates(rates[own], claims, 1e6))
+
+    assert sum(share(own) for own in range(len(rates))) == pytest.approx(1.0)
+
+
+@given(RATES, st.lists(CLAIMS, max_size=20), st.floats(0, 400))
+def test_credible_rates_are_bounded_by_measurement_and_own_rate(own, claims, now):
+    rates = credible_rates(own, claims, now)
+    assert len(rates) == len(claims)
+    for claim, rate in zip(claims, rates, strict=True):
+        assert 0 <= rate <= (own if claim.measured is None else MAX_EXCESS * claim.measured)
+        if claim.announced:
+            assert rate <= claim.announced * (1 + 1e-9)
+    for volunteer in ("ann", "ben"):
+        new = [
+            rate
+            for claim, rate in zip(claims, rates, strict=True)
+            if claim.volunteer == volunteer and claim.measured is None
+        ]
+        assert sum(new) <= own * (1 + 1e-9), "the new machines of one volunteer count as one"
+    assert 0 < training_share(own, rates) <= 1
+
+
+def test_inflated_rate_before_two_rounds_counts_as_own_and_then_as_nothing():
+    liar = [PeerClaim("ann", announced=9e14, met_at=10.0)]
+    assert training_share(100.0, credible_rates(100.0, liar, 11.0)) == 0.5
+    assert training_share(100.0, credible_rates(100.0, liar, 10.0 + GRACE_SECONDS)) == 1.0
+
+
+def test_inflated_rate_after_two_rounds_counts_by_its_rounds():
+    liar = [PeerClaim("ann", announced=9e14, measured=10.0)]
+    assert credible_rates(100.0, liar, 1e6) == [MAX_EXCESS * 10.0]
+    modest = [PeerClaim("ann", announced=4.0, measured=10.0)]
+    assert credible_rates(100.0, modest, 1e6) == [4.0]
+
+
+def test_many_keys_of_one_volunteer_that_announce_rates_count_as_one():
+    liars = [PeerClaim("ann", announced=9e14) for _ in range(12)]
+    assert training_share(100.0, credible_rates(100.0, liars, 1.0)) == pytest.approx(0.5)
+
+
+@given(st.floats(1e-3, 1e3), st.lists(st.floats(0, 1e15), max_size=30))
+def test_rounds_do_not_shrink_by_what_peers_claim(seconds, measured):
+    typical = typical_step_seconds(seconds, 1000, measured)
+    assert typical >= MIN_ROUND_FRACTION * seconds
+
+
+@given(st.lists(RATES, min_size=2, max_size=9), st.floats(0, 1e15))
+def test_one_liar_moves_the_typical_step_only_within_the_honest_ones(honest, claimed):
+    own, *others = honest
+    typical = typical_step_seconds(1000 / own, 1000, [*others, claimed])
+    slowest, fastest = 1000 / min(honest), 1000 / max(honest)
+    least = min(fastest, statistics.median(1000 / rate for rate in honest))
+    if len(honest) > 2:
+        assert typical <= slowest * (1 + 1e-9)
+        assert typical >= min(least, fastest) * (1 - 1e-9) or typical == pytest.approx(
+            MIN_ROUND_FRACTION * 1000 / own
+        )
 
 
 def test_set_progress_publishes_only_changed_rates():
@@ -44,17 +111,21 @@ def test_set_progress_publishes_only_changed_rates():
 
 
 def test_peer_without_announced_rate_counts_as_equal_for_grace_time_only():
-    peers = [TrainingPeer(0.0, connected_at=10.0)]
-    assert training_share(100.0, peers, 11.0) == 0.5
-    assert training_share(100.0, peers, 10.0 + GRACE_SECONDS) == 1.0
+    peers = [PeerClaim("ann", announced=0.0, met_at=10.0)]
+    assert training_share(100.0, credible_rates(100.0, peers, 11.0)) == 0.5
+    assert training_share(100.0, credible_rates(100.0, peers, 10.0 + GRACE_SECONDS)) == 1.0
 
 
-def test_corrected_rate_stays_within_a_factor_of_the_announced():
+def test_round_history_measures_rounds_and_begins_again_after_a_gap():
     history = RoundHistory()
-    assert history.corrected_rate(100.0) == 100.0
     history.record_round(0.0, 1000)
+    assert history.measured_rate(1.0) is None
     history.record_round(10.0, 500)
-    assert history.corrected_rate(100.0) == 50.0
-    history.record_round(10.1, 10**9)
-    assert history.corrected_rate(100.0) == 400.0
-    assert history.corrected_rate(0.0) == 0.0
+    assert history.measured_rate(10.0) == 50.0
+    history.record_round(10.0, 500)
+    assert history.measured_rate(50.0) == 100.0, "updates that arrive together are one round"
+    assert history.measured_rate(50.1) == 0.0, "four rounds have passed"
+    history.record_round(1000.0, 500)
+    assert history.measured_rate(1000.0) is None
+    history.record_round(1010.0, 500)
+    assert history.measured_rate(1010.0) == 50.0

@@ -104,6 +104,7 @@ class LinkState:
     Attributes:
         key: The peer's key.
         connected_at: When the link was established.
+        volunteer: Digest of its volunteer, from its ticket.
         last_received_at: When its last message arrived.
         next_full_state_at: When it is sent our next full State.
         next_state_at: When it is sent our next State at the latest.
@@ -131,6 +132,7 @@ class LinkState:
     connected_at: float
     last_received_at: float
     next_full_state_at: float
+    volunteer: str = ""
     next_state_at: float = 0.0
     last_state_at: float = -math.inf
     next_peers_at: float = 0.0
@@ -292,11 +294,19 @@ class Gossip:
 
     # ---- events: peers
 
-    def on_connected(self, key: str, now: float) -> None:
-        """Record that a link to this peer is established; it replaces an earlier one."""
+    def on_connected(self, key: str, now: float, volunteer: str = "") -> None:
+        """Record that a link to this peer is established; it replaces an earlier one.
+
+        Args:
+            key: The peer's key.
+            now: The time in seconds.
+            volunteer: Digest of its volunteer; empty: it counts as a volunteer of its own.
+        """
         self.requests.on_disconnected(key)
         eager = sum(link.eager for link in self.links.values()) < MIN_LINKS
-        self.links[key] = LinkState(key, now, now, next_full_state_at=now, eager=eager)
+        self.links[key] = LinkState(
+            key, now, now, next_full_state_at=now, volunteer=volunteer or key, eager=eager
+        )
         self.membership.on_connected(key)
 
     def on_disconnected(self, key: str, now: float) -> None:

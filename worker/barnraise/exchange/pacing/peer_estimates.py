@@ -18,9 +18,20 @@ from barnraise.exchange.pacing.round_schedule import (
     align_with_peers,
     choose_schedule,
 )
-from barnraise.exchange.pacing.weighting import RoundHistory, TrainingPeer, training_share
+from barnraise.exchange.pacing.weighting import (
+    PeerClaim,
+    RoundHistory,
+    credible_rates,
+    grace_seconds,
+    is_low_share,
+    training_share,
+    typical_step_seconds,
+)
 from barnraise.protocol.messages import Update
 from barnraise.spec import RunSpec
+
+MAX_HISTORIES = 4096  # peers whose last rounds are remembered
+MAX_VOLUNTEERS = 4096  # volunteers whose first link is remembered, by its time
 
 
 class LinkTable(Protocol):
@@ -38,16 +49,19 @@ class PeerEstimates:
     Args:
         spec: The run's spec.
         link_table: The connected peers.
+        volunteer: Digest of this machine's own volunteer, who does not lie to this machine.
     """
 
-    def __init__(self, spec: RunSpec, link_table: LinkTable) -> None:
+    def __init__(self, spec: RunSpec, link_table: LinkTable, volunteer: str = "") -> None:
         self._recipe = spec.recipe
         self._parameters = spec.model.parameters
         self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
         self._step_tokens = spec.recipe.step_sequences * spec.model.context
         self._max_steps = max(1, spec.max_tokens_per_update // self._step_tokens)
         self._link_table = link_table
-        self._histories: dict[str, RoundHistory] = {}  # by peer
+        self._volunteer = volunteer
+        self._histories: dict[str, RoundHistory] = {}  # by peer, the last one heard of at the end
+        self._met_at: dict[str, float] = {}  # volunteer → when one of its machines was first linked
         self._in_flight: dict[tuple[str, int], InFlightUpdate] = {}  # by author and seq
         # for each fragment, training tokens of our last update of it
         self._published_tokens = [0] * len(self._sizes)
@@ -55,8 +69,11 @@ class PeerEstimates:
 
     def on_update_received(self, update: Update, now: float) -> None:
         """Record that the training loop received an update, at `now` in seconds."""
-        history = self._histories.setdefault(update.peer, RoundHistory())
+        history = self._histories.pop(update.peer, None) or RoundHistory()
         history.record_round(now, update.tokens)
+        self._histories[update.peer] = history
+        if len(self._histories) > MAX_HISTORIES:
+            del self._histories[next(iter(self._histories))]
 
     def on_update_published(self, update: Update, clock: float) -> None:
         """Record that the training loop published an update, at `clock` in seconds since 1970."""
@@ -73,7 +90,25 @@ class PeerEstimates:
             rate: Tokens per second at which this machine trains.
             now: The time in seconds.
         """
-        return training_share(rate, self._training_peers(now), now)
+        return training_share(rate, [*self._credible_rates(rate, now).values()])
+
+    def describe_low_share(self, rate: float, now: float) -> str | None:
+        """Return why this machine hardly counts; None if it does count.
+
+        Args:
+            rate: Tokens per second at which this machine trains.
+            now: The time in seconds.
+        """
+        rates = self._credible_rates(rate, now)
+        share = training_share(rate, [*rates.values()])
+        if not is_low_share(share, [*rates.values()]):
+            return None
+        fastest = max(rates, key=lambda key: rates[key])
+        return (
+            f"this machine's updates count for {share:.2g} of all training: it trains "
+            f"{rate:,.0f} tokens/s and {len(rates)} others {sum(rates.values()):,.0f}, of these "
+            f"{fastest[:8]} {rates[fastest]:,.0f}, by its updates"
+        )
 
     def predict_in_flight(
         self, in_flight: Iterable[Update], rate: float, now: float
@@ -122,44 +157,56 @@ class PeerEstimates:
         alone = choose_schedule(
             self._recipe, self._parameters, uplink, step_seconds, max(1, pushes), self._max_steps
         )
-        rates = [peer.rate for peer in self._training_peers(now) if peer.rate]
-        if not rates or step_seconds is None or self._recipe.strategy == "async":
+        if step_seconds is None or self._recipe.strategy == "async":
             return alone
-        mean_step_seconds = self._step_tokens * (1 + len(rates)) / (rate + sum(rates))
+        if not any(self._credible_rates(rate, now).values()):
+            return alone
+        measured = [history.measured_rate(now) or 0.0 for history in self._histories.values()]
+        typical = typical_step_seconds(step_seconds, self._step_tokens, measured)
         aligned = align_with_peers(
-            self._recipe, alone, step_seconds, mean_step_seconds, clock, self._max_steps
+            self._recipe, alone, step_seconds, typical, clock, self._max_steps
         )
         if allow_streaming and self._recipe.strategy == "streams":
             aligned = aligned.with_streaming(self._sizes, self._last_published_at, clock)
         return aligned
 
-    def _training_peers(self, now: float) -> list[TrainingPeer]:
-        """Return the other machines that train, connected to this one or not."""
+    def _credible_rates(self, rate: float, now: float) -> dict[str, float]:
+        """Return the tokens per second at which the other machines count, by key.
+
+        They are those that links lead to and those whose rounds arrive.
+
+        Args:
+            rate: Tokens per second at which this machine trains.
+            now: The time in seconds.
+        """
         links = dict(self._link_table.links)
-        connected = [
-            TrainingPeer(self._rate(key, links, now), link.connected_at)
-            for key, link in links.items()
-            if not link.complete
-        ]
-        rates = [
-            history.measured_rate(now)
-            for key, history in self._histories.items()
-            if key not in links
-        ]
-        return connected + [TrainingPeer(rate, now) for rate in rates if rate]
+        claims = {
+            key: self._claim(key, link, now) for key, link in links.items() if not link.complete
+        }
+        for key, history in self._histories.items():
+            if key not in links and history.measured_rate(now):
+                claims[key] = PeerClaim(measured=history.measured_rate(now))
+        grace = grace_seconds(self._recipe.round_steps * self._step_tokens / rate if rate else 0.0)
+        rates = credible_rates(rate, [*claims.values()], now, grace)
+        return dict(zip(claims, rates, strict=True))
+
+    def _claim(self, key: str, link: LinkState, now: float) -> PeerClaim:
+        """Return what is known of the speed of a connected peer."""
+        history = self._histories.get(key)
+        measured = history.measured_rate(now) if history else None
+        if link.volunteer == self._volunteer:
+            return PeerClaim("", link.rate, measured, link.connected_at)
+        # The grace is the volunteer's: another key, or another connection, does not renew it.
+        met_at = self._met_at.setdefault(link.volunteer or key, link.connected_at)
+        if len(self._met_at) > MAX_VOLUNTEERS:
+            del self._met_at[next(iter(self._met_at))]
+        return PeerClaim(link.volunteer or key, link.rate, measured, met_at)
 
     def _estimate(self, update: Update, rate: float, now: float) -> InFlightUpdate:
         """Estimate the relative size of an update, if we train `rate` tokens per second."""
-        their_rate = self._rate(update.peer, dict(self._link_table.links), now)
+        their_rate = self._credible_rates(rate, now).get(update.peer, 0.0)
         has_payload = [part.size > 0 for part in update.fragments]
         relative_sizes = estimate_relative_sizes(
             has_payload, update.tokens, their_rate, self._published_tokens, rate
         )
         return InFlightUpdate(update.author, all(has_payload), relative_sizes)
-
-    def _rate(self, key: str, links: Mapping[str, LinkState], now: float) -> float:
-        """Return a peer's tokens per second: as announced if it is connected, else measured."""
-        history = self._histories.get(key, RoundHistory())
-        if key in links:
-            return history.corrected_rate(links[key].rate)
-        return history.measured_rate(now)

@@ -176,7 +176,7 @@ def align_with_peers(
     recipe: Recipe,
     alone: RoundSchedule,
     step_seconds: float,
-    mean_step_seconds: float,
+    typical_step_seconds: float,
     now: float,
     max_steps: int = 10_000,
 ) -> RoundSchedule:
@@ -187,21 +187,21 @@ def align_with_peers(
     a round ends with the first step that is done by then.
 
     With the codec "auto" the period is no shorter than the uplink demands. Otherwise it is the
-    nearest to the recipe's steps at the average machine's speed, so that all have the same period
+    nearest to the recipe's steps at the median machine's speed, so that all have the same period
     and a fast machine takes more steps in it.
 
     Args:
         recipe: The run's recipe.
         alone: The round that this machine would choose without peers.
         step_seconds: The length of this machine's training step.
-        mean_step_seconds: The length of a step at the average rate of all machines.
+        typical_step_seconds: The length of a step at the median rate of all machines.
         now: The time in seconds since 1970.
         max_steps: The longest round that is allowed.
     """
     if recipe.codec == AUTO:
         period = 2.0 ** math.ceil(math.log2(alone.steps * step_seconds))
     else:
-        period = 2.0 ** round(math.log2(alone.steps * mean_step_seconds))
+        period = 2.0 ** round(math.log2(alone.steps * typical_step_seconds))
     steps = max(1, min(int(max_steps / MAX_STRETCH), round(period / step_seconds)))
     ends_at = period * (math.floor(now / period) + 1)
     return RoundSchedule(steps, alone.scheme, ends_at, period)

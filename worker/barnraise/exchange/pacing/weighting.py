@@ -1,18 +1,22 @@
 """Weight this machine's updates by its share of all training. Pure.
 
-With such weights, concurrent updates average instead of adding up. Peers announce their tokens per
-second; once two rounds of a peer have arrived, the rate that the ledger measured corrects the
-announced one, within a factor. A peer that is connected and has announced nothing yet counts as
-fast as this machine for a while: otherwise three machines that start together would each count for
-the whole.
+With such weights, concurrent updates average instead of adding up. What a peer announces is never
+evidence: it can only lower the rate that its rounds in the ledger show. Until two rounds of a peer
+have arrived it counts at most as much as this machine, and only for a while: if it did not count
+at all, three machines that start together would each count for the whole.
 """
 
-from collections import deque
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-MAX_CORRECTION = 4.0  # factor by which the ledger corrects an announced rate at most
-GRACE_SECONDS = 90.0  # for which a connected peer without an announced rate counts as training
+MAX_EXCESS = 1.5  # times the measured rate that an announced rate counts at most
+GRACE_SECONDS = 90.0  # for which a peer counts before its second round, at least
+GRACE_ROUNDS = 8.0  # of this machine's rounds for which it does, where these are longer
 MAX_MISSED_ROUNDS = 4.0  # rounds that a peer may be late before it counts as gone
+MIN_ROUND_FRACTION = 0.25  # of the recipe's steps that peers can shorten this machine's rounds to
+LOW_SHARE = 0.1  # of an equal share, below which a machine's share is worth a line in the log
 RAMP_ROUNDS = 4  # rounds after which a machine that joined late has its full weight
 _ROUNDS = 8  # rounds of a peer that are remembered
 
@@ -24,17 +28,27 @@ class RoundHistory:
     rounds: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
 
     def record_round(self, now: float, tokens: int) -> None:
-        """Record a round of `tokens` training tokens that arrived at `now`, in seconds."""
+        """Record a round of `tokens` training tokens that arrived at `now`, in seconds.
+
+        Rounds that arrive together count as one. A peer that was away begins again: the time for
+        which it was away says nothing about its speed.
+        """
+        if self.rounds and self.rounds[-1][0] >= now:
+            tokens += self.rounds.pop()[1]
+        elif len(self.rounds) > 1 and self.is_overdue(now):
+            self.rounds.clear()
         self.rounds.append((now, tokens))
 
-    def measured_rate(self, now: float) -> float:
+    def measured_rate(self, now: float) -> float | None:
         """Return the tokens per second over the remembered rounds.
 
-        It is 0 before the second round has arrived, and once the next one is long overdue.
+        It is None before the second round has arrived, and 0 once the next one is long overdue.
         """
+        if len(self.rounds) < 2:
+            return None
         if self.is_overdue(now):
             return 0.0
-        return self._rate() or 0.0
+        return sum(tokens for _, tokens in list(self.rounds)[1:]) / self._span()
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the next round is long overdue, or fewer than two rounds have arrived."""
@@ -42,58 +56,105 @@ class RoundHistory:
             return True
         return now - self.rounds[-1][0] > MAX_MISSED_ROUNDS * self._span() / (len(self.rounds) - 1)
 
-    def corrected_rate(self, announced: float) -> float:
-        """Return the announced tokens per second, corrected by the measured ones within a factor.
-
-        Args:
-            announced: The tokens per second that the peer announced; 0 if it announced nothing.
-        """
-        if announced <= 0:
-            return announced
-        measured = self._rate()
-        if measured is None:
-            return announced
-        return min(max(measured, announced / MAX_CORRECTION), announced * MAX_CORRECTION)
-
     def _span(self) -> float:
         """Return the seconds between the first and the last remembered round."""
         return self.rounds[-1][0] - self.rounds[0][0]
 
-    def _rate(self) -> float | None:
-        """Return the measured tokens per second; None before two rounds at different times."""
-        if len(self.rounds) < 2 or self._span() <= 0:
-            return None
-        return sum(tokens for _, tokens in list(self.rounds)[1:]) / self._span()
-
 
 @dataclass(frozen=True)
-class TrainingPeer:
-    """Another machine that trains.
+class PeerClaim:
+    """How fast another machine trains, as it says and as its rounds show.
 
     Attributes:
-        rate: Its tokens per second, corrected by the ledger; 0 if it has not announced any.
-        connected_at: When it connected, in seconds.
+        volunteer: Digest of its volunteer; empty if that is unknown or is this machine's own.
+        announced: Tokens per second that it announces, 0 before it does; None if no link leads to
+            it.
+        measured: Tokens per second of its rounds in the ledger; None before the second one.
+        met_at: When this machine first met its volunteer, in seconds.
     """
 
-    rate: float
-    connected_at: float
+    volunteer: str = ""
+    announced: float | None = None
+    measured: float | None = None
+    met_at: float = 0.0
 
 
-def training_share(own_rate: float, peers: list[TrainingPeer], now: float) -> float:
+def grace_seconds(round_seconds: float) -> float:
+    """Return for how many seconds a volunteer's machines count before their second rounds.
+
+    Args:
+        round_seconds: The length of this machine's rounds in seconds.
+    """
+    return max(GRACE_SECONDS, GRACE_ROUNDS * round_seconds)
+
+
+def credible_rates(
+    own_rate: float, claims: Sequence[PeerClaim], now: float, grace: float = GRACE_SECONDS
+) -> list[float]:
+    """Return the tokens per second at which other machines count.
+
+    A machine counts by its rounds, and by what it announces where that is less. Before its second
+    round it counts at most as much as this machine, for `grace` seconds after its volunteer was
+    met. All such machines of one volunteer together count at most as much as this one.
+
+    Args:
+        own_rate: Tokens per second at which this machine trains.
+        claims: What is known of the others.
+        now: The time in seconds.
+        grace: Seconds for which a volunteer's machines count before their second rounds.
+
+    Returns:
+        A rate for each claim, in their order.
+    """
+    rates: list[float] = []
+    unmeasured: dict[str, float] = defaultdict(float)  # volunteer → rates of its new machines
+    for claim in claims:
+        if claim.measured is not None:
+            announced = claim.measured if claim.announced is None else claim.announced
+            rates.append(min(announced, MAX_EXCESS * claim.measured))
+        elif claim.announced is None or now >= claim.met_at + grace:
+            rates.append(0.0)
+        else:
+            rates.append(min(claim.announced or own_rate, own_rate))
+            unmeasured[claim.volunteer] += rates[-1]
+    return [
+        rate * own_rate / unmeasured[claim.volunteer]
+        if claim.measured is None and claim.volunteer and unmeasured[claim.volunteer] > own_rate
+        else rate
+        for claim, rate in zip(claims, rates, strict=True)
+    ]
+
+
+def training_share(own_rate: float, rates: Sequence[float]) -> float:
     """Return this machine's share of all training, in (0, 1]; 1 if no other machine trains.
 
     Args:
         own_rate: Tokens per second at which this machine trains; 0 if it is not known yet.
-        peers: The other machines that train.
-        now: The time in seconds.
+        rates: Tokens per second at which the others count.
     """
     if own_rate <= 0:
-        return 1.0 / (1 + len(peers))
-    rates = [
-        peer.rate or (own_rate if now < peer.connected_at + GRACE_SECONDS else 0.0)
-        for peer in peers
-    ]
+        return 1.0 / (1 + len(rates))
     return own_rate / (own_rate + sum(rates))
+
+
+def is_low_share(share: float, rates: Sequence[float]) -> bool:
+    """Return whether a share is so small that the machine hardly counts."""
+    return share < LOW_SHARE / (1 + sum(rate > 0 for rate in rates))
+
+
+def typical_step_seconds(own_seconds: float, step_tokens: int, measured: Iterable[float]) -> float:
+    """Return the length of a step at the median machine's speed.
+
+    One machine, whatever its rounds claim, moves a median little; and no number of machines
+    shortens this machine's rounds below MIN_ROUND_FRACTION of the recipe's steps.
+
+    Args:
+        own_seconds: The length of this machine's step in seconds.
+        step_tokens: The tokens of a step.
+        measured: Tokens per second of the others' rounds in the ledger.
+    """
+    rates = [step_tokens / own_seconds, *(rate for rate in measured if rate > 0)]
+    return max(step_tokens / statistics.median(rates), MIN_ROUND_FRACTION * own_seconds)
 
 
 def weight_ramp(published_rounds: int) -> float:
