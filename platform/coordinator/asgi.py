@@ -17,7 +17,9 @@ django.setup(set_prefix=False)
 # The app registry must be filled before these imports.
 from coordinator.lib import embedded_servers  # noqa: E402
 from coordinator.lib.asgi_handler import ThreadedHandler  # noqa: E402
+from coordinator.lib.trusted_proxies import TrustedProxies  # noqa: E402
 from coordinator.live.consumers import websocket_urlpatterns  # noqa: E402
+from coordinator.ops.error_pages import error_response  # noqa: E402
 
 GC_THRESHOLD = 10_000  # new objects before the garbage collector looks for cycles among them
 # How long a computing thread keeps the interpreter from the event loop. With Python's default of
@@ -56,10 +58,14 @@ async def lifespan(
             return
 
 
-application = ProtocolTypeRouter(
-    {
-        "http": ThreadedHandler(),
-        "websocket": URLRouter(websocket_urlpatterns),  # pyright: ignore[reportArgumentType] - the stubs know fewer ASGI messages and routes than Channels accepts
-        "lifespan": lifespan,
-    }
+application = TrustedProxies(
+    ProtocolTypeRouter(
+        {
+            "http": ThreadedHandler(error_response),
+            "websocket": URLRouter(websocket_urlpatterns),  # pyright: ignore[reportArgumentType] - the stubs know fewer ASGI messages and routes than Channels accepts
+            "lifespan": lifespan,
+        }
+    ),
+    settings.PROXIES,
+    unix=settings.UNIX_PROXY,
 )

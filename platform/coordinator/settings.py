@@ -9,8 +9,9 @@ BARNRAISE_ORIGINS comma-separated origins (https://…) whose forms are trusted,
 BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, plain HTTP redirected,
                   X-Forwarded-Proto trusted
 BARNRAISE_HSTS    seconds for which browsers must use HTTPS (default a year with BARNRAISE_HTTPS)
-BARNRAISE_PROXIES how many proxies in front write X-Forwarded-For (default 0; uvicorn trusts its
-                  own host)
+BARNRAISE_PROXIES comma-separated addresses or networks (10.0.0.0/8) of the proxies in front, or
+                  unix for a socket; only their X-Forwarded-For and X-Forwarded-Proto are believed
+                  (default 127.0.0.1,::1 with BARNRAISE_HTTPS, else none)
 BARNRAISE_URL     this site's address (https://barn.example.org), for emails (default the first of
                   the origins)
 BARNRAISE_NETWORKS comma-separated private networks (10.0.0.0/8) that webhooks may reach
@@ -97,7 +98,10 @@ OUTSIDE_NETWORKS = [ip_network(n) for n in os.environ.get("BARNRAISE_NETWORKS", 
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 SESSION_COOKIE_HTTPONLY, SESSION_COOKIE_SAMESITE, CSRF_COOKIE_SAMESITE = True, "Lax", "Lax"
-ALLAUTH_TRUSTED_PROXY_COUNT = int(os.environ.get("BARNRAISE_PROXIES") or 0)
+_proxies = os.environ.get("BARNRAISE_PROXIES") or ("127.0.0.1,::1" if HTTPS else "")
+_proxies = {proxy.strip() for proxy in _proxies.split(",")} - {""}
+PROXIES = [ip_network(proxy) for proxy in _proxies - {"unix"}]
+UNIX_PROXY = "unix" in _proxies
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 AUDIT_DAYS = int(os.environ.get("BARNRAISE_AUDIT_DAYS") or 730)
 METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
@@ -319,19 +323,27 @@ UNFOLD = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"named": {"()": "coordinator.lib.log_format.RequestIdFilter"}},
+    "filters": {
+        "named": {"()": "coordinator.lib.log_format.RequestIdFilter"},
+        "without_paths": {"()": "coordinator.lib.log_format.PathFilter"},
+    },
     "formatters": {
-        "line": {"format": "{asctime} {levelname} {name} [{request_id}]: {message}", "style": "{"},
+        "line": {
+            "()": "coordinator.lib.log_format.LineFormatter",
+            "fmt": "{asctime} {levelname} {name} [{request_id}]: {message}",
+            "style": "{",
+        },
         "json": {"()": "coordinator.lib.log_format.JsonFormatter"},
     },
     "handlers": {
         "console": {
             "class": "logging.StreamHandler",
-            "filters": ["named"],
+            "filters": ["named", "without_paths"],
             "formatter": "json" if os.environ.get("BARNRAISE_LOG_JSON") == "1" else "line",
         },
         "recent": {
             "class": "coordinator.staff.recent_errors.RecentErrorsHandler",
+            "filters": ["without_paths"],
             "level": "ERROR",
         },  # for the staff's dashboard
     },

@@ -12,6 +12,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from barnraise.errors import MessageError
+from barnraise.protocol.ip_addresses import subscriber_network
 from barnraise.protocol.signing import check_request
 from coordinator.accounts.models import Machine
 from coordinator.fleet.report_queries import machine_for_key
@@ -25,7 +26,7 @@ BEARER_SCHEME = "Bearer "
 # A request id is remembered longer than its signature is valid, whichever clock is ahead.
 REQUEST_ID_SECONDS = 180
 LAST_SEEN_SECONDS = 60.0  # between two writes of a machine's `last_seen`
-# Failed authentications (wrong tokens, unknown keys) from one address.
+# Failed authentications (wrong tokens, unknown keys) from one network.
 MAX_FAILURES = 120
 FAILURES_SECONDS = 600
 MAX_TOKEN_REQUESTS = 300  # with one token
@@ -185,7 +186,7 @@ def machine_or_token_auth(scope: str) -> Callable[[HttpRequest], Machine | Token
 def enforce_rate_limit(
     request: HttpRequest, name: str, most: int, seconds: int, token: Token | None = None
 ) -> None:
-    """Count a request, per token or else per network address.
+    """Count a request, per token or else per network that one subscriber has.
 
     Args:
         request: The request.
@@ -197,7 +198,7 @@ def enforce_rate_limit(
     Raises:
         ApiError: There were more than `most` in this period.
     """
-    sender = token.pk if token else request.META.get("REMOTE_ADDR", "")
+    sender = token.pk if token else subscriber_network(request.META.get("REMOTE_ADDR", ""))
     counter = _counter_key(f"{name}:{sender}", seconds)
     with valkey_client().pipeline() as pipe:
         pipe.incr(counter)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import redis.exceptions
 from django.http import HttpRequest, HttpResponse
 
+from coordinator.lib.log_format import describe_path
 from coordinator.lib.valkey import valkey_client
 
 log = logging.getLogger("coordinator.lib.counters")
@@ -134,13 +135,22 @@ class RequestCounterMiddleware:
         return response
 
 
-def _count_request(request: HttpRequest, response: HttpResponse, seconds: float) -> None:
+def _view_name(request: HttpRequest) -> str:
+    """Name the view that served the request; "none" if no address matched."""
     match = request.resolver_match
-    view = (match.view_name or match.url_name or "other") if match else "none"
+    return (match.view_name or match.url_name or "other") if match else "none"
+
+
+def _method(request: HttpRequest) -> str:
+    return request.method if request.method in METHODS else "other"
+
+
+def _count_request(request: HttpRequest, response: HttpResponse, seconds: float) -> None:
+    view = _view_name(request)
     total = series_name(
         "barnraise_requests_total",
         view=view,
-        method=request.method if request.method in METHODS else "other",
+        method=_method(request),
         status=str(response.status_code),
     )
     _add({total: 1, **_observation("barnraise_request_seconds", seconds, view=view)})
@@ -148,8 +158,9 @@ def _count_request(request: HttpRequest, response: HttpResponse, seconds: float)
 
 def _log_request(request: HttpRequest, response: HttpResponse, seconds: float) -> None:
     fields = {
-        "method": request.method,
-        "path": request.path[:200],
+        "method": _method(request),
+        "view": _view_name(request),
+        "path": describe_path(request),
         "status": response.status_code,
     }
     level = logging.DEBUG
@@ -159,7 +170,7 @@ def _log_request(request: HttpRequest, response: HttpResponse, seconds: float) -
         level = logging.INFO
     access_log.log(
         level,
-        "%s %s %d in %.0f ms",
+        "%s %s %s %d in %.0f ms",
         *fields.values(),
         1000 * seconds,
         extra={**fields, "seconds": seconds},

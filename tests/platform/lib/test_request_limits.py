@@ -7,6 +7,7 @@ import time
 
 import pytest
 from asgiref.testing import ApplicationCommunicator
+from django.conf import settings
 from django.http import HttpResponse
 
 from coordinator.asgi import GC_THRESHOLD, application
@@ -137,3 +138,69 @@ async def test_collector_ignores_objects_that_exist_at_the_start():
         gc.unfreeze()
         gc.set_threshold(*before)
         server.stop(exceptions=False)
+
+
+# ---- bodies
+
+
+class CountingHandler(ThreadedHandler):
+    """Answer every request with the size of its body."""
+
+    def get_response(self, request):
+        return HttpResponse(str(len(request.body)))
+
+
+async def post(site: ThreadedHandler, *chunks: bytes, length: str = "") -> tuple[int, int]:
+    """Post a body in chunks; return the status and how many chunks were read before it."""
+    headers = [(b"host", b"localhost")]
+    if length:
+        headers.append((b"content-length", length.encode()))
+    unread = list(chunks)
+
+    async def receive():
+        if unread:
+            return {"type": "http.request", "body": unread.pop(0), "more_body": bool(unread)}
+        return await asyncio.Event().wait()
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await site({**SCOPE, "method": "POST", "path": "/nowhere", "headers": headers}, receive, send)
+    return sent[0]["status"], len(chunks) - len(unread)
+
+
+async def test_body_that_announces_100_gb_is_refused_unread():
+    assert await post(CountingHandler(), b"x", length=str(100 << 30)) == (413, 0)
+    assert await post(CountingHandler(), b"x", length="9" * 30) == (413, 0)
+
+
+async def test_body_that_grows_without_end_is_cut_off_as_it_arrives():
+    chunk = bytes(64 << 10)
+    status, read = await post(CountingHandler(), *[chunk] * 1000)
+    assert status == 413
+    assert read <= settings.DATA_UPLOAD_MAX_MEMORY_SIZE // len(chunk) + 1
+    assert (await post(CountingHandler(), *[chunk] * 1000, length="5"))[0] == 413
+
+
+async def test_body_that_trickles_is_given_up(monkeypatch):
+    monkeypatch.setattr(asgi_handler, "BODY_SECONDS", 0.05)
+
+    async def receive():
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await CountingHandler()({**SCOPE, "method": "POST"}, receive, send)
+    assert sent[0]["status"] == 408
+    assert (b"Connection", b"close") in [tuple(header) for header in sent[0]["headers"]]
+
+
+async def test_body_of_the_largest_size_is_served():
+    body = bytes(settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+    assert await post(CountingHandler(), body, length=str(len(body))) == (200, 1)

@@ -1,7 +1,10 @@
 """Test health, readiness, metrics, logs, repeated tasks and retention."""
 
+import io
 import json
 import logging
+import re
+import sys
 import time
 from datetime import timedelta
 
@@ -168,9 +171,53 @@ def test_access_log_has_the_request_id_of_the_client(person, launched_run):
     assert (
         line["request_id"] == "a-workers-own-1"
         and line["path"] == "/api/v1/mirror"
+        and line["view"].endswith("get_mirror")
         and line["status"] == 200
     )
     assert set(line) >= {"at", "level", "logger", "text", "seconds", "method"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/teams/invitations/SECRETTOKEN123/",
+        "/nothing/SECRETTOKEN123",
+        "/notifications/unsubscribe/SECRETTOKEN123/",
+        "/nothing%0A2026-01-01 CRITICAL coordinator.staff: forged SECRETTOKEN123",
+    ],
+)
+def test_visitor_forges_no_log_line_and_leaks_no_secret(client, valkey, db, path):
+    handler = logging.StreamHandler(stream := io.StringIO())
+    handler.setFormatter(log_format.LineFormatter("{levelname} {name}: {message}", style="{"))
+    handler.addFilter(log_format.PathFilter())
+    loggers = [logging.getLogger(name) for name in ("coordinator.access", "django.request")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    loggers[0].setLevel(logging.DEBUG)
+    try:
+        client.get(path)
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        loggers[0].setLevel(logging.NOTSET)
+    lines = stream.getvalue().splitlines()
+    assert lines
+    for line in lines:
+        assert re.match(r"[A-Z]+ (coordinator\.access: GET|django\.request: )", line), line
+    assert "SECRETTOKEN" not in stream.getvalue()
+
+
+def test_text_of_strangers_in_a_message_stays_on_its_line():
+    formatter = log_format.LineFormatter("{levelname} {name}: {message}", style="{")
+    text = "a\n2026 CRITICAL forged\r\x1b[2J\u2028b"
+    record = logging.makeLogRecord({"name": "x", "msg": "odd %s", "args": (text,)})
+    assert "".join(formatter.format(record).split()) == formatter.format(record).replace(" ", "")
+    try:
+        raise ValueError(text)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    first, *rest = formatter.format(record).splitlines()
+    assert "odd" in first and all(line.startswith("    ") for line in rest)
 
 
 def test_log_writes_other_objects_as_text_and_tracebacks_whole():
