@@ -8,6 +8,7 @@ from collections import defaultdict
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.exchange.gossip.membership import Meeting, PeerSource
 from barnraise.exchange.network.connection import PIECE_BYTES
 from barnraise.protocol.messages import Peer, PeerState
 
@@ -18,7 +19,18 @@ MAX_LINKS = 128  # as in the server
 
 
 def key_of(number: int) -> str:
-    return f"{number:064x}"
+    """Return a machine's key; a number alone might be a point of small order."""
+    return f"b{number:063x}"
+
+
+def number_of(key: str) -> int:
+    return int(key[1:], 16)
+
+
+def address_of(key: str) -> str:
+    """Return the address of a machine; each has a network of its own."""
+    number = number_of(key)
+    return f"{10 + (number >> 16)}.{number >> 8 & 255}.{number & 255}.1:1"
 
 
 def author_of(number: int, life: int = 1) -> str:
@@ -197,7 +209,7 @@ class Simulation:
         return min(self.payload, PIECE_BYTES * math.ceil(sent / PIECE_BYTES))
 
     def _on_peers(self, to: str, peers: list[Peer]) -> None:
-        self.machines[to].membership.add_peers(peers, self.now, vouched=False)
+        self.machines[to].membership.add_peers(peers, self.now, PeerSource.GOSSIP)
 
     def _on_request(self, me: str, by: str, author: str, first: int, last: int) -> None:
         self.machines[me].on_request(by, author)
@@ -274,11 +286,13 @@ class Simulation:
         ):
             self.machines[one].membership.on_dial_failed(other, self.now)
         elif other in self.machines[one].links:
-            self.machines[one].membership.on_connected(other)
+            self.machines[one].membership.on_refused(
+                other, self.now, Meeting("", True, address_of(other))
+            )
         else:
             for me, you in ((one, other), (other, one)):
-                self.machines[me].membership.add_peers([Peer(key=you, addresses=["x:1"])], self.now)
-                self.machines[me].on_connected(you, self.now)
+                meeting = Meeting("", me == one, address_of(you))
+                self.machines[me].on_connected(you, self.now, meeting)
         for key in (one, other):
             self.carry_out_actions(key)
 
@@ -306,13 +320,15 @@ class Simulation:
 
     def introduce_to_hub(self, hub: int = 0) -> None:
         """Introduce every machine to one, from which they learn of each other."""
-        self.introduce({int(key, 16): [hub] for key in self.machines})
+        self.introduce({number_of(key): [hub] for key in self.machines})
 
     def introduce(self, hints: dict[int, list[int]]) -> None:
         """Introduce peers as a coordinator would: machine → some others."""
         for number, others in hints.items():
             peers = [
-                Peer(key=key_of(other), addresses=["x:1"]) for other in others if other != number
+                Peer(key=key_of(other), addresses=[address_of(key_of(other))])
+                for other in others
+                if other != number
             ]
             self.machines[key_of(number)].membership.add_peers(peers, self.now)
             self.schedule(0.0, self.carry_out_actions, key_of(number))

@@ -16,6 +16,7 @@ from typing import Any
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip import gossip as gossip_module
 from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.exchange.gossip.membership import Meeting, PeerSource
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
 from barnraise.exchange.handlers.blob_scrub import BlobScrub
 from barnraise.exchange.handlers.context import HandlerContext
@@ -45,6 +46,7 @@ from barnraise.exchange.network.rate_limit import FairShare
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import MirrorLists
+from barnraise.protocol.signing import open_signed
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict
 
@@ -100,7 +102,8 @@ class PeerServer:
         self.ledger = ledger
         self.transport = transport
         self.queue = queue
-        self.gossip = Gossip(transport.key, seed=int(transport.key[:12], 16))
+        volunteer = open_signed(config.ticket, "ticket", messages.Ticket).volunteer
+        self.gossip = Gossip(transport.key, int(transport.key[:12], 16), volunteer)
         self.gossip.restore(ledger.vector())
         self.connections: dict[str, Connection] = {}
         self.uplink = FairShare()
@@ -175,7 +178,8 @@ class PeerServer:
         self._stopping = asyncio.Event()
         try:
             await self.transport.start()
-            self.gossip.membership.add_peers(self.ledger.peer_store.peers(), self._loop.time())
+            friends = self.ledger.peer_store.peers()
+            self.gossip.membership.add_peers(friends, self._loop.time(), PeerSource.FRIEND)
             ready()
             for work in (
                 self._accept_connections(),
@@ -303,17 +307,18 @@ class PeerServer:
             reason = "it did not introduce itself" if timed_out else str(error)
             log.warning("refused %s: %s", channel.peer[:8], reason)
             channel.close(reason)
-            self._on_refused(channel.peer)
+            self._on_refused(channel.peer, Meeting("", dialled, channel.remote_address))
             return
         finally:
             self._handshakes -= 1
         if self._add_connection(connection):
             await self._receive_messages(connection)
         else:
-            self._on_refused(channel.peer)
+            self._on_refused(connection.key, connection.meeting)
 
-    def _on_refused(self, key: str) -> None:
-        self.gossip.membership.on_dial_failed(key, self._loop.time(), refused=True)
+    def _on_refused(self, key: str, meeting: Meeting) -> None:
+        self.gossip.membership.on_refused(key, self._loop.time(), meeting)
+        self.wake()
 
     def _add_connection(self, connection: Connection) -> bool:
         """Add a connection after the handshake.
@@ -330,20 +335,31 @@ class PeerServer:
         elif len(self.connections) >= MAX_CONNECTIONS:
             connection.channel.close("too many peers")
             return False
+        elif not self.gossip.membership.has_room_for(
+            self.gossip.links, connection.key, connection.ticket.volunteer
+        ):
+            connection.channel.close("enough machines of your volunteer are connected")
+            return False
         now = self._loop.time()
         self.connections[connection.key] = connection
         self.updates.store_ticket(connection.key, connection.hello.ticket)
-        peer = messages.Peer(key=connection.key, addresses=connection.hello.addresses)
-        self.gossip.membership.add_peers([peer], now)
-        if peer.addresses:
-            store_peer = self.ledger.peer_store.store_peer
-            self._spawn(self._run_in_thread(self._disk_thread, store_peer, peer))
-        self.gossip.on_connected(connection.key, now, connection.ticket.volunteer)
+        self.gossip.on_connected(
+            connection.key, now, connection.meeting, connection.hello.addresses
+        )
+        if connection.meeting.address:
+            self._store_peer(connection)
         if self._directive:
             connection.send_message(messages.DirectiveRelay(directive=self._directive))
         log.info("connected to %s", connection.key[:8])
         self.wake()
         return True
+
+    def _store_peer(self, connection: Connection) -> None:
+        """Remember where a peer was met, so that this machine can rejoin through it."""
+        met = messages.Peer(key=connection.key, addresses=[connection.meeting.address])
+        store_peer = self.ledger.peer_store.store_peer
+        volunteer = connection.meeting.volunteer
+        self._spawn(self._run_in_thread(self._disk_thread, store_peer, met, volunteer))
 
     async def _receive_messages(self, connection: Connection) -> None:
         """Receive messages until the connection ends; a writer task sends meanwhile."""
@@ -468,7 +484,9 @@ class PeerServer:
     async def _on_peers(
         self, connection: Connection, peers: messages.PeerList, payload: memoryview
     ) -> None:
-        self.gossip.membership.add_peers(peers.peers, self._loop.time(), vouched=False)
+        self.gossip.membership.add_peers(
+            peers.peers, self._loop.time(), PeerSource.GOSSIP, connection.ticket.volunteer
+        )
         self.wake()
 
     async def _on_directive(

@@ -137,7 +137,6 @@ class PeerState(Message):
         declined: the sender has, or is receiving, updates up to these: announce newer ones, but do
             not push these.
         full: False: the message holds only what changed since the last one.
-        links: number of the sender's peer connections.
         anchor_vector: digest of the version vector at which `anchor_digest` was computed.
         anchor_digest: digest of the sender's anchor at that vector.
         rate: the sender's training speed in tokens/s.
@@ -154,7 +153,6 @@ class PeerState(Message):
     pruned: VersionVector = {}
     declined: VersionVector = {}
     full: bool = True
-    links: Count = 0
     anchor_vector: Digest | None = None
     anchor_digest: Digest | None = None
     rate: Rate

@@ -7,13 +7,9 @@ from helpers.simulated_swarm import Simulation, author_of, connected_gossip, key
 from hypothesis import given, settings
 
 from barnraise.exchange.gossip import gossip as g
-from barnraise.exchange.gossip import membership, requests
+from barnraise.exchange.gossip import requests
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.protocol.messages import Peer, PeerState
-
-
-def peer(number: int, address: str = "x:1") -> Peer:
-    return Peer(key=key_of(number), addresses=[address])
+from barnraise.protocol.messages import PeerState
 
 
 def update_requests(actions: list[g.Action]) -> list[g.RequestUpdates]:
@@ -203,7 +199,7 @@ def test_build_state_contains_changes_and_periodically_everything():
     for number in range(50):
         me.on_local_update(author_of(number), 1)
     first = me.build_state(key_of(2), 0.0)
-    assert first.full and len(first.vector) == 50 and first.links == 1
+    assert first.full and len(first.vector) == 50
     assert me.build_state(key_of(2), 0.1).vector == {}
     me.on_local_update(author_of(7), 2)
     me.on_pruned(author_of(7), 1)
@@ -262,90 +258,6 @@ def test_is_converged_requires_complete_peers_with_equal_vectors():
     assert not me.is_converged
     me.on_state(key_of(2), peer_state({author_of(1): 3}, complete=True), 0.0)
     assert me.is_converged
-
-
-# ---- which links to have
-
-
-def test_silent_peer_is_disconnected_and_redialled_with_backoff():
-    me = Gossip(key_of(1), 0)
-    me.membership.add_peers([peer(2)], 0.0)
-    me.on_connected(key_of(2), 0.0)
-    assert g.CloseLink in {type(action) for action in me.next_actions(g.PEER_TIMEOUT)}
-    me.on_disconnected(key_of(2), g.PEER_TIMEOUT)
-    now, waits = g.PEER_TIMEOUT, []
-    for _ in range(10):
-        started_at = now
-        while not any(isinstance(action, g.Dial) for action in me.next_actions(now)):
-            now += 0.1
-        waits.append(now - started_at)
-        me.membership.on_dial_failed(key_of(2), now)
-    assert waits[0] < 2 and waits[4] > waits[0] and max(waits) <= membership.REDIAL_MAX * 1.3
-
-
-def test_membership_unvouched_peer_overrides_nothing_and_is_bounded():
-    me = Gossip(key_of(1), 0)
-    me.membership.add_peers([peer(2, "true:1")], 0.0)
-    me.membership.add_peers([peer(2, "false:1")], 1.0, vouched=False)
-    assert me.membership.passive[key_of(2)].addresses == ("true:1",)
-    for number in range(3, 3 * membership.MAX_PASSIVE):
-        me.membership.add_peers([peer(number)], 1.0, vouched=False)
-    assert len(me.membership.passive) == membership.MAX_PASSIVE
-    dials = [action for action in me.next_actions(10.0) if isinstance(action, g.Dial)]
-    assert len(dials) == membership.TARGET_LINKS
-
-
-def test_membership_vouched_peer_displaces_others_and_is_dialled():
-    me = Gossip("0" * 64, seed=1)
-    me.membership.add_peers(
-        [peer(n) for n in range(1, membership.MAX_PASSIVE + 50)], 0.0, vouched=False
-    )
-    assert len(me.membership.passive) == membership.MAX_PASSIVE
-    me.membership.add_peers([Peer(key="f" * 64, addresses=["a:1"])], 0.0)
-    assert (
-        "f" * 64 in me.membership.passive and len(me.membership.passive) == membership.MAX_PASSIVE
-    )
-    first = next(action for action in me.next_actions(10.0) if isinstance(action, g.Dial))
-    assert first.peer.key == "f" * 64
-
-
-def test_membership_does_not_dial_itself():
-    me = Gossip(key_of(1), 0)
-    me.membership.add_peers([peer(1)], 0.0)
-    assert not me.membership.passive
-
-
-def test_membership_surplus_closes_lazy_links_and_spares_sparse_peers():
-    me = connected_gossip(99, *range(1, membership.MAX_LINKS + 4))
-    for number in range(1, membership.MAX_LINKS + 4):
-        few = number <= 2
-        me.on_state(key_of(number), peer_state({}, links=1 if few else 8), 0.0)
-        me.links[key_of(number)].eager = few or number >= 6
-
-    def goodbyes(now: float) -> set[str]:
-        return {action.to for action in me.next_actions(now) if isinstance(action, g.SendGoodbye)}
-
-    assert not goodbyes(1.0), "the links are too young"
-    surplus = goodbyes(membership.MIN_LINK_AGE)
-    assert surplus == {key_of(3), key_of(4), key_of(5)}
-    assert not goodbyes(membership.MIN_LINK_AGE + 1), "each peer gets one goodbye"
-    late = me.next_actions(membership.MIN_LINK_AGE + g.GOODBYE_TIMEOUT + 1)
-    assert {action.peer for action in late if isinstance(action, g.CloseLink)} == surplus, (
-        "peers that do not disconnect are disconnected"
-    )
-
-
-def test_membership_peer_after_goodbye_is_not_redialled_soon():
-    me = connected_gossip(1, 2)
-    me.membership.add_peers([peer(2)], 0.0)
-    me.on_goodbye(key_of(2), 1.0)
-    me.on_disconnected(key_of(2), 1.0)
-
-    def dialled(now: float) -> bool:
-        return any(isinstance(action, g.Dial) for action in me.next_actions(now))
-
-    assert not dialled(1.0 + membership.REDIAL_AFTER_GOODBYE)
-    assert dialled(1.0 + 2 * membership.REDIAL_AFTER_GOODBYE)
 
 
 def test_next_wakeup_never_causes_a_busy_loop():

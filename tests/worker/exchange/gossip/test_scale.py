@@ -4,7 +4,7 @@ import random
 
 import hypothesis.strategies as st
 import pytest
-from helpers.simulated_swarm import Simulation, key_of
+from helpers.simulated_swarm import Simulation, key_of, number_of
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.exchange.gossip import membership
@@ -28,7 +28,7 @@ def test_gossip_with_loss_partitions_and_churn_converges(seed, loss, count):
     for _ in range(25):
         simulation.run(chance.random() * 3)
         event = chance.random()
-        alive = [int(key, 16) for key in simulation.machines]
+        alive = [number_of(key) for key in simulation.machines]
         if event < 0.6:
             simulation.publish(chance.choice(alive))
         elif event < 0.8:
@@ -57,7 +57,7 @@ def test_peers_of_a_large_swarm_receive_each_update_about_once(count):
     simulation.run(20)
     assert simulation.is_connected
     assert max(simulation.degrees) <= membership.MAX_LINKS + 2
-    assert min(simulation.degrees) >= membership.MIN_LINKS
+    assert min(simulation.degrees) >= membership.MIN_DIALLED
     for number in simulation.random.sample(range(count), 8):
         simulation.publish(number)
         simulation.run(8)

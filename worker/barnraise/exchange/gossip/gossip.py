@@ -15,10 +15,10 @@ anti-entropy: each State contains what changed since the last one, and at interv
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from barnraise.exchange.gossip.membership import MIN_LINKS, PartialView
+from barnraise.exchange.gossip.membership import Meeting, PartialView
 from barnraise.exchange.gossip.requests import RequestScheduler
 from barnraise.protocol.messages import Peer, PeerState
 
@@ -28,6 +28,7 @@ FULL_STATE_INTERVAL = 30.0  # seconds between two States with everything, ± a q
 PEER_TIMEOUT = 20.0  # seconds without a message after which a peer is disconnected
 GOODBYE_TIMEOUT = 5.0  # seconds after a goodbye after which a peer is disconnected
 PEERS_INTERVAL = 30.0  # seconds between two messages about other peers
+MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
 MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
 MAX_AUTHORS = 50_000  # authors stored for one peer
 MAX_DECLINED = 200  # pushes declined in one State
@@ -104,7 +105,8 @@ class LinkState:
     Attributes:
         key: The peer's key.
         connected_at: When the link was established.
-        volunteer: Digest of its volunteer, from its ticket.
+        volunteer: Digest of its volunteer, from its ticket; its key if that is unknown.
+        meeting: How it came about: whose machine it is, who dialled and from where.
         last_received_at: When its last message arrived.
         next_full_state_at: When it is sent our next full State.
         next_state_at: When it is sent our next State at the latest.
@@ -123,7 +125,6 @@ class LinkState:
         anchor_digest: Digest of its anchor at that vector.
         anchor_agrees: Whether its anchor equals ours, when both were last at one vector; None if
             they never were.
-        degree: How many links it reports to have.
         complete: Whether it will publish no further updates.
         has_state: Whether its first State has arrived.
     """
@@ -139,6 +140,7 @@ class LinkState:
     has_news: bool = True
     changed_authors: dict[str, None] = field(default_factory=dict[str, None])
     to_decline: dict[str, int] = field(default_factory=dict[str, int])
+    meeting: Meeting = field(default_factory=Meeting)
     eager: bool = True
     leaving_since: float | None = None
     vector: dict[str, int] = field(default_factory=dict[str, int])
@@ -148,7 +150,6 @@ class LinkState:
     anchor_vector: str | None = None
     anchor_digest: str | None = None
     anchor_agrees: bool | None = None
-    degree: int = 0
     complete: bool = False
     has_state: bool = False
 
@@ -171,12 +172,13 @@ class Gossip:
         requests: The updates that are missing or on their way.
     """
 
-    def __init__(self, key: str, seed: int) -> None:
+    def __init__(self, key: str, seed: int, volunteer: str = "") -> None:
         """Create the state machine of a machine without links.
 
         Args:
             key: This machine's own key.
             seed: Seed of all random choices.
+            volunteer: Digest of this machine's own volunteer.
         """
         self.key = key
         self.vector: dict[str, int] = {}
@@ -186,7 +188,7 @@ class Gossip:
         self.complete = False
         self.anchor_digests: dict[str, str] = {}
         self.links: dict[str, LinkState] = {}
-        self.membership = PartialView(key, seed)
+        self.membership = PartialView(key, seed, volunteer)
         self.requests = RequestScheduler(seed)
         self._pushes: list[PushUpdate] = []
         self._random = random.Random(seed)
@@ -294,20 +296,34 @@ class Gossip:
 
     # ---- events: peers
 
-    def on_connected(self, key: str, now: float, volunteer: str = "") -> None:
+    def on_connected(
+        self,
+        key: str,
+        now: float,
+        meeting: Meeting | None = None,
+        claimed: Sequence[str] = (),
+    ) -> None:
         """Record that a link to this peer is established; it replaces an earlier one.
 
         Args:
             key: The peer's key.
             now: The time in seconds.
-            volunteer: Digest of its volunteer; empty: it counts as a volunteer of its own.
+            meeting: How the link came about.
+            claimed: The addresses that the peer reports of itself.
         """
         self.requests.on_disconnected(key)
-        eager = sum(link.eager for link in self.links.values()) < MIN_LINKS
+        meeting = meeting or Meeting()
+        eager = sum(link.eager for link in self.links.values()) < MIN_EAGER_LINKS
         self.links[key] = LinkState(
-            key, now, now, next_full_state_at=now, volunteer=volunteer or key, eager=eager
+            key,
+            now,
+            now,
+            next_full_state_at=now,
+            volunteer=meeting.volunteer or key,
+            meeting=meeting,
+            eager=eager,
         )
-        self.membership.on_connected(key)
+        self.membership.on_connected(key, now, meeting, claimed)
 
     def on_disconnected(self, key: str, now: float) -> None:
         """Record that the link to this peer is gone."""
@@ -330,7 +346,6 @@ class Gossip:
         link.has_state = True
         link.rate = state.rate
         link.complete = state.complete
-        link.degree = state.links
         link.anchor_vector = state.anchor_vector
         link.anchor_digest = state.anchor_digest
         self._compare_anchors(link)
@@ -444,7 +459,7 @@ class Gossip:
         self._pushes = []
         for link in list(self.links.values()):
             actions += self._link_actions(link, now)
-        for key in self.membership.choose_goodbyes(self.links.values(), now):
+        for key in self.membership.choose_goodbyes(self.links, now):
             self.links[key].leaving_since = now
             actions.append(SendGoodbye(key))
         actions += [Dial(peer) for peer in self.membership.choose_dials(self.links, now)]
@@ -531,7 +546,6 @@ class Gossip:
             pruned={author: self.pruned[author] for author in sent if author in self.pruned},
             full=full_is_due and len(sent) == len(authors),
             declined=link.to_decline,
-            links=len(self.links),
             anchor_vector=anchor_vector,
             anchor_digest=anchor_digest,
             rate=self.rate,

@@ -1,36 +1,63 @@
 """Membership of the overlay: which peers to know, which to dial and which links to close. Pure.
 
-Follows HyParView (Leitão, Pereira and Rodrigues, DSN 2007, section 4), simplified: its active view
-is the set of links, its passive view is `PartialView.passive`. A machine dials until it has
-TARGET_LINKS links. Now and then it dials one more, chosen at random, so that two halves of a
-partitioned swarm that are both content with their links grow together again. Above MAX_LINKS it
-says goodbye to peers that have other links; peers with few links stay, because they may reach
-nobody else.
+Follows HyParView (Leitão, Pereira and Rodrigues, DSN 2007, section 4): its active view is the set
+of links, its passive view is `PartialView.passive`. What HyParView does not have is a defence
+against peers that lie, and against one person with many keys:
 
-What one peer reports about another is hearsay: it never overrides what a coordinator or the peer
-itself reported.
+* The links of one volunteer are limited: two, whatever the number of that volunteer's keys.
+* Peers are known from three sources, each with room of its own, and the source from which this
+  machine dialled the fewest links is dialled next. Some links are always ones that it dialled: who
+  connects is the choice of others.
+* The two oldest links, and some of those that it dialled, are never closed for newer ones.
+* Now and then it dials one more peer, chosen at random, however many links it has. So two halves of
+  a partitioned swarm that are both content with their links grow together again.
+* Nothing that a peer reports about itself counts: not its links, not its addresses. What a peer
+  reports about others is hearsay: it overrides nothing, and each volunteer's reports have a bound.
 """
 
 import math
 import random
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
+from barnraise.exchange.gossip.dial_limits import DialLimits
+from barnraise.exchange.network.addresses import host_of
 from barnraise.protocol.messages import Peer
 
 TARGET_LINKS = 8  # a machine dials until it has this many links
 MAX_LINKS = 12  # above this many links a machine closes some
-MIN_LINKS = 3  # a peer with at most this many links is never asked to leave
+MAX_VOLUNTEER_LINKS = 2  # links to the machines of one other person
+MAX_SIBLING_LINKS = 6  # links to machines of this machine's own volunteer
+MIN_DIALLED = 4  # links that this machine dialled, as far as there are peers to dial
+OLDEST_LINKS = 2  # links that are never closed for newer ones
 MIN_LINK_AGE = 5.0  # seconds that a link lasts at least before this machine closes it
 EXPLORE_INTERVAL = 60.0  # seconds between two links beyond TARGET_LINKS, ± a half
 REDIAL_AFTER_GOODBYE = 120.0  # seconds before redialling a peer after a goodbye, up to twice that
-REDIAL_MIN = 0.5  # seconds before the first redial after a failure or a lost link
-REDIAL_MAX = 30.0  # seconds between two redials at most
+# Seconds before redialling a peer that refused a link, or said goodbye to a machine that needs
+# links, up to twice that.
+REDIAL_AFTER_REFUSAL = 30.0
+REDIAL_MIN = 0.5  # seconds before the first redial after a lost link, up to twice that
 TIE_BREAK_DELAY = 0.7  # seconds that the larger key waits, so that two peers do not dial each other
-MAX_PASSIVE = 1000  # peers in the passive view
 MAX_SHARED = 32  # peers in one message about others
-MAX_HEARSAY_FAILURES = 8  # failed dials after which a peer known by hearsay alone is forgotten
+MAX_REPORTED = 64  # peers of the passive view that one volunteer's machines reported
+MAX_FRIENDS_OF_VOLUNTEER = 4  # machines of one other person that are remembered as friends
+MAX_SILENT_DIALS = 8  # dials without an answer after which a peer that was never met is forgotten
+MAX_ADDRESSES = 8  # addresses that are remembered for one peer
+
+
+class PeerSource(Enum):
+    """From where a machine knows a peer."""
+
+    SITE = "site"  # a coordinator named it
+    FRIEND = "friend"  # it has been linked, now or earlier
+    GOSSIP = "gossip"  # another peer reported it
+
+
+# How many peers of each source the passive view holds.
+MAX_PEERS = {PeerSource.SITE: 500, PeerSource.FRIEND: 200, PeerSource.GOSSIP: 300}
 
 
 @dataclass
@@ -38,16 +65,37 @@ class KnownPeer:
     """A peer of the passive view.
 
     Attributes:
-        addresses: Where to dial it.
-        vouched: Whether a coordinator or the peer itself reported it, not only other peers.
-        next_dial: When it may be dialled next, in seconds.
-        failures: Failed dials since it was last connected.
+        addresses: Where to dial it, the address at which it was met first.
+        source: From where this machine knows it.
+        next_dial: When it may be dialled next at the earliest, in seconds.
+        volunteer: Digest of its volunteer, once it has shown its ticket.
+        reporter: Digest of the volunteer whose machine reported it; only of hearsay.
+        met_at: The address at which it was met; empty if that is unknown.
+        failures: Dials in a row that it did not answer.
     """
 
     addresses: tuple[str, ...]
-    vouched: bool
+    source: PeerSource
     next_dial: float
+    volunteer: str = ""
+    reporter: str = ""
+    met_at: str = ""
     failures: int = 0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How a link came about: facts that the handshake proves.
+
+    Attributes:
+        volunteer: Digest of the peer's volunteer; empty: the peer counts as a volunteer of its own.
+        dialled: Whether this machine dialled.
+        address: The peer's address as this machine sees it; empty if that is unknown.
+    """
+
+    volunteer: str = ""
+    dialled: bool = False
+    address: str = ""
 
 
 class PeerLink(Protocol):
@@ -56,16 +104,27 @@ class PeerLink(Protocol):
     Attributes:
         key: The peer's key.
         connected_at: When the link was established, in seconds.
-        degree: How many links the peer reports to have.
+        meeting: How the link came about.
         eager: Whether new updates are pushed over the link (see `gossip`).
         leaving_since: When one side said goodbye; None if neither did.
     """
 
     key: str
     connected_at: float
-    degree: int
+    meeting: Meeting
     eager: bool
     leaving_since: float | None
+
+
+@dataclass(frozen=True)
+class DialAttempt:
+    """A dial in progress: the addresses that are tried, and from where the peer is known."""
+
+    addresses: tuple[str, ...]
+    source: PeerSource
+
+
+Links = Mapping[str, PeerLink]
 
 
 class PartialView:
@@ -74,72 +133,144 @@ class PartialView:
     Args:
         key: This machine's own key.
         seed: Seed of the random choices.
+        volunteer: Digest of this machine's own volunteer.
     """
 
-    def __init__(self, key: str, seed: int) -> None:
+    def __init__(self, key: str, seed: int, volunteer: str = "") -> None:
         self.key = key
+        self.volunteer = volunteer
         self.passive: dict[str, KnownPeer] = {}
         self._random = random.Random(seed)
-        self._dialling: set[str] = set()
+        self._limits = DialLimits(self._random.random)
+        self._dialling: dict[str, DialAttempt] = {}
+        self._linked_from: dict[str, PeerSource] = {}  # source of the peers that we dialled
         self._explore_at = -math.inf  # when to look for one link beyond TARGET_LINKS
+        self._link_count = 0  # at the last look
 
-    # ---- events
+    # ---- events: what others report
 
-    def add_peers(self, peers: Iterable[Peer], now: float, vouched: bool = True) -> None:
+    def add_peers(
+        self,
+        peers: Iterable[Peer],
+        now: float,
+        source: PeerSource = PeerSource.SITE,
+        reporter: str = "",
+    ) -> None:
         """Add peers to the passive view, or update their addresses.
 
         Args:
             peers: The peers, each with its addresses.
             now: The time in seconds.
-            vouched: Whether a coordinator or the peer itself reported them. Otherwise they are
-                hearsay, which overrides only hearsay whose addresses have failed.
+            source: Who reports them. Hearsay overrides only hearsay whose addresses have failed.
+            reporter: Digest of the volunteer whose machine reports them; only of hearsay.
         """
         for peer in peers:
             if peer.key == self.key or not peer.addresses:
                 continue
+            addresses = tuple(dict.fromkeys(peer.addresses))[:MAX_ADDRESSES]
             known = self.passive.get(peer.key)
             if known is not None:
-                self._update_peer(known, tuple(peer.addresses), now, vouched)
-            elif self._make_room(vouched):
+                self._update_peer(known, addresses, now, source)
+            elif self._make_room(source, reporter):
                 delay = (
                     TIE_BREAK_DELAY * (1 + self._random.random()) if self.key > peer.key else 0.0
                 )
-                self.passive[peer.key] = KnownPeer(tuple(peer.addresses), vouched, now + delay)
+                self.passive[peer.key] = KnownPeer(
+                    addresses, source, now + delay, reporter=reporter
+                )
 
     @staticmethod
     def _update_peer(
-        known: KnownPeer, addresses: tuple[str, ...], now: float, vouched: bool
+        known: KnownPeer, addresses: tuple[str, ...], now: float, source: PeerSource
     ) -> None:
-        replaces = vouched or (not known.vouched and known.failures > 0)
-        if not replaces:
+        is_hearsay = source is PeerSource.GOSSIP
+        if is_hearsay and (known.source is not PeerSource.GOSSIP or not known.failures):
             return
+        if known.met_at:
+            addresses = (known.met_at, *(at for at in addresses if at != known.met_at))
         if addresses != known.addresses:
-            known.failures = 0
             known.next_dial = min(known.next_dial, now + REDIAL_MIN)
-        known.addresses = addresses
-        known.vouched = vouched or known.vouched
+        known.addresses = addresses[:MAX_ADDRESSES]
+        if known.source is PeerSource.GOSSIP:
+            known.source = source
 
-    def _make_room(self, vouched: bool) -> bool:
-        """Return whether one more peer fits, after removing one known by hearsay if necessary.
+    def _make_room(self, source: PeerSource, reporter: str) -> bool:
+        """Return whether one more peer of a source fits, after forgetting another if necessary.
 
-        Only a vouched peer displaces another. Without that, a peer that reports enough machines
-        that do not exist would keep this machine from all that do.
+        Each source has its own room: whatever one source reports, the others' peers stay.
         """
-        if len(self.passive) < MAX_PASSIVE:
+        if source is PeerSource.GOSSIP:
+            reported = [k for k, known in self._of_source(source) if known.reporter == reporter]
+            if len(reported) >= MAX_REPORTED:
+                del self.passive[reported[0]]
+        of_source = self._of_source(source)
+        if len(of_source) < MAX_PEERS[source]:
             return True
-        if not vouched:
-            return False
-        hearsay = next((key for key, known in self.passive.items() if not known.vouched), None)
-        if hearsay is None:
-            return False
-        del self.passive[hearsay]
-        return True
+        if source is PeerSource.GOSSIP:
+            counts = Counter(known.reporter for _, known in of_source)
+            busiest = counts.most_common(1)[0][0]
+            of_source = [(key, known) for key, known in of_source if known.reporter == busiest]
+        unused = [key for key, _ in of_source if key not in self._dialling]
+        if unused:
+            del self.passive[unused[0]]
+        return bool(unused)
 
-    def on_connected(self, key: str) -> None:
-        """Record that a link to this peer is established."""
-        if known := self.passive.get(key):
-            known.failures = 0
-        self._dialling.discard(key)
+    def _of_source(self, source: PeerSource) -> list[tuple[str, KnownPeer]]:
+        return [(key, known) for key, known in self.passive.items() if known.source is source]
+
+    # ---- events: links
+
+    def on_connected(
+        self,
+        key: str,
+        now: float = 0.0,
+        meeting: Meeting | None = None,
+        claimed: Sequence[str] = (),
+    ) -> None:
+        """Record that a link to this peer is established.
+
+        Args:
+            key: The peer's key.
+            now: The time in seconds.
+            meeting: How the link came about.
+            claimed: The addresses that the peer reports of itself. Only those of the host at which
+                it was met are believed.
+        """
+        meeting = meeting or Meeting()
+        self._end_dial(key, meeting, now)
+        known = self.passive.get(key)
+        if meeting.dialled and known is not None:
+            self._linked_from[key] = known.source
+        addresses = tuple(
+            at for at in claimed if meeting.address and host_of(at) == host_of(meeting.address)
+        )
+        if meeting.address:
+            addresses = (meeting.address, *(at for at in addresses if at != meeting.address))
+        if known is None:
+            if not addresses or not self._make_room(PeerSource.FRIEND, ""):
+                return
+            known = self.passive[key] = KnownPeer(addresses, PeerSource.FRIEND, now)
+        elif addresses:
+            named = known.addresses if known.source is PeerSource.SITE else ()
+            known.addresses = tuple(dict.fromkeys((*addresses, *named)))[:MAX_ADDRESSES]
+            if known.source is PeerSource.GOSSIP and self._make_room(PeerSource.FRIEND, ""):
+                known.source = PeerSource.FRIEND
+        known.met_at = meeting.address
+        known.volunteer = meeting.volunteer
+        known.failures = 0
+        self._limit_friends(key, known)
+
+    def _limit_friends(self, key: str, known: KnownPeer) -> None:
+        """Forget the oldest friends of a person whose machines are more than a few."""
+        if not known.volunteer or known.volunteer == self.volunteer:
+            return
+        others = [
+            other
+            for other, friend in self._of_source(PeerSource.FRIEND)
+            if friend.volunteer == known.volunteer and other != key
+        ]
+        for other in others[: max(0, len(others) - MAX_FRIENDS_OF_VOLUNTEER + 1)]:
+            del self.passive[other]
 
     def on_disconnected(self, key: str, now: float, said_goodbye: bool) -> None:
         """Record that the link to this peer is gone.
@@ -149,86 +280,193 @@ class PartialView:
             now: The time in seconds.
             said_goodbye: Whether one side closed the link because it had enough others.
         """
+        self._linked_from.pop(key, None)
         if known := self.passive.get(key):
-            delay = REDIAL_AFTER_GOODBYE if said_goodbye else REDIAL_MIN
+            delay = REDIAL_MIN
+            if said_goodbye:
+                needs_links = self._link_count < TARGET_LINKS
+                delay = REDIAL_AFTER_REFUSAL if needs_links else REDIAL_AFTER_GOODBYE
             known.next_dial = now + delay * (1 + self._random.random())
 
-    def on_dial_failed(self, key: str, now: float, refused: bool = False) -> None:
-        """Record that a dial failed and schedule the next one, with exponential backoff.
-
-        Args:
-            key: The peer's key.
-            now: The time in seconds.
-            refused: Whether the peer answered and refused the link; it is then dialled only rarely.
-        """
-        self._dialling.discard(key)
+    def on_dial_failed(self, key: str, now: float) -> None:
+        """Record that nobody answered a dial; its addresses back off."""
+        attempt = self._dialling.pop(key, None)
+        if attempt is not None:
+            self._limits.on_silence(attempt.addresses, now, not self._link_count)
         known = self.passive.get(key)
         if known is None:
             return
         known.failures += 1
-        if known.failures >= MAX_HEARSAY_FAILURES and not known.vouched:
+        was_met = known.source is PeerSource.FRIEND or known.met_at
+        if known.failures >= MAX_SILENT_DIALS and not was_met:
             del self.passive[key]
+        elif attempt is None:
+            known.next_dial = now + REDIAL_AFTER_REFUSAL
+
+    def on_refused(self, key: str, now: float, meeting: Meeting) -> None:
+        """Record that one of the two sides refused a link after the peer's key was proven.
+
+        Args:
+            key: The peer's key.
+            now: The time in seconds.
+            meeting: How the link would have come about; the volunteer as far as it is known.
+        """
+        self._end_dial(key, meeting, now)
+        if known := self.passive.get(key):
+            known.volunteer = meeting.volunteer or known.volunteer
+            known.failures = 0
+            delay = REDIAL_AFTER_REFUSAL * (1 + self._random.random())
+            known.next_dial = max(known.next_dial, now + delay)
+
+    def _end_dial(self, key: str, meeting: Meeting, now: float) -> None:
+        if not meeting.dialled:
             return
-        delay = REDIAL_MAX
-        if not refused:
-            delay = min(REDIAL_MAX, REDIAL_MIN * 2 ** min(known.failures, 10))
-        known.next_dial = now + delay * (0.75 + self._random.random() / 2)
+        attempt = self._dialling.pop(key, None)
+        if attempt is not None and meeting.address:
+            self._limits.on_answer(attempt.addresses, meeting.address, now)
 
     # ---- decisions
 
-    def choose_dials(self, links: Collection[str], now: float) -> list[Peer]:
-        """Choose the peers to dial now and mark them as being dialled.
+    def has_room_for(self, links: Links, key: str, volunteer: str) -> bool:
+        """Return whether a link to one more machine of this volunteer is allowed."""
+        if not volunteer:
+            return True
+        others = sum(
+            link.meeting.volunteer == volunteer
+            for link in links.values()
+            if link.key != key and link.leaving_since is None
+        )
+        return others < self._max_links(volunteer)
+
+    def _max_links(self, volunteer: str) -> int:
+        """Return how many links to machines of one volunteer are allowed."""
+        if not volunteer:
+            return MAX_LINKS
+        return MAX_SIBLING_LINKS if volunteer == self.volunteer else MAX_VOLUNTEER_LINKS
+
+    def choose_dials(self, links: Links, now: float) -> list[Peer]:
+        """Choose the peers to dial now and record that they are being dialled.
 
         Args:
-            links: Keys of the peers that are connected.
+            links: The connected peers by key.
             now: The time in seconds.
         """
+        self._link_count = len(links)
         room = self._count_dials(links, now)
         if room <= 0:
             return []
-        due = [key for key, known in self._unlinked(links) if known.next_dial <= now]
-        self._random.shuffle(due)
-        if len(links) < TARGET_LINKS:
-            due.sort(key=lambda key: not self.passive[key].vouched)
-        chosen = due[:room]
-        self._dialling |= {*chosen}
+        volunteers = self._count_volunteers(links)
+        candidates = self._candidates(links, now)
+        used = Counter(self._linked_from[key] for key in links if key in self._linked_from)
+        used.update(attempt.source for attempt in self._dialling.values())
+        chosen: list[Peer] = []
+        while len(chosen) < room and any(candidates.values()):
+            source = min(
+                (source for source in PeerSource if candidates[source]),
+                key=lambda source: used[source],
+            )
+            key = candidates[source].pop()
+            known = self.passive[key]
+            is_full = volunteers[known.volunteer] >= self._max_links(known.volunteer)
+            if known.volunteer and is_full:
+                continue
+            addresses = self._limits.choose(known.addresses, now)
+            if not addresses:
+                known.next_dial = min(self._limits.ready_at(at, now) for at in known.addresses)
+                continue
+            self._limits.on_dial(addresses, now)
+            self._dialling[key] = DialAttempt(addresses, source)
+            used[source] += 1
+            volunteers[known.volunteer] += 1
+            chosen.append(Peer(key=key, addresses=list(addresses)))
         if chosen or now >= self._explore_at:
             self._explore_at = now + EXPLORE_INTERVAL * (0.5 + self._random.random())
-        return [Peer(key=key, addresses=list(self.passive[key].addresses)) for key in chosen]
+        return chosen
 
-    def choose_goodbyes(self, links: Collection[PeerLink], now: float) -> list[str]:
-        """Choose the peers to say goodbye to: at random, peers on lazy links first."""
-        excess = len(links) - MAX_LINKS - sum(link.leaving_since is not None for link in links)
+    def _candidates(self, links: Links, now: float) -> dict[PeerSource, list[str]]:
+        """Return the keys that may be dialled now by source, in random order.
+
+        Hearsay alternates between its reporters: one that reports much is not dialled more.
+        """
+        due = [key for key, known in self._unlinked(links) if known.next_dial <= now]
+        self._random.shuffle(due)
+        candidates: dict[PeerSource, list[str]] = {source: [] for source in PeerSource}
+        turns: Counter[str] = Counter()
+        order: dict[str, int] = {}
+        for key in due:
+            known = self.passive[key]
+            order[key] = turns[known.reporter]
+            turns[known.reporter] += 1
+            candidates[known.source].append(key)
+        candidates[PeerSource.GOSSIP].sort(key=lambda key: -order[key])  # the last is used first
+        return candidates
+
+    def choose_goodbyes(self, links: Links, now: float) -> list[str]:
+        """Choose the peers to say goodbye to.
+
+        The newest links go where a volunteer has too many. Beyond MAX_LINKS, links go at random,
+        lazy ones first; the oldest links and the oldest dialled ones stay.
+        """
+        staying = sorted(
+            (link for link in links.values() if link.leaving_since is None),
+            key=lambda link: link.connected_at,
+        )
+        counts: Counter[str] = Counter()
+        goodbyes: list[str] = []
+        allowed: list[PeerLink] = []
+        for link in staying:
+            volunteer = link.meeting.volunteer
+            counts[volunteer] += 1
+            if volunteer and counts[volunteer] > self._max_links(volunteer):
+                goodbyes.append(link.key)
+            else:
+                allowed.append(link)
+        excess = len(allowed) - MAX_LINKS
         if excess <= 0:
-            return []
+            return goodbyes
+        dialled = [link.key for link in allowed if link.meeting.dialled]
+        protected = {link.key for link in allowed[:OLDEST_LINKS]} | set(dialled[:MIN_DIALLED])
         candidates = [
             link
-            for link in links
-            if link.leaving_since is None
-            and link.degree > MIN_LINKS
-            and now >= link.connected_at + MIN_LINK_AGE
+            for link in allowed
+            if link.key not in protected and now >= link.connected_at + MIN_LINK_AGE
         ]
         self._random.shuffle(candidates)
         candidates.sort(key=lambda link: link.eager)
-        return [link.key for link in candidates[:excess]]
+        return goodbyes + [link.key for link in candidates[:excess]]
 
-    def peers_to_share(self, key: str, links: Collection[str]) -> tuple[Peer, ...]:
-        """Return some connected peers that the peer `key` may want to know."""
-        keys = [other for other in links if other != key and other in self.passive]
+    def peers_to_share(self, key: str, links: Links) -> tuple[Peer, ...]:
+        """Return some connected peers that the peer `key` may want to know.
+
+        Each is named with the address at which this machine met it, never with one that it reports
+        of itself.
+        """
+        keys = [
+            other
+            for other in links
+            if other != key and other in self.passive and self.passive[other].met_at
+        ]
         self._random.shuffle(keys)
         return tuple(
-            Peer(key=other, addresses=list(self.passive[other].addresses))
-            for other in keys[:MAX_SHARED]
+            Peer(key=other, addresses=[self.passive[other].met_at]) for other in keys[:MAX_SHARED]
         )
 
-    def next_wakeup(self, links: Collection[str], now: float) -> float:
+    def next_wakeup(self, links: Links, now: float) -> float:
         """Return when `choose_dials` is worth calling again, in seconds; inf if no time is."""
         if self._count_dials(links, now) <= 0:
-            may_explore = now < self._explore_at and len(links) < MAX_LINKS
-            return self._explore_at if may_explore else math.inf
-        return min((known.next_dial for _, known in self._unlinked(links)), default=math.inf)
+            return self._explore_at if now < self._explore_at else math.inf
+        volunteers = self._count_volunteers(links)
+        return min(
+            (
+                known.next_dial
+                for _, known in self._unlinked(links)
+                if not known.volunteer
+                or volunteers[known.volunteer] < self._max_links(known.volunteer)
+            ),
+            default=math.inf,
+        )
 
-    def _unlinked(self, links: Collection[str]) -> list[tuple[str, KnownPeer]]:
+    def _unlinked(self, links: Links) -> list[tuple[str, KnownPeer]]:
         """Return the known peers that are neither connected nor being dialled."""
         return [
             (key, known)
@@ -236,9 +474,15 @@ class PartialView:
             if key not in links and key not in self._dialling
         ]
 
-    def _count_dials(self, links: Collection[str], now: float) -> int:
+    @staticmethod
+    def _count_volunteers(links: Links) -> Counter[str]:
+        return Counter(link.meeting.volunteer for link in links.values())
+
+    def _count_dials(self, links: Links, now: float) -> int:
         """Return how many more peers may be dialled now; not positive if none."""
-        if len(links) < TARGET_LINKS:
-            return TARGET_LINKS - len(links) - len(self._dialling)
-        explores = now >= self._explore_at and len(links) < MAX_LINKS
-        return 1 - len(self._dialling) if explores else 0
+        staying = [link for link in links.values() if link.leaving_since is None]
+        dialled = sum(link.meeting.dialled for link in staying)
+        wanted = max(TARGET_LINKS - len(staying), MIN_DIALLED - dialled)
+        if wanted <= 0 and now >= self._explore_at:
+            wanted = 1
+        return wanted - len(self._dialling)

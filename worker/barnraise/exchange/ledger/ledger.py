@@ -32,7 +32,7 @@ from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 
-FORMAT = 4  # of the database, in its user_version
+FORMAT = 5  # of the database, in its user_version
 GENESIS_DIGEST = digest("")  # the `previous` of an author's first header
 _PAGE = 64  # headers read at a time
 _PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {

@@ -10,9 +10,11 @@ from barnraise.durable_io import transaction
 from barnraise.protocol.messages import Peer, Signed
 
 MAX_PEERS = 200  # peers whose addresses are stored
+MAX_PEERS_OF_VOLUNTEER = 4  # of them, machines of one person
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tickets (peer TEXT PRIMARY KEY, signed TEXT);
-CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT);
+CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT,
+                                  volunteer TEXT);
 """
 
 
@@ -41,11 +43,25 @@ class PeerStore:
             rows = self._db.execute("SELECT peer, signed FROM tickets").fetchall()
         return {peer: Signed.model_validate_json(text) for peer, text in rows}
 
-    def store_peer(self, peer: Peer) -> None:
-        """Store where a peer was reached: this machine can rejoin through any one peer."""
+    def store_peer(self, peer: Peer, volunteer: str) -> None:
+        """Store where a peer was met: this machine can rejoin through any one peer.
+
+        The machines of one person displace each other, not those of other people.
+
+        Args:
+            peer: The peer, with the address at which it was met.
+            volunteer: Digest of its volunteer.
+        """
         with self._lock, transaction(self._db):
-            row = (peer.key, peer.model_dump_json())
-            self._db.execute("INSERT OR REPLACE INTO peers (key, peer) VALUES (?, ?)", row)
+            row = (peer.key, peer.model_dump_json(), volunteer)
+            self._db.execute(
+                "INSERT OR REPLACE INTO peers (key, peer, volunteer) VALUES (?, ?, ?)", row
+            )
+            self._db.execute(
+                "DELETE FROM peers WHERE volunteer=?1 AND id NOT IN"
+                " (SELECT id FROM peers WHERE volunteer=?1 ORDER BY id DESC LIMIT ?2)",
+                (volunteer, MAX_PEERS_OF_VOLUNTEER),
+            )
             self._db.execute(
                 "DELETE FROM peers WHERE id NOT IN (SELECT id FROM peers ORDER BY id DESC LIMIT ?)",
                 (MAX_PEERS,),

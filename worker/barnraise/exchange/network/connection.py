@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from barnraise.exchange.gossip.membership import Meeting
 from barnraise.exchange.network.framing import pack
 from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket
 from barnraise.exchange.network.transport import Channel
@@ -81,6 +82,11 @@ class Connection:
         self._message_waits = asyncio.Event()
         self._payload_waits = asyncio.Event()
         self._write_lock = asyncio.Lock()  # one frame at a time
+
+    @property
+    def meeting(self) -> Meeting:
+        """How the connection came about, as the handshake proved it."""
+        return Meeting(self.ticket.volunteer, self.dialled, self.channel.remote_address)
 
     def renew_introduction(self, hello: Hello, ticket: Ticket) -> None:
         """Replace the peer's Hello and ticket by newer ones, already checked."""

@@ -155,6 +155,7 @@ class IrohChannel:
         self.send_stream = stream.send()
         self._read_ahead = b""  # read from the stream and not returned yet
         self.peer = str(connection.remote_id())
+        self.remote_address = _remote_address(connection)
         self.bytes_sent = 0
         self.bytes_received = 0
 
@@ -209,6 +210,12 @@ class IrohChannel:
 
     def _close_reason(self, error: iroh.IrohError) -> str:
         return self._connection.close_reason() or _reason(error)
+
+
+def _remote_address(connection: iroh.Connection) -> str:
+    """Return the host:port from which the peer sends; empty if no direct path is known."""
+    paths = sorted(connection.paths(), key=lambda path: not path.is_selected)
+    return next((path.remote_addr for path in paths if path.is_ip), "")
 
 
 def _reason(error: Exception) -> str:

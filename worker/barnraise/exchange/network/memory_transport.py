@@ -130,8 +130,8 @@ class MemoryTransport:
         self.network.attach(self)
 
     def addresses(self) -> list[str]:
-        """Return one made-up address."""
-        return [f"memory:{self.key[:16]}"]
+        """Return one made-up address; each transport is a host of its own."""
+        return [_address_of(self.key)]
 
     async def connect(self, peer: Peer) -> "MemoryChannel":
         """Dial a peer; see `Transport.connect`."""
@@ -161,6 +161,7 @@ class MemoryChannel:
         """Create an end that belongs to `owner`; `connect_to` joins it with the other."""
         self.owner = owner
         self.peer = peer
+        self.remote_address = _address_of(peer)
         self.bytes_sent = 0
         self.bytes_received = 0
         self._other: MemoryChannel = self
@@ -243,6 +244,10 @@ class MemoryChannel:
         self._in_transit.clear()
         self._closed = self._closed or reason
         self._changed.set()
+
+
+def _address_of(key: str) -> str:
+    return f"{key[:16]}.memory:1"
 
 
 def _call_on_loop(

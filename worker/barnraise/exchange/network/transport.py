@@ -18,6 +18,7 @@ class Channel(Protocol):
     """Carry frames to and from one peer."""
 
     peer: str  # the other side's key, proven
+    remote_address: str  # the host:port at which this machine sees it; empty if it is unknown
     bytes_sent: int
     bytes_received: int
 
