@@ -16,6 +16,7 @@ WEB_COMMAND = (
     "--host",
     "127.0.0.1",
     "--no-access-log",
+    "--no-proxy-headers",
     "--ws-per-message-deflate",
     "false",
     "--timeout-worker-healthcheck",
@@ -64,11 +65,13 @@ class Site:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start the web server, Celery's worker and beat; return when the site is ready."""
+        """Start the web server, Celery's workers and beat; return when the site is ready."""
         celery = ("nice", "-n", "10", sys.executable, *CELERY_COMMAND)
         web = (*WEB_COMMAND, "--port", str(self.port), "--workers", str(self.web_processes))
         self.processes.start("web", sys.executable, *web)
         self.processes.start("celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
+        webhooks = ("worker", "-P", "solo", "-Q", "webhooks", "--loglevel", "WARNING")
+        self.processes.start("webhooks", *celery, *webhooks)
         self.processes.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
         deadline = time.monotonic() + START_SECONDS
         while not self._is_ready():

@@ -245,6 +245,9 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # LOGGING below speaks for workers too
 CELERY_TIMEZONE = "UTC"
+# Calls of addresses that people typed may wait for slow servers, so they have a queue and a worker
+# of their own: reports and the lifecycle of runs never wait behind them.
+CELERY_TASK_ROUTES = {"notify.webhooks": {"queue": "webhooks"}}
 CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:ResilientScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 1800)

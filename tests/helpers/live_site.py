@@ -18,6 +18,13 @@ from helpers.navigation import click_and_load
 from helpers.paths import ROOT, TESTS
 from playwright.sync_api import Page
 
+from coordinator.demo.commands import (
+    TASK_QUEUE,
+    WEBHOOK_QUEUE,
+    beat_command,
+    web_command,
+    worker_command,
+)
 from coordinator.demo.processes import ProcessGroup, free_port
 
 HARDWARE_FILE = ROOT / "build" / "hardware.json"
@@ -108,25 +115,12 @@ class Site:
         return self.example_names
 
     def start_web(self) -> None:
-        serve = (
-            "-m",
-            "uvicorn",
-            "coordinator.asgi:application",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        )
-        self.processes.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
+        self.processes.start("site", *web_command(self.port), **self.environment)
 
     def start_celery(self) -> None:
-        celery = (sys.executable, "-m", "celery", "-A", "coordinator.celery:app")
-        self.processes.start(
-            "celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING", **self.environment
-        )
-        self.processes.start(
-            "beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=", **self.environment
-        )
+        worker = worker_command(TASK_QUEUE, WEBHOOK_QUEUE)
+        self.processes.start("celery", *worker, **self.environment)
+        self.processes.start("beat", *beat_command(), **self.environment)
 
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
         """Start the real `barnraise` command on a machine called `name`."""

@@ -20,6 +20,7 @@ from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import MeasuredLoss, Report
 from barnraise.protocol.signing import Identity
+from coordinator.demo.commands import web_command
 from coordinator.demo.processes import ProcessGroup, free_port
 
 GOLDEN = ROOT / "tests" / "contract" / "golden" / "reports.json"
@@ -73,16 +74,7 @@ class MirrorProcess:
 
     def start(self) -> None:
         """Start the web server and wait until it answers."""
-        serve = (
-            "-m",
-            "uvicorn",
-            "coordinator.asgi:application",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        )
-        self.processes.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
+        self.processes.start("site", *web_command(self.port), **self.environment)
         end = time.monotonic() + 120
         while True:
             try:

@@ -19,6 +19,7 @@ from barnraise.protocol.mirror_list import (
 )
 from barnraise.protocol.signing import Identity
 from coordinator.demo import servers
+from coordinator.demo.commands import TASK_QUEUE, WEBHOOK_QUEUE, web_command, worker_command
 from coordinator.demo.processes import ProcessGroup
 
 ROOT_KEY = "root.key"  # of the mirror list; a real one never lies on a site's disk
@@ -121,21 +122,13 @@ class DemoMirror:
 
     def start_web(self, **environment: str) -> None:
         """Start its web server."""
-        serve = (
-            "-m",
-            "uvicorn",
-            "coordinator.asgi:application",
-            "--host",
-            self.host,
-            "--port",
-            str(self.port),
-        )
-        self.run(SITE, *serve, "--no-access-log", "--timeout-graceful-shutdown", "3", **environment)
+        _, *serve = web_command(self.port, self.host)
+        self.run(SITE, *serve, "--timeout-graceful-shutdown", "3", **environment)
 
     def start_celery(self, **environment: str) -> None:
-        """Start Celery as one worker with an embedded scheduler, which saves a process."""
-        work = ("-m", "celery", "-A", "coordinator.celery:app", "worker", "--beat", "-P", "solo")
-        self.run(CELERY, *work, "--loglevel", "WARNING", **environment)
+        """Start Celery as one worker of all queues with an embedded scheduler."""
+        _, *work = worker_command(TASK_QUEUE, WEBHOOK_QUEUE)
+        self.run(CELERY, *work, "--beat", **environment)
 
     def kill(self) -> None:
         """Kill its processes, except for the servers, as a power cut would."""

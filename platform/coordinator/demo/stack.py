@@ -17,6 +17,13 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from coordinator.accounts.models import Enrolment, Machine, User
+from coordinator.demo.commands import (
+    TASK_QUEUE,
+    WEBHOOK_QUEUE,
+    beat_command,
+    web_command,
+    worker_command,
+)
 from coordinator.demo.multi_mirror import MirrorCluster
 from coordinator.demo.processes import ProcessGroup, free_port
 from coordinator.lib import embedded_servers, site_identity
@@ -80,33 +87,14 @@ class DemoStack:
 
     def start_web(self) -> None:
         """Start the web server."""
-        serve = (
-            "-m",
-            "uvicorn",
-            "coordinator.asgi:application",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            self.port,
-        )
-        self.processes.start(
-            "site",
-            sys.executable,
-            *map(str, serve),
-            "--no-access-log",
-            "--timeout-graceful-shutdown",
-            "3",
-        )
+        serve = web_command(self.port)
+        self.processes.start("site", *serve, "--timeout-graceful-shutdown", "3")
 
     def start_celery(self) -> None:
-        """Start Celery: solo, because the tasks are short and a fork costs memory."""
-        celery = ("-m", "celery", "-A", "coordinator.celery:app")
-        self.processes.start(
-            "celery", sys.executable, *celery, "worker", "-P", "solo", "--loglevel", "WARNING"
-        )
-        self.processes.start(
-            "beat", sys.executable, *celery, "beat", "--loglevel", "WARNING", "--pidfile="
-        )
+        """Start Celery's workers, one of them for webhooks alone, and its scheduler."""
+        self.processes.start("celery", *worker_command(TASK_QUEUE))
+        self.processes.start("webhooks", *worker_command(WEBHOOK_QUEUE))
+        self.processes.start("beat", *beat_command())
 
     def wait_for_site(self) -> None:
         """Wait until the site answers."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.conf import settings
+from django.core.cache import cache
 from django.db import models, transaction
 from django.utils import timezone
 from uuid6 import uuid7
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from coordinator.accounts.models import User
 
 MAX_WEBHOOKS = 5  # of one person
+TEST_SECONDS = 60  # between two test calls of one person
 MAX_FAILURES = 20  # in a row, after which a webhook is disabled
 # Seconds before each further attempt to send an email or to call a webhook; then it is given up.
 RETRY_SECONDS = (10, 60, 600, 3600, 6 * 3600)
@@ -282,6 +284,16 @@ class Webhook(models.Model):
         kind = notification.kind if notification else "test"
         body = {"type": kind, "timestamp": timezone.now().isoformat(), "data": data}
         return Delivery.objects.create(webhook=self, notification=notification, body=body)
+
+    def create_test_delivery(self) -> "Delivery":
+        """Queue a test call.
+
+        Raises:
+            UserError: The person requested one within the last minute, for any of their webhooks.
+        """
+        if not cache.add(f"webhook-test:{self.person_id}", 1, TEST_SECONDS):
+            raise UserError("One test call a minute: try again in a moment.")
+        return self.create_delivery(None, {"greeting": "Hello from Barnraise."})
 
     def record_response(self, is_success: bool, answer: str) -> None:
         """Store the result of a call.

@@ -21,6 +21,8 @@ from celery import shared_task
 from django.conf import settings
 from django.core import signing
 from django.core.mail import EmailMessage, get_connection
+from django.db.models import F, Window
+from django.db.models.functions import RowNumber
 from django.template.loader import render_to_string
 from django.utils import timezone
 
@@ -38,6 +40,7 @@ log = logging.getLogger("coordinator.notify")
 MAX_NOTIFICATIONS = 500
 MAX_EMAILS = 50
 MAX_DELIVERIES = 32
+MAX_DELIVERIES_PER_PERSON = 4  # so that one person's slow webhooks do not occupy all calls
 CLAIM_TIMEOUT = timedelta(minutes=2)  # after which a claimed row is due again
 RECHECK_AFTER = timedelta(seconds=20)  # when another mirror should do it
 GIVE_UP_AFTER = timedelta(hours=12)  # when no mirror has done it
@@ -144,8 +147,10 @@ def build_email(person: User, notifications: list[Notification]) -> EmailMessage
 @shared_task(name="notify.webhooks", time_limit=60, soft_time_limit=50)
 def deliver_webhooks() -> int:
     """Make all webhook calls that are due, concurrently; return how many succeeded."""
-    due = Delivery.objects.filter(due__lte=timezone.now(), webhook__active=True).order_by("due")
-    rows = due.select_related("webhook", "notification")[:MAX_DELIVERIES]
+    due = Delivery.objects.filter(due__lte=timezone.now(), webhook__active=True)
+    place = Window(RowNumber(), partition_by="webhook__person", order_by=F("due").asc())
+    first = due.annotate(place=place).filter(place__lte=MAX_DELIVERIES_PER_PERSON)
+    rows = first.order_by("due").select_related("webhook", "notification")[:MAX_DELIVERIES]
     deliveries = [row for row in rows if _claim_delivery(row)]
     results = asyncio.run(_call_all(deliveries))
     for delivery, (is_success, answer) in zip(deliveries, results, strict=True):

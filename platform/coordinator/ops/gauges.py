@@ -13,7 +13,9 @@ from coordinator.lib.valkey import valkey_client
 from coordinator.runs.models import Run, Status
 from coordinator.telemetry import report_queue
 
-CELERY_QUEUE = "celery"  # the list of Valkey in which Celery's broker keeps waiting tasks
+# The lists of Valkey in which Celery's broker keeps waiting tasks.
+CELERY_QUEUE = "celery"
+WEBHOOK_QUEUE = "webhooks"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ def _queues() -> Gauge:
     lengths = {
         "reports": valkey_client().llen(report_queue.PENDING_KEY),
         "tasks": valkey_client().llen(CELERY_QUEUE),
+        "webhooks": valkey_client().llen(WEBHOOK_QUEUE),
         "events": LogEvent.objects.filter(accepted=True, understood=False).count(),
         "aggregates": Aggregate.objects.filter(Q(stale=True) | Q(projected=False)).count(),
     }

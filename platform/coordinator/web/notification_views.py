@@ -13,6 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from coordinator.accounts.models import User
 from coordinator.accounts.requests import AuthenticatedRequest
+from coordinator.lib.exceptions import UserError
 from coordinator.notify.forms import PreferencesForm, WebhookForm, WebhookTypesForm
 from coordinator.notify.models import Notification, NotificationPreference, Webhook
 from coordinator.notify.notification_types import NotificationType
@@ -118,10 +119,13 @@ def control_webhook(request: AuthenticatedRequest, pk: uuid.UUID, action: str) -
         webhook.remove()
         messages.success(request, "Webhook removed.")
     elif action == "test":
-        webhook.create_delivery(None, {"greeting": "Hello from Barnraise."})
-        messages.success(
-            request, "A test call was queued; reload in a few seconds to see the response."
-        )
+        try:
+            webhook.create_test_delivery()
+            messages.success(
+                request, "A test call was queued; reload in a few seconds to see the response."
+            )
+        except UserError as error:
+            messages.error(request, str(error))
     elif action in ("on", "off"):
         webhook.set_active(action == "on")
         messages.success(request, "Webhook enabled." if action == "on" else "Webhook disabled.")

@@ -5,12 +5,14 @@ import hashlib
 import hmac
 import json
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_network
 
 import pytest
 from django.core import mail
+from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 from helpers.pages import text as page
@@ -18,6 +20,7 @@ from helpers.pages import text as page
 from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import SiteSettings
 from coordinator.audit.models import AuditEntry
+from coordinator.celery import app
 from coordinator.fleet.models import Membership
 from coordinator.lib import safe_http
 from coordinator.notify import models, tasks
@@ -27,6 +30,7 @@ from coordinator.notify.notification_types import NotificationDraft, Notificatio
 from coordinator.runs.models import Run
 
 pytestmark = pytest.mark.django_db
+SLOW = 0  # stands for an answer that does not come in time
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -57,6 +61,9 @@ def receiver(settings):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             calls.append(({name.lower(): value for name, value in self.headers.items()}, body))
             status = answers.pop(0) if answers else 200
+            if status == SLOW:
+                time.sleep(0.1)
+                return
             self.send_response(status)
             if status == 302:
                 self.send_header("Location", f"http://127.0.0.1:{server.server_port}/elsewhere")
@@ -357,6 +364,49 @@ def test_failing_webhook_is_retried_and_finally_switched_off(person, receiver, v
         not Webhook.objects.get().active and not Delivery.objects.filter(due__isnull=False).exists()
     )
     assert AuditEntry.objects.filter(action="webhook.off").exists()
+
+
+def test_slow_webhooks_wait_in_a_queue_that_holds_up_no_reports(valkey):
+    valkey.delete("celery", "webhooks")
+    tasks.deliver_webhooks.delay()
+    assert (valkey.llen("webhooks"), valkey.llen("celery")) == (1, 0)
+    assert list(app.amqp.queues.consume_from) == ["celery"], "a plain worker calls webhooks"
+    valkey.delete("webhooks")
+
+
+def test_webhook_that_answers_slowly_on_purpose_is_disabled(person, receiver, valkey, monkeypatch):
+    url, _, answers = receiver
+    answers += [SLOW] * models.MAX_FAILURES
+    monkeypatch.setattr(safe_http, "TIMEOUT_SECONDS", 0.05)
+    hook = Webhook.add(person(), url, NotificationType.values)
+    for n in range(models.MAX_FAILURES):
+        hook.create_delivery(None, {"n": n})
+    while Webhook.objects.get().active:
+        assert tasks.deliver_webhooks() == 0
+    assert Webhook.objects.get().last_answer == "no answer in time"
+
+
+def test_test_calls_are_limited_to_one_a_minute(signed_in, receiver, valkey):
+    client, ada = signed_in()
+    url, _, _ = receiver
+    hooks = [Webhook.add(ada, url, NotificationType.values) for _ in range(2)]
+    cache.delete(f"webhook-test:{ada.pk}")
+    for hook in hooks * 3:
+        answer = client.post(f"/notifications/webhooks/{hook.pk}/test/", follow=True)
+    assert "One test call a minute" in answer.content.decode()
+    assert Delivery.objects.count() == 1
+
+
+def test_slow_webhooks_of_one_person_leave_room_for_others(person, receiver, valkey):
+    url, calls, _ = receiver
+    ada, bob = person(), person("bob@example.org")
+    flood = [Webhook.add(ada, url, NotificationType.values) for _ in range(models.MAX_WEBHOOKS)]
+    for n in range(100):
+        flood[n % len(flood)].create_delivery(None, {"by": "ada"})
+    Webhook.add(bob, url, NotificationType.values).create_delivery(None, {"by": "bob"})
+    tasks.deliver_webhooks()
+    senders = [json.loads(body)["data"]["by"] for _, body in calls]
+    assert sorted(senders) == ["ada"] * tasks.MAX_DELIVERIES_PER_PERSON + ["bob"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""The command lines of a site's processes, with the options that docs/operate.md explains."""
+
+import sys
+
+TASK_QUEUE = "celery"
+WEBHOOK_QUEUE = "webhooks"  # calls of addresses that people typed, which may be slow on purpose
+CELERY = (sys.executable, "-m", "celery", "-A", "coordinator.celery:app")
+
+
+def web_command(port: int, host: str = "127.0.0.1") -> tuple[str, ...]:
+    """Return the command of a web server."""
+    options = ("--no-access-log", "--no-proxy-headers", "--ws-max-size", "4096")
+    application = ("-m", "uvicorn", "coordinator.asgi:application")
+    return (sys.executable, *application, "--host", host, "--port", str(port), *options)
+
+
+def worker_command(*queues: str) -> tuple[str, ...]:
+    """Return the command of a worker that consumes these queues.
+
+    It is solo, because tasks are short and a fork costs memory. One worker for both queues saves
+    a process where nobody's webhooks are slow.
+    """
+    return (*CELERY, "worker", "-P", "solo", "-Q", ",".join(queues), "--loglevel", "WARNING")
+
+
+def beat_command() -> tuple[str, ...]:
+    """Return the command of the scheduler."""
+    return (*CELERY, "beat", "--loglevel", "WARNING", "--pidfile=")
