@@ -21,6 +21,7 @@ from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
 from barnraise.exchange.handlers.blob_scrub import BlobScrub
 from barnraise.exchange.handlers.context import HandlerContext
 from barnraise.exchange.handlers.handshake import Handshake
+from barnraise.exchange.handlers.incoming_greetings import IncomingGreetings
 from barnraise.exchange.handlers.local_author import LocalAuthor
 from barnraise.exchange.handlers.mirror_list_sync import MirrorListSync
 from barnraise.exchange.handlers.pruner import Pruner
@@ -40,9 +41,11 @@ from barnraise.exchange.ledger.anchor import Retraction
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
+from barnraise.exchange.network.addresses import network_of
 from barnraise.exchange.network.connection import Connection, Frames, FrameSources
 from barnraise.exchange.network.framing import unpack
 from barnraise.exchange.network.rate_limit import FairShare
+from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import MirrorLists
@@ -143,7 +146,8 @@ class PeerServer:
         self._directive: messages.Signed | None = None  # the last one that revoked a key
         self._relayed_revocations: frozenset[str] = frozenset()  # keys that a directive revoked
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._handshakes = 0  # in progress
+        self._greetings = IncomingGreetings()
+        self._repeats = RepeatedWarnings(log)
         self._message_handlers: dict[type[Message], MessageHandler] = {
             messages.Hello: self._on_hello,
             messages.PeerState: self._on_state,
@@ -282,9 +286,7 @@ class PeerServer:
     async def _accept_connections(self) -> None:
         while True:
             channel = await self.transport.accept()
-            if self._handshakes >= MAX_CONNECTIONS:
-                channel.close("too many connections at once")
-            else:
+            if self._greetings.admit(channel, self._loop.time()):
                 self._spawn(self._serve(channel, dialled=False))
 
     async def _dial(self, peer: messages.Peer) -> None:
@@ -299,18 +301,18 @@ class PeerServer:
 
     async def _serve(self, channel: Channel, dialled: bool) -> None:
         """Serve one connection from the handshake to its end."""
-        self._handshakes += 1
         try:
             connection = await self.handshake.greet(channel, dialled)
         except (MessageError, ChannelClosedError, TimeoutError) as error:
             timed_out = isinstance(error, TimeoutError)
             reason = "it did not introduce itself" if timed_out else str(error)
-            log.warning("refused %s: %s", channel.peer[:8], reason)
+            network = network_of(channel.remote_address)
+            self._repeats.warn(f"refused {network}", "refused %s: %s", channel.peer[:8], reason)
             channel.close(reason)
             self._on_refused(channel.peer, Meeting("", dialled, channel.remote_address))
             return
         finally:
-            self._handshakes -= 1
+            self._greetings.remove(channel)
         if self._add_connection(connection):
             await self._receive_messages(connection)
         else:
@@ -380,7 +382,7 @@ class PeerServer:
         except ChannelClosedError as error:
             log.info("lost %s: %s", key[:8], error)
         except MessageError as error:
-            log.warning("dropped %s: %s", key[:8], error)
+            self._repeats.warn(f"dropped {key}", "dropped %s: %s", key[:8], error)
             connection.channel.close(str(error))
         except Exception:
             log.exception("dropped %s: an error of ours", key[:8])

@@ -1,10 +1,12 @@
 """Channels of frames: over iroh on this machine, and the test double in memory."""
 
 import asyncio
+import contextlib
 import itertools
 import time
 from pathlib import Path
 
+import iroh
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from iroh import iroh_ffi
 
 from barnraise.errors import MessageError
 from barnraise.exchange.network.framing import pack, unpack
-from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.network.iroh_transport import ALPN, IrohTransport
 from barnraise.exchange.network.memory_transport import SEND_WINDOW, MemoryNetwork
 from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol import messages
@@ -170,6 +172,41 @@ async def test_stream_that_ends_within_a_frame_raises_channel_closed():
     finally:
         await a.close()
         await b.close()
+
+
+async def bind_endpoint() -> iroh.Endpoint:
+    builder = iroh.EndpointBuilder()
+    builder.apply_minimal()
+    builder.relay_mode(iroh.RelayMode.disabled())
+    builder.bind_addr("127.0.0.1:0")
+    return await builder.bind()
+
+
+async def test_flood_of_bare_connections_is_bounded_and_keeps_nobody_out():
+    """One address opens connections without a stream; another machine connects meanwhile."""
+    a, b = await start_transports("iroh", 2)
+    endpoint = await bind_endpoint()
+    address = iroh.EndpointAddr(iroh.EndpointId.from_string(a.key), None, a.addresses()[:1])
+    opened, largest = [], 0
+
+    async def open_bare():
+        with contextlib.suppress(iroh.IrohError):
+            opened.append(await endpoint.connect(address, ALPN))
+
+    flood = [asyncio.create_task(open_bare()) for _ in range(200)]
+    try:
+        for _ in range(10):
+            await asyncio.sleep(0.05)
+            largest = max(largest, a.pending_connections)
+        await open_channel(b, a)
+        assert largest <= 4, "connections of one address that are being established"
+        assert len(opened) <= 20, "connections of one address that were accepted"
+    finally:
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+        for listening in (a, b, endpoint):
+            await listening.close()
 
 
 async def test_start_on_a_used_port_raises_os_error():

@@ -5,9 +5,8 @@ of links, its passive view is `PartialView.passive`. What HyParView does not hav
 against peers that lie, and against one person with many keys:
 
 * The links of one volunteer are limited: two, whatever the number of that volunteer's keys.
-* Peers are known from three sources, each with room of its own, and the source from which this
-  machine dialled the fewest links is dialled next. Some links are always ones that it dialled: who
-  connects is the choice of others.
+* Peers are known from three sources, each with room of its own, which are dialled in turn. Some
+  links are always ones that this machine dialled: who connects is the choice of others.
 * The two oldest links, and some of those that it dialled, are never closed for newer ones.
 * Now and then it dials one more peer, chosen at random, however many links it has. So two halves of
   a partitioned swarm that are both content with their links grow together again.
@@ -36,8 +35,8 @@ OLDEST_LINKS = 2  # links that are never closed for newer ones
 MIN_LINK_AGE = 5.0  # seconds that a link lasts at least before this machine closes it
 EXPLORE_INTERVAL = 60.0  # seconds between two links beyond TARGET_LINKS, ± a half
 REDIAL_AFTER_GOODBYE = 120.0  # seconds before redialling a peer after a goodbye, up to twice that
-# Seconds before redialling a peer that refused a link, or said goodbye to a machine that needs
-# links, up to twice that.
+# Seconds before redialling a peer that has refused links again and again, or that said goodbye to
+# a machine that needs links, up to twice that.
 REDIAL_AFTER_REFUSAL = 30.0
 REDIAL_MIN = 0.5  # seconds before the first redial after a lost link, up to twice that
 TIE_BREAK_DELAY = 0.7  # seconds that the larger key waits, so that two peers do not dial each other
@@ -72,6 +71,7 @@ class KnownPeer:
         reporter: Digest of the volunteer whose machine reported it; only of hearsay.
         met_at: The address at which it was met; empty if that is unknown.
         failures: Dials in a row that it did not answer.
+        refusals: Links in a row that it, or this machine, refused.
     """
 
     addresses: tuple[str, ...]
@@ -81,6 +81,7 @@ class KnownPeer:
     reporter: str = ""
     met_at: str = ""
     failures: int = 0
+    refusals: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,6 @@ class PeerLink(Protocol):
     leaving_since: float | None
 
 
-@dataclass(frozen=True)
-class DialAttempt:
-    """A dial in progress: the addresses that are tried, and from where the peer is known."""
-
-    addresses: tuple[str, ...]
-    source: PeerSource
-
-
 Links = Mapping[str, PeerLink]
 
 
@@ -142,8 +135,8 @@ class PartialView:
         self.passive: dict[str, KnownPeer] = {}
         self._random = random.Random(seed)
         self._limits = DialLimits(self._random.random)
-        self._dialling: dict[str, DialAttempt] = {}
-        self._linked_from: dict[str, PeerSource] = {}  # source of the peers that we dialled
+        self._dialling: dict[str, tuple[str, ...]] = {}  # key → the addresses that are tried
+        self._sources = [*PeerSource]  # in the order of their turns to be dialled
         self._explore_at = -math.inf  # when to look for one link beyond TARGET_LINKS
         self._link_count = 0  # at the last look
 
@@ -239,8 +232,6 @@ class PartialView:
         meeting = meeting or Meeting()
         self._end_dial(key, meeting, now)
         known = self.passive.get(key)
-        if meeting.dialled and known is not None:
-            self._linked_from[key] = known.source
         addresses = tuple(
             at for at in claimed if meeting.address and host_of(at) == host_of(meeting.address)
         )
@@ -258,6 +249,7 @@ class PartialView:
         known.met_at = meeting.address
         known.volunteer = meeting.volunteer
         known.failures = 0
+        known.refusals = 0
         self._limit_friends(key, known)
 
     def _limit_friends(self, key: str, known: KnownPeer) -> None:
@@ -280,7 +272,6 @@ class PartialView:
             now: The time in seconds.
             said_goodbye: Whether one side closed the link because it had enough others.
         """
-        self._linked_from.pop(key, None)
         if known := self.passive.get(key):
             delay = REDIAL_MIN
             if said_goodbye:
@@ -290,9 +281,9 @@ class PartialView:
 
     def on_dial_failed(self, key: str, now: float) -> None:
         """Record that nobody answered a dial; its addresses back off."""
-        attempt = self._dialling.pop(key, None)
-        if attempt is not None:
-            self._limits.on_silence(attempt.addresses, now, not self._link_count)
+        dialled = self._dialling.pop(key, None)
+        if dialled is not None:
+            self._limits.on_silence(dialled, now, not self._link_count)
         known = self.passive.get(key)
         if known is None:
             return
@@ -300,7 +291,7 @@ class PartialView:
         was_met = known.source is PeerSource.FRIEND or known.met_at
         if known.failures >= MAX_SILENT_DIALS and not was_met:
             del self.passive[key]
-        elif attempt is None:
+        elif dialled is None:
             known.next_dial = now + REDIAL_AFTER_REFUSAL
 
     def on_refused(self, key: str, now: float, meeting: Meeting) -> None:
@@ -315,15 +306,16 @@ class PartialView:
         if known := self.passive.get(key):
             known.volunteer = meeting.volunteer or known.volunteer
             known.failures = 0
-            delay = REDIAL_AFTER_REFUSAL * (1 + self._random.random())
-            known.next_dial = max(known.next_dial, now + delay)
+            known.refusals = min(known.refusals + 1, 20)
+            delay = min(REDIAL_AFTER_REFUSAL, REDIAL_MIN * 2**known.refusals)
+            known.next_dial = max(known.next_dial, now + delay * (1 + self._random.random()))
 
     def _end_dial(self, key: str, meeting: Meeting, now: float) -> None:
         if not meeting.dialled:
             return
-        attempt = self._dialling.pop(key, None)
-        if attempt is not None and meeting.address:
-            self._limits.on_answer(attempt.addresses, meeting.address, now)
+        dialled = self._dialling.pop(key, None)
+        if dialled is not None and meeting.address:
+            self._limits.on_answer(dialled, meeting.address, now)
 
     # ---- decisions
 
@@ -357,14 +349,9 @@ class PartialView:
             return []
         volunteers = self._count_volunteers(links)
         candidates = self._candidates(links, now)
-        used = Counter(self._linked_from[key] for key in links if key in self._linked_from)
-        used.update(attempt.source for attempt in self._dialling.values())
         chosen: list[Peer] = []
         while len(chosen) < room and any(candidates.values()):
-            source = min(
-                (source for source in PeerSource if candidates[source]),
-                key=lambda source: used[source],
-            )
+            source = next(source for source in self._sources if candidates[source])
             key = candidates[source].pop()
             known = self.passive[key]
             is_full = volunteers[known.volunteer] >= self._max_links(known.volunteer)
@@ -375,8 +362,10 @@ class PartialView:
                 known.next_dial = min(self._limits.ready_at(at, now) for at in known.addresses)
                 continue
             self._limits.on_dial(addresses, now)
-            self._dialling[key] = DialAttempt(addresses, source)
-            used[source] += 1
+            self._dialling[key] = addresses
+            # A source that names peers which do not exist must not delay the others.
+            self._sources.remove(source)
+            self._sources.append(source)
             volunteers[known.volunteer] += 1
             chosen.append(Peer(key=key, addresses=list(addresses)))
         if chosen or now >= self._explore_at:

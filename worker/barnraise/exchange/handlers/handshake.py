@@ -14,7 +14,8 @@ from barnraise.protocol import messages
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.signing import TicketPolicy, check_ticket, open_signed
 
-HELLO_TIMEOUT = 10.0  # seconds in which a peer must introduce itself
+HELLO_TIMEOUT = 2.0  # seconds in which a peer that connects must introduce itself
+DIALLED_HELLO_TIMEOUT = 10.0  # the same for a peer that this machine dialled
 RECHECK_INTERVAL = 60.0  # seconds between two checks of the connected peers' tickets
 SIMULTANEOUS_SECONDS = 5.0  # two connections of one pair this close were dialled by both sides
 
@@ -97,7 +98,7 @@ class Handshake:
             ChannelClosedError: When the channel ended.
             TimeoutError: When the peer did not introduce itself in time.
         """
-        async with asyncio.timeout(HELLO_TIMEOUT):
+        async with asyncio.timeout(DIALLED_HELLO_TIMEOUT if dialled else HELLO_TIMEOUT):
             await channel.send(pack(self.build_hello()))
             hello, _ = unpack(await channel.receive())
         if isinstance(hello, messages.Goodbye):

@@ -7,12 +7,16 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import iroh
 from iroh import iroh_ffi
 
+from barnraise.exchange.network.addresses import network_of
+from barnraise.exchange.network.pending_pool import PendingPool
+from barnraise.exchange.network.rate_limit import TokenBuckets
+from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 
@@ -22,8 +26,13 @@ ALPN = b"barnraise/peer/1"
 _LENGTH_BYTES = 4  # the length before each frame
 # Small frames are read several at once: a call into iroh costs more than copying this many bytes.
 _READ_AHEAD_BYTES = 1 << 13
-_HANDSHAKE_TIMEOUT = 15.0  # seconds until an incoming connection must be established
+_HANDSHAKE_TIMEOUT = 5.0  # seconds until an incoming connection must be established
+_STREAM_TIMEOUT = 2.0  # seconds after that until its stream must be open
 _MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
+# Incoming connections that are being established; the oldest makes room for the newest.
+_MAX_PENDING = {"address": 4, "network": 16, "all": 64}
+_CONNECTS_PER_SECOND = {"address": 2.0, "network": 16.0}  # accepted on average
+_CONNECTS_BURST = {"address": 16.0, "network": 64.0}
 
 
 def _write_in_one_copy(self: Any, value: bytes) -> None:
@@ -64,6 +73,12 @@ class IrohTransport:
         self._dial_timeout = dial_timeout
         self._endpoint: iroh.Endpoint | None = None
         self._incoming: asyncio.Queue[IrohChannel] = asyncio.Queue(_MAX_UNACCEPTED)
+        self._pending: PendingPool[asyncio.Task[None]] = PendingPool(_MAX_PENDING)
+        self._connects = {
+            kind: TokenBuckets(rate, _CONNECTS_BURST[kind])
+            for kind, rate in _CONNECTS_PER_SECOND.items()
+        }
+        self._repeats = RepeatedWarnings(log)
         self._tasks: set[asyncio.Task] = set()
         self.key = str(iroh.SecretKey.from_bytes(secret).public())
 
@@ -108,32 +123,76 @@ class IrohTransport:
         except (iroh.IrohError, TimeoutError) as error:
             raise ChannelClosedError(f"no answer from {peer.key[:8]}: {_reason(error)}") from None
 
+    @property
+    def pending_connections(self) -> int:
+        """Count the incoming connections that are being established."""
+        return len(self._pending)
+
     async def accept(self) -> Channel:
         """Return the next channel that another peer opened."""
         return await self._incoming.get()
 
     async def _accept_connections(self, endpoint: iroh.Endpoint) -> None:
+        """Accept connections, of each address and network no more than a bounded number.
+
+        A bare connection costs memory and a task, so the bounds come before a connection is
+        accepted. While many are pending, an address proves first that it receives what is sent to
+        it (QUIC's Retry): a false sender address then costs nothing and takes nobody's place.
+        """
         while (incoming := await endpoint.accept_next()) is not None:
-            self._spawn(self._accept_connection(incoming))
+            address = await _sender_address(incoming)
+            groups = {"address": address, "network": network_of(address)}
+            is_validated = await incoming.remote_addr_validated()
+            is_busy = len(self._pending) >= _MAX_PENDING["all"] // 4
+            if is_busy and not is_validated:
+                await _end_incoming(incoming.retry)
+            elif not self._may_connect(groups, is_validated):
+                network = groups["network"]
+                self._repeats.warn(network, "ignored connections from %s: too many", network)
+                await _end_incoming(incoming.ignore)
+            else:
+                task = self._spawn(self._accept_connection(incoming))
+                task.add_done_callback(self._pending.discard)
+                for oldest in self._pending.add(task, groups):
+                    oldest.cancel()
+
+    def _may_connect(self, groups: dict[str, str], is_validated: bool) -> bool:
+        """Return whether an address and its network have not connected too often."""
+        now = asyncio.get_running_loop().time()
+        return all(
+            self._connects[kind].try_consume(f"{name} {is_validated}", 1, now)
+            for kind, name in groups.items()
+        )
 
     async def _accept_connection(self, incoming: iroh.Incoming) -> None:
         """Finish one QUIC handshake, in a task of its own so that a slow dialler delays nobody."""
+        connection: iroh.Connection | None = None
+        channel: IrohChannel | None = None
         try:
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
                 connection = await (await incoming.accept()).connect()
+            async with asyncio.timeout(_STREAM_TIMEOUT):
                 channel = IrohChannel(connection, await connection.accept_bi())
         except (iroh.IrohError, TimeoutError) as error:
-            log.info("an incoming connection was not established: %s", _reason(error))
+            self._repeats.warn(
+                "not established", "an incoming connection was not established: %s", _reason(error)
+            )
+        finally:
+            if connection is not None and channel is None:
+                with contextlib.suppress(iroh.IrohError):  # it may be closed already
+                    connection.close(0, b"open a stream sooner")
+        if channel is None:
             return
         if self._incoming.full():
             channel.close("too many connections at once")
         else:
             self._incoming.put_nowait(channel)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self) -> None:
         """Stop listening and close every channel."""
@@ -210,6 +269,17 @@ class IrohChannel:
 
     def _close_reason(self, error: iroh.IrohError) -> str:
         return self._connection.close_reason() or _reason(error)
+
+
+async def _sender_address(incoming: iroh.Incoming) -> str:
+    """Return the host:port that an incoming connection says it is from."""
+    address = await incoming.remote_addr()
+    return str(getattr(address, "addr", "relay"))  # a relayed connection has no address
+
+
+async def _end_incoming(end: Callable[[], Awaitable[None]]) -> None:
+    with contextlib.suppress(iroh.IrohError):  # the other side may have given up
+        await end()
 
 
 def _remote_address(connection: iroh.Connection) -> str:

@@ -33,13 +33,45 @@ class TokenBucket:
         """
         if math.isinf(self.rate):
             return 0.0
-        if math.isfinite(self._filled_at):
-            level = self._level + max(0.0, now - self._filled_at) * self.rate
-        else:
-            level = self._burst
-        self._level = min(self._burst, level) - amount
+        self._level = self._refilled(now) - amount
         self._filled_at = now
         return max(0.0, -self._level / self.rate)
+
+    def try_consume(self, amount: float, now: float) -> bool:
+        """Consume `amount` units if the bucket holds them; return whether it did."""
+        level = self._refilled(now)
+        if level < amount:
+            return False
+        self._level = level - amount
+        self._filled_at = now
+        return True
+
+    def _refilled(self, now: float) -> float:
+        if not math.isfinite(self._filled_at):
+            return self._burst
+        return min(self._burst, self._level + max(0.0, now - self._filled_at) * self.rate)
+
+
+class TokenBuckets:
+    """A bucket for each of many names; a bounded number of names is remembered.
+
+    A name that is forgotten has a full bucket again.
+    """
+
+    def __init__(self, rate: float, burst: float, max_names: int = 4096) -> None:
+        """Give each name a bucket of this rate and burst, see `TokenBucket`."""
+        self._rate = rate
+        self._burst = burst
+        self._max_names = max_names
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def try_consume(self, name: str, amount: float, now: float) -> bool:
+        """Consume `amount` units of a name's bucket if it holds them; return whether it did."""
+        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate, self._burst)
+        self._buckets[name] = bucket
+        if len(self._buckets) > self._max_names:
+            del self._buckets[next(iter(self._buckets))]
+        return bucket.try_consume(amount, now)
 
 
 class FairShare:

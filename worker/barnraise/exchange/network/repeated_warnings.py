@@ -1,0 +1,38 @@
+"""Log a warning that repeats once a minute, with the number of its repetitions."""
+
+import logging
+import time
+from collections.abc import Callable
+
+INTERVAL = 60.0  # seconds in which warnings of one kind are logged once
+MAX_KINDS = 1024  # kinds that are remembered
+
+
+class RepeatedWarnings:
+    """Warnings that a stranger can cause as often as they like."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        """Log to `log`; `clock` returns seconds."""
+        self._log = log
+        self._clock = clock
+        self._logged: dict[str, tuple[float, int]] = {}  # kind → when it was logged, repetitions
+
+    def warn(self, kind: str, message: str, *values: object) -> None:
+        """Log a warning, unless one of its kind has been logged within a minute.
+
+        Args:
+            kind: Names what repeats: the event and who causes it.
+            message: The text, with placeholders.
+            values: The placeholders' values.
+        """
+        now = self._clock()
+        logged_at, repetitions = self._logged.pop(kind, (now - INTERVAL, 0))
+        if now < logged_at + INTERVAL:
+            self._logged[kind] = (logged_at, repetitions + 1)
+            return
+        self._logged[kind] = (now, 0)
+        if len(self._logged) > MAX_KINDS:
+            del self._logged[next(iter(self._logged))]
+        if repetitions:
+            message += f" (and {repetitions:,} more like it before)"
+        self._log.warning(message, *values)
