@@ -364,9 +364,14 @@ class Drill:
     def attack(self, victim: DrillMachine) -> None:
         """Let a hostile peer with a valid ticket attack; nothing may enter the ledger."""
         with victim.open_ledger() as ledger:
-            sample = next(
-                signed for signed, update in ledger.updates_since({}) if update.peer != victim.key
+            header, update = next(
+                (signed, update)
+                for signed, update in ledger.updates_since({})
+                if update.peer != victim.key
             )
+            ticket = ledger.peer_store.ticket(update.ticket)
+            assert ticket is not None
+            sample = messages.UpdatePush(header=header, ticket=ticket)
             authors_before = set(ledger.vector())
         address = messages.Peer(key=victim.key, addresses=[f"127.0.0.1:{victim.port}"])
         attacker = Attacker(self.spec, address, sample)

@@ -28,18 +28,19 @@ INCARNATION = "b" * 16
 class Attacker:
     """Attacks one machine."""
 
-    def __init__(self, spec: RunSpec, victim: messages.Peer, sample: messages.Signed) -> None:
+    def __init__(self, spec: RunSpec, victim: messages.Peer, sample: messages.UpdatePush) -> None:
         """Prepare the attacks.
 
         Args:
             spec: the run's.
             victim: the machine to attack.
-            sample: the signed header of an honest update, to replay and alter.
+            sample: an honest update, to replay and alter.
         """
         self.spec = spec
         self.victim = victim
         self.sample = sample
         self.identity = Identity(b"h" * 32)
+        self.ticket = issue_ticket(self.identity.key, "hostile")
         self._fragments = len(spec.model.fragments())
 
     def make_update(self, **changes: object) -> messages.Update:
@@ -53,6 +54,9 @@ class Attacker:
             "previous": GENESIS_DIGEST,
             "tokens": 10,
             "total": 10,
+            "started_ms": int(1000 * time.time()) - 1000,
+            "time_ms": int(1000 * time.time()),
+            "ticket": digest(self.ticket.body),
             "fragments": [part] * self._fragments,
         }
         return messages.Update.model_validate(fields | changes)
@@ -60,14 +64,14 @@ class Attacker:
     def pack_update(self, **changes: object) -> bytes:
         """Return a frame that pushes such a header, properly signed."""
         header = self.identity.sign("update", self.make_update(**changes))
-        return pack(messages.UpdatePush(header=header))
+        return pack(messages.UpdatePush(header=header, ticket=self.ticket))
 
     def make_attacks(self) -> dict[str, list[bytes]]:
         """Return the frames of each attack, by a name that completes "an update"."""
-        honest = json.loads(self.sample.body)
+        honest = json.loads(self.sample.header.body)
         altered_body = json.dumps({**honest, "tokens": honest["tokens"] + 1})
-        altered = self.sample.model_copy(update={"body": altered_body})
-        unsigned = self.sample.model_copy(update={"signature": "0" * 128})
+        altered = self.sample.header.model_copy(update={"body": altered_body})
+        unsigned = self.sample.header.model_copy(update={"signature": "0" * 128})
         # The types come from the models, so that no attack is refused for an unknown type instead.
         push_type = messages.UpdatePush.model_fields["type"].default
         state_type = messages.PeerState.model_fields["type"].default
@@ -77,15 +81,17 @@ class Attacker:
         part = pack(messages.BlobPart(digest="a" * 64, offset=0, total=20), b"x" * 20)
         too_many_tokens = self.spec.max_tokens_per_update + 1
         return {
-            "altered": [pack(messages.UpdatePush(header=altered))],
-            "unsigned": [pack(messages.UpdatePush(header=unsigned))],
+            "altered": [pack(messages.UpdatePush(header=altered, ticket=self.sample.ticket))],
+            "unsigned": [pack(messages.UpdatePush(header=unsigned, ticket=self.sample.ticket))],
             "of another run": [self.pack_update(run=OTHER_RUN)],
             "of too many tokens": [self.pack_update(tokens=too_many_tokens, total=1 << 40)],
             "with other bytes than its header says": [self.pack_update(), part],
             "enormous": [struct.pack(">I", 1 << 30) + b"{}"],
             "not a number": [len(nan_state).to_bytes(4, "big") + nan_state],
             "not a message": [b"\x00\x00\x00\x02no"],
-            "of too many fragments": [_pack_raw({"type": push_type, "header": header})],
+            "of too many fragments": [
+                _pack_raw({"type": push_type, "header": header, "ticket": self.ticket.model_dump()})
+            ],
             "endless": [part] * 20_000,
         }
 
@@ -115,7 +121,7 @@ class Attacker:
             run=RUN,
             spec=digest(self.spec.to_json()),
             incarnation=INCARNATION,
-            ticket=issue_ticket(self.identity.key, "hostile"),
+            ticket=self.ticket,
             addresses=[],
         )
         await channel.send(pack(hello))
@@ -140,7 +146,7 @@ class Attacker:
         """Send an honest update many times, which has no effect and leaves the connection open."""
         channel = await self._connect(transport)
         try:
-            await _send_frames(channel, [pack(messages.UpdatePush(header=self.sample))] * 200)
+            await _send_frames(channel, [pack(self.sample)] * 200)
             end = time.monotonic() + REPLAY_SECONDS
             while time.monotonic() < end:
                 async with asyncio.timeout(REPLY_SECONDS):

@@ -20,6 +20,9 @@ BARNRAISE_LOG     the lowest level that is logged: DEBUG, INFO, WARNING (default
 BARNRAISE_LOG_JSON 1: one JSON object a line
 BARNRAISE_AUDIT_DAYS days for which the audit log is stored (default 730; 0: for ever)
 BARNRAISE_METRICS_TOKEN bearer token that /metrics requires (default none: do not expose /metrics)
+BARNRAISE_VOLUNTEER_MACHINES machines of one volunteer that may take part in a run (default 20)
+BARNRAISE_VOLUNTEER_FLOPS FLOP/s by which all updates of one volunteer in a run are limited
+                  (default 1e15)
 BARNRAISE_TELL_SECONDS seconds between two events about credit and checkpoints (default 1800)
 EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it emails go to
                   Celery's log
@@ -104,6 +107,8 @@ PROXIES = [ip_network(proxy) for proxy in _proxies - {"unix"}]
 UNIX_PROXY = "unix" in _proxies
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 AUDIT_DAYS = int(os.environ.get("BARNRAISE_AUDIT_DAYS") or 730)
+VOLUNTEER_MACHINES = max(1, int(os.environ.get("BARNRAISE_VOLUNTEER_MACHINES") or 20))
+VOLUNTEER_FLOPS = float(os.environ.get("BARNRAISE_VOLUNTEER_FLOPS") or 1e15)
 METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
 
 INSTALLED_APPS = [

@@ -144,6 +144,7 @@ class Swarm:
         knows: list[str] | None = None,
         limits: Limits | None = None,
         site: str = UNREACHABLE,
+        max_tokens_per_second: int = 1 << 40,
     ) -> Volunteer:
         """Start a worker with a ticket.
 
@@ -153,6 +154,7 @@ class Swarm:
             knows: The names of the peers that it connects to first.
             limits: What it may use of its machine; None for everything.
             site: The address that it reports to.
+            max_tokens_per_second: What its ticket allows it to state.
         """
         home = self.home(name, with_text)
         now, key = time.time(), home.identity.key
@@ -163,6 +165,7 @@ class Swarm:
             machine=machine,
             volunteer=digest(name),
             roles=[Role.WORKER],
+            max_tokens_per_second=max_tokens_per_second,
             issued=now,
             expires=now + 86400,
             mirror=MIRROR.key,

@@ -128,19 +128,35 @@ class World:
         return self.network.transport(identity.key)
 
     def ticket(
-        self, key: str, volunteer: int = 0, expires: float | None = None, run: str = RUN, by=None
+        self,
+        key: str,
+        volunteer: int = 0,
+        expires: float | None = None,
+        run: str = RUN,
+        by=None,
+        rate: int = 1 << 40,
     ):
-        """Sign a ticket for a key, by the mirror unless another identity is given."""
+        """Sign a ticket that was issued a minute ago, by the mirror or another identity.
+
+        Args:
+            key: Whom it permits to take part.
+            volunteer: The number of the key's owner.
+            expires: When it ends; in a day by default.
+            run: The run's id.
+            by: Who signs it.
+            rate: Tokens per second that updates under it may state.
+        """
         by = by or self.mirror
-        now = time.time()
+        issued = time.time() - 60.0
         ticket = messages.Ticket(
             run=run,
             peer=key,
             machine=RUN,
             volunteer=f"{volunteer:064x}",
             roles=[enums.Role.WORKER],
-            issued=now,
-            expires=now + 86400 if expires is None else expires,
+            max_tokens_per_second=rate,
+            issued=issued,
+            expires=issued + 86400 if expires is None else expires,
             mirror=by.key,
         )
         return by.sign("ticket", ticket)

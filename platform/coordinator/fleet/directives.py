@@ -8,11 +8,12 @@ from barnraise.protocol import enums, messages
 from coordinator.fleet.machine_state import is_paused
 from coordinator.fleet.models import Membership
 from coordinator.fleet.run_broadcast import MAX_PEER_HINTS, get_broadcast
+from coordinator.fleet.token_limits import OUTGROWN, has_outgrown_ticket, ticket_rate
 from coordinator.runs import tickets
 
 
 def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Signed | None:
-    """Sign a new ticket if the last one is about to expire.
+    """Sign a new ticket if the last one is about to expire or allows too few tokens per second.
 
     Args:
         membership: the machine in its run.
@@ -27,11 +28,17 @@ def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Si
         return None
     now = timezone.now()
     expires = membership.ticket_expires
-    if expires and not always and expires - now >= timedelta(seconds=tickets.RENEW_SECONDS):
+    is_fresh = expires and expires - now >= timedelta(seconds=tickets.RENEW_SECONDS)
+    if is_fresh and not always and not has_outgrown_ticket(membership):
         return None
+    rate = ticket_rate(membership)
+    if is_fresh and not always and rate < OUTGROWN * membership.max_tokens_per_second:
+        return None  # another ticket would hardly allow more
     expires = now + timedelta(seconds=tickets.TICKET_SECONDS)
-    Membership.objects.filter(pk=membership.pk).update(ticket_expires=expires)
-    return tickets.sign_ticket(run, membership.machine, now.timestamp())
+    Membership.objects.filter(pk=membership.pk).update(
+        ticket_expires=expires, max_tokens_per_second=rate
+    )
+    return tickets.sign_ticket(run, membership.machine, rate, now.timestamp())
 
 
 def build_directive(membership: Membership) -> messages.Signed:

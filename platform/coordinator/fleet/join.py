@@ -6,6 +6,7 @@ from barnraise.protocol import coordinator_messages, enums, reports
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement
 from coordinator.fleet.models import Membership
+from coordinator.fleet.token_limits import machine_limit_refusal
 from coordinator.runs.models import Run
 
 # Programs see at least this share of the memory that a computer is sold with.
@@ -55,7 +56,9 @@ def join_refusal(run: Run, machine: Machine, hardware: reports.HardwareView | No
         return (
             f"the run {run.name} {run.access_description}: ask {run.owner.shown_name} to let you in"
         )
-    return memory_shortfall(run, *_memory_bytes(machine, hardware))
+    return machine_limit_refusal(run, machine) or memory_shortfall(
+        run, *_memory_bytes(machine, hardware)
+    )
 
 
 def memory_shortfall(run: Run, memory: int, device_memory: int) -> str:

@@ -97,6 +97,8 @@ class Membership(models.Model):
     # Each incarnation of the machine in this run → how many updates it has published.
     updates_by_incarnation = models.JSONField(default=dict)
     ticket_expires = models.DateTimeField(null=True)
+    # Of the last ticket: the tokens per second that the machine's updates may state.
+    max_tokens_per_second = models.BigIntegerField(default=0)
     step = models.BigIntegerField(default=0)
     tokens = models.BigIntegerField(default=0)
     ledger_tokens = models.BigIntegerField(default=0)

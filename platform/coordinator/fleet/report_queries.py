@@ -80,7 +80,15 @@ def machine_for_key(key: str) -> Machine | None:
 @cache
 def _membership_query(column: str) -> tuple[str, ColumnReader[Membership], ColumnReader[Run]]:
     member = ColumnReader(
-        Membership, "m", "run_id", "machine_id", "high_water_mark", "addresses", "ticket_expires"
+        Membership,
+        "m",
+        "run_id",
+        "machine_id",
+        "high_water_mark",
+        "addresses",
+        "ticket_expires",
+        "rate",
+        "max_tokens_per_second",
     )
     run = ColumnReader(
         Run,

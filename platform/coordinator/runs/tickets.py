@@ -17,12 +17,15 @@ PAUSABLE = (
 )  # where a machine takes steps, or soon
 
 
-def sign_ticket(run: Run, machine: Machine, now: float | None = None) -> messages.Signed:
+def sign_ticket(
+    run: Run, machine: Machine, max_tokens_per_second: int, now: float | None = None
+) -> messages.Signed:
     """Sign a machine's ticket for a run, valid for `TICKET_SECONDS`.
 
     Args:
         run: the run.
         machine: the machine.
+        max_tokens_per_second: the most that its updates may state.
         now: the time of issue in seconds since 1970.
     """
     now = time.time() if now is None else now
@@ -33,6 +36,7 @@ def sign_ticket(run: Run, machine: Machine, now: float | None = None) -> message
         machine=str(machine.pk),
         volunteer=volunteer_salt.volunteer_pseudonym(machine.owner_id),
         roles=[enums.Role.WORKER],
+        max_tokens_per_second=max_tokens_per_second,
         issued=now,
         expires=now + TICKET_SECONDS,
         mirror=identity.key,

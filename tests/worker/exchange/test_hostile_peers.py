@@ -97,28 +97,27 @@ def test_hello_without_a_valid_ticket_is_refused(world, caplog, changed, reason)
         (lambda world: b"garbage", "a frame"),
         (lambda world: DirectiveRelay(directive=world.ticket("a" * 64)), "the directive by"),
         (
-            lambda world: UpdatePush(header=header(world, STRANGER, sign_as="ticket")),
+            lambda world: push(world, STRANGER, sign_as="ticket"),
             "signature does not match",
         ),
-        (lambda world: UpdatePush(header=header(world, STRANGER, run=OTHER_RUN)), "is for run"),
-        (lambda world: UpdatePush(header=header(world, STRANGER, peer="a" * 64)), "is signed by"),
-        (lambda world: UpdatePush(header=header(world, STRANGER, tokens=1 << 40)), "claims"),
+        (lambda world: push(world, STRANGER, run=OTHER_RUN), "is for run"),
+        (lambda world: push(world, STRANGER, peer="a" * 64), "is signed by"),
+        (lambda world: push(world, STRANGER, tokens=1 << 40), "claims"),
         (
-            lambda world: UpdatePush(header=header(world, STRANGER, previous="1" * 64)),
+            lambda world: push(world, STRANGER, previous="1" * 64),
             "does not continue",
         ),
-        (lambda world: UpdatePush(header=header(world, Identity(b"n" * 32))), "without a ticket"),
+        (
+            lambda world: push(world, STRANGER, ticket="0" * 64),
+            "without the ticket that it names",
+        ),
         (
             lambda world: world.sign_verdict(by=(STRANGER,)),
             "neither the run's owner nor one of its mirrors",
         ),
         (lambda world: world.sign_verdict(run=OTHER_RUN), "is for run"),
         (
-            lambda world: Fork(
-                one=header(world, STRANGER),
-                other=header(world, STRANGER),
-                ticket=world.ticket(STRANGER.key),
-            ),
+            lambda world: fork_of_one_update(push(world, STRANGER)),
             "not two",
         ),
     ],
@@ -128,12 +127,19 @@ def test_invalid_message_ends_the_connection(world, caplog, message, reason):
     assert_refused(a, caplog, [message(world)], reason)
 
 
-def header(world, identity, sign_as="update", **changed):
-    """Return the signed header of an identity's first update, of noise."""
+def fork_of_one_update(sent):
+    """Return a proof of a fork whose two updates are the same one."""
+    return Fork(one=sent.header, other=sent.header, ticket=sent.ticket)
+
+
+def push(world, identity, sign_as="update", **changed):
+    """Return a push of an identity's first update, of noise, with its ticket."""
     parts = [
         FragmentUpdate(digest=blake3(payload).hexdigest(), size=len(payload), sketch=sketch)
         for payload, sketch in noise_payloads(world)
     ]
+    ticket = world.ticket(identity.key)
+    now_ms = int(1000 * time.time())
     fields = {
         "run": RUN,
         "peer": identity.key,
@@ -142,9 +148,12 @@ def header(world, identity, sign_as="update", **changed):
         "previous": digest(""),
         "tokens": 10,
         "total": changed.get("tokens", 10),
+        "started_ms": now_ms - 1000,
+        "time_ms": now_ms,
+        "ticket": digest(ticket.body),
         "fragments": parts,
     }
-    return identity.sign(sign_as, Update(**(fields | changed)))
+    return UpdatePush(header=identity.sign(sign_as, Update(**(fields | changed))), ticket=ticket)
 
 
 def noise_payloads(world):
@@ -165,7 +174,7 @@ def test_altered_payload_ends_the_connection_and_changes_nothing(world, caplog):
     assert_refused(
         a,
         caplog,
-        [UpdatePush(header=header(world, STRANGER)), part],
+        [push(world, STRANGER), part],
         "not what their digest says",
     )
 
@@ -177,14 +186,14 @@ def test_payload_of_another_size_than_signed_is_refused(world, caplog):
     assert_refused(
         a,
         caplog,
-        [UpdatePush(header=header(world, STRANGER)), part],
+        [push(world, STRANGER), part],
         "its header says",
     )
 
 
 def test_update_with_a_wrong_sketch_is_never_accepted(world, caplog):
     a = world.machine(1).start()
-    sound = Update.model_validate_json(header(world, STRANGER).body)
+    sound = Update.model_validate_json(push(world, STRANGER).header.body)
     lying = [part.model_copy(update={"sketch": "0" * 16}) for part in sound.fragments]
     parts = [
         pack(
@@ -193,14 +202,13 @@ def test_update_with_a_wrong_sketch_is_never_accepted(world, caplog):
         )
         for data, _ in noise_payloads(world)
     ]
-    push = UpdatePush(header=header(world, STRANGER, fragments=lying))
-    assert_refused(a, caplog, [push, *parts], "checksum")
+    assert_refused(a, caplog, [push(world, STRANGER, fragments=lying), *parts], "checksum")
 
 
 def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
     a = world.machine(1).start()
     with connect_raw_peer(world, a) as send:
-        send(UpdatePush(header=header(world, STRANGER)))
+        send(push(world, STRANGER))
         for data, _ in reversed(noise_payloads(world)):
             send(
                 BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)),
@@ -235,7 +243,7 @@ def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
     updates = a.exchange.server.updates
     with connect_raw_peer(world, a) as send:
         for life in range(20):
-            send(UpdatePush(header=header(world, STRANGER, incarnation=f"{life:016x}")))
+            send(push(world, STRANGER, incarnation=f"{life:016x}"))
         data, _ = noise_payloads(world)[0]
         name = blake3(data).hexdigest()
         send(BlobPart(digest=name, offset=0, total=len(data)), data[:-1])
@@ -246,7 +254,7 @@ def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
         world.wait_for_agreement(a, b)
         time.sleep(1.1)
         for life in range(20, 23):
-            send(UpdatePush(header=header(world, STRANGER, incarnation=f"{life:016x}")))
+            send(push(world, STRANGER, incarnation=f"{life:016x}"))
         wait_until(lambda: {author[-2:] for author, _ in updates.incomplete} == {"14", "15", "16"})
         updates.ban_author(f"{STRANGER.key}.{20:016x}", "the test says so")
         assert a.ledger.blobs.partial_size(name), "other updates still need it"

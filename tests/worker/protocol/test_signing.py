@@ -42,6 +42,7 @@ def sign_ticket(by=MIRROR, **changed):
         machine=RUN,
         volunteer="0" * 64,
         roles=[Role.WORKER],
+        max_tokens_per_second=1000,
         issued=0.0,
         expires=EXPIRES,
         mirror=MIRROR.key,

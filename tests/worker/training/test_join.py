@@ -53,6 +53,7 @@ class FakeSite(FakeCoordinator):
             machine=MACHINE,
             volunteer="0" * 64,
             roles=[Role.WORKER],
+            max_tokens_per_second=1000,
             issued=0,
             expires=9e9,
             mirror=self.identity.key,

@@ -24,7 +24,7 @@ import torch
 
 from barnraise.errors import StateError
 from barnraise.exchange.handlers.blob_fetcher import WantedBlob
-from barnraise.exchange.handlers.local_author import LocalAuthor
+from barnraise.exchange.handlers.local_author import AuthorConfig, LocalAuthor
 from barnraise.exchange.handlers.snapshot_client import (
     MIN_FETCH_RATE,
     Snapshot,
@@ -104,9 +104,16 @@ class Exchange:
         self._fragment_count = len(spec.model.fragments())
         rules = UpdateRules.from_spec(spec, config.run, config.mirrors)
         self._ledger = ledger
-        self._author = LocalAuthor(
-            config.identity, config.run, config.incarnation, ledger, config.reincarnate
+        author_config = AuthorConfig(
+            identity=config.identity,
+            run=config.run,
+            incarnation=config.incarnation,
+            ticket=config.ticket,
+            max_tokens=spec.max_tokens_per_update,
+            clock=config.clock,
+            reincarnate=config.reincarnate,
         )
+        self._author = LocalAuthor(author_config, ledger)
         self._queue = UpdateQueue(rules.sizes, ledger.blobs, self._refetch_payload)
         ticket = open_signed(config.ticket, "ticket", Ticket)
         server_config = ServerConfig(

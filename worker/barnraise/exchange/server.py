@@ -133,7 +133,7 @@ class PeerServer:
         self.verdicts = VerdictHandler(
             context, rules, queue, self.fetcher, self._on_verdicts_applied
         )
-        self.updates = UpdateReceiver(context, rules, queue, self.verdicts)
+        self.updates = UpdateReceiver(context, rules, queue, self.verdicts, config.clock)
         self.snapshot_server = SnapshotServer(ledger, self.connections, run_slowly)
         self.snapshot_client = SnapshotClient(context, rules, self.fetcher)
         self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
@@ -142,7 +142,6 @@ class PeerServer:
             rules, self.connections, config.clock, self._on_rules_changed
         )
         self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
-        self.updates.store_ticket(transport.key, config.ticket)
         self._directive: messages.Signed | None = None  # the last one that revoked a key
         self._relayed_revocations: frozenset[str] = frozenset()  # keys that a directive revoked
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -257,7 +256,7 @@ class PeerServer:
     def renew_ticket(self, ticket: messages.Signed) -> None:
         """Send our new ticket to every peer."""
         self.handshake.set_ticket(ticket)
-        self.updates.store_ticket(self.transport.key, ticket)
+        self._author.set_ticket(ticket)
         for connection in self.connections.values():
             connection.send_message(self.handshake.build_hello())
 
@@ -344,7 +343,6 @@ class PeerServer:
             return False
         now = self._loop.time()
         self.connections[connection.key] = connection
-        self.updates.store_ticket(connection.key, connection.hello.ticket)
         self.gossip.on_connected(
             connection.key, now, connection.meeting, connection.hello.addresses
         )
@@ -416,7 +414,6 @@ class PeerServer:
     ) -> None:
         ticket = self.handshake.check_hello(connection.key, hello)
         connection.renew_introduction(hello, ticket)
-        self.updates.store_ticket(connection.key, hello.ticket)
         self.wake()
 
     async def _on_state(
@@ -542,12 +539,8 @@ class PeerServer:
 
     def _open_update(self, key: str, author: str, seq: int, whole: bool) -> Frames:
         is_needed = partial(self.gossip.needs, key, author, seq)
-        sending = UpdateToSend(author, seq, whole, self._ticket_to_send, is_needed)
+        sending = UpdateToSend(author, seq, whole, is_needed)
         return update_frames(self.ledger, sending)
-
-    def _ticket_to_send(self, peer: str) -> messages.Signed | None:
-        """Return the ticket to send with a peer's updates; ours was sent with our Hello."""
-        return None if peer == self.transport.key else self.updates.ticket(peer)
 
     # ---- gossip actions
 

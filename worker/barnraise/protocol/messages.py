@@ -24,6 +24,7 @@ from barnraise.protocol.types import (
     ShortText,
     Signature,
     Sketch,
+    UnixMilliseconds,
     UnixTime,
     Version,
     VersionVector,
@@ -51,7 +52,9 @@ class Signed(Message):
 class Ticket(Message):
     """A coordinator's permission for the key `peer` to take part in `run` until `expires`.
 
-    `volunteer` distinguishes people without naming them.
+    Attributes:
+        volunteer: distinguishes people without naming them.
+        max_tokens_per_second: the most that updates under this ticket may state, by their times.
     """
 
     run: Id
@@ -59,6 +62,7 @@ class Ticket(Message):
     machine: Id
     volunteer: Digest
     roles: list[Role] = Field(max_length=4)
+    max_tokens_per_second: int = Field(ge=1, lt=1 << 53)
     issued: UnixTime
     expires: UnixTime
     mirror: PublicKey
@@ -82,6 +86,9 @@ class Update(Message):
         previous: digest of the author's header before this one; of "" where `seq` is 1.
         tokens: tokens the author trained on for this update.
         total: the author's tokens up to and including this update.
+        started_ms: when the author's incarnation began to train, the same in all its updates.
+        time_ms: when the author signed this update, later than the one before.
+        ticket: digest of the text of the ticket that permits this update.
         fragments: one part for every fragment of the model, in index order.
     """
 
@@ -92,6 +99,9 @@ class Update(Message):
     previous: Digest
     tokens: Count
     total: Count
+    started_ms: UnixMilliseconds
+    time_ms: UnixMilliseconds
+    ticket: Digest
     fragments: list[FragmentUpdate] = Field(max_length=300)
 
     @property
@@ -163,14 +173,11 @@ class PeerState(Message):
 
 
 class UpdatePush(Message):
-    """An update's signed header. Its payloads follow as `BlobPart`s.
-
-    `ticket` is the author's, for peers that never met the author.
-    """
+    """An update's signed header and the ticket that it names; then come its payloads' parts."""
 
     type: Literal["update_push"] = "update_push"
     header: Signed
-    ticket: Signed | None = None
+    ticket: Signed
 
 
 class UpdateRequest(Message):

@@ -31,6 +31,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]  # per second
 Loss = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]  # nats a token
 Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+UnixMilliseconds = Annotated[int, Field(ge=0, lt=10**14)]  # since 1970, UTC
 UnixTime = Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]  # seconds since 1970, UTC
 
 # Which updates are included: author → the number of its last update.

@@ -101,6 +101,7 @@ class Migration(migrations.Migration):
                 ("incarnation", models.CharField(blank=True, max_length=16)),
                 ("updates_by_incarnation", models.JSONField(default=dict)),
                 ("ticket_expires", models.DateTimeField(null=True)),
+                ("max_tokens_per_second", models.BigIntegerField(default=0)),
                 ("step", models.BigIntegerField(default=0)),
                 ("tokens", models.BigIntegerField(default=0)),
                 ("ledger_tokens", models.BigIntegerField(default=0)),

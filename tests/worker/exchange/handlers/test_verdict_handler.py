@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import time
 
 import pytest
 import torch
@@ -320,6 +321,8 @@ def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
     a = world.machine(1).start()
     stranger = world.machine(2)
     headers = []
+    ticket = world.ticket(stranger.identity.key)
+    now_ms = int(1000 * time.time())
     for tokens in (10, 11):
         parts = [
             messages.FragmentUpdate(digest=f"{tokens + i:064x}", size=30, sketch="0" * 16)
@@ -330,6 +333,9 @@ def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
             peer=stranger.identity.key,
             incarnation="9" * 16,
             seq=1,
+            started_ms=now_ms - 1000,
+            time_ms=now_ms,
+            ticket=digest(ticket.body),
             previous=digest(""),
             tokens=tokens,
             total=tokens,
@@ -338,7 +344,7 @@ def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
         headers.append(stranger.identity.sign("update", update))
     updates = a.exchange.server.updates
     for header in headers:
-        push = messages.UpdatePush(header=header, ticket=world.ticket(stranger.identity.key))
+        push = messages.UpdatePush(header=header, ticket=ticket)
         a.exchange.thread.run(updates.on_header("nobody", push, 0.0), None)
     assert a.ledger.verdicts.limits == {f"{stranger.identity.key}.{'9' * 16}": 0}
     assert not updates.incomplete

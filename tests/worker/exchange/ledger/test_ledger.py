@@ -39,6 +39,7 @@ RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))
 def chain(count: int, tokens: int = 10, identity: Identity = AUTHOR, life: str = "0" * 16):
     """Return `count` signed headers without fragments; each continues the last."""
     headers, previous, total = [], GENESIS_DIGEST, 0
+    ticket_digest = digest(ticket(identity.key).body)
     for seq in range(1, count + 1):
         total += tokens
         update = messages.Update(
@@ -46,6 +47,9 @@ def chain(count: int, tokens: int = 10, identity: Identity = AUTHOR, life: str =
             peer=identity.key,
             incarnation=life,
             seq=seq,
+            started_ms=0,
+            time_ms=1000 * seq,
+            ticket=ticket_digest,
             previous=previous,
             tokens=tokens,
             total=total,
@@ -88,14 +92,17 @@ def test_ledger_reopened_has_the_same_content(tmp_path):
     first, headers = Ledger(tmp_path), chain(150)
     for header in headers:
         first.append(*header)
-    first.peer_store.store_ticket(AUTHOR.key, headers[0][0])
+    first.peer_store.store_ticket(ticket())
     first.close()
     again, author = Ledger(tmp_path), headers[0][1].author
-    assert again.head(author) == LedgerHead(150, digest(headers[-1][0].body), 1500)
+    assert again.head(author) == LedgerHead(
+        150, digest(headers[-1][0].body), total=1500, started_ms=0, time_ms=150_000
+    )
     assert list(again.updates_since({author: 3})) == headers[3:]
     assert list(again.headers(author, 10, 12)) == headers[9:12]
     assert again.header(author, 7) == headers[6][0] and again.header(author, 151) is None
-    assert again.peer_store.tickets() == {AUTHOR.key: headers[0][0]}
+    assert again.peer_store.ticket(digest(ticket().body)) == ticket()
+    assert again.peer_store.ticket("0" * 64) is None
     again.close()
 
 
@@ -103,13 +110,13 @@ def test_ledger_header_not_continuing_its_author_is_rejected(ledger):
     headers = chain(3)
     ledger.append(*headers[0])
     assert ledger.append(*altered(headers[1][1], previous="a" * 64)) is Outcome.DIVERGENT
-    assert ledger.append(*altered(headers[1][1], total=99)) is Outcome.WRONG_TOTAL
+    assert ledger.append(*altered(headers[1][1], total=99)) is Outcome.INCONSISTENT
     assert ledger.append(*headers[1]) is Outcome.ADDED
 
 
 def test_two_signed_updates_of_one_identity_fork_and_end_the_author(tmp_path):
     ledger, headers = Ledger(tmp_path), chain(3)
-    ledger.peer_store.store_ticket(AUTHOR.key, ticket())
+    ledger.peer_store.store_ticket(ticket())
     ledger.append(*headers[0])
     ledger.append(*headers[1])
     other = altered(headers[0][1], tokens=11, total=11)
@@ -178,7 +185,7 @@ def test_ledger_flipped_bit_in_file_raises_or_changes_nothing_signed(data):
         ledger, headers = Ledger(Path(folder)), [*chain(6), *chain(3, identity=STRANGER)]
         for header in headers:
             ledger.append(*header)
-        ledger.peer_store.store_ticket(AUTHOR.key, headers[0][0])
+        ledger.peer_store.store_ticket(ticket())
         proof = ledger.fork_proof(*altered(headers[5][1], tokens=11, total=61))
         ledger.apply_verdicts(VerdictSet.from_proof(proof))
         state = (ledger.vector(), ledger.heads_digest, ledger.verdicts)
@@ -305,6 +312,7 @@ def ticket(
         machine=RUN,
         volunteer="0" * 64,
         roles=[],
+        max_tokens_per_second=1000,
         issued=0,
         expires=expires,
         mirror=by.key,
@@ -319,11 +327,13 @@ def valid_update() -> messages.Update:
     return chain(1)[0][1].model_copy(update={"fragments": parts})
 
 
-def test_validate_header_accepts_update_with_expired_ticket():
-    assert (
-        validate_header(AUTHOR.sign("update", valid_update()), ticket(expires=1.0), RULES)
-        == valid_update()
-    )
+def under(signed_ticket: messages.Signed, **changed) -> messages.Signed:
+    """Return a signed header, otherwise valid, that names this ticket."""
+    return altered(valid_update(), ticket=digest(signed_ticket.body), **changed)[0]
+
+
+def test_validate_header_accepts_update_with_ticket_that_has_expired_since():
+    assert validate_header(under(ticket()), ticket(), RULES) == valid_update()
 
 
 @pytest.mark.parametrize(
@@ -338,11 +348,14 @@ def test_validate_header_accepts_update_with_expired_ticket():
         ),
         (altered(valid_update(), run=OTHER_RUN)[0], ticket(), "is for run"),
         (altered(valid_update(), tokens=1 << 40)[0], ticket(), "claims"),
+        (altered(valid_update(), started_ms=1000)[0], ticket(), "not after its author's start"),
+        (altered(valid_update(), tokens=1001)[0], ticket(), "ticket and its time allow 1,000"),
+        (altered(valid_update(), ticket="1" * 64)[0], ticket(), "without the ticket"),
         (altered(valid_update(), fragments=[])[0], ticket(), "fragments"),
-        (AUTHOR.sign("update", valid_update()), None, "without a ticket"),
-        (AUTHOR.sign("update", valid_update()), ticket(by=STRANGER), "not a mirror"),
-        (AUTHOR.sign("update", valid_update()), ticket(peer=STRANGER.key), "another run or peer"),
-        (AUTHOR.sign("update", valid_update()), ticket(run=OTHER_RUN), "another run or peer"),
+        (AUTHOR.sign("update", valid_update()), None, "without the ticket"),
+        (under(ticket(by=STRANGER)), ticket(by=STRANGER), "not a mirror"),
+        (under(ticket(STRANGER.key)), ticket(STRANGER.key), "another run or peer"),
+        (under(ticket(run=OTHER_RUN)), ticket(run=OTHER_RUN), "another run or peer"),
     ],
 )
 def test_validate_header_refuses_with_the_reason(signed, with_ticket, reason):

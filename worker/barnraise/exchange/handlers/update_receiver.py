@@ -7,6 +7,7 @@ methods run on the exchange's event loop; disk access and arithmetic run in the 
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,19 @@ from barnraise.exchange.handlers.verdict_handler import VerdictHandler
 from barnraise.exchange.ledger.blob_store import AppendResult
 from barnraise.exchange.ledger.diff import anchor_entry
 from barnraise.exchange.ledger.ledger import Outcome
-from barnraise.exchange.ledger.validation import UpdateRules, decode_payload, validate_header
+from barnraise.exchange.ledger.validation import (
+    UpdateRules,
+    decode_payload,
+    open_ticket,
+    validate_claim,
+    validate_header,
+)
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.protocol.messages import (
     BlobPart,
     BlobRequest,
     Signed,
+    Ticket,
     Update,
     UpdatePush,
     UpdateRequest,
@@ -36,6 +44,9 @@ log = logging.getLogger("barnraise.exchange")
 MAX_INCOMPLETE = 512  # headers that wait for payloads or for their author's earlier updates
 MAX_INCOMPLETE_PER_PEER = 2 * AUTHOR_WINDOW  # such headers of one machine, in all its incarnations
 STALE_AFTER = 60.0  # seconds without a byte after which a header makes room for others
+# Seconds by which an update may be ahead of our clock. One that is further ahead waits.
+CLOCK_TOLERANCE = 10.0
+MAX_WAIT = 3600.0  # seconds until it is looked at again
 MAX_DECODED_BYTES = 16 << 20  # decoded units that stay in memory until the training loop adds them
 
 
@@ -46,6 +57,7 @@ class IncompleteUpdate:
     Attributes:
         signed: The signed header.
         update: The header.
+        ticket: The ticket that it names.
         source: The peer that sent the header.
         missing: Payload digest → bytes, of payloads that have not arrived.
         last_byte_at: Event loop time of its header or of its last byte.
@@ -55,6 +67,7 @@ class IncompleteUpdate:
 
     signed: Signed
     update: Update
+    ticket: Ticket
     source: str
     missing: dict[str, int]
     last_byte_at: float
@@ -71,6 +84,7 @@ class UpdateReceiver:
         rules: UpdateRules,
         queue: UpdateQueue,
         verdicts: VerdictHandler,
+        clock: Callable[[], float],
     ) -> None:
         """Start without incomplete updates.
 
@@ -79,7 +93,10 @@ class UpdateReceiver:
             rules: What headers are checked against.
             queue: Where changes wait for the training loop.
             verdicts: Receives proofs of forks, and headers that may lead to them.
+            clock: Returns seconds since 1970, by the coordinators' clock.
         """
+        self._clock = clock
+        self._spawn = context.spawn
         self._rules = rules
         self._ledger = context.ledger
         self._gossip = context.gossip
@@ -87,9 +104,9 @@ class UpdateReceiver:
         self._disconnect = context.disconnect
         self._queue = queue
         self._verdicts = verdicts
-        self._tickets = context.ledger.peer_store.tickets()
         self._incomplete: dict[tuple[str, int], IncompleteUpdate] = {}
         self._waiting_for: dict[str, set[tuple[str, int]]] = {}  # payload → (author, seq) of those
+        self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
 
     @property
     def rules(self) -> UpdateRules:
@@ -110,18 +127,6 @@ class UpdateReceiver:
         self._queue.open()
         for author in {author for author, _ in self._incomplete}:
             await self._append_ready(author)
-
-    # ---- tickets
-
-    def store_ticket(self, peer: str, ticket: Signed) -> None:
-        """Store a peer's ticket, which its updates are accepted and passed on with."""
-        if self._tickets.get(peer) != ticket:
-            self._tickets[peer] = ticket
-            self._ledger.peer_store.store_ticket(peer, ticket)
-
-    def ticket(self, peer: str) -> Signed | None:
-        """Return the last ticket that a peer showed."""
-        return self._tickets.get(peer)
 
     # ---- what is incomplete
 
@@ -165,18 +170,18 @@ class UpdateReceiver:
             MessageError: When no peer should have passed it on.
         """
         signed = push.header
-        ticket = self._tickets.get(signed.key) or push.ticket
-        update = validate_header(signed, ticket, self._rules)
-        assert ticket is not None
-        self.store_ticket(update.peer, ticket)
+        update = validate_header(signed, push.ticket, self._rules)
+        self._ledger.peer_store.store_ticket(push.ticket)
         author = update.author
         seq = update.seq
         outcome = self._ledger.classify(signed, update)
-        if outcome is Outcome.WRONG_TOTAL:
-            self.ban_author(author, f"its update {seq} does not continue its last")
+        if outcome is Outcome.INCONSISTENT:
             raise MessageError(
                 f"update {seq} of {update.peer[:8]} does not continue that author's last"
             )
+        ticket = open_ticket(push.ticket, update.peer, self._rules)
+        if outcome is Outcome.ADDED:
+            self._validate_claim(update, ticket)
         if outcome is Outcome.DUPLICATE:
             self._gossip.on_update(source, author, seq, now)
         if outcome not in (Outcome.ADDED, Outcome.GAP):
@@ -187,31 +192,41 @@ class UpdateReceiver:
             if known.signed.body == signed.body:
                 self._gossip.on_update(source, author, seq, now)
             else:
-                fork = Fork(one=known.signed, other=signed, ticket=ticket)
+                fork = Fork(one=known.signed, other=signed, ticket=push.ticket)
                 await self._verdicts.on_proof(fork)
             return None
         too_early = seq > self._ledger.head(author).seq + AUTHOR_WINDOW
         if too_early or not self._make_room(update.peer, now):
             self._gossip.decline(source, author, seq)  # it is requested when its turn comes
             return update
-        await self._start_receiving(signed, update, source, now)
+        await self._start_receiving(
+            IncompleteUpdate(signed, update, ticket, source, missing={}, last_byte_at=now)
+        )
         return update
 
-    async def _start_receiving(
-        self, signed: Signed, update: Update, source: str, now: float
-    ) -> None:
+    def _validate_claim(self, update: Update, ticket: Ticket) -> None:
+        """Check an update against its predecessor, which is its author's last in the ledger.
+
+        Raises:
+            MessageError: When it states more tokens than its ticket allows since then.
+        """
+        head = self._ledger.head(update.author)
+        validate_claim(update, ticket, max(update.started_ms, head.time_ms))
+
+    async def _start_receiving(self, incomplete: IncompleteUpdate) -> None:
         """Wait for the payloads of an update from now on."""
+        update = incomplete.update
         author = update.author
         blobs = self._ledger.blobs
         blobs.pin(part.digest for part in update.fragments)
         is_retracted = self._ledger.verdicts.is_retracted(author, update.seq)
         parts = [] if is_retracted else update.fragments
         missing = {part.digest: part.size for part in parts if not blobs.has(part.digest)}
-        incomplete = IncompleteUpdate(signed, update, source, missing, now)
+        incomplete.missing = missing
         self._incomplete[author, update.seq] = incomplete
         for digest in missing:
             self._waiting_for.setdefault(digest, set()).add((author, update.seq))
-        self._gossip.on_update(source, author, update.seq, now)
+        self._gossip.on_update(incomplete.source, author, update.seq, incomplete.last_byte_at)
         if not missing:
             await self._verify(incomplete)
 
@@ -342,10 +357,18 @@ class UpdateReceiver:
     async def _append_ready(self, author: str) -> None:
         """Append this author's verified updates to the ledger and the queue, in order."""
         rejected: tuple[Outcome, IncompleteUpdate] | None = None
+        reason = ""
         async with self._queue.lock:
             while self._queue.is_open:
                 ready = self._incomplete.get((author, self._ledger.head(author).seq + 1))
-                if ready is None or not ready.is_verified:
+                if ready is None or not ready.is_verified or self._is_early(ready.update):
+                    break
+                try:
+                    self._validate_claim(ready.update, ready.ticket)
+                except MessageError as error:
+                    reason = str(error)
+                    self._drop(author, ready.update.seq)
+                    rejected = Outcome.INCONSISTENT, ready
                     break
                 outcome = await self._run_on_disk(self._ledger.append, ready.signed, ready.update)
                 self._drop(author, ready.update.seq)
@@ -361,11 +384,37 @@ class UpdateReceiver:
         if rejected is None:
             return
         outcome, ready = rejected
-        if outcome is Outcome.WRONG_TOTAL:
-            self.ban_author(author, f"its update {ready.update.seq} is broken")
+        now = asyncio.get_running_loop().time()
+        if outcome is Outcome.INCONSISTENT:
+            reason = reason or f"its update {ready.update.seq} does not continue its last"
+            self._gossip.on_request_failed(ready.source, author, ready.update.seq, now)
+            self._disconnect(ready.source, reason)
         else:
-            now = asyncio.get_running_loop().time()
             await self._on_unusable_header(outcome, ready.signed, ready.update, ready.source, now)
+
+    def _is_early(self, update: Update) -> bool:
+        """Return whether an update is of a later time by our clock; it is appended at that time.
+
+        It is not refused: clocks differ, and in the end every peer must have the same updates.
+        """
+        seconds = update.time_ms / 1000 - self._clock() - CLOCK_TOLERANCE
+        if seconds <= 0:
+            return False
+        if update.author not in self._waiting_for_time:
+            self._waiting_for_time.add(update.author)
+            log.warning(
+                "update %d of %s states a time that is %.0f seconds ahead: it counts from then on",
+                update.seq,
+                update.peer[:8],
+                seconds + CLOCK_TOLERANCE,
+            )
+            self._spawn(self._append_later(update.author, seconds))
+        return True
+
+    async def _append_later(self, author: str, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, MAX_WAIT))
+        self._waiting_for_time.discard(author)
+        await self._append_ready(author)
 
     # ---- what is dropped
 

@@ -32,22 +32,20 @@ class UpdateToSend:
         author: Its author.
         seq: Its sequence number.
         whole: Whether the payloads are sent too.
-        ticket_of: Returns the ticket to send with the header of this key's updates.
         is_needed: Returns whether the peer still lacks the update.
     """
 
     author: str
     seq: int
     whole: bool
-    ticket_of: Callable[[str], messages.Signed | None]
     is_needed: Callable[[], bool]
 
 
 def update_frames(ledger: Ledger, sending: UpdateToSend) -> Frames:
-    """Yield an update's signed header with its author's ticket, then its payloads.
+    """Yield an update's signed header with the ticket that it names, then its payloads.
 
     The frames end early once the peer has the update. An update that a verdict names is its header
-    alone. Nothing is yielded when the payloads are not here.
+    alone. Nothing is yielded when the payloads, or the ticket, are not here.
     """
     signed = ledger.header(sending.author, sending.seq)
     if signed is None or (sending.whole and not sending.is_needed()):
@@ -56,7 +54,10 @@ def update_frames(ledger: Ledger, sending: UpdateToSend) -> Frames:
     with_payloads = sending.whole and not ledger.verdicts.is_retracted(sending.author, sending.seq)
     if with_payloads and not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return
-    yield pack(messages.UpdatePush(header=signed, ticket=sending.ticket_of(update.peer)))
+    ticket = ledger.peer_store.ticket(update.ticket)
+    if ticket is None:
+        return
+    yield pack(messages.UpdatePush(header=signed, ticket=ticket))
     if not with_payloads:
         return
     for part in update.payload_parts:

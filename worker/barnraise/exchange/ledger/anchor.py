@@ -19,6 +19,7 @@ import torch
 from blake3 import blake3
 
 from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
 from barnraise.protocol.messages import Update
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
 
@@ -223,8 +224,16 @@ class Anchor:
     @property
     def tokens(self) -> int:
         """Return the training tokens of all updates in the sum: the clock that all peers share."""
-        total = sum(head.total for head in self.heads.values())
-        return total - sum(sum(updates.values()) for updates in self.retracted.values())
+        return count_tokens(
+            {
+                author: TokenClaim(
+                    head.started_ms,
+                    head.time_ms,
+                    head.total - sum(self.retracted.get(author, {}).values()),
+                )
+                for author, head in self.heads.items()
+            }
+        )
 
     def add_units(self, index: int, units: torch.Tensor) -> None:
         """Add int32 units to a fragment, mod 2³².

@@ -27,6 +27,7 @@ from barnraise.exchange.ledger.peer_store import SCHEMA as PEER_SCHEMA
 from barnraise.exchange.ledger.peer_store import PeerStore
 from barnraise.exchange.ledger.retention import SCHEMA as RETENTION_SCHEMA
 from barnraise.exchange.ledger.retention import Retention
+from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
 from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
@@ -41,12 +42,13 @@ _PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {
 }
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER,
+                                    started_ms INTEGER, time_ms INTEGER,
                                     signed TEXT, checksum TEXT,
                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS arrivals (author TEXT, seq INTEGER, tokens INTEGER,
                                      PRIMARY KEY (author, seq)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER,
-                                 signed TEXT, checksum TEXT);
+                                 started_ms INTEGER, time_ms INTEGER, signed TEXT, checksum TEXT);
 CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
 CREATE TABLE IF NOT EXISTS base_retracted (author TEXT, seq INTEGER, tokens INTEGER,
                                            PRIMARY KEY (author, seq));
@@ -60,7 +62,7 @@ class Outcome(Enum):
     ADDED = "added"
     DUPLICATE = "duplicate"  # it, or a snapshot that contains it, is here already
     GAP = "gap"  # earlier updates of its author are missing
-    WRONG_TOTAL = "wrong total"  # its total is not its predecessor's plus its own tokens
+    INCONSISTENT = "inconsistent"  # its total, start or time does not continue its predecessor's
     DIVERGENT = "divergent"  # its predecessor is not the one here: half of a fork, or false
     FORK = "fork"  # its author signed two updates with one identity, and the other one is here
     RETRACTED = "retracted"  # a verdict, or a fork, cuts it off
@@ -68,16 +70,25 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class LedgerHead:
-    """An author's last update."""
+    """An author's last update; see `Update` for what it states."""
 
     seq: int = 0
     digest: str = GENESIS_DIGEST
     total: int = 0
+    started_ms: int = 0
+    time_ms: int = 0
 
     @classmethod
     def from_update(cls, signed: Signed, update: Update) -> "LedgerHead":
         """Return the head that this update is."""
-        return cls(update.seq, digest(signed.body), update.total)
+        return cls(update.seq, digest(signed.body), update.total, update.started_ms, update.time_ms)
+
+    def is_continued_by(self, update: Update) -> bool:
+        """Return whether the author's next update states what follows from this one."""
+        has_right_times = (
+            self.seq == 0 or update.started_ms == self.started_ms
+        ) and update.time_ms > self.time_ms
+        return has_right_times and update.total == self.total + update.tokens
 
 
 def _with_checksum(*row: str | int) -> tuple[str | int, ...]:
@@ -87,7 +98,13 @@ def _with_checksum(*row: str | int) -> tuple[str | int, ...]:
 
 def _header_row(signed: Signed, update: Update) -> tuple[str | int, ...]:
     return _with_checksum(
-        update.author, update.seq, digest(signed.body), update.total, signed.model_dump_json()
+        update.author,
+        update.seq,
+        digest(signed.body),
+        update.total,
+        update.started_ms,
+        update.time_ms,
+        signed.model_dump_json(),
     )
 
 
@@ -153,9 +170,7 @@ class Ledger:
             for row in self._db.execute(f"SELECT * FROM {table}"):
                 if row != _with_checksum(*row[:-1]):
                     raise ValueError(f"a row of its {table} has changed")
-        # Their rows have no checksum; reading them parses them.
-        self.peer_store.tickets()
-        self.peer_store.peers()
+        self.peer_store.verify_rows()
 
     def _load_verdicts(self) -> VerdictSet:
         verdicts = VerdictSet()
@@ -164,9 +179,12 @@ class Ledger:
         return verdicts
 
     def _load_heads(self) -> dict[str, LedgerHead]:
-        rows = self._db.execute("SELECT author, seq, digest, total FROM base").fetchall()
+        rows = self._db.execute(
+            "SELECT author, seq, digest, total, started_ms, time_ms FROM base"
+        ).fetchall()
         rows += self._db.execute(
-            "SELECT author, MAX(seq), digest, total FROM headers GROUP BY author"
+            "SELECT author, MAX(seq), digest, total, started_ms, time_ms FROM headers"
+            " GROUP BY author"
         ).fetchall()
         heads: dict[str, LedgerHead] = {}
         for author, *head in sorted(rows, key=lambda row: row[1]):
@@ -221,9 +239,8 @@ class Ledger:
             if seq > head.seq + 1:
                 return Outcome.GAP
             if update.previous != head.digest:
-                return Outcome.DIVERGENT if seq > 1 else Outcome.WRONG_TOTAL
-            is_consistent = update.total == head.total + update.tokens
-            return Outcome.ADDED if is_consistent else Outcome.WRONG_TOTAL
+                return Outcome.DIVERGENT if seq > 1 else Outcome.INCONSISTENT
+            return Outcome.ADDED if head.is_continued_by(update) else Outcome.INCONSISTENT
 
     def fork_proof(self, other: Signed, update: Update) -> Fork | None:
         """Return the proof that `other` is half of a fork whose other half is here, or None.
@@ -234,7 +251,7 @@ class Ledger:
         """
         with self._lock:
             stored = self.header(update.author, update.seq)
-            ticket = self.peer_store.tickets().get(update.peer)
+            ticket = self.peer_store.ticket(update.ticket)
         if stored is None or ticket is None or stored.body == other.body:
             return None
         return Fork(one=stored, other=other, ticket=ticket)
@@ -261,11 +278,29 @@ class Ledger:
 
     @property
     def tokens(self) -> int:
-        """Return the training tokens of all updates that count."""
+        """Return the training tokens of all updates that count, see `token_count`."""
         with self._lock:
-            retracted = self.verdicts.retracted_within(self.vector())
-            total = sum(head.total for head in self._heads.values())
-            return total - sum(sum(updates.values()) for updates in retracted.values())
+            return count_tokens(self._claims())
+
+    def _claims(self) -> dict[str, TokenClaim]:
+        """Return what each author's updates that count state. The caller holds the lock."""
+        retracted = self.verdicts.retracted_within(self.vector())
+        return {
+            author: TokenClaim(
+                head.started_ms, head.time_ms, head.total - sum(retracted.get(author, {}).values())
+            )
+            for author, head in self._heads.items()
+        }
+
+    def last_time_ms(self, key: str) -> int:
+        """Return the time of a key's last update here, in any incarnation; 0 if there is none."""
+        with self._lock:
+            times = [
+                head.time_ms
+                for author, head in self._last_heads.items()
+                if author.partition(".")[0] == key
+            ]
+            return max(times, default=0)
 
     def tokens_since(self, author: str, seq: int) -> int:
         """Return the training tokens that arrived after an update; 0 if that is unknown."""
@@ -368,7 +403,7 @@ class Ledger:
 
     def _insert_header(self, signed: Signed, update: Update) -> None:
         self._db.execute(
-            "INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?)", _header_row(signed, update)
+            "INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _header_row(signed, update)
         )
 
     def _valid_heads(self) -> dict[str, LedgerHead]:
@@ -445,7 +480,9 @@ class Ledger:
                 self._drop_base_snapshot()
                 self._db.execute("DELETE FROM base")
                 self._db.execute("DELETE FROM base_retracted")
-                self._db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?, ?)", header_rows)
+                self._db.executemany(
+                    "INSERT INTO base VALUES (?, ?, ?, ?, ?, ?, ?, ?)", header_rows
+                )
                 self._db.executemany(
                     "INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments)
                 )

@@ -1,4 +1,4 @@
-"""Store the peers that this machine has met: the authors' tickets, and where peers were reached.
+"""Store the tickets that updates name, and where this machine has reached peers.
 
 The tables are in the ledger's database. libp2p calls this a peerstore.
 """
@@ -8,18 +8,19 @@ import threading
 
 from barnraise.durable_io import transaction
 from barnraise.protocol.messages import Peer, Signed
+from barnraise.protocol.signing import digest
 
 MAX_PEERS = 200  # peers whose addresses are stored
 MAX_PEERS_OF_VOLUNTEER = 4  # of them, machines of one person
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS tickets (peer TEXT PRIMARY KEY, signed TEXT);
+CREATE TABLE IF NOT EXISTS tickets (digest TEXT PRIMARY KEY, signed TEXT);
 CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT,
                                   volunteer TEXT);
 """
 
 
 class PeerStore:
-    """The tickets and addresses of peers.
+    """Tickets, and addresses of peers.
 
     Args:
         db: The ledger's database.
@@ -30,18 +31,32 @@ class PeerStore:
         self._db = db
         self._lock = lock
 
-    def store_ticket(self, peer: str, ticket: Signed) -> None:
-        """Store an author's ticket, which peers need to accept its updates from here."""
+    def store_ticket(self, ticket: Signed) -> None:
+        """Store a ticket, which peers need to accept the updates that name it."""
         with self._lock:
             self._db.execute(
-                "INSERT OR REPLACE INTO tickets VALUES (?, ?)", (peer, ticket.model_dump_json())
+                "INSERT OR IGNORE INTO tickets VALUES (?, ?)",
+                (digest(ticket.body), ticket.model_dump_json()),
             )
 
-    def tickets(self) -> dict[str, Signed]:
-        """Return the stored tickets by peer."""
+    def ticket(self, name: str) -> Signed | None:
+        """Return the ticket whose text has the digest `name`; None if it is not here."""
         with self._lock:
-            rows = self._db.execute("SELECT peer, signed FROM tickets").fetchall()
-        return {peer: Signed.model_validate_json(text) for peer, text in rows}
+            row = self._db.execute("SELECT signed FROM tickets WHERE digest=?", (name,)).fetchone()
+        return Signed.model_validate_json(row[0]) if row else None
+
+    def verify_rows(self) -> None:
+        """Read every row.
+
+        Raises:
+            ValueError: A row has changed by itself.
+        """
+        with self._lock:
+            rows = self._db.execute("SELECT digest, signed FROM tickets").fetchall()
+        for name, text in rows:
+            if digest(Signed.model_validate_json(text).body) != name:
+                raise ValueError("a row of its tickets has changed")
+        self.peers()
 
     def store_peer(self, peer: Peer, volunteer: str) -> None:
         """Store where a peer was met: this machine can rejoin through any one peer.

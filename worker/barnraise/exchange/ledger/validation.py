@@ -2,9 +2,12 @@
 
 The decision must be the same on every peer for ever, because a peer that alone refused an update
 would never agree with the others again. So nothing here depends on a clock, on a revocation or on
-what else has arrived; expiry and revocation affect connections only.
+what else has arrived. An update states its time and names the ticket that permits it, which bound
+the tokens that it may state; its time need only lie within the ticket's, whatever the time is when
+it arrives. Revocation affects connections only.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +17,14 @@ from barnraise.exchange.compression.codec import decode, payload_size
 from barnraise.exchange.ledger.anchor import compute_sketch
 from barnraise.exchange.ledger.blob_store import EMPTY_DIGEST
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
-from barnraise.protocol.signing import open_signed
+from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, digest, open_signed
 from barnraise.spec import RunSpec
 
 # The part of an update for a fragment that it does not contain.
 EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
 # A header's longest encoding in bytes is BASE_HEADER_BYTES + BYTES_PER_FRAGMENT for each fragment.
 # Two headers must fit into one proof of a fork.
-BASE_HEADER_BYTES = 600
+BASE_HEADER_BYTES = 800
 BYTES_PER_FRAGMENT = 200
 
 
@@ -63,16 +66,38 @@ class UpdateRules:
 def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -> Update:
     """Return the update of a signed header, if it counts once its payloads are valid.
 
+    What remains to be checked is that it continues its author's previous update: `validate_claim`.
+
     Args:
         signed: The signed header.
-        ticket: Its author's ticket.
+        ticket: The ticket that it names.
         rules: The run's rules.
 
     Raises:
         MessageError: If it does not count, with the reason.
     """
+    update = open_header(signed, rules)
+    if ticket is None or digest(ticket.body) != update.ticket:
+        raise MessageError(f"{_name(update)} came without the ticket that it names")
+    permission = open_ticket(ticket, update.peer, rules)
+    if not to_milliseconds(permission.issued) <= update.time_ms <= _last_time_ms(permission):
+        raise MessageError(f"{_name(update)} is of a time for which its ticket is not valid")
+    validate_claim(update, permission, update.started_ms)
+    return update
+
+
+def open_header(signed: Signed, rules: UpdateRules) -> Update:
+    """Return the update of a signed header that has the form of an update of this run.
+
+    Args:
+        signed: The signed header.
+        rules: The run's rules.
+
+    Raises:
+        MessageError: If it does not have it, with the reason.
+    """
     update = open_signed(signed, "update", Update, key=signed.key)
-    name = f"update {update.seq} of {update.peer[:8]}"
+    name = _name(update)
     if update.peer != signed.key:
         raise MessageError(f"{name} is signed by {signed.key[:8]}")
     if update.run != rules.run:
@@ -85,9 +110,85 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
         raise MessageError(
             f"{name} has a header of {len(signed.body)} characters, more than one can need"
         )
+    if update.started_ms >= update.time_ms:
+        raise MessageError(f"{name} states a time that is not after its author's start")
     _validate_parts(update, name, rules)
-    _validate_ticket(update, ticket, name, rules)
     return update
+
+
+def open_ticket(signed: Signed, peer: str, rules: UpdateRules) -> Ticket:
+    """Return a ticket by which a mirror of the run permitted a key to take part at some time.
+
+    Args:
+        signed: The signed ticket.
+        peer: The key.
+        rules: The run's rules.
+
+    Raises:
+        MessageError: If it is not such a ticket, with the reason.
+    """
+    ticket = open_signed(signed, "ticket", Ticket)
+    if signed.key not in rules.mirrors or ticket.mirror != signed.key:
+        raise MessageError(
+            f"the ticket of {peer[:8]} is signed by {signed.key[:8]}, not a mirror of this run"
+        )
+    if ticket.run != rules.run or ticket.peer != peer:
+        raise MessageError(f"the ticket that came for {peer[:8]} is for another run or peer")
+    return ticket
+
+
+def validate_claim(update: Update, ticket: Ticket, previous_ms: int) -> None:
+    """Raise MessageError if an update states more tokens than its ticket allows for its time.
+
+    Args:
+        update: The update.
+        ticket: The ticket that it names.
+        previous_ms: The time of its author's previous update, in milliseconds since 1970; before
+            the first one, the author's start.
+
+    Raises:
+        MessageError: If its time is not after the previous one's, or it states too many tokens.
+    """
+    if update.time_ms <= previous_ms:
+        raise MessageError(f"{_name(update)} is not later than the update before it")
+    allowed = allowed_tokens(ticket, previous_ms, update.time_ms)
+    if update.tokens > allowed:
+        raise MessageError(
+            f"{_name(update)} states {update.tokens:,} tokens; its ticket and its time allow "
+            f"{allowed:,}"
+        )
+
+
+def allowed_tokens(ticket: Ticket, previous_ms: int, time_ms: int) -> int:
+    """Return the most tokens that an update may state.
+
+    There is no allowance beyond rate × time. Time before the ticket was issued does not count, so
+    that a higher rate applies to no time before it.
+
+    Args:
+        ticket: The ticket that the update names.
+        previous_ms: The time of the author's previous update, or its start.
+        time_ms: The time of the update.
+    """
+    elapsed_ms = max(0, time_ms - max(previous_ms, to_milliseconds(ticket.issued)))
+    return ticket.max_tokens_per_second * elapsed_ms // 1000
+
+
+def to_milliseconds(seconds: float) -> int:
+    """Return seconds since 1970 as whole milliseconds, rounded up."""
+    return math.ceil(seconds * 1000)
+
+
+def _last_time_ms(ticket: Ticket) -> int:
+    """Return the last time of an update under a ticket: its expiry, and the longest grace.
+
+    Machines train on under expired tickets while no mirror answers.
+    """
+    return to_milliseconds(ticket.expires + ORPHANED_TICKET_GRACE_SECONDS)
+
+
+def _name(update: Update) -> str:
+    return f"update {update.seq} of {update.peer[:8]}"
 
 
 def _validate_parts(update: Update, name: str, rules: UpdateRules) -> None:
@@ -107,19 +208,6 @@ def _validate_parts(update: Update, name: str, rules: UpdateRules) -> None:
             )
     if not update.payload_parts:
         raise MessageError(f"{name} contains no fragment")
-
-
-def _validate_ticket(update: Update, signed: Signed | None, name: str, rules: UpdateRules) -> None:
-    """Raise MessageError unless a mirror of the run permitted the author to take part."""
-    if signed is None:
-        raise MessageError(f"{name} came without a ticket of its author")
-    ticket = open_signed(signed, "ticket", Ticket)
-    if signed.key not in rules.mirrors or ticket.mirror != signed.key:
-        raise MessageError(
-            f"{name}: its author's ticket is signed by {signed.key[:8]}, not a mirror of this run"
-        )
-    if ticket.run != rules.run or ticket.peer != update.peer:
-        raise MessageError(f"{name}: the ticket with it is for another run or peer")
 
 
 def decode_payload(payload: bytes, part: FragmentUpdate, size: int) -> torch.Tensor:

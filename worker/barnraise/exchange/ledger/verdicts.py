@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger.validation import UpdateRules, validate_header
+from barnraise.exchange.ledger.validation import UpdateRules, open_header, open_ticket
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest, open_signed
 from barnraise.protocol.types import Message
@@ -24,7 +24,10 @@ MAX_FORKS_PER_PEER = 64  # forked incarnations of one peer that are stored
 
 
 class Fork(Message):
-    """Two different updates that one author signed with one sequence number, and its ticket."""
+    """Two different updates that one author signed with one sequence number.
+
+    `ticket` is any ticket of the author: only keys that took part in the run can fork.
+    """
 
     type: Literal["fork"] = "fork"
     one: Signed
@@ -178,8 +181,9 @@ def _verify_verdict(ruling: SignedVerdict, rules: UpdateRules) -> None:
 
 
 def _verify_fork(fork: Fork, rules: UpdateRules) -> None:
-    one = validate_header(fork.one, fork.ticket, rules)
-    other = validate_header(fork.other, fork.ticket, rules)
+    one = open_header(fork.one, rules)
+    other = open_header(fork.other, rules)
+    open_ticket(fork.ticket, one.peer, rules)
     if (one.author, one.seq) != (other.author, other.seq) or fork.one.body == fork.other.body:
         raise MessageError("the proof of a fork is not two different updates with one identity")
 
