@@ -16,6 +16,7 @@ from pathlib import Path
 
 import django
 import pytest
+from django.conf import settings
 
 STATE = Path(tempfile.mkdtemp(prefix="barnraise-tests-"))
 STATE.chmod(0o755)  # an embedded Postgres runs as a user of its own where tests run as root
@@ -27,6 +28,8 @@ os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded_servers.reserve(S
 os.environ["DJANGO_SETTINGS_MODULE"] = "coordinator.settings"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()
+# Each test client would read the list of all static files; so it looks one up when asked for it.
+settings.WHITENOISE_AUTOREFRESH = True
 
 # Tests that start servers, browsers, command lines or networks of machines, that train models for
 # many steps, or that visit every page: not part of `make test-fast`.

@@ -73,6 +73,8 @@ def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
     command = [PYTHON, "-m", "pytest", "-q", "--hypothesis-profile=ci"]
     command += ["-n", processes, "--dist", "loadgroup", "-m", MARKERS[tier], *rest]
     environment = {**os.environ, "BARNRAISE_TESTS": tier}
+    # Without bytecode, each of the hundreds of processes that tests start compiles the program.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.monotonic()
     process = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     return time.monotonic() - started, process.returncode

@@ -41,6 +41,7 @@ def short_fragment_intervals(monkeypatch):
     monkeypatch.setattr(streaming, "MIN_PART_SECONDS", 0.02)
 
 
+@pytest.mark.slow  # the next test streams fragments too, and kills a worker
 @pytest.mark.usefixtures("short_fragment_intervals")
 def test_workers_that_stream_fragments_end_bit_identical(swarm):
     run = swarm(strategy="streams", round_steps=16)

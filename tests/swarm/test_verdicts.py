@@ -244,6 +244,7 @@ def test_worker_restored_from_an_old_backup_forks_and_continues(swarm):
     ledger.close()
 
 
+@pytest.mark.slow  # the tests of AnchorScrub cover the same without training
 def test_bit_flip_in_memory_is_found_repaired_and_reported(swarm):
     run = swarm(token_budget=400_000)
     ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])

@@ -73,6 +73,7 @@ def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_p
     assert pull_and_read_state_hash(b) == state_at_first, "the mirrors have different states"
 
 
+@pytest.mark.slow  # test_run_page_own_mirror_killed_continues_at_another_and_returns is quicker
 def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, tmp_path):
     a, b = sites
     run = create_run(a)["run"]

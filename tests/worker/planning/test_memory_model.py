@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.effort import examples
 from helpers.plans import RECIPE, arbitrary_plans, engine_of, resident, sample_text, tiny_plan
 from helpers.torch_allocations import peak_allocated
 from hypothesis import given, settings
@@ -47,7 +48,7 @@ def static_host_bytes(plan: Plan) -> int:
     return memory_model.host_bytes(plan) - temporary - scratch
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, exhaustive=60), deadline=None)
 @given(plan=arbitrary_plans())
 def test_store_and_buffers_allocate_exactly_the_predicted_bytes(plan, tmp_path_factory):
     exchange_on_disk = {"exchange": "disk"} if plan.on_disk else {}

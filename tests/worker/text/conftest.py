@@ -1,4 +1,4 @@
-"""The text of Python's standard library, prepared once for all tests of text."""
+"""A part of the text of Python's standard library, prepared once for all tests of text."""
 
 import pytest
 from helpers.blob_folder import BlobFolder
@@ -12,7 +12,13 @@ RUN = "01890000-0000-7000-8000-000000000000"
 
 
 @pytest.fixture(scope="session")
-def stdlib(tmp_path_factory) -> tuple[TextManifest, BlobFolder]:
+def documents() -> list[bytes]:
+    """Read every third file, which are enough for several shards."""
+    return list(read_stdlib())[::3]
+
+
+@pytest.fixture(scope="session")
+def stdlib(documents, tmp_path_factory) -> tuple[TextManifest, BlobFolder]:
     """Prepare the text; return its manifest and the folder of its blobs."""
     folder = BlobFolder(tmp_path_factory.mktemp("blobs"))
-    return prepare_text(TextSpec(), 1024, RUN, folder.store, list(read_stdlib())), folder
+    return prepare_text(TextSpec(), 1024, RUN, folder.store, documents), folder

@@ -13,7 +13,6 @@ from barnraise.protocol.coordinator_messages import Shard, TextManifest
 from barnraise.spec import TextSpec
 from barnraise.text.batches import TokenDataset
 from barnraise.text.shards import prepare_text
-from barnraise.text.sources import read_stdlib
 
 RUN = "01890000-0000-7000-8000-000000000000"
 
@@ -30,11 +29,9 @@ def counting_dataset(folder: BlobFolder, *lengths: int) -> TokenDataset:
     return TokenDataset(manifest, folder.locate)
 
 
-def test_bytes_need_no_tokenizer(tmp_path):
+def test_bytes_need_no_tokenizer(documents, tmp_path):
     folder = BlobFolder(tmp_path)
-    manifest = prepare_text(
-        TextSpec(tokenizer="bytes"), 256, RUN, folder.store, list(read_stdlib())
-    )
+    manifest = prepare_text(TextSpec(tokenizer="bytes"), 256, RUN, folder.store, documents)
     text = TokenDataset(manifest, folder.locate)
     assert manifest.tokenizer is None
     window = text.sample_batch(0, "peer", 0, 1, 200)[0].tolist()

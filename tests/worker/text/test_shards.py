@@ -12,10 +12,10 @@ RUN = "01890000-0000-7000-8000-000000000000"
 
 
 @pytest.mark.integration
-def test_prepare_gives_the_same_manifest_twice(stdlib, tmp_path):
+def test_prepare_gives_the_same_manifest_twice(stdlib, documents, tmp_path):
     manifest, _ = stdlib
     store = BlobFolder(tmp_path).store
-    again = prepare_text(TextSpec(), 1024, RUN, store, list(read_stdlib()))
+    again = prepare_text(TextSpec(), 1024, RUN, store, documents)
     assert again == manifest
     assert sum(shard.tokens for shard in manifest.train) > 1_000_000
     assert all(shard.tokens == TextSpec().shard_tokens for shard in manifest.train[:-1])
