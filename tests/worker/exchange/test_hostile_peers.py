@@ -13,7 +13,7 @@ from helpers.wait_for import wait_until, within
 
 from barnraise.errors import StateError
 from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.handlers import handshake, update_receiver
+from barnraise.exchange.handlers import handshake, transfer_budget, update_receiver
 from barnraise.exchange.ledger.anchor import compute_sketch
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network import connection as connection_module
@@ -237,8 +237,8 @@ def test_decoded_units_stay_in_memory_up_to_the_limit(world, monkeypatch, max_by
 
 
 def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
-    monkeypatch.setattr(update_receiver, "MAX_INCOMPLETE_PER_PEER", 3)
-    monkeypatch.setattr(update_receiver, "STALE_AFTER", 1.0)
+    monkeypatch.setattr(update_receiver, "MAX_INCOMPLETE_OF_VOLUNTEER", 3)
+    monkeypatch.setattr(transfer_budget, "STALE_AFTER", 1.0)
     a = world.machine(1).start()
     updates = a.exchange.server.updates
     with connect_raw_peer(world, a) as send:
@@ -261,6 +261,61 @@ def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
         for life in (21, 22):
             updates.ban_author(f"{STRANGER.key}.{life:016x}", "the test says so")
         assert not a.ledger.blobs.partial_size(name), "pieces that no update needs are deleted"
+
+
+def test_payloads_of_updates_that_never_complete_do_not_stay(world, monkeypatch):
+    """A peer sends all payloads of an update but one; they go after a time, or a restart."""
+    monkeypatch.setattr(transfer_budget, "EXPIRE_AFTER", 1.0)
+    monkeypatch.setattr(update_receiver, "EXPIRY_INTERVAL", 0.2)
+    a = world.machine(1).start()
+    blobs = a.ledger.blobs
+    payloads = [data for data, _ in noise_payloads(world)]
+    names = [blake3(data).hexdigest() for data in payloads]
+
+    def send_half(send, life):
+        send(push(world, STRANGER, incarnation=f"{life:016x}"))
+        for name, data in zip(names[1:], payloads[1:], strict=True):
+            send(BlobPart(digest=name, offset=0, total=len(data)), data)
+        send(BlobPart(digest=names[0], offset=0, total=len(payloads[0])), payloads[0][:100])
+
+    with connect_raw_peer(world, a) as send:
+        send_half(send, 1)
+        wait_until(lambda: blobs.partial_bytes() == 100 and all(map(blobs.has, names[1:])))
+        wait_until(lambda: not a.exchange.server.updates.incomplete)
+        wait_until(lambda: not any(map(blobs.has, names)) and not blobs.partial_bytes())
+        send_half(send, 2)
+        wait_until(lambda: all(map(blobs.has, names[1:])))
+        a.stop()  # while they wait
+    a.open()
+    assert not any(map(a.ledger.blobs.has, names)), "the next start deletes them"
+    a.exchange.open()
+
+
+def test_flood_of_unwanted_payloads_ends_the_connection(world, monkeypatch, caplog):
+    monkeypatch.setattr(connection_module, "UNWANTED_LIMIT", (1000.0, 100_000.0))
+    a = world.machine(1).start()
+    part = pack(BlobPart(digest="a" * 64, offset=0, total=1 << 30), bytes(60_000))
+    assert_refused(a, caplog, [part, part], "nothing here waits for")
+
+
+def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, caplog):
+    """An author publishes far more updates than its ticket's rate allows rounds."""
+    b, c = (world.machine(n).start() for n in (2, 3))
+    a = world.machine(1)
+    a.exchange.stop()
+    a.open(ticket=world.ticket(a.identity.key, 1, rate=100))
+    a.start().add_peers(b)
+    c.add_peers(b)
+    wait_until(lambda: b.exchange.stats.peers == 2)
+    for seed in range(70):
+        a.publish_round(seed, tokens=0, due=[0])
+    c.publish_round(100)
+    wait_until(lambda: c.exchange.author in b.ledger.vector(), 5)
+    wait_until(lambda: b.ledger.vector().get(a.exchange.author, 0) > 8)
+    time.sleep(2)
+    assert 8 < b.ledger.vector()[a.exchange.author] < 20, "the burst, and then the pace"
+    assert "more than its machine can train: it waits" in caplog.text
+    assert a.identity.key in b.exchange.server.connections, "nobody is refused for it"
 
 
 def test_unrequested_pieces_are_ignored(world):

@@ -37,6 +37,7 @@ from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.transport import Transport
+from barnraise.exchange.pacing.author_pace import PaceLimits
 from barnraise.exchange.pacing.peer_estimates import PeerEstimates
 from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.exchange.pacing.weighting import weight_ramp
@@ -121,6 +122,7 @@ class Exchange:
             spec_digest=digest(spec.to_json()),
             ticket=config.ticket,
             clock=config.clock,
+            pace=PaceLimits.from_spec(spec),
             archive_rounds=spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None,
         )
         self.server = PeerServer(server_config, ledger, transport, self._author, self._queue)

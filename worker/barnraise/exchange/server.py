@@ -47,6 +47,7 @@ from barnraise.exchange.network.framing import unpack
 from barnraise.exchange.network.rate_limit import FairShare
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
+from barnraise.exchange.pacing.author_pace import AuthorPace, PaceLimits
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.signing import open_signed
@@ -71,6 +72,7 @@ class ServerConfig:
         spec_digest: The digest of the run's spec.
         ticket: This machine's ticket.
         clock: Returns seconds since 1970, by the coordinators' clock.
+        pace: What one machine can honestly publish.
         archive_rounds: Rounds for which all payloads are kept, if this machine is an archive.
     """
 
@@ -78,6 +80,7 @@ class ServerConfig:
     spec_digest: str
     ticket: messages.Signed
     clock: Callable[[], float]
+    pace: PaceLimits
     archive_rounds: int | None = None
 
 
@@ -133,7 +136,9 @@ class PeerServer:
         self.verdicts = VerdictHandler(
             context, rules, queue, self.fetcher, self._on_verdicts_applied
         )
-        self.updates = UpdateReceiver(context, rules, queue, self.verdicts, config.clock)
+        self.updates = UpdateReceiver(
+            context, rules, queue, self.verdicts, config.clock, AuthorPace(config.pace)
+        )
         self.snapshot_server = SnapshotServer(ledger, self.connections, run_slowly)
         self.snapshot_client = SnapshotClient(context, rules, self.fetcher)
         self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
@@ -190,6 +195,7 @@ class PeerServer:
                 self.handshake.recheck_tickets(self.connections, self._disconnect),
                 self.verdicts.watch_folder(),
                 self.scrub.run(),
+                self.updates.drop_expired(),
             ):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
@@ -441,6 +447,8 @@ class PeerServer:
             await self.fetcher.on_part(connection.key, part, payload)
         elif await self.updates.on_part(connection.key, part, payload, self._loop.time()):
             self.wake()
+        else:
+            connection.record_unwanted(len(payload))
 
     async def _on_update_request(
         self, connection: Connection, request: messages.UpdateRequest, payload: memoryview

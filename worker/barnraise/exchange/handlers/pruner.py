@@ -1,4 +1,7 @@
-"""Delete payloads that exceed the disk budget, and publish up to where they are gone."""
+"""Delete payloads that exceed the disk budget, and publish up to where they are gone.
+
+Parts of payloads that are still incomplete count in the budget.
+"""
 
 import shutil
 from collections.abc import Mapping
@@ -60,4 +63,5 @@ class Pruner:
         horizon = None
         if self.archive_rounds is not None:
             horizon = self._ledger.horizon_tokens(self.archive_rounds)
-        return self._ledger.prune(self._max_bytes, prunable, horizon)
+        incomplete = self._ledger.blobs.partial_bytes()
+        return self._ledger.prune(max(0, self._max_bytes - incomplete), prunable, horizon)

@@ -7,6 +7,7 @@ methods run on the exchange's event loop; disk access and arithmetic run in the 
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,11 +17,13 @@ from barnraise.errors import MessageError
 from barnraise.exchange.gossip.gossip import RequestUpdates
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
 from barnraise.exchange.handlers.context import HandlerContext
+from barnraise.exchange.handlers.transfer_budget import ReservedTotal, TransferBudget
 from barnraise.exchange.handlers.update_queue import Units, UpdateQueue, count_bytes
 from barnraise.exchange.handlers.verdict_handler import VerdictHandler
 from barnraise.exchange.ledger.blob_store import AppendResult
 from barnraise.exchange.ledger.diff import anchor_entry
 from barnraise.exchange.ledger.ledger import Outcome
+from barnraise.exchange.ledger.retention import payload_budget
 from barnraise.exchange.ledger.validation import (
     UpdateRules,
     decode_payload,
@@ -29,6 +32,8 @@ from barnraise.exchange.ledger.validation import (
     validate_header,
 )
 from barnraise.exchange.ledger.verdicts import Fork
+from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
+from barnraise.exchange.pacing.author_pace import AuthorPace
 from barnraise.protocol.messages import (
     BlobPart,
     BlobRequest,
@@ -42,8 +47,9 @@ from barnraise.protocol.messages import (
 log = logging.getLogger("barnraise.exchange")
 
 MAX_INCOMPLETE = 512  # headers that wait for payloads or for their author's earlier updates
-MAX_INCOMPLETE_PER_PEER = 2 * AUTHOR_WINDOW  # such headers of one machine, in all its incarnations
-STALE_AFTER = 60.0  # seconds without a byte after which a header makes room for others
+MAX_INCOMPLETE_OF_VOLUNTEER = 256  # such headers of one person's machines
+INCOMPLETE_SHARE = 0.5  # of the disk budget that the payloads of such updates may take
+EXPIRY_INTERVAL = 30.0  # seconds between two looks for updates whose bytes do not arrive
 # Seconds by which an update may be ahead of our clock. One that is further ahead waits.
 CLOCK_TOLERANCE = 10.0
 MAX_WAIT = 3600.0  # seconds until it is looked at again
@@ -85,6 +91,7 @@ class UpdateReceiver:
         queue: UpdateQueue,
         verdicts: VerdictHandler,
         clock: Callable[[], float],
+        pace: AuthorPace,
     ) -> None:
         """Start without incomplete updates.
 
@@ -94,8 +101,10 @@ class UpdateReceiver:
             queue: Where changes wait for the training loop.
             verdicts: Receives proofs of forks, and headers that may lead to them.
             clock: Returns seconds since 1970, by the coordinators' clock.
+            pace: How fast each author's updates enter the ledger.
         """
         self._clock = clock
+        self._pace = pace
         self._spawn = context.spawn
         self._rules = rules
         self._ledger = context.ledger
@@ -105,7 +114,13 @@ class UpdateReceiver:
         self._queue = queue
         self._verdicts = verdicts
         self._incomplete: dict[tuple[str, int], IncompleteUpdate] = {}
+        disk_budget = payload_budget(shutil.disk_usage(context.ledger.blobs.folder).free)
+        self._transfers: TransferBudget[tuple[str, int]] = TransferBudget(
+            ReservedTotal(int(INCOMPLETE_SHARE * disk_budget), MAX_INCOMPLETE),
+            MAX_INCOMPLETE_OF_VOLUNTEER,
+        )
         self._waiting_for: dict[str, set[tuple[str, int]]] = {}  # payload → (author, seq) of those
+        self._repeats = RepeatedWarnings(log)
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
 
     @property
@@ -196,7 +211,7 @@ class UpdateReceiver:
                 await self._verdicts.on_proof(fork)
             return None
         too_early = seq > self._ledger.head(author).seq + AUTHOR_WINDOW
-        if too_early or not self._make_room(update.peer, now):
+        if too_early or not self._make_room(update, ticket, now):
             self._gossip.decline(source, author, seq)  # it is requested when its turn comes
             return update
         await self._start_receiving(
@@ -227,7 +242,9 @@ class UpdateReceiver:
         for digest in missing:
             self._waiting_for.setdefault(digest, set()).add((author, update.seq))
         self._gossip.on_update(incomplete.source, author, update.seq, incomplete.last_byte_at)
-        if not missing:
+        if missing:
+            await self._run_on_disk(self._ledger.expect_payloads, list(missing))
+        else:
             await self._verify(incomplete)
 
     async def _on_unusable_header(
@@ -247,27 +264,34 @@ class UpdateReceiver:
             self._gossip.on_request_failed(source, author, seq, now)
             self._verdicts.request_headers(source, author, seq - 1, seq - 1)
 
-    def _make_room(self, peer: str, now: float) -> bool:
-        """Return whether another header of this peer may wait; drop a stale one if need be.
+    def _make_room(self, update: Update, ticket: Ticket, now: float) -> bool:
+        """Return whether another update of this volunteer may wait; drop others if need be.
 
         Headers that cost their author nothing must not exclude those of everybody else.
         """
-        of_peer = [
-            identity
-            for identity, incomplete in self._incomplete.items()
-            if incomplete.update.peer == peer
-        ]
-        if len(of_peer) >= MAX_INCOMPLETE_PER_PEER:
-            candidates = of_peer
-        elif len(self._incomplete) >= MAX_INCOMPLETE:
-            candidates = list(self._incomplete)
-        else:
-            return True
-        oldest = min(candidates, key=lambda identity: self._incomplete[identity].last_byte_at)
-        if now < self._incomplete[oldest].last_byte_at + STALE_AFTER:
-            return False
-        self._drop(*oldest)
-        return True
+        size = sum(part.size for part in update.fragments)
+        name = (update.author, update.seq)
+        dropped = self._transfers.reserve(name, ticket.volunteer, size, now)
+        for author, seq in dropped or ():
+            self._postpone(author, seq, now)
+        return dropped is not None
+
+    async def drop_expired(self) -> None:
+        """Drop updates whose bytes do not arrive, now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL)
+            now = asyncio.get_running_loop().time()
+            for author, seq in self._transfers.expired(now):
+                self._postpone(author, seq, now)
+
+    def _postpone(self, author: str, seq: int, now: float) -> None:
+        """Drop an update to make room; it is requested again later."""
+        incomplete = self._incomplete.get((author, seq))
+        if incomplete is not None:
+            peer = incomplete.update.peer
+            self._repeats.warn(f"dropped {peer}", "dropped update %d of %s for now", seq, peer[:8])
+            self._gossip.on_request_failed(incomplete.source, author, seq, now)
+        self._drop(author, seq)
 
     # ---- payloads
 
@@ -291,6 +315,7 @@ class UpdateReceiver:
             )
         for author, seq in waiting:
             self._incomplete[author, seq].last_byte_at = now
+            self._transfers.record_progress((author, seq), now)
             self._gossip.on_payload_bytes(source, author, seq, now)
         async with self._queue.lock:
             result = await self._run_on_disk(
@@ -372,6 +397,7 @@ class UpdateReceiver:
                     break
                 outcome = await self._run_on_disk(self._ledger.append, ready.signed, ready.update)
                 self._drop(author, ready.update.seq)
+                self._record_pace(ready)
                 if outcome is not Outcome.ADDED:
                     rejected = outcome, ready
                     break
@@ -393,23 +419,37 @@ class UpdateReceiver:
             await self._on_unusable_header(outcome, ready.signed, ready.update, ready.source, now)
 
     def _is_early(self, update: Update) -> bool:
-        """Return whether an update is of a later time by our clock; it is appended at that time.
+        """Return whether an update is of a later time, or above its author's pace.
 
-        It is not refused: clocks differ, and in the end every peer must have the same updates.
+        It is not refused: clocks differ, and in the end every peer must have the same updates. It
+        is appended when its time comes.
         """
-        seconds = update.time_ms / 1000 - self._clock() - CLOCK_TOLERANCE
+        now = self._clock()
+        ahead = update.time_ms / 1000 - now - CLOCK_TOLERANCE
+        seconds = max(ahead, self._pace.ready_at(update.peer) - now)
         if seconds <= 0:
             return False
         if update.author not in self._waiting_for_time:
             self._waiting_for_time.add(update.author)
-            log.warning(
-                "update %d of %s states a time that is %.0f seconds ahead: it counts from then on",
+            if ahead > 0:
+                reason = f"states a time that is {ahead + CLOCK_TOLERANCE:.0f} seconds ahead"
+            else:
+                reason = "is one of more than its machine can train"
+            self._repeats.warn(
+                f"early {update.peer}",
+                "update %d of %s %s: it waits",
                 update.seq,
                 update.peer[:8],
-                seconds + CLOCK_TOLERANCE,
+                reason,
             )
             self._spawn(self._append_later(update.author, seconds))
         return True
+
+    def _record_pace(self, appended: IncompleteUpdate) -> None:
+        update = appended.update
+        size = sum(part.size for part in update.fragments)
+        rate = appended.ticket.max_tokens_per_second
+        self._pace.on_update(update.peer, size, update.time_ms / 1000, rate)
 
     async def _append_later(self, author: str, seconds: float) -> None:
         await asyncio.sleep(min(seconds, MAX_WAIT))
@@ -439,6 +479,7 @@ class UpdateReceiver:
 
     def _drop(self, author: str, seq: int) -> None:
         """Wait for this update no longer."""
+        self._transfers.release((author, seq))
         incomplete = self._incomplete.pop((author, seq), None)
         if incomplete is None:
             return
@@ -451,3 +492,9 @@ class UpdateReceiver:
             if not waiting:
                 del self._waiting_for[digest]
                 self._ledger.blobs.discard_partial(digest)
+        if seq > self._ledger.head(author).seq:
+            self._spawn(self._delete_unneeded())
+
+    async def _delete_unneeded(self) -> None:
+        """Delete payloads that are complete and belong to no update."""
+        await self._run_on_disk(self._ledger.delete_unneeded)

@@ -7,6 +7,7 @@ still here after a crash. A blob that arrives in pieces grows in `<digest>.part`
 there after an interruption. Concurrent writers of one blob are harmless: they write the same bytes.
 """
 
+import contextlib
 import secrets
 import shutil
 import threading
@@ -21,7 +22,7 @@ from blake3 import blake3
 from barnraise.durable_io import move_into_place, sync_folder
 
 EMPTY_DIGEST = blake3(b"").hexdigest()  # of the blob without bytes, which always exists, as no file
-MAX_PARTIAL_AGE = 7 * 86400.0  # seconds without a new byte after which a partial blob is removed
+MAX_PARTIAL_AGE = 86400.0  # seconds without a new byte after which a partial blob is removed
 _READ_BYTES = 1 << 20  # read at a time to compute a digest
 
 
@@ -110,6 +111,14 @@ class BlobStore:
             return self._part(digest).stat().st_size
         except FileNotFoundError:
             return 0
+
+    def partial_bytes(self) -> int:
+        """Return the bytes of all incomplete blobs."""
+        sizes = []
+        for part in self.folder.glob("*/*.part"):
+            with contextlib.suppress(FileNotFoundError):  # it was completed meanwhile
+                sizes.append(part.stat().st_size)
+        return sum(sizes)
 
     # ---- writing
 

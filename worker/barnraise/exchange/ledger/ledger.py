@@ -14,7 +14,7 @@ One connection and one lock serve all threads.
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -589,6 +589,14 @@ class Ledger:
                 for author, seq in self.pruned().items()
                 if seq > pruned_before.get(author, 0)
             }
+
+    def expect_payloads(self, digests: Iterable[str]) -> None:
+        """Record that payloads of an update are on their way, see `Retention.expect_files`."""
+        self._retention.expect_files(digests)
+
+    def delete_unneeded(self) -> None:
+        """Delete the payload files of updates that were pruned or never became complete."""
+        self._retention.delete_files()
 
     @property
     def payload_bytes(self) -> int:

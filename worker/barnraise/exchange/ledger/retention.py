@@ -2,15 +2,18 @@
 
 Headers are kept for ever; only payload files are removed. One transaction first records that
 payloads are pruned and which files to delete; then the files are deleted; then their records. After
-a crash in between, the next start deletes the files. So a row in `payloads` guarantees that all its
+a crash in between, the next start deletes the files. The payloads of an update that is on its way
+are among the files to delete until it is complete, so that what never becomes an update does not
+stay, whatever happens. So a row in `payloads` guarantees that all its
 files are here, and a pruned update has none, except for blobs that another update shares. An
 archive prunes nothing within the verdict horizon, whatever the size.
 """
 
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from barnraise.durable_io import transaction
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.protocol.messages import Update
 
@@ -86,6 +89,19 @@ class Retention:
         self._db.executemany(
             "INSERT INTO payload_files VALUES (?, ?)", [(digest, payload) for digest in files]
         )
+        self._db.executemany(
+            "DELETE FROM files_to_delete WHERE digest=?", [(digest,) for digest in files]
+        )
+
+    def expect_files(self, digests: Iterable[str]) -> None:
+        """Record that payloads of an update are on their way; they are pinned already.
+
+        `delete_files` deletes them once they are unpinned, unless the update was added.
+        """
+        with self._lock, transaction(self._db):
+            self._db.executemany(
+                "INSERT OR IGNORE INTO files_to_delete VALUES (?)", [(name,) for name in digests]
+            )
 
     def mark_pruned(self, payloads: list[int]) -> None:
         """Record that these payloads are pruned. Call it within the ledger's transaction.

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from barnraise.errors import MessageError
 from barnraise.exchange.gossip.membership import Meeting
-from barnraise.exchange.network.framing import pack
+from barnraise.exchange.network.framing import header_size, pack
 from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket
 from barnraise.exchange.network.transport import Channel
 from barnraise.protocol.messages import Hello, PeerState, Ticket
@@ -28,6 +29,8 @@ MAX_QUEUED_MESSAGES = 8192  # small messages that may wait for one peer
 MAX_QUEUED_TRANSFERS = 4096  # updates, and blobs, that may wait for one peer
 PIECE_BYTES = 1 << 17  # payload bytes in one frame; a PeerState waits behind at most one frame
 FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and in one burst
+HEADER_LIMIT = (float(2 << 20), float(16 << 20))  # bytes of JSON accepted: per second, in one burst
+UNWANTED_LIMIT = (float(16 << 20), float(256 << 20))  # bytes of payloads that nothing waits for
 BYTE_LIMIT = (float(128 << 20), float(256 << 20))  # bytes accepted: per second, and in one burst
 
 Frames = Iterator[bytes]
@@ -75,6 +78,8 @@ class Connection:
         self.received_meter = Meter()
         self._frame_limit = TokenBucket(*FRAME_LIMIT)
         self._byte_limit = TokenBucket(*BYTE_LIMIT)
+        self._header_limit = TokenBucket(*HEADER_LIMIT)
+        self._unwanted_limit = TokenBucket(*UNWANTED_LIMIT)
         self._messages: deque[Message] = deque()
         self._state_due = False
         self._updates: deque[tuple[str, int, bool]] = deque()
@@ -134,10 +139,25 @@ class Connection:
         """
         frame = await self.channel.receive()
         now = asyncio.get_running_loop().time()
-        delay = max(self._frame_limit.consume(1, now), self._byte_limit.consume(len(frame), now))
+        delay = max(
+            self._frame_limit.consume(1, now),
+            self._byte_limit.consume(len(frame), now),
+            # A byte of a header takes much longer to process than a byte of a payload.
+            self._header_limit.consume(header_size(frame), now),
+        )
         if delay:
             await asyncio.sleep(delay)
         return frame
+
+    def record_unwanted(self, size: int) -> None:
+        """Record bytes of a payload that nothing here waits for; a few arrive after a decline.
+
+        Raises:
+            MessageError: When the peer sends more than can be underway by then.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._unwanted_limit.try_consume(size, now):
+            raise MessageError("it sends payloads that nothing here waits for")
 
     def update_meters(self, now: float) -> None:
         """Record the bytes sent and received so far, at event loop time `now`."""

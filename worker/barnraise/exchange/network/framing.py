@@ -38,6 +38,11 @@ def pack(message: Message, payload: bytes = b"") -> bytes:
     return frame
 
 
+def header_size(frame: bytes) -> int:
+    """Return the bytes of a frame's header as it states them, at most those of the frame."""
+    return min(len(frame), int.from_bytes(frame[:HEADER_LENGTH_BYTES], "big"))
+
+
 def unpack(frame: bytes) -> tuple[ReceivedMessage, memoryview]:
     """Decode a frame that a peer sent.
 

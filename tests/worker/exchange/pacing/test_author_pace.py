@@ -1,0 +1,72 @@
+"""Tests of how fast an author's updates enter the ledger, as a pure state machine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.exchange.pacing.author_pace import (
+    BURST_SECONDS,
+    MAX_UPDATES_PER_SECOND,
+    AuthorPace,
+    PaceLimits,
+)
+from barnraise.spec import ModelSpec, Recipe, RunSpec
+
+LIMITS = PaceLimits(round_tokens=1000.0, round_bytes=10_000)
+KEY = "b" * 64
+
+
+def append_flood(count: int, size: int, rate: float, seconds_apart: float = 0.0) -> float:
+    """Return how long updates take to enter the ledger when they are published at once."""
+    pace, now = AuthorPace(LIMITS), 1e9
+    for n in range(count):
+        now = max(now, pace.ready_at(KEY))
+        pace.on_update(KEY, size, 1e9 + n * seconds_apart, rate)
+    return now - 1e9
+
+
+@given(st.integers(1, 400), st.floats(1, 1e6))
+def test_flood_of_empty_updates_takes_as_long_as_rounds_would(count, rate):
+    per_second = LIMITS.updates_per_second(rate)
+    assert per_second <= MAX_UPDATES_PER_SECOND
+    seconds = append_flood(count, 23, rate)
+    assert seconds == pytest.approx(max(0.0, (count - 1) / per_second - BURST_SECONDS), abs=1.0)
+
+
+def test_updates_of_an_honest_day_arrive_at_once_at_a_late_joiner():
+    """A machine of 100 tokens per second publishes a round every ten seconds, in three parts."""
+    day = int(86400 / 3.3)
+    pace, now = AuthorPace(LIMITS), 1e9
+    for n in range(day):
+        assert pace.ready_at(KEY) <= now
+        pace.on_update(KEY, 3000, now - 86400 + 3.3 * n, 200.0)
+
+
+def test_large_updates_are_limited_by_their_bytes():
+    assert append_flood(20, 10_000, 1e4) < 5
+    assert append_flood(20, 10_000_000, 1e4) > 1000
+
+
+def test_keys_do_not_delay_each_other():
+    pace = AuthorPace(LIMITS)
+    for _ in range(1000):
+        pace.on_update("c" * 64, 23, 1e9, 100.0)
+    assert pace.ready_at("c" * 64) > 1e9 and pace.ready_at(KEY) < 1e9
+
+
+@pytest.mark.parametrize("strategy", ["streams", "windows", "async"])
+@pytest.mark.parametrize("step_seconds", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize("steps", [1, 10, 100])
+def test_honest_machine_is_never_above_its_pace(strategy, step_seconds, steps):
+    """Its ticket states twice its rate, as the site issues tickets."""
+    recipe = Recipe(strategy=strategy, round_steps=steps, step_sequences=8)
+    model = ModelSpec(layers=2, width=64, heads=2, context=64, vocabulary=256)
+    spec = RunSpec(model=model, recipe=recipe)
+    limits, step_tokens = PaceLimits.from_spec(spec), 8 * 64
+    rate = 2 * step_tokens / step_seconds
+    round_seconds = max(steps, 2) * step_seconds * 0.71  # a window may be shorter than the recipe
+    parts = max(1, min(8, int(round_seconds / max(2.0, 2 * step_seconds))))
+    updates_per_second = (1 if strategy != "streams" else parts) / round_seconds
+    allowed = limits.updates_per_second(rate)
+    assert updates_per_second <= allowed or allowed == MAX_UPDATES_PER_SECOND
+    assert limits.round_bytes / round_seconds <= limits.bytes_per_second(rate)
