@@ -97,7 +97,7 @@ def test_worker_reads_every_answer_of_a_site(coordinator):
     assert coordinator.submit_manifest(RUN, manifest).slug == "first-barn"
     reports = golden(coordinator_messages.Reports, "reports")
     reply = coordinator.send_reports(
-        RUN, list(reports.reports), reports.applied_verdicts, reports.attestations
+        RUN, list(reports.reports), reports.verdicts_after, reports.attestations
     )
     assert reply.acknowledged == 3
     assert coordinator.fetch_directive(RUN).acknowledged == 3

@@ -18,7 +18,7 @@ from barnraise.protocol.coordinator_messages import (
     ServerTime,
 )
 from barnraise.protocol.enums import RunStatus
-from barnraise.protocol.signing import Identity, check_request, digest
+from barnraise.protocol.signing import Identity, check_request
 from barnraise.protocol.verdicts import SignedVerdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -36,7 +36,7 @@ class FakeCoordinator:
         acknowledged: The number up to which it confirms reports.
         failing: (status, sentence) for every report, or None.
         verdicts: Verdicts that it sends until the machine confirms them.
-        applied_verdicts: The digests of the verdicts that the machine confirmed last.
+        verdicts_after: The number of the last verdict that the machine confirmed.
         directive: The fields of the directive that it signs.
         issued: When the directive was issued; None for now.
     """
@@ -44,7 +44,7 @@ class FakeCoordinator:
     def __init__(self, identity: Identity | None = None, run: str = RUN):
         self.identity = identity or Identity(b"s" * 32)
         self.verdicts: list[SignedVerdict] = []
-        self.applied_verdicts: list[str] = []
+        self.verdicts_after = 0
         self.clock_offset = 0.0
         self.acknowledged = 0
         self.failing: tuple[int, str] | None = None
@@ -130,16 +130,12 @@ class FakeCoordinator:
         if self.failing:
             return self.failing[0], Problem(error=self.failing[1])
         received = Reports.model_validate(json.loads(body))
-        self.applied_verdicts = received.applied_verdicts
+        self.verdicts_after = received.verdicts_after
         for report in received.reports:
             self.reports[report.seq] = report
-        unconfirmed = [
-            verdict
-            for verdict in self.verdicts
-            if digest(verdict.body) not in received.applied_verdicts
-        ]
         return ReportReply(
             acknowledged=self.acknowledged,
             directive=self.signed_directive(),
-            verdicts=unconfirmed[:2],
+            verdicts=self.verdicts[received.verdicts_after :][:2],
+            verdicts_until=min(len(self.verdicts), received.verdicts_after + 2),
         )

@@ -148,11 +148,11 @@ def test_verdict_in_a_report_reply_is_applied_by_all_workers(swarm, caplog):
             "more than 50000 bytes": sign_verdict(suffix=" " + "é" * 26_000),
         }
         for reason, verdict in invalid.items():
-            site.verdicts = [verdict]
+            site.verdicts.append(verdict)
             run.until(lambda reason=reason: reason in caplog.text)
-        assert not ada.worker.ledger.verdicts.rulings and not site.applied_verdicts
-        site.verdicts = [sign_verdict()]
-        run.until(lambda: site.applied_verdicts == [digest(site.verdicts[0].body)])
+        assert not ada.worker.ledger.verdicts.rulings
+        site.verdicts.append(sign_verdict())
+        run.until(lambda: site.verdicts_after == len(site.verdicts))
         run.until(lambda: all(v.worker.anchor.vector.get(author) == 1 for v in (ada, ben)))
         ben.leave()
         run.until(

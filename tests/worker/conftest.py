@@ -162,11 +162,16 @@ class World:
         return by.sign("ticket", ticket)
 
     def sign_verdict(
-        self, after=None, updates=None, by: tuple[Identity, ...] = (), run: str = RUN
+        self,
+        after=None,
+        updates=None,
+        by: tuple[Identity, ...] = (),
+        run: str = RUN,
+        **fields,
     ) -> SignedVerdict:
         """Sign a verdict, by the owner unless other identities are given."""
         verdict = Verdict(
-            run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0
+            run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0, **fields
         )
         copies = [identity.sign("verdict", verdict) for identity in by or (self.owner,)]
         return SignedVerdict(

@@ -8,7 +8,9 @@ BarnraiseError
 ├── TextError          text could not be prepared, or a shard does not match its digest
 ├── MessageError       a message is malformed, unsigned, altered, or not addressed to this machine
 │   ├── TicketError        the message's ticket is invalid
+│   ├── UnprovenVerdictError  a verdict without enough signatures by the mirror list known here
 │   └── MirrorListError    the message's mirror list may not replace the current one
+├── ExcludedError      a verdict excludes this machine or its owner from the run
 └── CoordinatorError   a coordinator refused a request and gave a reason
     └── CoordinatorUnreachableError  no coordinator answered; the request can be retried later
 
@@ -56,6 +58,13 @@ class TicketError(MessageError):
     """Report a message whose ticket is invalid."""
 
 
+class UnprovenVerdictError(MessageError):
+    """Report a verdict that lacks signatures by the mirror list that is known here.
+
+    A peer with an older or a newer list may rightly have forwarded it.
+    """
+
+
 class MirrorListError(MessageError):
     """Report a mirror list that may not replace the current one.
 
@@ -66,6 +75,10 @@ class MirrorListError(MessageError):
     def __init__(self, sentence: str, forged: bool = False) -> None:
         self.forged = forged
         super().__init__(sentence)
+
+
+class ExcludedError(BarnraiseError):
+    """Report that a verdict excludes this machine or its owner from the run."""
 
 
 class CoordinatorError(BarnraiseError):

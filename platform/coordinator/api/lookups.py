@@ -11,6 +11,7 @@ from coordinator.accounts.models import Machine, User
 from coordinator.api.authentication import ApiError
 from coordinator.fleet.models import Membership
 from coordinator.fleet.report_queries import membership_for_run
+from coordinator.fleet.verdicts import exclusion_problem
 from coordinator.runs.models import Run
 from coordinator.tokens.models import Token
 
@@ -69,12 +70,17 @@ def require_membership(request: HttpRequest, name: str) -> Membership:
     """Return the requesting machine's membership in the run of this id or slug.
 
     Raises:
-        ApiError: The machine has not joined it.
+        ApiError: The machine has not joined it, or a verdict excludes it.
     """
-    membership = membership_for_run(requesting_machine(request), name)
+    machine = requesting_machine(request)
+    membership = membership_for_run(machine, name)
     if membership is None:
         run = get_visible_run(request, name)
         raise ApiError(403, f"this machine is not in the run {run.name}: join it first")
+    if membership.has_verdicts:
+        problem = exclusion_problem(membership.run, machine.key, machine.owner_id)
+        if problem:
+            raise ApiError(403, problem)
     return membership
 
 

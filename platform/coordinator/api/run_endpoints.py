@@ -24,7 +24,7 @@ from coordinator.api.lookups import (
     visible_runs,
 )
 from coordinator.fleet.models import Membership, VerdictRecord
-from coordinator.fleet.verdicts import RetractionRequest, resolve_author
+from coordinator.fleet.verdicts import ExclusionRequest, RetractionRequest, resolve_author
 from coordinator.runs.estimate import MachineEstimate, estimate
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
@@ -230,13 +230,33 @@ def list_verdicts(request: HttpRequest, name: str) -> list[schemas.VerdictOut]:
 
 @router.post("/runs/{name}/verdicts", response=responses(schemas.VerdictOut), auth=WRITE)
 def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> schemas.VerdictOut:
-    """Remove a machine's updates from your run, on every machine, permanently."""
+    """Remove a machine's updates from your run, or exclude a volunteer, permanently."""
     run = get_owned_run(request, name)
-    updates = {int(number): tokens for number, tokens in asked.updates.items()}
-    charge = RetractionRequest(resolve_author(run, asked.author), asked.first, updates)
+    requests: list[RetractionRequest] = []
+    exclude: list[ExclusionRequest] = []
+    if asked.author or not asked.exclude:
+        updates = {int(number): tokens for number, tokens in asked.updates.items()}
+        author = resolve_author(run, asked.author)
+        requests.append(RetractionRequest(author, asked.first, updates))
+    if asked.exclude:
+        key = resolve_author(run, asked.exclude).partition(".")[0]
+        member = run.memberships.select_related("machine__owner").get(machine__key=key)
+        keeps = asked.keep_updates
+        exclude.append(ExclusionRequest(member.machine.owner, remove_updates=not keeps))
+    actor = requesting_user(request)
     return verdict_out(
-        VerdictRecord.issue(run, [charge], asked.reason, actor=requesting_user(request))
+        VerdictRecord.issue(run, requests, asked.reason, exclude=exclude, actor=actor)
     )
+
+
+@router.post("/runs/{name}/verdicts/{pk}/sign", response=responses(schemas.VerdictOut), auth=WRITE)
+def sign_verdict(request: HttpRequest, name: str, pk: UUID) -> schemas.VerdictOut:
+    """Add this mirror's signature to a verdict that waits for it."""
+    verdict = get_owned_run(request, name).verdicts.filter(pk=pk).first()
+    if verdict is None:
+        raise ApiError(404, "this run has no such verdict")
+    verdict.countersign(actor=requesting_user(request))
+    return verdict_out(verdict)
 
 
 @router.get("/runs/{name}/invitations", response=responses(list[schemas.InvitationOut]), auth=READ)

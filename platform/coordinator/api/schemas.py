@@ -208,10 +208,18 @@ class CheckpointOut(Schema):
 
 
 class VerdictIn(Schema):
-    """Updates of one machine to remove."""
+    """Updates of one machine to remove, or a volunteer to exclude."""
 
     author: Text = Field(
-        description="A machine's name, id or key; KEY.INCARNATION for an earlier numbering"
+        "", description="A machine's name, id or key; KEY.INCARNATION for an earlier numbering"
+    )
+    exclude: Text = Field(
+        "",
+        description="A machine of a volunteer, by name, id or key: exclude the volunteer with all "
+        "machines",
+    )
+    keep_updates: bool = Field(
+        False, description="Keep what an excluded volunteer has published so far"
     )
     first: int | None = Field(
         None, ge=1, lt=1 << 53, description="Remove all updates from this number on"

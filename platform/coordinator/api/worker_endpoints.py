@@ -178,15 +178,16 @@ def post_reports(
             503, "the site is behind with its reports; keep yours and try again in a minute"
         ) from None
     update_addresses(membership, list(sent.reports[-1].addresses))
-    verdicts = []
+    verdicts, verdicts_until = [], 0
     if membership.has_verdicts:
-        verdicts = VerdictRecord.unacknowledged_by(membership.run_id, sent.applied_verdicts)
+        verdicts, verdicts_until = VerdictRecord.list_after(membership.run_id, sent.verdicts_after)
     return coordinator_messages.ReportReply(
         acknowledged=membership.high_water_mark,
         directive=build_directive(membership),
         ticket=renew_ticket(membership),
         peers=peer_hints(membership),
         verdicts=verdicts,
+        verdicts_until=verdicts_until,
     )
 
 

@@ -16,8 +16,11 @@ class FleetConfig(AppConfig):
         from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
         from coordinator.fleet.replicated import machine_pauses, verdicts
+        from coordinator.fleet.verdicts import update_all_forces
+        from coordinator.replication.mirror_list import list_changed
 
         registry.register(machine_pauses.AGGREGATE_TYPE, verdicts.AGGREGATE_TYPE)
+        list_changed.connect(update_all_forces, dispatch_uid="fleet list_changed")
         account_deleted.connect(on_account_deleted, dispatch_uid="fleet account_deleted")
 
 

@@ -7,6 +7,7 @@ from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement
 from coordinator.fleet.models import Membership
 from coordinator.fleet.token_limits import machine_limit_refusal
+from coordinator.fleet.verdicts import exclusion_problem
 from coordinator.runs.models import Run
 
 # Programs see at least this share of the memory that a computer is sold with.
@@ -40,8 +41,8 @@ def admit_machine(
 def join_refusal(run: Run, machine: Machine, hardware: reports.HardwareView | None = None) -> str:
     """Return why this machine may not join, as a sentence for its owner; "" if it may.
 
-    The run owner's machines always may: one of them prepares the text. A machine that has joined
-    stays in, whatever the join policy has become since.
+    The run owner's machines always may: one of them prepares the text. Nobody may whom a verdict
+    excludes. A machine that has joined stays in, whatever the join policy has become since.
 
     Args:
         run: the run.
@@ -50,6 +51,9 @@ def join_refusal(run: Run, machine: Machine, hardware: reports.HardwareView | No
     """
     if run.owner_id == machine.owner_id:
         return ""
+    excluded = exclusion_problem(run, machine.key, machine.owner_id)
+    if excluded:
+        return excluded
     if Membership.objects.filter(run=run, machine=machine).exists():
         return ""
     if not run.accepts_machines_of(machine.owner):

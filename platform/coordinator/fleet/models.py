@@ -13,6 +13,7 @@ from barnraise.protocol.enums import Activity
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import HardwareMeasurement as HardwareMeasurement
 from coordinator.fleet.machine_state import MachinePause as MachinePause
+from coordinator.fleet.verdicts import RunExclusion as RunExclusion
 from coordinator.fleet.verdicts import VerdictRecord as VerdictRecord
 from coordinator.runs.models import Run
 

@@ -105,7 +105,7 @@ def _membership_query(column: str) -> tuple[str, ColumnReader[Membership], Colum
     verdicts = VerdictRecord._meta.db_table
     return (
         f"SELECT {member.sql}, {run.sql}, "
-        f"EXISTS (SELECT 1 FROM {verdicts} v WHERE v.run_id = r.id AND v.proven) "
+        f"EXISTS (SELECT 1 FROM {verdicts} v WHERE v.run_id = r.id) "
         f"FROM {Membership._meta.db_table} m JOIN {Run._meta.db_table} r ON r.id = m.run_id "
         f"WHERE m.machine_id = %s AND m.mirror = '' AND r.{column} = %s",
         member,
@@ -121,7 +121,7 @@ def membership_for_run(machine: Machine, name: str) -> Membership | None:
         name: the run's id or slug.
 
     Returns:
-        The membership, whose `has_verdicts` says whether the run has proven verdicts.
+        The membership, whose `has_verdicts` says whether the run has verdicts.
     """
     lookup = lookup_for_name(name)
     if lookup is None:

@@ -14,20 +14,26 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import models
+from django.db.models import Max
 from django.utils import timezone
 from pydantic import ValidationError
 from uuid6 import uuid7
 
-from barnraise.errors import SpecError
-from barnraise.protocol import enums, verdicts
-from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import MAX_AUTHORS, MAX_SINGLE_UPDATES, MAX_VERDICTS
+from barnraise.errors import MessageError, SpecError
+from barnraise.protocol import enums, messages, verdicts
+from barnraise.protocol.coordinator_messages import MAX_VERDICTS_PER_REPLY
+from barnraise.protocol.mirror_list import missing_signatures
+from barnraise.protocol.signing import digest, open_signed
+from barnraise.protocol.verdicts import MAX_AUTHORS, MAX_SINGLE_UPDATES
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
 from coordinator.lib import site_identity
+from coordinator.replication import mirror_list, volunteer_salt
 from coordinator.runs.models import Run
 
 ACTIVE_STATUSES = (enums.RunStatus.RECRUITING, enums.RunStatus.TRAINING, enums.RunStatus.PAUSED)
+MAX_EXCLUDED = 20  # people in one verdict
+MAX_REPLY_CHARS = 100_000  # of verdicts in one reply
 MAX_UPDATE_NUMBER = (1 << 53) - 1
 AUTHOR = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}")
 
@@ -48,10 +54,25 @@ class RetractionRequest:
     updates: Mapping[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ExclusionRequest:
+    """A volunteer to exclude from a run, with all machines.
+
+    Attributes:
+        person: the volunteer.
+        remove_updates: remove all of their updates that verdicts still reach; False: what they
+            published so far stays.
+    """
+
+    person: Any
+    remove_updates: bool = True
+
+
 class VerdictRecord(models.Model):
     """A verdict: the exact text of a `verdicts.Verdict`, and mirrors' signatures of it by key.
 
-    Machines receive it once it is `proven`: as many mirrors have signed as the run's spec demands.
+    Machines receive it once it is `proven`: as many mirrors have signed as bind all machines. It
+    then has a `position`, by which machines say how far they have applied the run's verdicts.
     """
 
     if TYPE_CHECKING:
@@ -64,6 +85,7 @@ class VerdictRecord(models.Model):
     digest = models.CharField(max_length=64, editable=False)
     signatures = models.JSONField(editable=False)
     proven = models.BooleanField(default=False, editable=False)
+    position = models.BigIntegerField(null=True, editable=False)
     given = models.DateTimeField("signed", default=timezone.now, editable=False)
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL,
@@ -113,6 +135,7 @@ class VerdictRecord(models.Model):
         requests: Sequence[RetractionRequest],
         reason: str = "",
         *,
+        exclude: Sequence[ExclusionRequest] = (),
         actor: Any = None,
     ) -> "VerdictRecord":
         """Sign a verdict with this site's key and store it.
@@ -120,6 +143,7 @@ class VerdictRecord(models.Model):
         Args:
             run: the run.
             requests: what to retract.
+            exclude: whom to exclude.
             reason: why, one line that everybody may read.
             actor: who decided it.
 
@@ -129,52 +153,195 @@ class VerdictRecord(models.Model):
         """
         with writer.log_transaction():
             run = Run.objects.select_for_update(of=("self",)).get(pk=run.pk)
-            problems = retraction_problems(run, requests)
+            problems = retraction_problems(run, requests, exclude)
             if problems:
                 raise SpecError(problems)
-            verdict = _build_verdict(run, requests, reason)
+            verdict = _build_verdict(run, requests, exclude, reason)
             signed = site_identity.identity().sign("verdict", verdict)
             row = cls.objects.create(
                 run=run,
                 body=signed.body,
                 digest=digest(signed.body),
                 signatures={signed.key: signed.signature},
-                proven=run.spec.threshold == 1,
                 by=actor if getattr(actor, "pk", None) else None,
             )
+            row.update_force()
+            RunExclusion.store_for(row)
             writer.record("verdict.give", row.aggregate_name, row.event_payload())
             record(
-                "run.verdict",
+                "run.exclude" if exclude else "run.verdict",
                 run,
                 actor=actor,
                 after=verdict.after,
                 updates=verdict.updates,
+                people=[str(item.person.pk) for item in exclude],
                 reason=verdict.reason,
                 digest=row.digest,
             )
         return row
 
+    def countersign(self, *, actor: Any = None) -> bool:
+        """Add this site's signature, as somebody decided who signed in here.
+
+        Returns:
+            False if this site has signed already.
+
+        Raises:
+            SpecError: the run is not under way, or this site may not sign for it.
+        """
+        with writer.log_transaction():
+            row = VerdictRecord.objects.select_for_update(of=("self",)).get(pk=self.pk)
+            identity = site_identity.identity()
+            if identity.key in row.signatures:
+                return False
+            problem = signing_problem(row.run)
+            signed = identity.sign("verdict", row.message)
+            if problem or signed.body != row.body:
+                raise SpecError({"run": problem or "another version wrote this verdict"})
+            row.signatures = {**row.signatures, signed.key: signed.signature}
+            row.save(update_fields=["signatures"])
+            row.update_force()
+            writer.record("verdict.give", row.aggregate_name, row.event_payload())
+            record("run.verdict_signed", row.run, actor=actor, digest=row.digest)
+        self.refresh_from_db()
+        return True
+
+    @property
+    def is_signed_here(self) -> bool:
+        """Whether this site has signed it."""
+        return site_identity.identity().key in self.signatures
+
+    @property
+    def missing_signatures(self) -> int:
+        """How many mirrors have to sign it before machines obey it."""
+        spec = self.run.spec
+        return missing_signatures(
+            spec.roots,
+            spec.threshold,
+            mirror_list.list_of_run(spec.roots),
+            [key for key in self.signatures if self._is_signature_valid(key)],
+            self.message.mirror_list_version,
+        )
+
+    def _is_signature_valid(self, key: str) -> bool:
+        signed = messages.Signed(key=key, body=self.body, signature=self.signatures[key])
+        try:
+            open_signed(signed, "verdict", verdicts.Verdict)
+        except MessageError:
+            return False
+        return True
+
+    def update_force(self) -> None:
+        """Bring `proven` up to date, and `position` where it becomes proven; in a transaction."""
+        proven = self.missing_signatures == 0
+        if proven == self.proven and proven == (self.position is not None):
+            return
+        self.proven = proven
+        self.position = None
+        if proven:
+            last = VerdictRecord.objects.filter(run=self.run_id).aggregate(last=Max("position"))
+            self.position = (last["last"] or 0) + 1
+        self.save(update_fields=["proven", "position"])
+
     @classmethod
-    def unacknowledged_by(
-        cls, run: object, acknowledged: list[str], most: int = 2
-    ) -> list[verdicts.SignedVerdict]:
-        """List some proven verdicts that a machine has not acknowledged yet, the oldest first.
+    def list_after(cls, run: object, position: int) -> tuple[list[verdicts.SignedVerdict], int]:
+        """List the next proven verdicts for a machine, and the position of the last of them.
 
         Args:
             run: the run's id.
-            acknowledged: digests of the verdicts that the machine has applied.
-            most: how many to list.
+            position: of the last verdict that the machine has applied.
         """
-        rows = cls.objects.filter(run=run, proven=True).exclude(digest__in=acknowledged)
-        return [row.signed_verdict for row in rows.order_by("pk")[:most]]
+        rows = cls.objects.filter(run=run, position__gt=position).order_by("position")
+        listed: list[verdicts.SignedVerdict] = []
+        size = 0
+        for row in rows[:MAX_VERDICTS_PER_REPLY]:
+            size += len(row.body)
+            if listed and size > MAX_REPLY_CHARS:
+                break
+            listed.append(row.signed_verdict)
+            position = row.position or position
+        return listed, position
+
+
+class RunExclusion(models.Model):
+    """A key or volunteer that a verdict excludes from its run."""
+
+    verdict = models.ForeignKey(VerdictRecord, on_delete=models.CASCADE, related_name="exclusions")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="exclusions")
+    party = models.CharField(max_length=64)  # a machine's key, or a volunteer's pseudonym
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["verdict", "party"], name="one_exclusion_a_verdict")
+        ]
+        indexes = [models.Index(fields=["run", "party"])]
+
+    def __str__(self) -> str:
+        return f"{self.party[:12]} from {self.run}"
+
+    @classmethod
+    def store_for(cls, verdict: VerdictRecord) -> None:
+        """Store the parties that a verdict excludes."""
+        message = verdict.message
+        rows = [
+            cls(verdict=verdict, run_id=verdict.run_id, party=party)
+            for party in (*message.keys, *message.volunteers)
+        ]
+        cls.objects.bulk_create(rows, ignore_conflicts=True)
+
+
+def exclusion_problem(run: Run, key: str, person: UUID) -> str:
+    """Return why a machine has no place in the run, as a sentence; "" if no verdict excludes it.
+
+    Verdicts that this site signed count here at once; those of others when they bind all machines.
+
+    Args:
+        run: the run.
+        key: the machine's key.
+        person: its owner.
+    """
+    parties = [key, volunteer_salt.volunteer_pseudonym(person)]
+    own_key = site_identity.identity().key
+    verdict = (
+        VerdictRecord.objects.filter(exclusions__run=run.pk, exclusions__party__in=parties)
+        .filter(models.Q(proven=True) | models.Q(signatures__has_key=own_key))
+        .first()
+    )
+    if verdict is None:
+        return ""
+    reason = verdict.message.reason
+    return (
+        f"the owner of the run {run.name} has excluded you from it"
+        f"{f': {reason}' if reason else ''}; you can train in other runs"
+    )
+
+
+def update_all_forces(**_: Any) -> None:
+    """Bring every verdict's force up to date: another mirror list is in force."""
+    for row in VerdictRecord.objects.select_related("run"):
+        row.update_force()
 
 
 def _build_verdict(
-    run: Run, requests: Sequence[RetractionRequest], reason: str
+    run: Run,
+    requests: Sequence[RetractionRequest],
+    exclude: Sequence[ExclusionRequest],
+    reason: str,
 ) -> verdicts.Verdict:
+    newest = mirror_list.list_of_run(run.spec.roots)
+    keys: dict[str, dict[str, int]] = {}
+    volunteers: dict[str, dict[str, int]] = {}
+    for item in exclude:
+        kept = _kept_updates(run, item)
+        volunteers[volunteer_salt.volunteer_pseudonym(item.person.pk)] = kept
+        for key in item.person.machines.values_list("key", flat=True)[:MAX_AUTHORS]:
+            keys[key] = {author: last for author, last in kept.items() if author.startswith(key)}
     try:
         return verdicts.Verdict(
             run=str(run.pk),
+            keys=keys,
+            volunteers=volunteers,
+            mirror_list_version=newest.version if newest else 0,
             after={item.author: item.first - 1 for item in requests if item.first},
             updates={item.author: dict(item.updates) for item in requests if item.updates},
             reason=reason.strip(),
@@ -184,21 +351,48 @@ def _build_verdict(
         raise SpecError({"reason": "say why in 100 characters or fewer, on one line"}) from None
 
 
-def retraction_problems(run: Run, requests: Sequence[RetractionRequest]) -> dict[str, str]:
+def _kept_updates(run: Run, exclusion: ExclusionRequest) -> dict[str, int]:
+    """Return author → the last update that stays, of those of an excluded volunteer."""
+    kept: dict[str, int] = {}
+    members = run.memberships.filter(machine__owner=exclusion.person).select_related("machine")
+    for member in members.order_by("-last_seen"):
+        for incarnation, updates in member.updates_by_incarnation.items():
+            if exclusion.remove_updates:
+                updates = max(0, _oldest_retractable(run, member, updates) - 1)
+            if updates and len(kept) < MAX_AUTHORS:
+                kept[f"{member.machine.key}.{incarnation}"] = updates
+    return kept
+
+
+def signing_problem(run: Run) -> str:
+    """Return why this site cannot sign verdicts on a run, as a sentence; "" if it can."""
+    if run.state not in ACTIVE_STATUSES:
+        return f"the run {run.name} is {run.status}: verdicts are for one that is under way"
+    roots = run.spec.roots
+    newest = mirror_list.list_of_run(roots)
+    signers = newest.signers_at(newest.version) if newest else frozenset(roots)
+    if site_identity.identity().key not in signers:
+        return f"the rules of {run.name} do not list this site: its machines would not believe it"
+    return ""
+
+
+def retraction_problems(
+    run: Run,
+    requests: Sequence[RetractionRequest],
+    exclude: Sequence[ExclusionRequest] = (),
+) -> dict[str, str]:
     """Return why these requests cannot become a verdict: field → sentence."""
     problems: dict[str, str] = {}
-    if run.state not in ACTIVE_STATUSES:
-        problems["run"] = (
-            f"the run {run.name} is {run.status}: verdicts are for one that is under way"
-        )
-    elif site_identity.identity().key not in run.spec.roots:
-        problems["run"] = (
-            f"the rules of {run.name} do not list this site: its machines would not believe it"
-        )
-    elif run.verdicts.count() >= MAX_VERDICTS:
-        problems["run"] = (
-            f"{run.name} has its {MAX_VERDICTS} verdicts: go on from a checkpoint, as a new run"
-        )
+    problem = signing_problem(run)
+    if problem:
+        problems["run"] = problem
+    if exclude:
+        if any(item.person.pk == run.owner_id for item in exclude):
+            problems["person"] = "the run's owner cannot be excluded from it"
+        if len(exclude) > MAX_EXCLUDED:
+            problems["person"] = f"name 1 to {MAX_EXCLUDED} people"
+        if not requests:
+            return problems
     if not 1 <= len(requests) <= MAX_AUTHORS:
         problems["author"] = f"name 1 to {MAX_AUTHORS} machines"
     for request in requests if not problems else ():

@@ -42,7 +42,10 @@ DECISIONS = {
     "run.extend": "added {tokens:,} tokens to the budget",
     "run.arrange": "changed access or notes",
     "run.verdict": "removed updates",
+    "run.exclude": "excluded a volunteer",
+    "run.verdict_signed": "confirmed a verdict of another mirror",
 }
+WEIGHT_DECISIONS = ("run.verdict", "run.exclude")
 MACHINES = {
     RunEvent.Kind.JOINED: "joined",
     RunEvent.Kind.PAUSED: "was paused by its owner",
@@ -93,7 +96,7 @@ def _decisions(run: Run) -> Iterator[dict[str, Any]]:
         text = DECISIONS[entry.action].format_map({"tokens": 0} | entry.detail)
         if reason := entry.detail.get("reason"):
             text += f": {reason}"
-        kind = "weights" if entry.action == "run.verdict" else "run"
+        kind = "weights" if entry.action in WEIGHT_DECISIONS else "run"
         yield _event(entry.pk, entry.at.timestamp(), kind, _actor_name(run, entry), text)
 
 

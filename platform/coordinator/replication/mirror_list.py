@@ -1,9 +1,10 @@
 """Store the mirror list: which other sites this one trusts, and up to which event."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from django.db import transaction
+from django.dispatch import Signal
 
 from barnraise.errors import MirrorListError
 from barnraise.protocol.mirror_list import (
@@ -24,6 +25,7 @@ from coordinator.lib.ttl_cache import TtlCache
 from coordinator.replication.models import MirrorListVersion
 from coordinator.replication.volunteer_salt import ensure_salt
 
+list_changed = Signal()  # sent in the transaction that puts another list into force
 NEWEST = "newest"
 # Every directive names the version, without a query for each. Another process may receive a newer
 # list; this one notices it after this many seconds.
@@ -40,6 +42,20 @@ def newest_list() -> MirrorList | None:
     """Return the list in force."""
     last = MirrorListVersion.objects.last()
     return parse_list(last.signed) if last else None
+
+
+def launch_roots() -> tuple[str, ...]:
+    """Return the keys of the mirrors of the list, or this site's alone if it is in none."""
+    newest = newest_list()
+    own_key = site_identity.identity().key
+    active = sorted(entry.key for entry in newest.active) if newest else []
+    return tuple(active) if own_key in active else (own_key,)
+
+
+def list_of_run(roots: Collection[str]) -> MirrorList | None:
+    """Return the list in force, if it is one of a run's mirrors."""
+    newest = newest_list()
+    return newest if newest is not None and newest.keys.intersection(roots) else None
 
 
 def other_mirrors() -> list[MirrorEntry]:
@@ -114,6 +130,7 @@ def _apply(newest: MirrorList) -> None:
         writer.resume()  # no mirror is left that a restored site could wait for
     transaction.on_commit(lambda: _version_cache.invalidate(NEWEST))
     _version_cache.invalidate(NEWEST)
+    list_changed.send(MirrorListVersion)
 
 
 def _truncate_expelled(newest: MirrorList) -> None:

@@ -15,12 +15,13 @@ from uuid6 import uuid7
 
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, enums, messages
+from barnraise.protocol.mirror_list import quorum
 from barnraise.protocol.signing import digest
 from barnraise.spec import RunSpec, Start, TextSpec, problems
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
-from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
+from coordinator.replication import mirror_list
 from coordinator.runs import lifecycle
 from coordinator.runs.invitations import Guest as Guest
 from coordinator.runs.invitations import RunInvitation as RunInvitation
@@ -459,14 +460,18 @@ class Run(models.Model):
         return self._decide(f"status_{after}", Q(status=before), **columns)
 
     def _final_spec(self) -> RunSpec:
-        """Complete the draft's spec with this site's key, the manifest and its signer."""
+        """Complete the draft's spec with the mirrors' keys, the manifest and its signer.
+
+        What binds all machines needs half of these mirrors' signatures.
+        """
+        roots = mirror_list.launch_roots()
         signed = messages.Signed.model_validate(self.manifest)
         spec = self.spec
         fragments = tuple(json.loads(signed.body).get("start", ()))
         return dataclasses.replace(
             spec,
-            roots=(site_identity.identity().key,),
-            threshold=1,
+            roots=roots,
+            threshold=quorum(len(roots)),
             owner=signed.key,
             manifest=digest(signed.body),
             start=dataclasses.replace(spec.start, fragments=fragments),

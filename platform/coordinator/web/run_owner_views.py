@@ -11,12 +11,13 @@ from django.views.decorators.http import require_POST
 
 from barnraise.errors import SpecError
 from coordinator.accounts.requests import AuthenticatedRequest
+from coordinator.fleet.verdicts import VerdictRecord
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
 from coordinator.web.forms import ExtendForm, TermsForm
 from coordinator.web.run_views import ORGANISERS, get_owned_run, get_visible_run
-from coordinator.web.verdict_form import RunVerdictForm
+from coordinator.web.verdict_form import ExcludeForm, RunVerdictForm
 
 
 @login_required
@@ -45,6 +46,34 @@ def list_verdicts(request: AuthenticatedRequest, slug: str) -> HttpResponse:
         return redirect("run_verdicts", slug=run.slug)
     context = {"form": form, "run": run, "verdicts": run.verdicts.select_related("by")[:100]}
     return render(request, "run_verdicts.html", context, status=422 if form.is_bound else 200)
+
+
+@login_required
+@require_POST
+def sign_verdict(request: AuthenticatedRequest, slug: str, pk: uuid.UUID) -> HttpResponse:
+    """Add this mirror's signature to a verdict of another mirror."""
+    run = get_owned_run(request, slug)
+    verdict = get_object_or_404(VerdictRecord, pk=pk, run=run)
+    try:
+        if verdict.countersign(actor=request.user):
+            messages.success(request, "Signed here, too.")
+    except SpecError as error:
+        messages.error(request, f"This verdict cannot be signed here: {error}.")
+    return redirect("run_verdicts", slug=run.slug)
+
+
+@login_required
+def exclude_volunteer(request: AuthenticatedRequest, slug: str) -> HttpResponse:
+    """Exclude a volunteer from a run, with all machines."""
+    run = get_owned_run(request, slug)
+    initial = {"person": request.GET.get("person"), "updates": "remove"}
+    form = ExcludeForm(request.POST or None, run=run, initial=initial)
+    if request.method == "POST" and form.is_valid() and form.save(request.user):
+        name = form.cleaned_data["person"].shown_name
+        messages.success(request, f"{name} is excluded. The machines of the run are informed.")
+        return redirect("run_verdicts", slug=run.slug)
+    context = {"form": form, "run": run}
+    return render(request, "run_exclude.html", context, status=422 if form.is_bound else 200)
 
 
 @login_required

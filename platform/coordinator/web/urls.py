@@ -27,6 +27,12 @@ urlpatterns = [
     path("runs/<str:slug>/edit/", run_views.edit_run, name="run_edit"),
     path("runs/<str:slug>/terms/", run_owner_views.edit_terms, name="run_terms"),
     path("runs/<str:slug>/verdicts/", run_owner_views.list_verdicts, name="run_verdicts"),
+    path(
+        "runs/<str:slug>/verdicts/<uuid:pk>/sign/",
+        run_owner_views.sign_verdict,
+        name="run_verdict_sign",
+    ),
+    path("runs/<str:slug>/exclude/", run_owner_views.exclude_volunteer, name="run_exclude"),
     path("runs/<str:slug>/extend/", run_owner_views.extend_run, name="run_extend"),
     path("runs/<str:slug>/clone/", run_owner_views.clone_run, name="run_clone"),
     path("runs/<str:slug>/invitations/", run_owner_views.create_invitation, name="run_invite"),

@@ -1,12 +1,13 @@
-"""The form that removes updates from a run."""
+"""The forms that remove updates from a run and exclude a volunteer from it."""
 
-from typing import Any
+from typing import Any, cast
 
 from django import forms
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import User
 from coordinator.fleet.verdicts import (
+    ExclusionRequest,
     RetractionRequest,
     VerdictRecord,
     list_authors,
@@ -75,3 +76,54 @@ class RunVerdictForm(ProblemForm):
             self.add_problems(error)
             return False
         return True
+
+
+class ExcludeForm(ProblemForm):
+    """A volunteer to exclude from a run, and whether their updates are removed."""
+
+    person = forms.ModelChoiceField(
+        User.objects.none(),
+        label="Volunteer",
+        empty_label="Choose a volunteer",
+        help_text="All of their machines are excluded, those that they enrol later included.",
+    )
+    updates = forms.ChoiceField(
+        choices=[("remove", "Remove"), ("keep", "Keep")],
+        initial="remove",
+        widget=forms.RadioSelect,
+        label="Their updates",
+        help_text="Updates older than the verdict horizon stay in any case.",
+    )
+    reason = forms.CharField(
+        required=False,
+        max_length=100,
+        label="Reason",
+        help_text="Public.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+
+    def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.run = run
+        field = cast("forms.ModelChoiceField", self.fields["person"])
+        members = run.memberships.exclude(machine__owner=run.owner_id)
+        field.queryset = User.objects.filter(
+            pk__in=members.values("machine__owner"), left=None
+        ).order_by("name", "pk")
+        field.label_from_instance = _describe_person
+
+    def save(self, actor: User) -> bool:
+        """Issue the verdict; return False, with errors at the fields, if it is refused."""
+        values = self.cleaned_data
+        exclusion = ExclusionRequest(values["person"], values["updates"] == "remove")
+        try:
+            VerdictRecord.issue(self.run, [], values["reason"], exclude=[exclusion], actor=actor)
+        except SpecError as error:
+            self.add_problems(error)
+            return False
+        return True
+
+
+def _describe_person(obj: Any) -> str:
+    """Name a person and the end of their id, because two may have one name."""
+    return f"{obj.shown_name} ({str(obj.pk)[-4:]})"

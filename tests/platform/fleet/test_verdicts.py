@@ -4,29 +4,38 @@ import json
 
 import hypothesis.strategies as st
 import pytest
+from helpers.mirror_lists import list_entry, signed_list
 from hypothesis import given, settings
 
 from barnraise.errors import SpecError
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import verify_proof
 from barnraise.protocol import coordinator_messages
+from barnraise.protocol.mirror_list import Expulsion
+from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Machine
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet import verdicts
 from coordinator.fleet.report_queries import membership_for_run
 from coordinator.fleet.verdicts import (
+    ExclusionRequest,
     RetractionRequest,
     VerdictRecord,
     count_incarnation_updates,
+    exclusion_problem,
     list_authors,
     parse_single_updates,
     resolve_author,
 )
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list
+from coordinator.replication.volunteer_salt import volunteer_pseudonym
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 LIFE, EARLIER = "a" * 16, "b" * 16
+ROGUE = Identity(b"r" * 32)
 
 
 @pytest.fixture
@@ -46,9 +55,9 @@ def build_retraction(machine, first: int | None = 3, **more) -> RetractionReques
     return RetractionRequest(f"{machine.identity.key}.{LIFE}", first, **more)
 
 
-def send_report(machine, run, report, applied=()) -> coordinator_messages.ReportReply:
-    """Send a report that names the verdicts that the machine has applied."""
-    request = coordinator_messages.Reports(reports=[report], applied_verdicts=list(applied))
+def send_report(machine, run, report, after: int = 0) -> coordinator_messages.ReportReply:
+    """Send a report that says up to which verdict the machine has applied them."""
+    request = coordinator_messages.Reports(reports=[report], verdicts_after=after)
     return coordinator_messages.ReportReply.model_validate_json(
         machine.send_request("POST", f"/runs/{run.slug}/reports", request).content
     )
@@ -80,22 +89,25 @@ def test_verdict_is_valid_for_the_exchange_and_sent_until_applied(verdict_run, n
     assert send_report(ada, run, numbered_report(6)).verdicts == [record.signed_verdict], (
         "the verdict is no longer sent although it is not applied"
     )
-    assert send_report(ada, run, numbered_report(7), [record.digest]).verdicts == []
-    assert send_report(bob, run, numbered_report(5), ["0" * 64]).verdicts == [record.signed_verdict]
+    assert send_report(ada, run, numbered_report(7), after=1).verdicts == []
+    assert send_report(bob, run, numbered_report(5)).verdicts == [record.signed_verdict]
 
 
-def test_pending_verdicts_are_sent_two_at_a_time_oldest_first(verdict_run, numbered_report):
+def test_pending_verdicts_are_sent_in_order_whatever_their_number(
+    verdict_run, numbered_report, monkeypatch
+):
+    monkeypatch.setattr(verdicts, "MAX_VERDICTS_PER_REPLY", 2)
     run, ada, bob = verdict_run
     records = [
         VerdictRecord.issue(run, [build_retraction(bob, None, updates={seq: 1000})])
         for seq in (1, 2, 3, 4)
     ]
     applied: list[str] = []
+    after = 0
     for seq in (5, 6, 7):
-        applied += [
-            verdicts.digest(item.body)
-            for item in send_report(ada, run, numbered_report(seq), applied).verdicts
-        ]
+        reply = send_report(ada, run, numbered_report(seq), after)
+        applied += [verdicts.digest(item.body) for item in reply.verdicts]
+        after = reply.verdicts_until
     assert applied == [item.digest for item in records]
 
 
@@ -159,13 +171,9 @@ def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_ru
     assert "too old" in collect_problems(run, build_retraction(bob, 40))["first"]
 
 
-def test_verdict_on_a_draft_or_ended_run_or_above_the_limit_is_refused(
-    verdict_run, draft, monkeypatch
-):
+def test_verdict_on_a_draft_or_ended_run_is_refused(verdict_run, draft):
     run, _, bob = verdict_run
     assert "is draft" in collect_problems(draft(run.owner), build_retraction(bob))["run"]
-    monkeypatch.setattr(verdicts, "MAX_VERDICTS", 0)
-    assert "has its 0 verdicts" in collect_problems(run, build_retraction(bob))["run"]
     run.cancel()
     assert "is cancelled" in collect_problems(run, build_retraction(bob))["run"]
 
@@ -305,3 +313,105 @@ def test_staff_retract_single_updates_in_the_admin(verdict_run, client, person):
         ).status_code
         == 200
     )
+
+
+# ---- exclusion
+
+
+def exclude(run, person, **fields) -> VerdictRecord:
+    """Exclude a person from a run, as its owner does."""
+    return VerdictRecord.issue(
+        run, [], "noise", exclude=[ExclusionRequest(person, **fields)], actor=run.owner
+    )
+
+
+def test_excluded_volunteer_gets_no_ticket_with_any_machine(verdict_run, volunteer):
+    run, ada, bob = verdict_run
+    record = exclude(run, bob.machine.owner)
+    pseudonym = volunteer_pseudonym(bob.machine.owner_id)
+    rules = UpdateRules.from_spec(run.spec, str(run.pk), frozenset(run.spec.roots))
+    verified = verify_proof(record.signed_verdict, rules)
+    assert verified.excludes(bob.identity.key, "0" * 64)
+    assert verified.excludes("f" * 64, pseudonym)
+    another = volunteer(bob.machine.owner, 3)  # a key that he enrols afterwards
+    for machine in (bob, another):
+        answer = machine.send_request(
+            "POST",
+            f"/runs/{run.slug}/join",
+            coordinator_messages.JoinRequest(version="1", addresses=[]),
+        )
+        assert answer.status_code == 403
+        assert "has excluded you from it: noise" in answer.json()["error"]
+    answer = bob.send_request("GET", f"/runs/{run.slug}/directive")
+    assert answer.status_code == 403, "neither a ticket is renewed nor a directive signed"
+    assert ada.send_request("GET", f"/runs/{run.slug}/directive").status_code == 200
+    assert AuditEntry.objects.get(action="run.exclude").actor == run.owner
+
+
+def test_exclusion_removes_updates_or_keeps_them(verdict_run):
+    run, _, bob = verdict_run
+    author = f"{bob.identity.key}.{LIFE}"
+    removing = exclude(run, bob.machine.owner).message
+    assert removing.keys == {bob.identity.key: {}}, "four updates are within the horizon"
+    keeping = exclude(run, bob.machine.owner, remove_updates=False).message
+    assert keeping.keys == {bob.identity.key: {author: 4}}
+    assert list(keeping.volunteers.values()) == [{author: 4}]
+
+
+def test_owner_is_not_excluded_from_their_own_run(verdict_run):
+    run, _, _ = verdict_run
+    with pytest.raises(SpecError, match="cannot be excluded"):
+        exclude(run, run.owner)
+
+
+def test_unproven_exclusion_by_another_mirror_refuses_nobody(verdict_run):
+    run, _, bob = verdict_run
+    spec = json.loads(run.spec_text) | {"threshold": 2, "roots": [*run.spec.roots, ROGUE.key]}
+    Run.objects.filter(pk=run.pk).update(spec_text=json.dumps(spec))
+    record = exclude(run, bob.machine.owner)
+    text = record.message.model_copy(update={"reason": "forged"})
+    signed = ROGUE.sign("verdict", text)
+    VerdictRecord.objects.filter(pk=record.pk).update(
+        body=signed.body, signatures={ROGUE.key: signed.signature}
+    )
+    record = VerdictRecord.objects.get(pk=record.pk)
+    record.update_force()
+    assert record.missing_signatures == 1 and not record.proven
+    assert not exclusion_problem(run, bob.identity.key, bob.machine.owner_id)
+    assert record.countersign(actor=run.owner) and record.proven
+    assert exclusion_problem(run, bob.identity.key, bob.machine.owner_id)
+    assert not record.countersign(actor=run.owner), "it has signed already"
+
+
+def test_expelled_mirrors_verdict_loses_its_force_at_the_site(verdict_run, numbered_report):
+    run, ada, bob = verdict_run
+    own = site_identity.identity()
+    spec = json.loads(run.spec_text) | {"roots": [own.key, ROGUE.key]}
+    Run.objects.filter(pk=run.pk).update(spec_text=json.dumps(spec))
+    record = VerdictRecord.issue(run, [build_retraction(bob)])
+    signed = ROGUE.sign("verdict", record.message)
+    VerdictRecord.objects.filter(pk=record.pk).update(signatures={ROGUE.key: signed.signature})
+    entries = [list_entry(own, "https://a.example.org"), list_entry(ROGUE, "https://b.example.org")]
+    first = signed_list(1, *entries)
+    mirror_list.ingest_lists([first], first.digest)
+    assert VerdictRecord.objects.get(pk=record.pk).proven, "half of two mirrors signed it"
+    expelled = entries[1].model_copy(update={"expelled": Expulsion(at=1.0, since=2)})
+    mirror_list.ingest_lists([signed_list(2, entries[0], expelled)])
+    assert not VerdictRecord.objects.get(pk=record.pk).proven
+    assert send_report(ada, run, numbered_report(5)).verdicts == []
+
+
+def test_owner_excludes_a_volunteer_on_the_page(verdict_run, client):
+    run, _, bob = verdict_run
+    client.force_login(run.owner)
+    path = f"/runs/{run.slug}/exclude/"
+    assert "Exclude a volunteer" in client.get(f"/runs/{run.slug}/").content.decode()
+    page = client.get(path).content.decode()
+    assert "Bob" in page and "data-confirm" in page
+    assert client.post(path, {"updates": "remove"}).status_code == 422
+    form = {"person": bob.machine.owner_id, "updates": "remove", "reason": "noise"}
+    answer = client.post(path, form, follow=True)
+    assert "Bob is excluded" in answer.content.decode()
+    assert "Excluded: 1 volunteer with 1 machine" in answer.content.decode()
+    client.force_login(bob.machine.owner)
+    assert client.post(path, form).status_code == 403

@@ -12,7 +12,7 @@ from barnraise.exchange.ledger.verdicts import verify_proof
 from barnraise.protocol.coordinator_messages import JoinReply, Problem, RunView
 from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import SignedVerdict
+from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import StateDir
 from barnraise.training.join import JOIN_REPLY_FILE
@@ -92,6 +92,23 @@ def test_verdict_of_the_owner_is_signed_and_stored(machine):
     rules = UpdateRules.from_spec(machine.spec, RUN, frozenset(machine.spec.roots))
     signed_verdict = SignedVerdict.model_validate_json(path.read_bytes())
     assert verify_proof(signed_verdict, rules).limits == {AUTHOR: 1}
+
+
+def test_verdict_excludes_a_volunteer_and_what_it_published(machine):
+    result = machine.run_verdict("--peer", PEER, "--exclude", "volunteer")
+    assert result.returncode == 0 and "Signed." in result.stdout, result
+    (path,) = (machine.folder.path / VERDICT_FOLDER).glob("*.json")
+    verdict = Verdict.model_validate_json(SignedVerdict.model_validate_json(path.read_bytes()).body)
+    assert verdict.keys == {PEER: {}} and verdict.volunteers == {"0" * 64: {}}
+
+
+def test_verdict_excludes_a_machine_and_keeps_its_updates(machine):
+    machine.run_verdict("--peer", PEER, "--exclude", "machine", "--keep")
+    (path,) = (machine.folder.path / VERDICT_FOLDER).glob("*.json")
+    verdict = Verdict.model_validate_json(SignedVerdict.model_validate_json(path.read_bytes()).body)
+    assert list(verdict.keys) == [PEER] and list(verdict.keys[PEER]) == [AUTHOR]
+    assert not verdict.volunteers
+    assert_fails(machine.run_verdict("--peer", "e" * 8, "--exclude", "machine"), "give the key")
 
 
 def test_verdict_on_unknown_updates_is_refused(machine):

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from blake3 import blake3
+from helpers.mirror_lists import list_entry, signed_list
 from helpers.raw_peer import build_hello, connect_raw_peer
 from helpers.wait_for import wait_until, within
 
-from barnraise.errors import StateError
+from barnraise.errors import MessageError, StateError, TicketError
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.handlers import handshake, transfer_budget, update_receiver
 from barnraise.exchange.ledger.anchor import compute_sketch
@@ -28,6 +29,7 @@ from barnraise.protocol.messages import (
     Update,
     UpdatePush,
 )
+from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity, digest
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -112,6 +114,10 @@ def test_hello_without_a_valid_ticket_is_refused(world, caplog, changed, reason)
             "without the ticket that it names",
         ),
         (
+            lambda world: push(world, STRANGER, volunteer="8" * 64),
+            "names another volunteer",
+        ),
+        (
             lambda world: world.sign_verdict(by=(STRANGER,)),
             "neither the run's owner nor one of its mirrors",
         ),
@@ -138,7 +144,7 @@ def push(world, identity, sign_as="update", **changed):
         FragmentUpdate(digest=blake3(payload).hexdigest(), size=len(payload), sketch=sketch)
         for payload, sketch in noise_payloads(world)
     ]
-    ticket = world.ticket(identity.key)
+    ticket = world.ticket(identity.key, volunteer=9)
     now_ms = int(1000 * time.time())
     fields = {
         "run": RUN,
@@ -151,6 +157,7 @@ def push(world, identity, sign_as="update", **changed):
         "started_ms": now_ms - 1000,
         "time_ms": now_ms,
         "ticket": digest(ticket.body),
+        "volunteer": f"{9:064x}",
         "fragments": parts,
     }
     return UpdatePush(header=identity.sign(sign_as, Update(**(fields | changed))), ticket=ticket)
@@ -337,7 +344,7 @@ def test_revoked_peer_stays_out_and_the_directive_is_relayed(world, caplog):
     directive = coordinator_messages.Directive(
         run=RUN, machine=RUN, status="training", revoked=[c.identity.key], issued=time.time()
     )
-    a.exchange.revoke_keys(directive.revoked, world.mirror.sign("directive", directive))
+    a.exchange.apply_directive(world.mirror.sign("directive", directive))
     wait_until(
         lambda: (
             a.exchange.stats.peers == 1
@@ -349,6 +356,59 @@ def test_revoked_peer_stays_out_and_the_directive_is_relayed(world, caplog):
     time.sleep(1.5)
     assert c.exchange.stats.peers == 0
     assert any("was revoked" in record.getMessage() for record in caplog.records)
+
+
+def test_directive_of_one_mirror_cannot_part_all_machines(world):
+    rogue = Identity(b"r" * 32)
+    mirrors = [
+        list_entry(world.mirror, "https://one.example.org"),
+        list_entry(rogue, "https://two.example.org"),
+    ]
+    machines = [world.machine(n).start() for n in (1, 2, 3)]
+    for machine in machines:
+        machine.add_peers(*machines[: machine.number - 1])
+        machine.exchange.set_mirror_lists([signed_list(1, *mirrors)])
+    wait_until(lambda: all(m.exchange.stats.peers == 2 for m in machines))
+    wait_until(lambda: all(m.exchange.server.mirror_lists.version == 1 for m in machines))
+    everybody = [machine.identity.key for machine in machines]
+    directive = coordinator_messages.Directive(
+        run=RUN, machine=RUN, status="training", revoked=everybody, issued=time.time()
+    )
+    machines[0].exchange.apply_directive(rogue.sign("directive", directive))
+    handshakes = [machine.exchange.server.handshake for machine in machines]
+    wait_until(lambda: all(rogue.key in handshake.directives for handshake in handshakes))
+    assert all(m.exchange.stats.peers == 2 for m in machines), "it signed none of their tickets"
+    own = world.ticket(everybody[0], by=rogue)
+    with pytest.raises(TicketError, match="was revoked"):
+        handshakes[1].check_ticket(everybody[0], own)
+    expelled = mirrors[1].model_copy(update={"expelled": Expulsion(at=1.0, since=2)})
+    machines[0].exchange.set_mirror_lists([signed_list(2, mirrors[0], expelled)])
+    wait_until(lambda: all(m.exchange.server.mirror_lists.version == 2 for m in machines))
+    with pytest.raises(MessageError, match="not by a mirror"):
+        handshakes[1].revoke(rogue.sign("directive", directive))
+    assert not handshakes[1].is_revoked(everybody[0], rogue.key)
+
+
+def test_revocation_ends_when_the_tickets_before_it_have_expired(world):
+    now = time.time()
+    a = world.machine(1)
+    server = a.exchange.server.handshake
+    b = world.machine(2)
+    old = coordinator_messages.Directive(
+        run=RUN,
+        machine=RUN,
+        status="training",
+        revoked=[b.identity.key],
+        issued=now - handshake.REVOCATION_SECONDS - 1,
+    )
+    assert not server.revoke(world.mirror.sign("directive", old))
+    server.check_ticket(b.identity.key, b.ticket)
+    recent = old.model_copy(update={"issued": now})
+    assert server.revoke(world.mirror.sign("directive", recent))
+    assert server.is_revoked(b.identity.key, world.mirror.key)
+    lifted = old.model_copy(update={"issued": now + 1, "revoked": []})
+    assert server.revoke(world.mirror.sign("directive", lifted))
+    server.check_ticket(b.identity.key, b.ticket)
 
 
 def test_expired_ticket_ends_the_connection_unless_renewed(world, monkeypatch):

@@ -372,6 +372,33 @@ def _parse_updates(texts: list[str]) -> dict[str, int]:
     return updates
 
 
+@runs.command()
+@expand_option_groups
+def exclude(
+    run: RunArgument,
+    machine: Annotated[
+        str, typer.Argument(help="A machine of the volunteer: its name, id or key.")
+    ],
+    keep_updates: Annotated[
+        bool, typer.Option(help="Keep what the volunteer has published so far.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Reason, for everybody to read.")] = "",
+    *,
+    site: SiteOptions,
+) -> None:
+    """Exclude a volunteer from a run of yours, with all machines. This cannot be undone.
+
+    `barnraise verdict` works without the site, where the text was prepared.
+    """
+    request = {"exclude": machine, "keep_updates": keep_updates, "reason": reason}
+    with closing(site.open_client()) as client:
+        answer = client.request("POST", "runs", run, "verdicts", body=request)
+    if site.as_json:
+        print_json(answer)
+    else:
+        _print_verdicts([answer])
+
+
 def _print_verdicts(verdicts: list[dict[str, Any]]) -> None:
     """Print a table with a row for each author of removed updates."""
     table = new_table("issued", "machine", "removed", "reason")
@@ -387,6 +414,8 @@ def _print_verdicts(verdicts: list[dict[str, Any]]) -> None:
                 ", ".join(removed),
                 escape(verdict.reason),
             )
+        for key in verdict.keys:
+            table.add_row(answer["given"][:16], f"{key[:8]}…", "excluded", escape(verdict.reason))
     out.print(table if verdicts else "No updates have been removed.")
 
 

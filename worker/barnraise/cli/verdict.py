@@ -1,26 +1,53 @@
-"""Run `barnraise verdict`: the owner of a run removes harmful updates from it."""
+"""Run `barnraise verdict`: the owner of a run removes harmful updates and their authors."""
 
 import contextlib
+import re
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from barnraise.cli.console import new_table, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
+from barnraise.cli.option_groups import expand_option_groups
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import SignedVerdict, Verdict
+from barnraise.protocol.verdicts import MAX_AUTHORS, SignedVerdict, Verdict
 
 if TYPE_CHECKING:
     from barnraise.exchange.ledger.ledger import Ledger
 
+KEY = re.compile(r"[0-9a-f]{64}")
 MIN_KEY_DIGITS = 8  # of the beginning of a key that names a peer
 AUTHOR_LENGTH = 81  # characters of KEY.LIFE
 
 
+class ExcludedParty(StrEnum):
+    """Who is excluded from a run."""
+
+    MACHINE = "machine"
+    VOLUNTEER = "volunteer"
+
+
+@dataclass(frozen=True)
+class ExclusionOptions:
+    """Whether the peer is excluded, and where this machine's state is."""
+
+    exclude: Annotated[
+        ExcludedParty | None,
+        typer.Option(help="Exclude the peer, or its volunteer with all machines, for good."),
+    ] = None
+    keep: Annotated[
+        bool, typer.Option(help="Keep the updates that an excluded peer has published so far.")
+    ] = False
+    home: HomeOption = None
+
+
+@expand_option_groups
 def verdict(
     run: Annotated[str, typer.Argument(help="The run's name in its address, or its id.")],
     peer: Annotated[
@@ -34,9 +61,10 @@ def verdict(
         list[str] | None, typer.Option(help="Remove one update, KEY.LIFE:NUMBER; repeatable.")
     ] = None,
     reason: Annotated[str, typer.Option(help="Reason, for everybody to read.")] = "",
-    home: HomeOption = None,
+    *,
+    exclusion: ExclusionOptions,
 ) -> None:
-    """Remove updates from a run that this machine owns, on every machine.
+    """Remove updates from a run that this machine owns, or exclude a peer, on every machine.
 
     Without --peer or --update, it lists the peers and their updates.
     """
@@ -46,7 +74,7 @@ def verdict(
     from barnraise.spec import RunSpec
     from barnraise.training.join import find_saved_run
 
-    state_dir = open_state_dir(home)
+    state_dir = open_state_dir(exclusion.home)
     saved_run = find_saved_run(state_dir, run)
     if saved_run is None:
         raise StateError(f"this machine has never worked on '{run}'")
@@ -63,9 +91,16 @@ def verdict(
                 f"verdicts on '{run}' are signed by the machine {spec.owner[:8]}, "
                 f"which prepared its text; this one is {own_key[:8]}"
             )
-        cuts = dict.fromkeys(_find_authors(ledger, peer, after), after) if peer else {}
-        singles = _parse_author_updates(update or [])
-        message = build_verdict(ledger, saved_run.id, cuts, singles, spec.verdict_horizon, reason)
+        if exclusion.exclude:
+            excluded = find_excluded(ledger, exclusion.exclude, peer)
+            horizon = None if exclusion.keep else spec.verdict_horizon
+            message = build_exclusion(ledger, saved_run.id, excluded, horizon, reason)
+        else:
+            cuts = dict.fromkeys(_find_authors(ledger, peer, after), after) if peer else {}
+            singles = _parse_author_updates(update or [])
+            message = build_verdict(
+                ledger, saved_run.id, cuts, singles, spec.verdict_horizon, reason
+            )
     signed = state_dir.identity.sign("verdict", message)
     signed_verdict = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
     write_atomically(
@@ -136,6 +171,92 @@ def build_verdict(
     return Verdict(
         run=run, after=dict(cuts), updates=updates, reason=reason[:100], issued=time.time()
     )
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """Whom a verdict excludes: keys, a volunteer, and those of their authors that are known."""
+
+    keys: frozenset[str]
+    volunteer: str | None
+    authors: tuple[str, ...]
+
+
+def find_excluded(ledger: "Ledger", party: ExcludedParty, peer: str) -> Excluded:
+    """Return the machine of a peer, or its volunteer with all machines.
+
+    Args:
+        ledger: this machine's ledger of the run.
+        party: whether to exclude the machine or the volunteer.
+        peer: KEY, its beginning, or KEY.LIFE; of a machine that never published the whole key.
+
+    Raises:
+        StateError: no author matches, or those of several machines do.
+    """
+    known = sorted(ledger.volunteers)
+    matching = [
+        author for author in known if len(peer) >= MIN_KEY_DIGITS if author.startswith(peer)
+    ]
+    keys = frozenset(author.partition(".")[0] for author in matching)
+    if party is ExcludedParty.MACHINE and not keys and KEY.fullmatch(peer):
+        return Excluded(frozenset([peer]), None, ())
+    if len(keys) != 1:
+        raise StateError(
+            f"{len(keys) or 'no'} machines in this machine's ledger match '{peer}': give the key"
+        )
+    if party is ExcludedParty.MACHINE:
+        authors = tuple(author for author in known if author.partition(".")[0] in keys)
+        return Excluded(keys, None, authors)
+    volunteer = ledger.volunteers[matching[-1]]
+    authors = tuple(author for author in known if ledger.volunteers[author] == volunteer)
+    return Excluded(frozenset(author.partition(".")[0] for author in authors), volunteer, authors)
+
+
+def build_exclusion(
+    ledger: "Ledger", run: str, excluded: Excluded, horizon: int | None, reason: str = ""
+) -> Verdict:
+    """Build the verdict that excludes a machine or a volunteer from a run.
+
+    Args:
+        ledger: this machine's ledger of the run.
+        run: the run's id.
+        excluded: whom to exclude.
+        horizon: the age in rounds of all machines up to which updates are removed, as far as their
+            payloads are here; None: what was published so far stays.
+        reason: for people to read.
+    """
+    max_age = horizon and horizon * sum(update.tokens for update in ledger.last_updates().values())
+    kept = {author: _last_kept(ledger, author, max_age) for author in excluded.authors}
+    largest = sorted(kept, key=lambda author: ledger.head(author).total, reverse=True)
+    kept = {author: kept[author] for author in largest[:MAX_AUTHORS] if kept[author]}
+    keys = {
+        key: {author: last for author, last in kept.items() if author.startswith(key)}
+        for key in sorted(excluded.keys)[:MAX_AUTHORS]
+    }
+    return Verdict(
+        run=run,
+        keys=keys,
+        volunteers={excluded.volunteer: kept} if excluded.volunteer else {},
+        reason=reason[:100],
+        issued=time.time(),
+    )
+
+
+def _last_kept(ledger: "Ledger", author: str, max_age: int | None) -> int:
+    """Return an author's last update that stays: that cannot be removed, or at all."""
+    last = ledger.head(author).seq
+    if max_age is None:
+        return last
+    while last:
+        update = ledger.update(author, last)
+        if (
+            update is None
+            or ledger.tokens_since(author, last) > max_age
+            or not all(ledger.blobs.has(part.digest) for part in update.fragments)
+        ):
+            break
+        last -= 1
+    return last
 
 
 def _find_authors(ledger: "Ledger", peer: str, after: int) -> list[str]:

@@ -155,13 +155,13 @@ class CoordinatorClient:
         self,
         run: str,
         reports: list[Report],
-        applied_verdicts: Sequence[str] = (),
+        verdicts_after: int = 0,
         attestations: Sequence[Attestation] = (),
     ) -> ReportReply:
-        """Send reports, the digests of the verdicts this machine applied, and attestations."""
+        """Send reports, the number of the last verdict that is applied here, and attestations."""
         sent = Reports(
             reports=reports,
-            applied_verdicts=list(applied_verdicts),
+            verdicts_after=verdicts_after,
             attestations=list(attestations),
         )
         return self._request("POST", f"/runs/{run}/reports", sent, ReportReply)

@@ -227,7 +227,7 @@ class FailoverClient:
         self,
         run: str,
         reports: list[Report],
-        applied_verdicts: Sequence[str] = (),
+        verdicts_after: int = 0,
         attestations: Sequence[Attestation] = (),
     ) -> ReportReply:
         """Send reports to the current mirror, joining the run there first if necessary."""
@@ -236,7 +236,7 @@ class FailoverClient:
         self._start_visits()
         joined = self._join_current(run)
         reply = self._call_current(
-            lambda client: client.send_reports(run, reports, applied_verdicts, attestations)
+            lambda client: client.send_reports(run, reports, verdicts_after, attestations)
         )
         self._read_directive(reply.directive)
         with self._lock:

@@ -76,6 +76,15 @@ class WorkerFigures:
     points: tuple[MeasuredLoss, ...] = field(default=(), compare=False)  # new ones only
 
 
+@dataclass
+class VerdictBatch:
+    """Verdicts that a mirror sent, and its number of the last of them."""
+
+    waiting: list[SignedVerdict] = field(default_factory=list)
+    until: int = 0
+    mirror: str = ""
+
+
 class ReportSpool:
     """Reports that no coordinator has confirmed, in order, on disk.
 
@@ -169,11 +178,11 @@ class Reporter:
         self._lock = threading.Lock()
         self._figures = WorkerFigures()
         self._points: deque[MeasuredLoss] = deque(maxlen=QUEUED_POINTS)
-        self._applied_verdicts: tuple[str, ...] = ()
+        self._verdicts_after = 0  # the mirror's number of the last verdict that is applied here
         self._attestations: tuple[Attestation, ...] = ()
         self._peers: list[Peer] = []
         self._ticket: Signed | None = None
-        self._rulings: list[SignedVerdict] = []
+        self._verdicts: VerdictBatch | None = None
         self._sent_seq = 0  # the last number sent since this start; the mark lags behind it
         self._mark = 0  # the coordinator's database holds all reports up to this number
         self._reporting_to = coordinator.select_mirror()  # the mirror these two numbers are about
@@ -204,9 +213,11 @@ class Reporter:
             self._figures = replace(figures, points=())
             self._points.extend(figures.points)
 
-    def set_applied_verdicts(self, digests: Sequence[str]) -> None:
-        """Set the digests of the verdicts this machine applied, for all reports from now on."""
-        self._applied_verdicts = tuple(digests)
+    def confirm_verdicts(self, batch: VerdictBatch) -> None:
+        """Record that a mirror's verdicts are applied: it sends the following ones."""
+        with self._lock:
+            if batch.mirror == self._reporting_to:
+                self._verdicts_after = max(self._verdicts_after, batch.until)
 
     @property
     def has_attestations(self) -> bool:
@@ -231,12 +242,12 @@ class Reporter:
             self._peers = []
             return peers
 
-    def pop_rulings(self) -> list[SignedVerdict]:
-        """Return the signed verdicts since the last call; the caller checks who signed them."""
+    def pop_verdicts(self) -> VerdictBatch | None:
+        """Return the verdicts since the last call; the caller checks who signed them."""
         with self._lock:
-            rulings = self._rulings
-            self._rulings = []
-            return rulings
+            batch = self._verdicts
+            self._verdicts = None
+            return batch
 
     def unsent_reports(self) -> list[Report]:
         """Return the oldest spooled reports, those included that are sent but not confirmed."""
@@ -350,6 +361,7 @@ class Reporter:
             self._reporting_to = mirror
             self._sent_seq = 0
             self._mark = 0
+            self._verdicts_after = 0
             self._mark_moved_at = time.monotonic()
         if self._sent_seq and time.monotonic() - self._mark_moved_at > UNCONFIRMED_SECONDS:
             self._sent_seq = 0
@@ -358,7 +370,7 @@ class Reporter:
             attestations = self._attestations
             self._attestations = ()
             reply = self._coordinator.send_reports(
-                self._run, batch, self._applied_verdicts, attestations
+                self._run, batch, self._verdicts_after, attestations
             )
             self._answered_at = time.monotonic()
             self._apply_reply(reply)
@@ -391,7 +403,10 @@ class Reporter:
         with self._lock:
             self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers
-            self._rulings = reply.verdicts or self._rulings
+            if reply.verdicts:
+                self._verdicts = VerdictBatch(
+                    list(reply.verdicts), reply.verdicts_until, self._reporting_to
+                )
 
 
 def backoff(interval: float, failures: int) -> float:

@@ -190,6 +190,16 @@ class Exchange:
         """The sequence number of this incarnation's last update; 0 before the first."""
         return self._author.last_seq
 
+    @property
+    def rules(self) -> UpdateRules:
+        """What updates and verdicts are checked against, by the newest mirror list."""
+        return self.server.updates.rules
+
+    @property
+    def exclusion(self) -> str | None:
+        """Why a verdict excludes this machine from the run, as a sentence; None if none does."""
+        return self._author.exclusion
+
     def new_update(self, tokens: int) -> UpdateWriter:
         """Return a writer for this machine's next update.
 
@@ -391,14 +401,13 @@ class Exchange:
         """Replace this machine's ticket."""
         self.thread.call(self.server.renew_ticket, ticket)
 
-    def revoke_keys(self, keys: Iterable[str], directive: Signed | None = None) -> None:
-        """Refuse these keys.
+    def apply_directive(self, directive: Signed) -> None:
+        """Refuse the tickets that a mirror's directive revokes, and relay it to the peers.
 
         Args:
-            keys: The keys.
-            directive: The signed proof, relayed to peers that cannot reach a coordinator.
+            directive: The signed directive, which the caller has verified.
         """
-        self.thread.call(self.server.revoke, frozenset(keys), directive)
+        self.thread.call(self.server.apply_own_directive, directive)
 
     def apply_verdict(self, verdict: SignedVerdict) -> None:
         """Apply a verdict and send it to the peers.

@@ -52,7 +52,7 @@ from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.signing import open_signed
 from barnraise.protocol.types import Message
-from barnraise.protocol.verdicts import SignedVerdict
+from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -136,6 +136,7 @@ class PeerServer:
         self.verdicts = VerdictHandler(
             context, rules, queue, self.fetcher, self._on_verdicts_applied
         )
+        self.handshake.set_exclusions(self.verdicts.excludes)
         self.updates = UpdateReceiver(
             context, rules, queue, self.verdicts, config.clock, AuthorPace(config.pace)
         )
@@ -147,8 +148,6 @@ class PeerServer:
             rules, self.connections, config.clock, self._on_rules_changed
         )
         self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
-        self._directive: messages.Signed | None = None  # the last one that revoked a key
-        self._relayed_revocations: frozenset[str] = frozenset()  # keys that a directive revoked
         self._tasks: set[asyncio.Task[Any]] = set()
         self._greetings = IncomingGreetings()
         self._repeats = RepeatedWarnings(log)
@@ -166,6 +165,8 @@ class PeerServer:
             messages.DirectiveRelay: self._on_directive,
             SignedVerdict: self._on_proof,
             Fork: self._on_proof,
+            VerdictSummary: self._on_verdict_summary,
+            VerdictNames: self._on_verdict_names,
             MirrorLists: self._on_mirror_lists,
             messages.Goodbye: self._on_disconnect,
         }
@@ -266,17 +267,26 @@ class PeerServer:
         for connection in self.connections.values():
             connection.send_message(self.handshake.build_hello())
 
-    def revoke(self, keys: frozenset[str], directive: messages.Signed | None) -> None:
-        """Refuse these keys and end their connections; relay the signed directive to all peers."""
-        newly_revoked = keys - self.handshake.revoked
-        self.handshake.revoke(keys)
-        for key in newly_revoked & set(self.connections):
-            self._disconnect(key, "its ticket was revoked")
-        if directive and keys - self._relayed_revocations:
-            self._relayed_revocations |= keys
-            self._directive = directive
-            for connection in self.connections.values():
+    def apply_directive(self, directive: messages.Signed) -> None:
+        """End the connections whose tickets a mirror's directive revokes; relay it to all peers.
+
+        Raises:
+            MessageError: When it is not a directive of a mirror of this run.
+        """
+        if not self.handshake.revoke(directive):
+            return
+        for key, connection in list(self.connections.items()):
+            if self.handshake.is_revoked(key, connection.hello.ticket.key):
+                self._disconnect(key, "its ticket was revoked")
+            else:
                 connection.send_message(messages.DirectiveRelay(directive=directive))
+
+    def apply_own_directive(self, directive: messages.Signed) -> None:
+        """Apply the directive of this machine's own coordinator."""
+        try:
+            self.apply_directive(directive)
+        except MessageError as error:
+            log.warning("%s", error)
 
     def answer_snapshot_requests(self, copy: AnchorCopy, requests: list[PendingRequest]) -> None:
         """Answer requests for snapshots from a copy of the anchor."""
@@ -295,6 +305,11 @@ class PeerServer:
                 self._spawn(self._serve(channel, dialled=False))
 
     async def _dial(self, peer: messages.Peer) -> None:
+        known = self.gossip.membership.passive.get(peer.key)
+        if self.verdicts.excludes(peer.key, known.volunteer if known else ""):
+            self.gossip.membership.on_dial_failed(peer.key, self._loop.time())
+            self.wake()
+            return
         try:
             async with asyncio.timeout(DIAL_TIMEOUT):
                 channel = await self.transport.connect(peer)
@@ -354,8 +369,8 @@ class PeerServer:
         )
         if connection.meeting.address:
             self._store_peer(connection)
-        if self._directive:
-            connection.send_message(messages.DirectiveRelay(directive=self._directive))
+        for directive in self.handshake.directives.values():
+            connection.send_message(messages.DirectiveRelay(directive=directive))
         log.info("connected to %s", connection.key[:8])
         self.wake()
         return True
@@ -499,7 +514,7 @@ class PeerServer:
     async def _on_directive(
         self, connection: Connection, relay: messages.DirectiveRelay, payload: memoryview
     ) -> None:
-        self.revoke(self.handshake.revoked_keys(relay.directive), relay.directive)
+        self.apply_directive(relay.directive)
         self.wake()
 
     async def _on_proof(
@@ -507,6 +522,16 @@ class PeerServer:
     ) -> None:
         await self.verdicts.on_proof(proof, connection.key)
         self.wake()
+
+    async def _on_verdict_summary(
+        self, connection: Connection, summary: VerdictSummary, payload: memoryview
+    ) -> None:
+        self.verdicts.on_summary(connection.key, summary, self._loop.time())
+
+    async def _on_verdict_names(
+        self, connection: Connection, names: VerdictNames, payload: memoryview
+    ) -> None:
+        self.verdicts.on_names(connection.key, names, self._loop.time())
 
     async def _on_mirror_lists(
         self, connection: Connection, lists: MirrorLists, payload: memoryview
@@ -524,12 +549,13 @@ class PeerServer:
 
     def _on_verdicts_applied(self, verdicts: VerdictSet) -> None:
         self.updates.drop_retracted()
-        self._author.on_authors_ended(verdicts.limits)
+        self._author.on_verdicts(verdicts)
 
     def _on_rules_changed(self, rules: UpdateRules) -> None:
         self.handshake.set_rules(rules)
         self.updates.set_rules(rules)
         self.verdicts.set_rules(rules)
+        self.snapshot_client.set_rules(rules)
 
     # ---- what connections send
 

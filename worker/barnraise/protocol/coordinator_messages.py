@@ -23,7 +23,9 @@ from barnraise.protocol.types import (
     UnixTime,
     Version,
 )
-from barnraise.protocol.verdicts import MAX_VERDICTS, SignedVerdict
+from barnraise.protocol.verdicts import SignedVerdict
+
+MAX_VERDICTS_PER_REPLY = 8
 
 # ---- documents that travel inside `Signed` ---------------------------------------------------
 
@@ -211,13 +213,13 @@ class JoinReply(Message):
 class Reports(Message):
     """A batch of a machine's reports.
 
-    `applied_verdicts` are the digests of the verdicts that the machine has applied: the coordinator
-    need not send them again. `attestations` are for some other authors' updates that the machine
+    `verdicts_after` is the coordinator's number of the last verdict that the machine has applied:
+    the reply brings later ones. `attestations` are for some other authors' updates that the machine
     has applied since its last batch; they earn those authors credit.
     """
 
     reports: list[Report] = Field(min_length=1, max_length=50)
-    applied_verdicts: list[Digest] = Field(default=[], max_length=MAX_VERDICTS)
+    verdicts_after: Count = 0
     attestations: list[Attestation] = Field(default=[], max_length=2)
 
 
@@ -225,14 +227,16 @@ class ReportReply(Message):
     """A coordinator's answer to a batch of reports.
 
     Every report numbered up to `acknowledged` is stored: the machine drops it from its spool.
-    `verdicts` are some of those that the machine has not applied; the others follow later.
+    `verdicts` are the next ones after `verdicts_after`, and `verdicts_until` is the coordinator's
+    number of the last of these.
     """
 
     acknowledged: Count
     directive: Signed
     ticket: Signed | None = None  # a new one when the old one is about to expire
     peers: list[Peer] = Field(default=[], max_length=64)
-    verdicts: list[SignedVerdict] = Field(default=[], max_length=2)
+    verdicts: list[SignedVerdict] = Field(default=[], max_length=MAX_VERDICTS_PER_REPLY)
+    verdicts_until: Count = 0
 
 
 class Problem(Message):

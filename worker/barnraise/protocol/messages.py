@@ -29,7 +29,7 @@ from barnraise.protocol.types import (
     Version,
     VersionVector,
 )
-from barnraise.protocol.verdicts import SignedVerdict
+from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
 
 PROTOCOL_VERSION = 1  # peers and coordinators announce the versions N and N-1
 MAX_FRAME_BYTES = 1 << 20  # of one frame between peers, header included
@@ -89,6 +89,7 @@ class Update(Message):
         started_ms: when the author's incarnation began to train, the same in all its updates.
         time_ms: when the author signed this update, later than the one before.
         ticket: digest of the text of the ticket that permits this update.
+        volunteer: the volunteer that the author's ticket names, the same in all of its updates.
         fragments: one part for every fragment of the model, in index order.
     """
 
@@ -102,6 +103,7 @@ class Update(Message):
     started_ms: UnixMilliseconds
     time_ms: UnixMilliseconds
     ticket: Digest
+    volunteer: Digest = "0" * 64
     fragments: list[FragmentUpdate] = Field(max_length=300)
 
     @property
@@ -282,5 +284,7 @@ PeerMessage = (
     | PeerList
     | DirectiveRelay
     | SignedVerdict
+    | VerdictSummary
+    | VerdictNames
     | Goodbye
 )

@@ -11,7 +11,7 @@ A chain leads from a list that its reader already trusts to the newest one: it c
 that changes the root keys. Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 from blake3 import blake3
@@ -50,6 +50,7 @@ class Expulsion(Message):
     """
 
     at: UnixTime
+    since: int = Field(default=1, ge=1, lt=1 << 53)  # the version of the list that first says so
     last: dict[Origin, Count] = Field(default={}, max_length=MAX_LOGS_PER_MIRROR)
     reason: PlainText = Field(default="", max_length=100)
 
@@ -61,6 +62,7 @@ class MirrorEntry(Message):
     url: Url
     name: Annotated[ShortText, PlainText]
     admitted: UnixTime
+    since: int = Field(default=1, ge=1, lt=1 << 53)  # the version of the list that admitted it
     expelled: Expulsion | None = None
 
 
@@ -91,6 +93,21 @@ class MirrorList(Message):
         """Return the keys of the expelled mirrors."""
         return frozenset(mirror.key for mirror in self.mirrors if mirror.expelled)
 
+    def signers_at(self, version: int) -> frozenset[str]:
+        """Return the keys that may sign for the mirrors under list `version`.
+
+        What an expelled mirror signs counts no longer, whatever version and date it names.
+        """
+        return frozenset(mirror.key for mirror in self.active if mirror.since <= version)
+
+    def quorum_at(self, version: int) -> int:
+        """Return how many mirrors must sign under list `version`: half of those active then."""
+        count = sum(
+            mirror.since <= version and (mirror.expelled is None or mirror.expelled.since > version)
+            for mirror in self.mirrors
+        )
+        return quorum(count)
+
     def find(self, key: str) -> MirrorEntry | None:
         """Return the mirror with this key, if it is in the list."""
         return next((mirror for mirror in self.mirrors if mirror.key == key), None)
@@ -113,6 +130,34 @@ class MirrorLists(Message):
 
     type: Literal["mirror_lists"] = "mirror_lists"
     lists: list[SignedMirrorList] = Field(max_length=MAX_LISTS_PER_MESSAGE)
+
+
+def quorum(mirrors: int) -> int:
+    """Return how many of so many mirrors must sign what binds all machines."""
+    return max(1, (mirrors + 1) // 2)
+
+
+def missing_signatures(
+    roots: Collection[str],
+    threshold: int,
+    newest: MirrorList | None,
+    signers: Collection[str],
+    version: int,
+) -> int:
+    """Return how many mirrors' signatures are missing from what binds all machines of a run.
+
+    Args:
+        roots: keys of the mirrors that launched the run.
+        threshold: how many must sign at least, by the run's spec.
+        newest: the newest mirror list, if the run's mirrors are in it.
+        signers: keys whose signatures were verified.
+        version: of the list under which they signed; 0: the run's own mirrors.
+    """
+    eligible = frozenset(roots)
+    if newest is not None:
+        eligible = (eligible - newest.expelled) | newest.signers_at(version)
+        threshold = max(threshold, newest.quorum_at(version))
+    return max(0, threshold - len(eligible.intersection(signers)))
 
 
 def parse_list(signed: SignedMirrorList) -> MirrorList:

@@ -53,6 +53,7 @@ class JoinedRun:
         directive: the coordinator's last one.
         acknowledged: number of this machine's last report that the coordinator stored.
         peers: peers to connect to first.
+        signed_directive: the directive as it was received.
     """
 
     run: str
@@ -67,6 +68,7 @@ class JoinedRun:
     directive: Directive
     acknowledged: int
     peers: tuple[Peer, ...]
+    signed_directive: Signed | None = None
 
 
 @dataclass(frozen=True)
@@ -351,4 +353,5 @@ def _verify_join(
         directive=directive,
         acknowledged=reply.acknowledged,
         peers=tuple(reply.peers),
+        signed_directive=reply.directive,
     )

@@ -8,17 +8,17 @@ import logging
 from collections import deque
 from typing import Any
 
-from barnraise.coordinator_client.reporter import Reporter
+from barnraise.coordinator_client.reporter import Reporter, VerdictBatch
 from barnraise.durable_io import write_atomically
-from barnraise.errors import MessageError
+from barnraise.errors import MessageError, UnprovenVerdictError
 from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import verify_proof
+from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive
+from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
@@ -56,10 +56,11 @@ class StatusPublisher:
         self._reporter = reporter
         self._exchange = exchange
         self._ledger = ledger
-        self._rules = UpdateRules.from_spec(joined.spec, joined.run, frozenset(joined.spec.roots))
+        self._verdicts = VerdictBatch()  # of the coordinator: not applied yet
         self._attester = Attester(joined.coordinator.identity, joined.run, ledger)
         # Digests of verdicts that were refused, so that each is logged only once.
         self._refused_verdicts: deque[str] = deque(maxlen=64)
+        self._applied_directive: Signed | None = None
         self._revoked_keys = joined.directive.revoked
 
     def publish(self, anchor: Anchor, at_once: bool = False) -> dict[str, Any] | None:
@@ -100,7 +101,7 @@ class StatusPublisher:
             "device": self._plan.device,
             "token_budget": self.token_budget,
             "coordinator_bytes": self._joined.coordinator.body_bytes,
-            "refused": self._reporter.refused,
+            "refused": self.refusal,
             "checksum": {
                 "checked": stats.fragments_checked,
                 "corruptions": stats.corruptions,
@@ -117,6 +118,11 @@ class StatusPublisher:
         """Return the run's budget in tokens."""
         return token_budget(self._joined.spec, self._reporter.directive)
 
+    @property
+    def refusal(self) -> str | None:
+        """Return why this machine has no place in the run any longer; None if it has."""
+        return self._reporter.refused or self._exchange.exclusion
+
     def _obey_coordinator(self) -> None:
         """Pass what the coordinator has answered to the exchange and the state folder."""
         reporter, exchange = self._reporter, self._exchange
@@ -126,36 +132,48 @@ class StatusPublisher:
         newer_lists = exchange.set_mirror_lists(self._joined.coordinator.mirror_lists)
         if newer_lists:
             self._joined.coordinator.receive_mirror_lists(newer_lists)
-        revoked_keys = reporter.directive.revoked
-        if reporter.signed_directive and revoked_keys != self._revoked_keys:
-            self._revoked_keys = revoked_keys
-            self._joined.folder.save_message(DIRECTIVE_FILE, reporter.signed_directive)
-        if revoked_keys:
-            exchange.revoke_keys(revoked_keys, reporter.signed_directive)
+        signed = reporter.signed_directive or self._joined.signed_directive
+        if signed is not None and signed is not self._applied_directive:
+            self._applied_directive = signed
+            exchange.apply_directive(signed)
+            if reporter.directive.revoked != self._revoked_keys:
+                self._revoked_keys = reporter.directive.revoked
+                self._joined.folder.save_message(DIRECTIVE_FILE, signed)
         exchange.set_orphaned(reporter.is_orphaned)
         ticket = reporter.pop_ticket()
         if ticket:
             exchange.renew_ticket(ticket)
-        for verdict in reporter.pop_rulings():
-            self._store_verdict(verdict)
-        reporter.set_applied_verdicts(tuple(self._ledger.verdicts.rulings))
+        self._verdicts = reporter.pop_verdicts() or self._verdicts
+        self._verdicts.waiting = [
+            verdict for verdict in self._verdicts.waiting if not self._store_verdict(verdict)
+        ]
+        if not self._verdicts.waiting:
+            reporter.confirm_verdicts(self._verdicts)
 
-    def _store_verdict(self, verdict: SignedVerdict) -> None:
+    def _store_verdict(self, verdict: SignedVerdict) -> bool:
         """Store a verdict of the coordinator where `barnraise verdict` stores its own.
 
         The exchange reads that folder, applies each verdict and sends it to the peers.
+
+        Returns:
+            Whether the coordinator need not send it again: it is applied, or it is invalid.
         """
         name = digest(verdict.body)
         text = verdict.model_dump_json()
         # The same verdict may come again with another, valid signature: compare the whole text.
-        if name in self._ledger.verdicts.rulings or digest(text) in self._refused_verdicts:
-            return
+        is_applied = self._ledger.verdicts.covers(VerdictSet.from_proof(verdict))
+        if is_applied or digest(text) in self._refused_verdicts:
+            return True
         try:
-            verify_proof(verdict, self._rules)
+            verify_proof(verdict, self._exchange.rules)
+        except UnprovenVerdictError as error:
+            log.debug("a verdict waits for the mirror list that it names: %s", error)
+            return False
         except MessageError as error:
             self._refused_verdicts.append(digest(text))
             log.error(
                 "the verdict that %s sends is refused: %s", self._joined.coordinator.url, error
             )
-            return
+            return True
         write_atomically(self._joined.folder.path / VERDICT_FOLDER / f"{name}.json", text.encode())
+        return False

@@ -398,13 +398,13 @@ class Worker:
     def run_ended(self) -> bool:
         """Return whether the run, or this machine's part in it, has ended."""
         has_ended = self.reporter.directive.status in (RunStatus.FINISHED, RunStatus.CANCELLED)
-        return has_ended or self.reporter.refused is not None
+        return has_ended or self.status_publisher.refusal is not None
 
     @property
     def is_paused(self) -> bool:
         """Return whether the coordinator wants this machine to wait."""
         must_wait = self.reporter.directive.status in (RunStatus.PAUSED, RunStatus.RECRUITING)
-        return must_wait and not self.reporter.refused
+        return must_wait and self.status_publisher.refusal is None
 
     @property
     def disk_quota_exhausted(self) -> bool:

@@ -167,6 +167,7 @@ class Migration(migrations.Migration):
                 ("digest", models.CharField(editable=False, max_length=64)),
                 ("signatures", models.JSONField(editable=False)),
                 ("proven", models.BooleanField(default=False, editable=False)),
+                ("position", models.BigIntegerField(editable=False, null=True)),
                 (
                     "given",
                     models.DateTimeField(
@@ -197,6 +198,44 @@ class Migration(migrations.Migration):
                 "ordering": ["-id"],
                 "constraints": [
                     models.UniqueConstraint(fields=("run", "digest"), name="one_verdict_a_text")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="RunExclusion",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("party", models.CharField(max_length=64)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="exclusions",
+                        to="runs.run",
+                    ),
+                ),
+                (
+                    "verdict",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="exclusions",
+                        to="fleet.verdictrecord",
+                    ),
+                ),
+            ],
+            options={
+                "indexes": [
+                    models.Index(fields=["run", "party"], name="fleet_runex_run_id_e4dd2e_idx")
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("verdict", "party"), name="one_exclusion_a_verdict"
+                    )
                 ],
             },
         ),

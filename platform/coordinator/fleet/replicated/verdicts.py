@@ -4,13 +4,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, ValidationError
 
-from barnraise.errors import MessageError
-from barnraise.protocol.messages import Signed
-from barnraise.protocol.signing import digest, open_signed
+from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Id, Message, PublicKey, Signature
-from barnraise.protocol.verdicts import MAX_VERDICT_BYTES, Verdict
+from barnraise.protocol.verdicts import MAX_SIGNATURES, MAX_VERDICT_BYTES, Verdict
 from coordinator.accounts.models import User
 from coordinator.eventlog.registry import (
     AggregateType,
@@ -20,6 +18,7 @@ from coordinator.eventlog.registry import (
     State,
 )
 from coordinator.fleet.models import VerdictRecord
+from coordinator.fleet.verdicts import RunExclusion
 from coordinator.runs.models import Run
 
 log = logging.getLogger("coordinator.fleet")
@@ -30,7 +29,7 @@ class VerdictIssued(Message):
 
     id: Id
     body: str = Field(max_length=MAX_VERDICT_BYTES)
-    signatures: dict[PublicKey, Signature] = Field(min_length=1, max_length=16)
+    signatures: dict[PublicKey, Signature] = Field(min_length=1, max_length=MAX_SIGNATURES)
     given: AwareDatetime
     by: Id | None = None
 
@@ -63,6 +62,11 @@ def store(verdict_id: str, state: State | None) -> None:
     if digest(state["body"]) != body_digest:
         log.error("the event of verdict %s has a text with another digest", body_digest[:12])
         return
+    try:
+        Verdict.model_validate_json(state["body"])
+    except ValidationError:
+        log.error("the event of verdict %s has a text that is no verdict", body_digest[:12])
+        return
     run = Run.objects.filter(pk=run_id).first()
     if run is None:
         raise DependencyMissingError(f"run:{run_id}")
@@ -72,32 +76,14 @@ def store(verdict_id: str, state: State | None) -> None:
     fields = {
         "body": state["body"],
         "signatures": state["signatures"],
-        "proven": is_proven(run, state),
         "given": datetime.fromisoformat(state["given"]),
         "by_id": by,
     }
-    if not VerdictRecord.objects.filter(run=run, digest=body_digest).update(**fields):
-        VerdictRecord.objects.bulk_create(
-            [VerdictRecord(id=state["id"], run=run, digest=body_digest, **fields)]
-        )
-
-
-def is_proven(run: Run, state: State) -> bool:
-    """Return whether as many of the run's mirrors have signed as its spec demands."""
-    spec = run.spec
-    signers = [key for key in spec.roots if _has_signed(key, state)]
-    return len(signers) >= spec.threshold
-
-
-def _has_signed(key: str, state: State) -> bool:
-    if key not in state["signatures"]:
-        return False
-    signed = Signed(key=key, body=state["body"], signature=state["signatures"][key])
-    try:
-        open_signed(signed, "verdict", Verdict)
-    except MessageError:
-        return False
-    return True
+    row, _ = VerdictRecord.objects.update_or_create(
+        run=run, digest=body_digest, defaults=fields, create_defaults={"id": state["id"], **fields}
+    )
+    row.update_force()
+    RunExclusion.store_for(row)
 
 
 def existing_events() -> Iterable[EventDraft]:

@@ -3,15 +3,19 @@
 import logging
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 import torch
+from helpers.mirror_lists import list_entry, signed_list
 from helpers.wait_for import stepping, wait_until
 
+from barnraise.errors import ExcludedError, UnprovenVerdictError
 from barnraise.exchange.gossip import verdict_sync as verdict_sync_module
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.protocol import messages
-from barnraise.protocol.signing import digest
+from barnraise.protocol.mirror_list import Expulsion
+from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -369,3 +373,180 @@ def test_retraction_restores_the_anchor_bit_for_bit(world):
     assert all(
         torch.equal(one, other) for one, other in zip(before, a.anchor.fragments, strict=True)
     )
+
+
+# ---- exclusion
+
+
+def links(machine) -> set[str]:
+    """Return the keys of the peers that a machine is connected to."""
+    return set(machine.exchange.server.connections)
+
+
+def test_excluded_key_cannot_go_on_in_another_incarnation(world):
+    a, b, p, author = start_with_poisoner(world)
+    a.exchange.apply_verdict(world.sign_verdict(keys={p.identity.key: {author: 1}}))
+    digest_without = world.wait_for_agreement(a, b)
+    assert digest_without == world.sum_digest(
+        a, lambda update_author, seq: update_author != author or seq <= 1
+    )
+    wait_until(lambda: p.identity.key not in links(a) | links(b))
+    wait_until(lambda: p.exchange.exclusion is not None)
+    with pytest.raises(ExcludedError, match="excludes this machine"):
+        p.publish_round(7)
+
+    # A program that does not obey continues under a new name, and others forward its updates.
+    p.stop()
+    p.incarnation = "e" * 16
+    p.open()
+    p.start()
+    p.add_peers(a, b)
+    for machine in (a, b):
+        machine.add_peers(p)
+        push = messages.UpdatePush(header=next_header(p), ticket=p.ticket)
+        receive = machine.exchange.server.updates.on_header("nobody", push, 0.0)
+        assert machine.exchange.thread.run(receive, None) is None
+    assert world.wait_for_agreement(a, b) == digest_without
+    assert p.identity.key not in links(a) | links(b)
+
+
+def next_header(machine) -> messages.Signed:
+    """Return the signed header of a machine's first update in its incarnation."""
+    ticket = messages.Ticket.model_validate_json(machine.ticket.body)
+    now_ms = int(1000 * time.time())
+    parts = [
+        messages.FragmentUpdate(digest=f"{i:064x}", size=30, sketch="0" * 16) for i in range(3)
+    ]
+    update = messages.Update(
+        run=RUN,
+        peer=machine.identity.key,
+        incarnation=machine.incarnation,
+        seq=1,
+        previous=digest(""),
+        tokens=10,
+        total=10,
+        started_ms=now_ms,
+        time_ms=now_ms + 1000,
+        ticket=digest(machine.ticket.body),
+        volunteer=ticket.volunteer,
+        fragments=parts,
+    )
+    return machine.identity.sign("update", update)
+
+
+def test_excluded_volunteer_is_out_with_all_keys(world):
+    a, b, p, author = start_with_poisoner(world)
+    q = world.machine(4)
+    q.stop()
+    q.ticket = world.ticket(q.identity.key, volunteer=3)  # another key of the poisoner
+    q.open()
+    join_peers_while_stepping(q, a, b)
+    q.publish_round(9)
+    world.wait_for_agreement(a, b, p, q)
+    b.exchange.apply_verdict(world.sign_verdict(volunteers={f"{3:064x}": {}}))
+    agreed = world.wait_for_agreement(a, b)
+    assert agreed == world.sum_digest(
+        a, lambda update_author, seq: update_author not in (author, q.exchange.author)
+    )
+    wait_until(lambda: not {p.identity.key, q.identity.key} & (links(a) | links(b)))
+    c = join_peers_while_stepping(world.machine(5), a, b)
+    assert world.wait_for_agreement(a, b, c) == agreed, "a joiner agrees"
+    push = messages.UpdatePush(header=next_header(q), ticket=q.ticket)
+    c.exchange.thread.run(c.exchange.server.updates.on_header("nobody", push, 0.0), None)
+    assert world.wait_for_agreement(a, b, c) == agreed
+
+
+def join_peers_while_stepping(machine, *others):
+    with stepping(*others):
+        return join_peers(machine, *others)
+
+
+def test_excluded_key_and_its_updates_end_the_same_in_any_order(world):
+    a, b, p, author = start_with_poisoner(world, rounds=2)
+    late = world.machine(6).start()
+    verdict = world.sign_verdict(keys={p.identity.key: {}})
+    late.exchange.apply_verdict(verdict)  # before any update
+    a.exchange.apply_verdict(verdict)  # after them
+    late.add_peers(a, b)
+    assert world.wait_for_agreement(a, b, late) == world.sum_digest(
+        a, lambda update_author, seq: update_author != author
+    )
+
+
+# ---- the mirrors' verdicts
+
+SECOND_MIRROR, THIRD_MIRROR = Identity(b"2" * 32), Identity(b"3" * 32)
+
+
+def mirrors_list(world, version: int, *mirrors, expelled=()):
+    """Return a list of the world's mirror and others."""
+    return signed_list(
+        version,
+        *(
+            list_entry(
+                mirror,
+                f"https://{mirror.key[:8]}.example.org",
+                expelled=Expulsion(at=1.0, since=version) if mirror in expelled else None,
+            )
+            for mirror in (world.mirror, *mirrors)
+        ),
+    )
+
+
+def test_past_verdict_of_an_expelled_mirror_loses_its_effect(world):
+    a, b = world.machine(1).start(), world.machine(2).start()
+    b.add_peers(a)
+    for machine in (a, b):
+        machine.exchange.set_mirror_lists([mirrors_list(world, 1, SECOND_MIRROR)])
+        for seed in range(3):
+            machine.publish_round(10 * machine.number + seed)
+    honest = world.wait_for_agreement(a, b)
+    assert a.ledger.tokens == 600
+    erase = dict.fromkeys([a.exchange.author, b.exchange.author], 0)
+    rogue = world.sign_verdict(erase, by=(world.mirror,), mirror_list_version=1)
+    a.exchange.apply_verdict(rogue)  # one of two mirrors is half of them
+    world.wait_for_agreement(a, b)
+    assert a.ledger.tokens == b.ledger.tokens == 0
+    expulsion = mirrors_list(world, 2, SECOND_MIRROR, expelled=[world.mirror])
+    a.exchange.set_mirror_lists([expulsion])
+    wait_until(lambda: a.ledger.tokens == b.ledger.tokens == 600)
+    assert world.wait_for_agreement(a, b) == honest
+    for forged in (
+        rogue,
+        world.sign_verdict(erase, by=(world.mirror,), mirror_list_version=0),
+        world.sign_verdict(erase, by=(world.mirror,), mirror_list_version=2),
+    ):
+        with pytest.raises(UnprovenVerdictError):
+            a.exchange.apply_verdict(forged)
+    assert a.ledger.tokens == 600 and not a.ledger.verdicts.rulings
+
+
+def test_rogue_mirror_of_three_erases_nothing(world):
+    world.spec = replace(
+        world.spec,
+        roots=(world.mirror.key, SECOND_MIRROR.key, THIRD_MIRROR.key),
+        threshold=2,
+    )
+    a = world.machine(1).start()
+    a.publish_round(1)
+    erase = {a.exchange.author: 0}
+    with pytest.raises(UnprovenVerdictError, match="1 more of the mirrors"):
+        a.exchange.apply_verdict(world.sign_verdict(erase, by=(world.mirror,)))
+    assert a.ledger.tokens == 100
+
+
+def test_joiner_accepts_a_snapshot_with_a_verdict_of_later_mirrors(world):
+    a, b, _, author = start_with_poisoner(world)
+    lists = [mirrors_list(world, 1, SECOND_MIRROR, THIRD_MIRROR)]
+    for machine in (a, b):
+        machine.exchange.set_mirror_lists(lists)
+    by_later = world.sign_verdict(
+        {author: 0}, by=(SECOND_MIRROR, THIRD_MIRROR), mirror_list_version=1
+    )
+    wait_until(lambda: b.exchange.server.mirror_lists.version == 1)
+    a.exchange.apply_verdict(by_later)
+    agreed = world.wait_for_agreement(a, b)
+    c = world.machine(5)
+    c.exchange.set_mirror_lists(lists)  # as its coordinator names them
+    join_peers_while_stepping(c, a, b)
+    assert world.wait_for_agreement(a, b, c) == agreed

@@ -2,18 +2,24 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers.mirror_lists import list_entry, signed_list
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.cli.verdict import build_verdict
-from barnraise.errors import MessageError, StateError
+from barnraise.errors import MessageError, StateError, UnprovenVerdictError
 from barnraise.exchange.gossip.verdict_sync import (
+    MAX_ANSWERS,
+    MAX_PROOF_BYTES,
     RESEND_INTERVAL,
+    CompareVerdicts,
+    ProofIndex,
     SendHeads,
-    SendVerdicts,
+    SendProofs,
     VerdictSync,
 )
 from barnraise.exchange.ledger import verdicts as verdicts_module
@@ -23,8 +29,9 @@ from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, VerdictSet, verify_proof
 from barnraise.protocol import messages
+from barnraise.protocol.mirror_list import Expulsion, MirrorList, parse_list
 from barnraise.protocol.signing import Identity, digest
-from barnraise.protocol.verdicts import SignedVerdict, Verdict
+from barnraise.protocol.verdicts import SignedVerdict, Verdict, VerdictNames
 from barnraise.spec import ModelSpec, RunSpec
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -78,8 +85,10 @@ def ticket(by: Identity = MIRROR) -> messages.Signed:
     return by.sign("ticket", body)
 
 
-def signed_verdict(after=None, updates=None, by=(OWNER,), run: str = RUN) -> SignedVerdict:
-    verdict = Verdict(run=run, after=after or {}, updates=updates or {}, issued=1.0)
+def signed_verdict(
+    after=None, updates=None, by=(OWNER,), run: str = RUN, **exclusions
+) -> SignedVerdict:
+    verdict = Verdict(run=run, after=after or {}, updates=updates or {}, issued=1.0, **exclusions)
     copies = [identity.sign("verdict", verdict) for identity in by]
     return SignedVerdict(
         body=copies[0].body, signatures={signed.key: signed.signature for signed in copies}
@@ -134,6 +143,42 @@ def test_verdict_set_union_with_covered_set_changes_nothing(first, second):
     assert one.covers(other) == ((one | other).digest == one.digest)
 
 
+VOLUNTEER, OTHER_VOLUNTEER = "1" * 64, "2" * 64
+
+
+def test_exclusion_of_a_key_cuts_off_every_incarnation_it_has_or_takes():
+    excluded = VerdictSet.from_proof(signed_verdict(keys={AUTHOR.key: {NAMES[0]: 3}}))
+    assert [excluded.limit(name) for name in NAMES] == [3, 0, 0]
+    assert excluded.limit(f"{STRANGER.key}.{'0' * 16}") is None
+    assert excluded.excludes(AUTHOR.key, VOLUNTEER)
+    assert not excluded.excludes(STRANGER.key, VOLUNTEER)
+    twice = excluded | VerdictSet.from_proof(signed_verdict(keys={AUTHOR.key: {NAMES[1]: 9}}))
+    assert [twice.limit(name) for name in NAMES] == [0, 0, 0], (
+        "only what every verdict leaves stays"
+    )
+
+
+def test_exclusion_of_a_volunteer_cuts_off_all_keys_that_name_it():
+    verdict = signed_verdict(volunteers={VOLUNTEER: {NAMES[1]: 4}})
+    excluded = VerdictSet.from_proof(verdict).bind(
+        {NAMES[0]: VOLUNTEER, NAMES[1]: VOLUNTEER, NAMES[2]: OTHER_VOLUNTEER}
+    )
+    assert [excluded.limit(name) for name in NAMES] == [0, 4, None]
+    assert excluded.limit("unknown", VOLUNTEER) == 0
+    assert excluded.excludes(STRANGER.key, VOLUNTEER)
+    assert excluded.clamp(dict.fromkeys(NAMES, 9)) == {NAMES[1]: 4, NAMES[2]: 9}
+
+
+def test_signatures_under_one_verdict_add_up_in_any_order():
+    singles = [signed_verdict({NAMES[0]: 1}, by=(by,)) for by in (OWNER, MIRROR, SECOND)]
+    sets = [VerdictSet.from_proof(single) for single in singles]
+    unions = [a | b | c for a, b, c in itertools.permutations(sets)]
+    assert all(union == unions[0] and union.digest == unions[0].digest for union in unions)
+    assert unions[0].digest != sets[0].digest, "peers exchange the signatures that they lack"
+    assert len(next(iter(unions[0].rulings.values())).signatures) == 3
+    assert unions[0].covers(sets[1]) and not sets[1].covers(unions[0])
+
+
 def test_empty_verdict_set_has_no_digest_and_retracts_nothing():
     empty = VerdictSet()
     assert empty.digest is None
@@ -171,7 +216,7 @@ def test_verify_proof_accepts_owner_or_enough_mirrors():
 @pytest.mark.parametrize(
     ("proof", "reason"),
     [
-        (signed_verdict(by=(MIRROR,)), "needs its run's owner or 2 mirrors"),
+        (signed_verdict(by=(MIRROR,)), "needs its run's owner, or 1 more"),
         (signed_verdict(by=(STRANGER,)), "neither the run's owner nor one of its mirrors"),
         (signed_verdict(by=(OWNER, STRANGER)), "neither the run's owner"),
         (signed_verdict(run="01890000-0000-7000-8000-00000000000f"), "is for run"),
@@ -218,11 +263,71 @@ def test_verify_proof_refuses_with_the_reason(proof, reason):
         verify_proof(proof, RULES)
 
 
+# ---- the mirror list: who may sign
+
+THIRD, FOURTH = (Identity(bytes([n]) * 32) for n in (6, 7))
+
+
+def mirror_list(version: int, since: dict[Identity, int], expelled=()) -> MirrorList:
+    mirrors = [
+        list_entry(
+            mirror,
+            f"https://{mirror.key[:8]}.example.org",
+            since=admitted,
+            expelled=Expulsion(at=1.0, since=version) if mirror in expelled else None,
+        )
+        for mirror, admitted in since.items()
+    ]
+    return parse_list(signed_list(version, *mirrors))
+
+
+TWO_MIRRORS = replace(RULES, threshold=1)  # half of two
+
+
+def test_rogue_mirror_of_three_cannot_sign_a_verdict_alone():
+    rules = RULES.with_list(mirror_list(1, {MIRROR: 1, SECOND: 1, THIRD: 1}))
+    with pytest.raises(UnprovenVerdictError, match="1 more of the mirrors"):
+        verify_proof(signed_verdict({NAMES[0]: 0}, by=(MIRROR,), mirror_list_version=1), rules)
+    both = signed_verdict({NAMES[0]: 0}, by=(MIRROR, THIRD), mirror_list_version=1)
+    assert verify_proof(both, rules).limits == {NAMES[0]: 0}
+
+
+@pytest.mark.parametrize("named_version", [0, 1, 2, 3])
+def test_expelled_mirror_cannot_backdate_a_verdict(named_version):
+    rules = TWO_MIRRORS.with_list(mirror_list(3, {MIRROR: 1, SECOND: 1}, expelled=[MIRROR]))
+    forged = signed_verdict({NAMES[0]: 0}, by=(MIRROR,), mirror_list_version=named_version)
+    with pytest.raises(UnprovenVerdictError, match="not expelled"):
+        verify_proof(forged, rules)
+    joint = signed_verdict({NAMES[0]: 0}, by=(MIRROR, SECOND), mirror_list_version=named_version)
+    assert verify_proof(joint, rules).limits == {NAMES[0]: 0}, "enough others signed it"
+
+
+def test_later_mirrors_sign_under_the_list_that_admitted_them():
+    later = {MIRROR: 1, SECOND: 1, THIRD: 2, FOURTH: 2}
+    verdict = signed_verdict({NAMES[0]: 2}, by=(THIRD, FOURTH), mirror_list_version=2)
+    with pytest.raises(UnprovenVerdictError, match="names the mirror list 2"):
+        verify_proof(verdict, RULES)
+    rules = RULES.with_list(mirror_list(2, later))
+    assert verify_proof(verdict, rules).limits == {NAMES[0]: 2}
+    early = signed_verdict({NAMES[0]: 2}, by=(THIRD, FOURTH), mirror_list_version=1)
+    with pytest.raises(UnprovenVerdictError):
+        verify_proof(early, rules)
+
+
+def test_larger_list_asks_for_more_signatures_than_the_run_did():
+    rules = TWO_MIRRORS.with_list(mirror_list(2, {MIRROR: 1, SECOND: 1, THIRD: 2, FOURTH: 2}))
+    one = signed_verdict({NAMES[0]: 2}, by=(FOURTH,), mirror_list_version=2)
+    with pytest.raises(UnprovenVerdictError, match="1 more"):
+        verify_proof(one, rules)
+    before = signed_verdict({NAMES[0]: 2}, by=(MIRROR,), mirror_list_version=1)
+    assert verify_proof(before, rules), "a verdict keeps the force that its list gave it"
+
+
 # ---- a ledger and an anchor under verdicts
 
 
 def chain_headers(
-    count: int, identity: Identity, tokens: int = 10
+    count: int, identity: Identity, tokens: int = 10, volunteer: str = VOLUNTEER
 ) -> list[tuple[messages.Signed, messages.Update]]:
     """Return signed headers without fragments; each continues the last."""
     headers, previous = [], GENESIS_DIGEST
@@ -238,6 +343,7 @@ def chain_headers(
             previous=previous,
             tokens=tokens,
             total=tokens * seq,
+            volunteer=volunteer,
             fragments=[],
         )
         signed = identity.sign("update", update)
@@ -246,10 +352,25 @@ def chain_headers(
     return headers
 
 
-FIRST_CHAIN, SECOND_CHAIN = chain_headers(7, AUTHOR), chain_headers(5, STRANGER, 7)
+VOLUNTEERS = [VOLUNTEER, OTHER_VOLUNTEER]
+FIRST_CHAIN = chain_headers(7, AUTHOR)
+SECOND_CHAIN = chain_headers(5, STRANGER, 7, OTHER_VOLUNTEER)
 AUTHORS = [FIRST_CHAIN[0][1].author, SECOND_CHAIN[0][1].author]
+KEYS = [AUTHOR.key, STRANGER.key]
 some_verdicts = st.lists(
     st.one_of(
+        st.builds(
+            lambda number, last: signed_verdict(keys={KEYS[number]: {AUTHORS[number]: last}}),
+            st.integers(0, 1),
+            st.integers(0, 6),
+        ),
+        st.builds(
+            lambda number, last: signed_verdict(
+                volunteers={VOLUNTEERS[number]: {AUTHORS[number]: last}}
+            ),
+            st.integers(0, 1),
+            st.integers(0, 6),
+        ),
         st.builds(
             lambda author, last: signed_verdict({author: last}),
             st.sampled_from(AUTHORS),
@@ -295,16 +416,67 @@ def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, ver
     bring_up_to_date(anchor, ledger)
     vector = ledger.vector()
     assert (anchor.vector, anchor.retracted) == (vector, ledger.verdicts.retracted_within(vector))
+    bound = ledger.verdicts.bind(dict(zip(AUTHORS, VOLUNTEERS, strict=True)))
     counted = [
         update.tokens
         for _, update in [*FIRST_CHAIN, *SECOND_CHAIN]
-        if not ledger.verdicts.is_retracted(update.author, update.seq)
+        if not bound.is_retracted(update.author, update.seq)
     ]
     assert anchor.tokens == ledger.tokens == sum(counted)
     fresh = Anchor([])
     bring_up_to_date(fresh, ledger)
     assert (fresh.heads, fresh.retracted) == (anchor.heads, anchor.retracted)
     ledger.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(some_verdicts, some_verdicts, st.integers(0, 10**6))
+def test_dropped_verdicts_of_an_expelled_mirror_leave_no_trace(
+    tmp_path_factory, by_owner, forged, seed
+):
+    chance = random.Random(seed)
+    rules = TWO_MIRRORS.with_list(mirror_list(1, {MIRROR: 1, SECOND: 1}))
+    after = TWO_MIRRORS.with_list(mirror_list(2, {MIRROR: 1, SECOND: 1}, expelled=[MIRROR]))
+    ledger = Ledger(tmp_path_factory.mktemp("ledger"))
+    anchor = Anchor([])
+    headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}
+    remaining = [*by_owner, *(signed_by(MIRROR, verdict) for verdict in forged)]
+    chance.shuffle(remaining)
+    while any(headers.values()) or remaining:
+        author = chance.choice(AUTHORS)
+        if remaining and chance.random() < 0.3:
+            ledger.apply_verdicts(verify_proof(remaining.pop(), rules))
+        elif headers[author]:
+            ledger.append(*headers[author].pop(0))
+        if chance.random() < 0.3:
+            bring_up_to_date(anchor, ledger)
+    bring_up_to_date(anchor, ledger)
+    ledger.drop_powerless_verdicts(after)
+    ledger.close()
+    ledger = Ledger(ledger.blobs.folder.parent)
+    for chain in (FIRST_CHAIN, SECOND_CHAIN):  # peers send again what was refused meanwhile
+        for header in chain:
+            ledger.append(*header)
+    bring_up_to_date(anchor, ledger)
+    clean = Ledger(tmp_path_factory.mktemp("clean"))
+    for verdict in by_owner:
+        clean.apply_verdicts(verify_proof(verdict, after))
+    for header in (*FIRST_CHAIN, *SECOND_CHAIN):
+        clean.append(*header)
+    assert (ledger.vector(), ledger.tokens) == (clean.vector(), clean.tokens)
+    assert ledger.verdicts == clean.verdicts
+    vector = clean.vector()
+    assert (anchor.vector, anchor.retracted) == (vector, clean.verdicts.retracted_within(vector))
+    assert anchor.tokens == clean.tokens
+    ledger.close()
+    clean.close()
+
+
+def signed_by(identity: Identity, verdict: SignedVerdict) -> SignedVerdict:
+    """Return the same text, a word different, signed by another identity."""
+    text = Verdict.model_validate_json(verdict.body).model_copy(update={"reason": "forged"})
+    signed = identity.sign("verdict", text)
+    return SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
 
 
 @given(st.integers(0, 7), st.integers(0, 7), st.sets(st.integers(1, 7)), st.sets(st.integers(1, 7)))
@@ -339,6 +511,14 @@ def full_ledger(tmp_path_factory):
     ledger.close()
 
 
+def test_author_cannot_continue_under_another_volunteer(tmp_path):
+    ledger = Ledger(tmp_path)
+    assert ledger.append(*FIRST_CHAIN[0]) is Outcome.ADDED
+    stray = FIRST_CHAIN[1][1].model_copy(update={"volunteer": OTHER_VOLUNTEER})
+    assert ledger.append(AUTHOR.sign("update", stray), stray) is Outcome.INCONSISTENT
+    ledger.close()
+
+
 def test_expected_sketches_follow_added_and_retracted_updates():
     parts = [
         messages.FragmentUpdate(digest="a" * 64, size=1, sketch=f"{n:016x}") for n in (5, 1 << 40)
@@ -365,14 +545,62 @@ def test_verdict_sync_sends_verdicts_at_once_then_at_intervals():
     assert sync.next_actions(0.0) == []
     sync.on_state("x", state(), False, "f" * 64)
     sync.on_state("y", state("a" * 64), False, "f" * 64)
-    assert sync.next_actions(0.0) == [SendVerdicts("x")] and sync.next_actions(1.0) == []
-    assert sync.next_actions(RESEND_INTERVAL) == [SendVerdicts("x")]
+    names = VerdictNames(prefix="", names=[])
+    assert sync.next_actions(0.0) == [CompareVerdicts("x", names)]
+    assert sync.next_actions(1.0) == []
+    assert sync.next_actions(RESEND_INTERVAL) == [CompareVerdicts("x", names)]
     assert sync.has_same_verdicts("y") and not sync.has_same_verdicts("x")
     sync.on_verdicts("b" * 64)
-    assert sync.next_actions(RESEND_INTERVAL + 1) == [SendVerdicts("x"), SendVerdicts("y")]
+    assert {action.to for action in sync.next_actions(RESEND_INTERVAL + 1)} == {"x", "y"}
     sync.on_state("x", state("b" * 64), False, "f" * 64)
     sync.on_disconnected("y")
     assert sync.next_actions(100.0) == [] and sync.has_same_verdicts("x")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 300), st.integers(0, 10**6))
+def test_verdict_sync_sends_only_what_the_other_lacks(shared, first_extra, second_extra, seed):
+    chance = random.Random(seed)
+    names = [f"{chance.getrandbits(256):064x}" for _ in range(shared + first_extra + second_extra)]
+    owned = [
+        set(names[: shared + first_extra]),
+        set(names[:shared] + names[shared + first_extra :]),
+    ]
+    union = owned[0] | owned[1]
+    sent = 0
+    for attempt in range(100):
+        if owned[0] == owned[1]:
+            break
+        syncs = [VerdictSync(digest(str(sorted(mine))), dict.fromkeys(mine, 400)) for mine in owned]
+        now = attempt * RESEND_INTERVAL
+        for sync in syncs:
+            sync.on_state("other", state("0" * 64), False, "f" * 64)
+        queue = [(n, action) for n in (0, 1) for action in syncs[n].next_actions(now)]
+        while queue:
+            sender, action = queue.pop(0)
+            receiver = 1 - sender
+            if isinstance(action, SendProofs):
+                sent += len(action.names)
+                owned[receiver] |= set(action.names)
+                continue
+            message = action.message
+            assert len(message.model_dump_json()) < 20_000, "no message grows with the set"
+            is_names = isinstance(message, VerdictNames)
+            answer = syncs[receiver].on_names if is_names else syncs[receiver].on_summary
+            queue += [(receiver, reply) for reply in answer("other", message, now)]
+    assert owned[0] == owned[1] == union
+    assert sent <= 4 * (first_extra + second_extra), "common proofs are not sent"
+
+
+def test_flood_of_verdict_questions_is_answered_within_an_allowance():
+    names = {digest(str(n)): 50_000 for n in range(500)}
+    sync = VerdictSync("a" * 64, names)
+    answers = []
+    for _ in range(2_000):
+        answers += sync.on_names("x", VerdictNames(prefix="", names=[]), 0.0)
+        answers += sync.on_summary("x", ProofIndex({}).summarise(""), 0.0)
+    proofs = sum(len(action.names) for action in answers if isinstance(action, SendProofs))
+    assert 50_000 * proofs <= MAX_PROOF_BYTES and len(answers) < 2 * MAX_ANSWERS
 
 
 def test_verdict_sync_without_verdicts_sends_nothing():

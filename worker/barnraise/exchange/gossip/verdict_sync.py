@@ -1,31 +1,51 @@
 """Compare verdict sets and log heads with linked peers, and send what differs (anti-entropy). Pure.
 
-A peer whose verdict set has another digest is sent this machine's whole set, repeatedly, until it
-reports the same digest. The peer does the same, so that both end with the union. If version vector
-and verdicts are equal and the headers behind them are not, an author has forked: each peer sends
-the other its authors' last headers, and a peer that receives two headers with one identity has the
-proof.
+A State carries one digest of the sender's set of proofs. Peers whose digests differ find the
+difference in the manner of a Merkle tree: the proofs' names, which are digests, are grouped by
+their leading digits; groups with equal digests are left out, and of a small group the names are
+sent. Each side then sends the proofs that the other lacks, so that both end with the union. No
+message grows with the set, and both sides stay stateless but for the time of their last summary.
+
+If version vector and verdicts are equal and the headers behind them are not, an author has forked:
+each peer sends the other its authors' last headers, and a peer that receives two headers with one
+identity has the proof.
 
 Gossip (`gossip`) compares sequence numbers only; this module compares the contents behind them.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from barnraise.protocol.messages import PeerState
+from barnraise.protocol.signing import digest
+from barnraise.protocol.verdicts import MAX_NAMES, VerdictNames, VerdictSummary
 
 RESEND_INTERVAL = 10.0  # seconds before a peer that still reports other verdicts is sent ours again
 HEADS_INTERVAL = 3.0  # seconds before headers are compared again
+MAX_PROOF_BYTES = 1 << 20  # of proofs that a peer is sent within one RESEND_INTERVAL
+MAX_ANSWERS = 64  # summaries and lists of names that a peer is sent within one RESEND_INTERVAL
 MIN_MISMATCHES = (
     2  # consecutive States: an update that is just being stored may be in one digest only
 )
+_DIGITS = "0123456789abcdef"
 
 
 @dataclass(frozen=True)
-class SendVerdicts:
-    """Send all our verdicts to this peer."""
+class CompareVerdicts:
+    """Send this peer a summary, or the names, of our proofs."""
 
     to: str
+    message: VerdictSummary | VerdictNames
+
+
+@dataclass(frozen=True)
+class SendProofs:
+    """Send these of our proofs to this peer."""
+
+    to: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -35,21 +55,61 @@ class SendHeads:
     to: str
 
 
+VerdictAction = CompareVerdicts | SendProofs | SendHeads
+
+
+class ProofIndex:
+    """The names of our proofs, sorted, with the bytes of each proof."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        """Index the names.
+
+        Args:
+            sizes: Name → bytes of the proof.
+        """
+        self.sizes = dict(sizes)
+        self._names = sorted(sizes)
+
+    def names_under(self, prefix: str) -> list[str]:
+        """Return the names that begin with `prefix`."""
+        end = bisect_left(self._names, prefix + "g")  # "g" follows every digit
+        return self._names[bisect_left(self._names, prefix) : end]
+
+    def summarise(self, prefix: str) -> VerdictSummary:
+        """Return the digests of the names under each longer prefix."""
+        groups = (self.names_under(prefix + digit) for digit in _DIGITS)
+        digests = [digest("\n".join(names)) if names else None for names in groups]
+        return VerdictSummary(prefix=prefix, digests=digests)
+
+    def describe(self, prefix: str) -> VerdictSummary | VerdictNames:
+        """Return the names under a prefix, or their summary if they are many."""
+        names = self.names_under(prefix)
+        if len(names) > MAX_NAMES:
+            return self.summarise(prefix)
+        return VerdictNames(prefix=prefix, names=names)
+
+
 @dataclass
 class PeerVerdicts:
     """What a linked peer reported last.
 
     Attributes:
         verdicts: Digest of its verdict set; None for the empty set.
-        next_verdicts_at: When it may be sent our verdicts (again), in seconds.
+        next_verdicts_at: When it may be sent a description of our verdicts (again), in seconds.
         mismatches: In how many consecutive States its headers differed from ours.
         next_heads_at: When it may be sent our headers (again), in seconds.
+        window_ends_at: When the two following allowances are renewed, in seconds.
+        proof_bytes: How many bytes of proofs it may still be sent.
+        answers: How many descriptions it may still be sent.
     """
 
     verdicts: str | None = None
     next_verdicts_at: float = -math.inf
     mismatches: int = 0
     next_heads_at: float = -math.inf
+    window_ends_at: float = -math.inf
+    proof_bytes: int = MAX_PROOF_BYTES
+    answers: int = MAX_ANSWERS
 
 
 class VerdictSync:
@@ -57,10 +117,12 @@ class VerdictSync:
 
     Args:
         verdicts: Digest of our verdict set; None for the empty set.
+        sizes: Name → bytes of each of our proofs.
     """
 
-    def __init__(self, verdicts: str | None) -> None:
+    def __init__(self, verdicts: str | None, sizes: Mapping[str, int] | None = None) -> None:
         self._verdicts = verdicts
+        self._index = ProofIndex(sizes or {})
         self._peers: dict[str, PeerVerdicts] = {}
 
     def on_state(self, key: str, state: PeerState, same_vector: bool, heads: str) -> None:
@@ -81,9 +143,10 @@ class VerdictSync:
         )
         peer.mismatches = peer.mismatches + 1 if differs else 0
 
-    def on_verdicts(self, verdicts: str | None) -> None:
+    def on_verdicts(self, verdicts: str | None, sizes: Mapping[str, int] | None = None) -> None:
         """Record that our verdict set changed; peers with another set are sent ours at once."""
         self._verdicts = verdicts
+        self._index = ProofIndex(sizes or {})
         for peer in self._peers.values():
             peer.next_verdicts_at = -math.inf
 
@@ -95,18 +158,66 @@ class VerdictSync:
         """Return whether this peer retracts the same updates as this machine."""
         return key in self._peers and self._peers[key].verdicts == self._verdicts
 
-    def next_actions(self, now: float) -> list[SendVerdicts | SendHeads]:
+    def on_summary(self, key: str, summary: VerdictSummary, now: float) -> list[VerdictAction]:
+        """Return the answer to a peer's summary: our names, or finer summaries, where we differ."""
+        own = self._index.describe(summary.prefix)
+        if isinstance(own, VerdictNames):
+            return self._answer(key, own, now)
+        actions: list[VerdictAction] = []
+        for digit, theirs, ours in zip(_DIGITS, summary.digests, own.digests, strict=True):
+            if theirs != ours and len(summary.prefix) < 63:
+                actions += self._answer(key, self._index.describe(summary.prefix + digit), now)
+        return actions
+
+    def on_names(self, key: str, received: VerdictNames, now: float) -> list[VerdictAction]:
+        """Return the answer to a peer's names: the proofs that it lacks, and our own names."""
+        own = self._index.names_under(received.prefix)
+        theirs = set(received.names)
+        peer = self._renewed(key, now)
+        missing: list[str] = []
+        for name in own:
+            size = self._index.sizes[name]
+            if name in theirs or size > peer.proof_bytes:
+                continue
+            peer.proof_bytes -= size
+            missing.append(name)
+        actions: list[VerdictAction] = [SendProofs(key, tuple(missing))] if missing else []
+        if not received.is_answer and not theirs <= set(own) and len(own) <= MAX_NAMES:
+            names = VerdictNames(prefix=received.prefix, names=own, is_answer=True)
+            actions += self._answer(key, names, now)
+        return actions
+
+    def _answer(
+        self, key: str, message: VerdictSummary | VerdictNames, now: float
+    ) -> list[VerdictAction]:
+        """Return a description as an action, within the peer's allowance."""
+        peer = self._renewed(key, now)
+        if peer.answers <= 0:
+            return []
+        peer.answers -= 1
+        return [CompareVerdicts(key, message)]
+
+    def _renewed(self, key: str, now: float) -> PeerVerdicts:
+        """Return a peer, with new allowances if an interval has passed."""
+        peer = self._peers.setdefault(key, PeerVerdicts())
+        if now >= peer.window_ends_at:
+            peer.window_ends_at = now + RESEND_INTERVAL
+            peer.proof_bytes = MAX_PROOF_BYTES
+            peer.answers = MAX_ANSWERS
+        return peer
+
+    def next_actions(self, now: float) -> list[VerdictAction]:
         """Return what to send now and schedule when it may be sent again.
 
         Args:
             now: The time in seconds.
         """
-        actions: list[SendVerdicts | SendHeads] = []
+        actions: list[VerdictAction] = []
         for key, peer in self._peers.items():
             has_other_verdicts = self._verdicts is not None and peer.verdicts != self._verdicts
             if has_other_verdicts and now >= peer.next_verdicts_at:
                 peer.next_verdicts_at = now + RESEND_INTERVAL
-                actions.append(SendVerdicts(key))
+                actions.append(CompareVerdicts(key, self._index.describe("")))
             if peer.mismatches >= MIN_MISMATCHES and now >= peer.next_heads_at:
                 peer.next_heads_at = now + HEADS_INTERVAL
                 actions.append(SendHeads(key))

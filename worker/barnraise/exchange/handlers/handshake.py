@@ -12,10 +12,17 @@ from barnraise.exchange.network.framing import pack, unpack
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol import messages
 from barnraise.protocol.coordinator_messages import Directive
-from barnraise.protocol.signing import TicketPolicy, check_ticket, open_signed
+from barnraise.protocol.signing import (
+    ORPHANED_TICKET_GRACE_SECONDS,
+    TicketPolicy,
+    check_ticket,
+    open_signed,
+)
 
 HELLO_TIMEOUT = 2.0  # seconds in which a peer that connects must introduce itself
 DIALLED_HELLO_TIMEOUT = 10.0  # the same for a peer that this machine dialled
+# Seconds for which a revocation holds: the longest that peers accept a ticket after its issue.
+REVOCATION_SECONDS = 86_400 + ORPHANED_TICKET_GRACE_SECONDS
 RECHECK_INTERVAL = 60.0  # seconds between two checks of the connected peers' tickets
 SIMULTANEOUS_SECONDS = 5.0  # two connections of one pair this close were dialled by both sides
 
@@ -25,7 +32,7 @@ class Handshake:
 
     Attributes:
         ticket: Our own ticket.
-        revoked: Keys whose tickets were revoked.
+        directives: The newest directive of each mirror that revoked its tickets.
         orphaned: Whether no coordinator has answered for an hour; expired tickets then count for
             longer.
     """
@@ -55,8 +62,14 @@ class Handshake:
         self._author = author
         self._clock = clock
         self.ticket = ticket
-        self.revoked: frozenset[str] = frozenset()
+        self.directives: dict[str, messages.Signed] = {}
+        self._revocations: dict[str, Directive] = {}  # the same directives, by mirror
         self.orphaned = False
+        self._is_excluded: Callable[[str, str], bool] = lambda key, volunteer: False
+
+    def set_exclusions(self, is_excluded: Callable[[str, str], bool]) -> None:
+        """Refuse peers for which this is true, given a key and the volunteer in its ticket."""
+        self._is_excluded = is_excluded
 
     def set_rules(self, rules: UpdateRules) -> None:
         """Replace the rules, which change with the mirror list."""
@@ -70,9 +83,42 @@ class Handshake:
         """Set whether no coordinator has answered for an hour. Safe to call from any thread."""
         self.orphaned = orphaned
 
-    def revoke(self, keys: frozenset[str]) -> None:
-        """Refuse these keys from now on."""
-        self.revoked |= keys
+    def revoke(self, signed: messages.Signed) -> bool:
+        """Refuse the tickets that a mirror's directive revokes, for `REVOCATION_SECONDS`.
+
+        A mirror revokes only its own tickets; its newest directive replaces earlier ones. By the
+        end of the time all tickets that it signed before have expired.
+
+        Returns:
+            Whether anything changed.
+
+        Raises:
+            MessageError: When it is not a directive of a mirror of this run.
+        """
+        directive = open_signed(signed, "directive", Directive)
+        mirrors = self._rules.mirrors - self._rules.expelled_mirrors
+        if signed.key not in mirrors or directive.run != self._rules.run:
+            raise MessageError("a directive is not by a mirror of this run")
+        known = self._revocations.get(signed.key)
+        if known is not None and (
+            directive.issued <= known.issued or directive.revoked == known.revoked
+        ):
+            return False
+        if directive.issued + REVOCATION_SECONDS < self._clock() or not (
+            directive.revoked or known
+        ):
+            return False
+        self._revocations[signed.key] = directive
+        self.directives[signed.key] = signed
+        return True
+
+    def is_revoked(self, peer: str, mirror: str) -> bool:
+        """Return whether a mirror revokes the tickets that it signed for a peer."""
+        directive = self._revocations.get(mirror)
+        if directive is None or mirror in self._rules.expelled_mirrors:
+            return False
+        revoked_at = min(directive.issued, self._clock())
+        return peer in directive.revoked and self._clock() < revoked_at + REVOCATION_SECONDS
 
     def build_hello(self) -> messages.Hello:
         """Return our introduction."""
@@ -137,10 +183,13 @@ class Handshake:
         policy = TicketPolicy(
             run=self._rules.run,
             mirrors=self._rules.mirrors - self._rules.expelled_mirrors,
-            revoked=self.revoked,
+            revoked=frozenset([peer] if self.is_revoked(peer, ticket.key) else ()),
             orphaned=self.orphaned,
         )
-        return check_ticket(ticket, peer, policy, self._clock())
+        checked = check_ticket(ticket, peer, policy, self._clock())
+        if self._is_excluded(peer, checked.volunteer):
+            raise TicketError(f"peer {peer[:8]} is excluded from the run by a verdict")
+        return checked
 
     async def recheck_tickets(
         self, connections: Mapping[str, Connection], disconnect: Callable[[str, str], None]
@@ -153,18 +202,6 @@ class Handshake:
                     self.check_ticket(connection.key, connection.hello.ticket)
                 except TicketError as error:
                     disconnect(connection.key, str(error))
-
-    def revoked_keys(self, signed: messages.Signed) -> frozenset[str]:
-        """Return the keys that a coordinator's directive revokes.
-
-        Raises:
-            MessageError: When it is not a directive of a mirror of this run.
-        """
-        directive = open_signed(signed, "directive", Directive)
-        mirrors = self._rules.mirrors - self._rules.expelled_mirrors
-        if signed.key not in mirrors or directive.run != self._rules.run:
-            raise MessageError("a directive is not by a mirror of this run")
-        return frozenset(directive.revoked)
 
     def is_preferred(self, old: Connection, new: Connection) -> bool:
         """Return whether `old` stays and `new`, to the same peer, is closed.

@@ -2,11 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from barnraise.errors import ExcludedError
 from barnraise.exchange.ledger.ledger import Ledger, LedgerHead, Outcome
 from barnraise.exchange.ledger.validation import allowed_tokens, to_milliseconds
+from barnraise.exchange.ledger.verdicts import VerdictSet
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.signing import Identity, digest
 
@@ -67,12 +69,19 @@ class LocalAuthor:
         self.set_ticket(config.ticket)
 
     def set_ticket(self, ticket: Signed) -> None:
-        """Publish under this ticket from now on."""
+        """Publish under this ticket from now on.
+
+        All updates of an incarnation name one volunteer: if the ticket names another, a new one
+        begins.
+        """
         self._ledger.peer_store.store_ticket(ticket)
         with self._lock:
             self._ticket = Ticket.model_validate_json(ticket.body)
             self._ticket_digest = digest(ticket.body)
             self._warned = False
+            volunteer = self._ledger.volunteers.get(self.name, self._ticket.volunteer)
+            if self._ticket.volunteer != volunteer:
+                self._rename("the coordinators know this machine's owner by another pseudonym")
 
     @property
     def max_tokens_per_second(self) -> int:
@@ -98,10 +107,15 @@ class LocalAuthor:
 
         Returns:
             The update's header, durable in the ledger.
+
+        Raises:
+            ExcludedError: A verdict excludes this machine from the run.
         """
         with self._lock:
             self._rename_if_clock_was_ahead()
             while True:
+                if self.exclusion is not None:
+                    raise ExcludedError(self.exclusion)
                 update = self._try_append(parts, tokens)
                 if update is not None:
                     return update
@@ -128,6 +142,7 @@ class LocalAuthor:
             started_ms=started_ms,
             time_ms=time_ms,
             ticket=self._ticket_digest,
+            volunteer=self._ticket.volunteer,
             fragments=parts,
         )
         if self._ledger.verdicts.is_retracted(self.name, update.seq):
@@ -157,10 +172,17 @@ class LocalAuthor:
             if update.author == self.name and update.seq > self._ledger.head(self.name).seq:
                 self._rename("peers know updates of ours that this folder lost")
 
-    def on_authors_ended(self, authors: Container[str]) -> None:
-        """Begin a new incarnation when the current one is among authors that verdicts ended."""
+    @property
+    def exclusion(self) -> str | None:
+        """Why this machine may not publish any longer, as a sentence; None if it may."""
+        if not self._ledger.verdicts.excludes(self._key, self._ticket.volunteer):
+            return None
+        return "a verdict of the run's owner or its mirrors excludes this machine from the run"
+
+    def on_verdicts(self, verdicts: VerdictSet) -> None:
+        """Begin a new incarnation when new verdicts end the current one."""
         with self._lock:
-            if self.name in authors:
+            if self.name in verdicts.limits and self.exclusion is None:
                 self._rename(
                     "a verdict, or a fork, ended what this machine published under its old name"
                 )

@@ -7,7 +7,6 @@ they are in the list, all mirrors that are or were in it. Tickets of expelled mi
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from barnraise.errors import MirrorListError
 from barnraise.exchange.ledger.validation import UpdateRules
@@ -99,12 +98,7 @@ class MirrorListSync:
         newest = parse_list(chain[-1])
         self.chain = chain
         self.version = newest.version
-        rules = self._base_rules
-        if rules.mirrors & newest.keys:
-            rules = replace(
-                rules, mirrors=rules.mirrors | newest.keys, expelled_mirrors=newest.expelled
-            )
-        self._on_rules_changed(rules)
+        self._on_rules_changed(self._base_rules.with_list(newest))
         for connection in self._connections.values():
             connection.schedule_state()
         log.info("mirror list %d: %d mirrors", newest.version, len(newest.active))

@@ -30,6 +30,7 @@ from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
 from barnraise.protocol.signing import open_signed
+from barnraise.protocol.verdicts import Verdict
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -42,6 +43,7 @@ MAX_HEADS_BYTES = 64 << 20  # the blobs of heads and of proofs are no larger
 MIN_FETCH_SECONDS = 10.0  # seconds for the bytes of a snapshot at least
 MIN_FETCH_RATE = 1 << 16  # bytes per second; each so many bytes extend that by a second
 POLL_INTERVAL = 0.05  # seconds between two looks at the peers' answers
+LIST_SECONDS = 5.0  # seconds for the mirror list that a snapshot's verdicts name to arrive
 NO_PROOFS = VerdictProofs(verdicts=[], forks=[]).model_dump_json().encode()
 _signed_headers = TypeAdapter(list[Signed])
 
@@ -106,7 +108,12 @@ def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Sign
     return heads
 
 
-def read_verdicts(data: bytes, rules: UpdateRules, manifest: SnapshotManifest) -> VerdictSet:
+def read_verdicts(
+    data: bytes,
+    rules: UpdateRules,
+    manifest: SnapshotManifest,
+    heads: Iterable[tuple[Signed, Update]] = (),
+) -> VerdictSet:
     """Return the verdicts in a snapshot's blob of proofs.
 
     Raises:
@@ -119,6 +126,7 @@ def read_verdicts(data: bytes, rules: UpdateRules, manifest: SnapshotManifest) -
         raise MessageError("a snapshot's verdicts are not a list of proofs") from None
     for proof in (*proofs.verdicts, *proofs.forks):
         verdicts |= verify_proof(proof, rules)
+    verdicts = verdicts.bind({update.author: update.volunteer for _, update in heads})
     if verdicts.digest != manifest.verdicts or verdicts.clamp(manifest.vector) != manifest.vector:
         raise MessageError("a snapshot's verdicts are not those that its manifest names")
     return verdicts
@@ -195,6 +203,10 @@ class SnapshotClient:
         self._requests: dict[
             str, tuple[dict[str, int] | None, asyncio.Future[SnapshotManifest]]
         ] = {}
+
+    def set_rules(self, rules: UpdateRules) -> None:
+        """Replace the rules, which change with the mirror list."""
+        self._rules = rules
 
     # ---- requests
 
@@ -275,6 +287,7 @@ class SnapshotClient:
             if not await self._fetch_bytes(manifest, witnesses.holders, seconds):
                 log.warning("the snapshot did not come whole")
                 return None
+        await self._wait_for_mirror_list(manifest)
         fetched = self._read_fetched(manifest, confirmed=volunteers >= 2)
         if fetched is not None and not fetched.confirmed:
             log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
@@ -303,13 +316,28 @@ class SnapshotClient:
         )
         return True
 
+    async def _wait_for_mirror_list(self, manifest: SnapshotManifest) -> None:
+        """Wait a moment for the mirror list that a snapshot's verdicts name: peers send it, too."""
+        if not manifest.proofs:
+            return
+        try:
+            proofs = VerdictProofs.model_validate_json(self._ledger.blobs.read(manifest.proofs))
+            verdicts = [Verdict.model_validate_json(ruling.body) for ruling in proofs.verdicts]
+        except ValidationError:
+            return  # `read_verdicts` refuses them
+        version = max((verdict.mirror_list_version for verdict in verdicts), default=0)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LIST_SECONDS
+        while self._rules.list_version < version and loop.time() < end:
+            await asyncio.sleep(POLL_INTERVAL)
+
     def _read_fetched(self, manifest: SnapshotManifest, confirmed: bool) -> FetchedSnapshot | None:
         """Check a snapshot's heads and verdicts; return None when they are not valid."""
         blobs = self._ledger.blobs
         try:
             heads = read_heads(blobs.read(manifest.heads), self._rules.run, manifest.vector)
             proofs = blobs.read(manifest.proofs) if manifest.proofs else NO_PROOFS
-            verdicts = read_verdicts(proofs, self._rules, manifest)
+            verdicts = read_verdicts(proofs, self._rules, manifest, heads)
         except MessageError as error:
             log.warning("a snapshot is refused: %s", error)
             return None

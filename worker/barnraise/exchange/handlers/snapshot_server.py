@@ -26,7 +26,7 @@ from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network.connection import Connection
 from barnraise.protocol.messages import SnapshotManifest, Update
 from barnraise.protocol.types import Message
-from barnraise.protocol.verdicts import MAX_VERDICTS, SignedVerdict
+from barnraise.protocol.verdicts import SignedVerdict
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -40,7 +40,7 @@ MAX_PENDING_REQUESTS = 64
 class VerdictProofs(Message):
     """The content of the blob `SnapshotManifest.proofs`."""
 
-    verdicts: list[SignedVerdict] = Field(max_length=MAX_VERDICTS)
+    verdicts: list[SignedVerdict] = Field(max_length=200_000)
     forks: list[Fork] = Field(max_length=100_000)
 
 

@@ -41,8 +41,8 @@ class ReceivedUpdate:
 
     @property
     def retracts(self) -> bool:
-        """Whether it subtracts an update that is in the anchor."""
-        return isinstance(self.header, Retraction) and self.header.multiplier < 0
+        """Whether it changes which earlier updates are in the anchor."""
+        return isinstance(self.header, Retraction) and self.header.multiplier != 0
 
     def decode(self, index: int) -> torch.Tensor | None:
         """Return the units to add to a fragment of the anchor.

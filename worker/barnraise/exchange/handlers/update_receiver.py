@@ -253,7 +253,9 @@ class UpdateReceiver:
         """Follow up a header that does not enter the ledger: it may prove, or lead to, a fork."""
         author = update.author
         seq = update.seq
-        if outcome is Outcome.DUPLICATE:
+        if outcome is Outcome.RETRACTED:
+            self._gossip.on_request_failed(source, author, seq, now)
+        elif outcome is Outcome.DUPLICATE:
             await self._verdicts.on_known_header(signed, update)
         elif outcome is Outcome.FORK:
             fork = self._ledger.fork_proof(signed, update)

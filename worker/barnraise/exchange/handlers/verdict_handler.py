@@ -14,14 +14,20 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from barnraise.errors import MessageError
+from barnraise.errors import MessageError, UnprovenVerdictError
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
-from barnraise.exchange.gossip.verdict_sync import SendHeads, SendVerdicts, VerdictSync
+from barnraise.exchange.gossip.verdict_sync import (
+    CompareVerdicts,
+    SendHeads,
+    SendProofs,
+    VerdictAction,
+    VerdictSync,
+)
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.handlers.context import HandlerContext
 from barnraise.exchange.handlers.update_queue import UpdateQueue
 from barnraise.exchange.ledger.anchor import Retraction
-from barnraise.exchange.ledger.diff import anchor_retractions, missing_headers
+from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions, missing_headers
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, Proof, VerdictSet, verify_proof
 from barnraise.protocol.messages import (
@@ -31,12 +37,13 @@ from barnraise.protocol.messages import (
     Update,
     UpdateRequest,
 )
-from barnraise.protocol.verdicts import SignedVerdict
+from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
 
 log = logging.getLogger("barnraise.exchange")
 
 PAYLOAD_TIMEOUT = 30.0  # seconds until the log says that a payload to retract is not available
 FOLDER_INTERVAL = 2.0  # seconds between two reads of the folder of verdicts
+FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
 MAX_HEADS_SENT = 16  # authors whose last headers are sent at a time
 MAX_POSTPONED = 256  # verdicts that wait for headers
 VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
@@ -72,15 +79,25 @@ class VerdictHandler:
         self._queue = queue
         self._fetcher = fetcher
         self._on_applied = on_applied
-        self._sync = VerdictSync(context.ledger.verdicts.digest)
+        self._sync = VerdictSync(None)
+        self.on_verdicts_replaced()
+        self._checked_rules = rules  # by which the ledger's verdicts were checked last
+        self._ignored: set[str] = set()  # unproven verdicts that the log names already
         self._payloads_awaited = 0  # retractions whose payloads are not here
         self._postponed: dict[str, VerdictSet] = {}  # by digest: they wait for headers
         self._author_locks: dict[str, asyncio.Lock] = {}  # retractions of one author keep order
         self._retracting: set[asyncio.Task[None]] = set()
 
     def set_rules(self, rules: UpdateRules) -> None:
-        """Replace the rules, which change with the mirror list."""
+        """Replace the rules, which change with the mirror list.
+
+        `send_due` then drops the verdicts that lack signatures by the new list.
+        """
         self._rules = rules
+
+    def excludes(self, key: str, volunteer: str) -> bool:
+        """Return whether a key, or the volunteer in its ticket, is excluded from the run."""
+        return self._ledger.verdicts.excludes(key, volunteer)
 
     # ---- proofs
 
@@ -92,9 +109,19 @@ class VerdictHandler:
             source: The peer that sent it; None when it comes from this machine.
 
         Raises:
+            UnprovenVerdictError: When this machine's own verdict lacks signatures.
             MessageError: When it proves nothing.
         """
-        verdicts = await self._run_on_disk(verify_proof, proof, self._rules)
+        try:
+            verdicts = await self._run_on_disk(verify_proof, proof, self._rules)
+        except UnprovenVerdictError as error:
+            if source is None:
+                raise
+            # Its sender may have another mirror list; ours is on its way, or its.
+            if str(error) not in self._ignored and len(self._ignored) < MAX_POSTPONED:
+                self._ignored.add(str(error))
+                log.warning("%s sends a verdict that does not count: %s", source[:8], error)
+            return
         if self._queue.is_open:  # before that, a snapshot brings its own verdicts
             await self._apply(verdicts, source)
 
@@ -138,14 +165,49 @@ class VerdictHandler:
         """Pass verdicts that are durable to everything that depends on them."""
         _log_verdicts(verdicts)
         now = asyncio.get_running_loop().time()
-        applied = self._ledger.verdicts
-        self._gossip.on_verdicts(self._ledger.vector(), applied.clamp, applied.is_retracted, now)
-        self._sync.on_verdicts(applied.digest)
+        self._on_set_changed(now)
         self._on_applied(verdicts)
+        self._spawn(self._disconnect_excluded(verdicts))
         for author, (seq, fork) in verdicts.forks.items():
             self._on_fork(author, seq, fork)
         self.retract(changes)
         self.send_due(now)
+
+    def _on_set_changed(self, now: float) -> None:
+        """Pass the ledger's changed verdicts to gossip and to the comparison with peers."""
+        applied = self._ledger.verdicts
+        self._gossip.on_verdicts(self._ledger.vector(), applied.clamp, applied.is_retracted, now)
+        self.on_verdicts_replaced()
+
+    async def _disconnect_excluded(self, verdicts: VerdictSet) -> None:
+        """Send the peers that new verdicts exclude these verdicts, then end their connections."""
+        excluded = [
+            connection
+            for key, connection in self._connections.items()
+            if verdicts.excludes(key, connection.ticket.volunteer)
+        ]
+        for connection in excluded:
+            for proof in verdicts.names.values():
+                connection.send_message(proof)
+        await asyncio.sleep(FAREWELL_SECONDS if excluded else 0)
+        for connection in excluded:
+            self._disconnect(connection.key, "a verdict excludes it from the run")
+
+    async def _drop_powerless(self, rules: UpdateRules) -> None:
+        """Drop the verdicts that lack signatures by a new mirror list, with their effects."""
+        async with self._queue.lock:
+            before = await self._run_on_disk(self._ledger.drop_powerless_verdicts, rules)
+            if before is None:
+                return
+            log.error("verdicts of mirrors that were expelled no longer count: updates come back")
+            changes = await self._run_on_disk(anchor_retractions, self._ledger, *before)
+            if self._queue.is_open:
+                for _, update in self._ledger.updates_since(before[0]):
+                    self._queue.append(anchor_entry(update, self._ledger.verdicts))
+            now = asyncio.get_running_loop().time()
+            self._on_set_changed(now)
+            self.retract(changes)
+            self.send_due(now)
 
     def _on_fork(self, author: str, seq: int, fork: Fork) -> None:
         """Look for an earlier fork, and disconnect the author."""
@@ -206,7 +268,7 @@ class VerdictHandler:
     def without_retracted(self, state: PeerState) -> PeerState:
         """Return a peer's State without the updates that verdicts name."""
         verdicts = self._ledger.verdicts
-        if not verdicts.limits:
+        if not verdicts.cuts_off_authors:
             return state
         return state.model_copy(update={"vector": verdicts.clamp(state.vector)})
 
@@ -222,21 +284,41 @@ class VerdictHandler:
 
     def send_due(self, now: float) -> None:
         """Send verdicts and headers to the peers that differ from us."""
-        for action in self._sync.next_actions(now):
+        if self._rules is not self._checked_rules:
+            self._checked_rules = self._rules
+            self._spawn(self._drop_powerless(self._rules))
+        self._perform(self._sync.next_actions(now))
+
+    def on_summary(self, key: str, summary: VerdictSummary, now: float) -> None:
+        """Answer a peer's summary of its verdicts."""
+        self._perform(self._sync.on_summary(key, summary, now))
+
+    def on_names(self, key: str, names: VerdictNames, now: float) -> None:
+        """Answer the names of a peer's verdicts."""
+        self._perform(self._sync.on_names(key, names, now))
+
+    def _perform(self, actions: list[VerdictAction]) -> None:
+        proofs = self._ledger.verdicts.names
+        for action in actions:
             connection = self._connections.get(action.to)
             if connection is None:
                 continue
             match action:
-                case SendVerdicts():
-                    for proof in self._ledger.verdicts.proofs():
-                        connection.send_message(proof)
+                case CompareVerdicts():
+                    connection.send_message(action.message)
+                case SendProofs():
+                    for name in action.names:
+                        if name in proofs:
+                            connection.send_message(proofs[name])
                 case SendHeads():
                     for author, seq in self._gossip.sample_heads(MAX_HEADS_SENT):
                         connection.send_update(author, seq, whole=False)
 
     def on_verdicts_replaced(self) -> None:
-        """Continue from the ledger's verdicts, which a snapshot has replaced."""
-        self._sync.on_verdicts(self._ledger.verdicts.digest)
+        """Continue from the ledger's verdicts, which have been replaced."""
+        verdicts = self._ledger.verdicts
+        sizes = {name: len(proof.model_dump_json()) for name, proof in verdicts.names.items()}
+        self._sync.on_verdicts(verdicts.digest, sizes)
 
     @property
     def is_converged(self) -> bool:
@@ -283,6 +365,12 @@ def _log_verdicts(verdicts: VerdictSet) -> None:
             limit,
             reason,
         )
+    for parties, kind in (
+        (verdicts.excluded_keys, "the machine"),
+        (verdicts.excluded_volunteers, "the volunteer"),
+    ):
+        for party in parties:
+            log.error("%s %s is excluded from the run: a verdict says so", kind, party[:8])
     for author, updates in verdicts.singles.items():
         log.error(
             "of %s (%s) the updates %s come out: a verdict says so",

@@ -121,7 +121,8 @@ class Retraction:
 
     Attributes:
         update: The update.
-        multiplier: How its integers are added: -1 to subtract them, 0 if they are not in the sum.
+        multiplier: How its integers are added: -1 to subtract them, 0 if they are not in the sum, 1
+            to add a single update again that no verdict retracts any longer.
         single: Whether its author's later updates count. If not, it is its author's last update in
             the anchor.
         previous: Its author's update before it, which becomes the last, unless `single`; None if
@@ -266,7 +267,12 @@ class Anchor:
         update = retraction.update
         author = update.author
         retracted = self.retracted.get(author, {})
-        if retraction.single:
+        if retraction.single and retraction.multiplier > 0:
+            remaining = {seq: tokens for seq, tokens in retracted.items() if seq != update.seq}
+            self.retracted.pop(author, None)
+            if remaining:
+                self.retracted[author] = remaining
+        elif retraction.single:
             if author not in self.heads or update.seq > self.heads[author].seq:
                 self._advance(update)
             self.retracted[author] = retracted | {update.seq: retraction.tokens}

@@ -17,7 +17,7 @@ def anchor_entry(update: Update, verdicts: VerdictSet) -> Update | Retraction:
 
     That is the update itself or, if a verdict retracts it alone, its retraction.
     """
-    tokens = verdicts.singles.get(update.author, {}).get(update.seq)
+    tokens = verdicts.singles_of(update.author).get(update.seq)
     if tokens is None:
         return update
     return Retraction(update, 0, True, tokens=tokens)
@@ -27,6 +27,8 @@ def anchor_retractions(
     ledger: Ledger, vector: Mapping[str, int], retracted: Retracted
 ) -> list[Retraction]:
     """Return what the ledger's verdicts take out of an anchor, each author's last update first.
+
+    A single update that no verdict retracts any longer is added again.
 
     All headers that this needs must be here, see `missing_headers`.
 
@@ -39,7 +41,8 @@ def anchor_retractions(
     verdicts = ledger.verdicts
     for author, last in vector.items():
         already_out = retracted.get(author, {})
-        limit = min(last, verdicts.limits.get(author, last))
+        limit = verdicts.last_valid(author, last)
+        singles = verdicts.singles_of(author)
         for seq in range(last, limit, -1):
             update = ledger.update(author, seq)
             previous = ledger.update(author, seq - 1)
@@ -47,11 +50,15 @@ def anchor_retractions(
                 "the headers must be here, see `missing_headers`"
             )
             result.append(Retraction(update, 0 if seq in already_out else -1, False, previous))
-        for seq, tokens in verdicts.singles.get(author, {}).items():
+        for seq, tokens in singles.items():
             if seq <= limit and seq not in already_out:
                 update = ledger.update(author, seq)
                 assert update is not None, "the headers must be here, see `missing_headers`"
                 result.append(Retraction(update, -1, True, tokens=tokens))
+        for seq in already_out:
+            update = ledger.update(author, seq)
+            if seq <= limit and seq not in singles and update is not None:
+                result.append(Retraction(update, 1, True))
     return result
 
 
@@ -66,8 +73,8 @@ def missing_headers(ledger: Ledger, verdicts: VerdictSet) -> list[tuple[str, int
     base_retracted = ledger.base_retracted()
     for _, head in ledger.base_heads():
         author = head.author
-        limit = min(head.seq, merged.limits.get(author, head.seq))
-        singles = set(merged.singles.get(author, {})) - set(base_retracted.get(author, {}))
+        limit = merged.last_valid(author, head.seq)
+        singles = set(merged.singles_of(author)) - set(base_retracted.get(author, {}))
         first = min((seq for seq in {max(1, limit)} | singles if seq < head.seq), default=head.seq)
         last = head.seq - 1
         while last >= first and ledger.header(author, last) is not None:

@@ -28,6 +28,7 @@ from barnraise.exchange.ledger.peer_store import PeerStore
 from barnraise.exchange.ledger.retention import SCHEMA as RETENTION_SCHEMA
 from barnraise.exchange.ledger.retention import Retention
 from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
+from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
@@ -62,7 +63,8 @@ class Outcome(Enum):
     ADDED = "added"
     DUPLICATE = "duplicate"  # it, or a snapshot that contains it, is here already
     GAP = "gap"  # earlier updates of its author are missing
-    INCONSISTENT = "inconsistent"  # its total, start or time does not continue its predecessor's
+    # Its total, start, time or volunteer does not continue its predecessor's.
+    INCONSISTENT = "inconsistent"
     DIVERGENT = "divergent"  # its predecessor is not the one here: half of a fork, or false
     FORK = "fork"  # its author signed two updates with one identity, and the other one is here
     RETRACTED = "retracted"  # a verdict, or a fork, cuts it off
@@ -115,6 +117,8 @@ class Ledger:
         blobs: The payloads.
         peer_store: Tickets and addresses of peers.
         verdicts: The verdicts and forks that apply.
+        volunteers: Author → the volunteer that its updates name, for authors whose updates are
+            here.
     """
 
     def __init__(self, folder: Path, sweep: bool = True) -> None:
@@ -137,9 +141,11 @@ class Ledger:
             self.peer_store = PeerStore(self._db, self._lock)
             if sweep:
                 self._verify_rows()
-            self.verdicts = self._load_verdicts()
+            verdicts = self._load_verdicts()
             self._retention = Retention(self._db, self._lock, self.blobs, sweep)
             self._last_heads = self._load_heads()  # of each author, retracted or not
+            self.volunteers = self._load_volunteers()
+            self.verdicts = verdicts.bind(self.volunteers)
             self._heads = self._valid_heads()
         except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
             remedy = f"remove {folder} and join again, the others have what was published"
@@ -191,6 +197,12 @@ class Ledger:
             heads[author] = LedgerHead(*head)
         return heads
 
+    def _load_volunteers(self) -> dict[str, str]:
+        updates = {
+            author: self.update(author, head.seq) for author, head in self._last_heads.items()
+        }
+        return {author: update.volunteer for author, update in updates.items() if update}
+
     def append(self, signed: Signed, update: Update) -> Outcome:
         """Append a valid header whose payloads are here. After ADDED, the update is durable.
 
@@ -220,6 +232,7 @@ class Ledger:
                 head = LedgerHead.from_update(signed, update)
                 self._last_heads[author] = head
                 self._heads[author] = head
+                self.volunteers[author] = update.volunteer
             return outcome
 
     def classify(self, signed: Signed, update: Update) -> Outcome:
@@ -230,7 +243,8 @@ class Ledger:
         with self._lock:
             author, seq = update.author, update.seq
             head = self.head(author)
-            if seq > self.verdicts.limits.get(author, seq):
+            limit = self.verdicts.limit(author, update.volunteer)
+            if limit is not None and seq > limit:
                 return Outcome.RETRACTED
             if seq <= head.seq:
                 stored = self.header(author, seq)
@@ -240,7 +254,9 @@ class Ledger:
                 return Outcome.GAP
             if update.previous != head.digest:
                 return Outcome.DIVERGENT if seq > 1 else Outcome.INCONSISTENT
-            return Outcome.ADDED if head.is_continued_by(update) else Outcome.INCONSISTENT
+            is_same_volunteer = update.volunteer == self.volunteers.get(author, update.volunteer)
+            is_continuation = head.is_continued_by(update) and is_same_volunteer
+            return Outcome.ADDED if is_continuation else Outcome.INCONSISTENT
 
     def fork_proof(self, other: Signed, update: Update) -> Fork | None:
         """Return the proof that `other` is half of a fork whose other half is here, or None.
@@ -386,6 +402,63 @@ class Ledger:
             self._heads = self._valid_heads()
             return vector_before, retracted_before
 
+    def drop_powerless_verdicts(
+        self, rules: UpdateRules
+    ) -> tuple[dict[str, int], Retracted] | None:
+        """Drop the verdicts that lack signatures since a mirror list expelled their signers.
+
+        Updates that no other verdict cuts off count again, as far as their payloads are here. Later
+        ones are dropped: peers send them again.
+
+        Args:
+            rules: The rules that follow from the list.
+
+        Returns:
+            The version vector and the single retracted updates from before; None if all verdicts
+            stay.
+        """
+        with self._lock:
+            remaining = self.verdicts.with_force(rules)
+            if remaining.rulings.keys() == self.verdicts.rulings.keys():
+                return None
+            vector_before = self.vector()
+            retracted_before = self.verdicts.retracted_within(vector_before)
+            last_heads = dict(self._last_heads)
+            with transaction(self._db):
+                for author, last_head in self._last_heads.items():
+                    last_counted = vector_before.get(author, 0)
+                    if last_counted < remaining.last_valid(author, last_head.seq):
+                        head = self._complete_head(author, last_counted, remaining)
+                        self._drop_updates_after(author, head.seq)
+                        last_heads[author] = head
+                self._store_verdicts(remaining)
+            self.verdicts = remaining
+            self._last_heads = {author: head for author, head in last_heads.items() if head.seq}
+            self._heads = self._valid_heads()
+            self._retention.delete_files()
+            return vector_before, retracted_before
+
+    def _complete_head(self, author: str, seq: int, verdicts: VerdictSet) -> LedgerHead:
+        """Return the last update after `seq` that is here with all payloads before it."""
+        signed = self.header(author, seq) if seq else None
+        head = LedgerHead()
+        if signed is not None:
+            head = LedgerHead.from_update(signed, Update.model_validate_json(signed.body))
+        for following, update in self.headers(author, seq + 1, self._last_heads[author].seq):
+            is_complete = verdicts.is_retracted(author, update.seq) or all(
+                self.blobs.has(part.digest) for part in update.fragments
+            )
+            if update.seq != head.seq + 1 or not is_complete:
+                break
+            head = LedgerHead.from_update(following, update)
+        return head
+
+    def _drop_updates_after(self, author: str, seq: int) -> None:
+        """Forget an author's updates after a sequence number, within a transaction."""
+        for table in ("headers", "arrivals"):
+            self._db.execute(f"DELETE FROM {table} WHERE author=? AND seq>?", (author, seq))
+        self._retention.drop_after(author, seq)
+
     def restore_header(self, signed: Signed, update: Update) -> bool:
         """Store a header from before the base, if the header after it, which is here, names it.
 
@@ -409,8 +482,9 @@ class Ledger:
     def _valid_heads(self) -> dict[str, LedgerHead]:
         """Return each author's last update that no verdict cuts off."""
         heads = dict(self._last_heads)
-        for author, limit in self.verdicts.limits.items():
-            if author in heads and limit < heads[author].seq:
+        for author, last_head in self._last_heads.items():
+            limit = self.verdicts.last_valid(author, last_head.seq)
+            if limit < last_head.seq:
                 del heads[author]
                 if limit:
                     signed = self.header(author, limit)
@@ -420,11 +494,13 @@ class Ledger:
         return heads
 
     def _store_verdicts(self, verdicts: VerdictSet) -> None:
-        self._db.execute("DELETE FROM proofs")
-        names = [*verdicts.rulings, *verdicts.forks]
+        stored = {name for (name,) in self._db.execute("SELECT name FROM proofs").fetchall()}
+        dropped = [(name,) for name in stored - verdicts.names.keys()]
+        self._db.executemany("DELETE FROM proofs WHERE name=?", dropped)
         rows = [
             _with_checksum(name, proof.type, proof.model_dump_json())
-            for name, proof in zip(names, verdicts.proofs(), strict=True)
+            for name, proof in verdicts.names.items()
+            if name not in stored
         ]
         self._db.executemany("INSERT INTO proofs VALUES (?, ?, ?, ?)", rows)
 
@@ -442,8 +518,9 @@ class Ledger:
         """
         with self._lock:
             pruned = self.pruned()
+            bound = verdicts.bind(self.volunteers)
             return verdicts.covers(self.verdicts) and all(
-                min(head.seq, verdicts.limits.get(author, head.seq)) <= vector.get(author, 0)
+                bound.last_valid(author, head.seq) <= vector.get(author, 0)
                 or pruned.get(author, 0) <= vector.get(author, 0)
                 for author, head in self._last_heads.items()
             )
@@ -461,8 +538,9 @@ class Ledger:
             fragments: Digests of its fragments, whose blobs are here.
             verdicts: The verdicts that it applies.
         """
-        verdicts = verdicts or VerdictSet()
         with self._lock:
+            self.volunteers |= {update.author: update.volunteer for _, update in heads}
+            verdicts = (verdicts or VerdictSet()).bind(self.volunteers)
             base = {
                 update.author: LedgerHead.from_update(signed, update) for signed, update in heads
             }
@@ -524,9 +602,8 @@ class Ledger:
     def has_payloads_after(self, vector: Mapping[str, int]) -> bool:
         """Return whether the payloads that an anchor at `vector` lacks have not been pruned."""
         with self._lock:
-            limits = self.verdicts.limits
             return all(
-                min(seq, limits.get(author, seq)) <= vector.get(author, 0)
+                self.verdicts.last_valid(author, seq) <= vector.get(author, 0)
                 for author, seq in self.pruned().items()
             )
 
@@ -546,12 +623,12 @@ class Ledger:
             retracted: The single updates that are out of it.
         """
         with self._lock:
-            still_retracted = all(
-                self.verdicts.is_retracted(author, seq)
+            has_retracted = all(
+                self.verdicts.is_retracted(author, seq) or self.header(author, seq) is not None
                 for author, updates in retracted.items()
                 for seq in updates
             )
-            return still_retracted and self.has_payloads_after(vector) and self.has_received(vector)
+            return has_retracted and self.has_payloads_after(vector) and self.has_received(vector)
 
     # ---- pruning
 
@@ -572,9 +649,9 @@ class Ledger:
         with self._lock:
             # No restart needs the payloads of updates that are cut off.
             cut_off = {
-                author: self._last_heads[author].seq
-                for author, limit in self.verdicts.limits.items()
-                if saved.get(author, 0) <= limit and author in self._last_heads
+                author: head.seq
+                for author, head in self._last_heads.items()
+                if saved.get(author, 0) <= self.verdicts.last_valid(author, head.seq) < head.seq
             }
             surplus = self._retention.surplus_rows(max_bytes, {**saved, **cut_off}, before)
             if not surplus:

@@ -125,6 +125,21 @@ class Retention:
                 (author, seq),
             )
 
+    def drop_after(self, author: str, seq: int) -> None:
+        """Forget an author's payloads after a sequence number, within the ledger's transaction.
+
+        They count as never received; `delete_files` then deletes the files.
+        """
+        payloads = "SELECT id FROM payloads WHERE author=? AND seq>?"
+        self._db.execute(
+            "INSERT OR IGNORE INTO files_to_delete"
+            f" SELECT digest FROM payload_files WHERE payload IN ({payloads})",
+            (author, seq),
+        )
+        self._db.execute(f"DELETE FROM payload_files WHERE payload IN ({payloads})", (author, seq))
+        self._db.execute("DELETE FROM payloads WHERE author=? AND seq>?", (author, seq))
+        self._db.execute("UPDATE pruned SET seq=MIN(seq, ?) WHERE author=?", (seq, author))
+
     def rows_covered_by(self, vector: Mapping[str, int]) -> list[int]:
         """Return the payloads that a snapshot at version vector `vector` makes redundant, by id."""
         rows = self._db.execute("SELECT id, author, seq FROM payloads").fetchall()

@@ -8,7 +8,8 @@ it arrives. Revocation affects connections only.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +18,7 @@ from barnraise.exchange.compression.codec import decode, payload_size
 from barnraise.exchange.ledger.anchor import compute_sketch
 from barnraise.exchange.ledger.blob_store import EMPTY_DIGEST
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
+from barnraise.protocol.mirror_list import MirrorList, missing_signatures
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, digest, open_signed
 from barnraise.spec import RunSpec
 
@@ -24,7 +26,7 @@ from barnraise.spec import RunSpec
 EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
 # A header's longest encoding in bytes is BASE_HEADER_BYTES + BYTES_PER_FRAGMENT for each fragment.
 # Two headers must fit into one proof of a fork.
-BASE_HEADER_BYTES = 800
+BASE_HEADER_BYTES = 900
 BYTES_PER_FRAGMENT = 200
 
 
@@ -38,8 +40,10 @@ class UpdateRules:
         sizes: The elements of each fragment.
         max_tokens: The tokens that one update may state.
         owner: Key of the run's owner, who may sign verdicts alone.
-        threshold: How many mirrors together may sign a verdict.
+        threshold: How many mirrors together may sign a verdict at least.
+        roots: Keys of the mirrors that launched the run.
         expelled_mirrors: Keys of `mirrors` whose tickets no longer permit a connection.
+        mirror_list: The newest mirror list, if the run's mirrors are in it.
     """
 
     run: str
@@ -48,7 +52,9 @@ class UpdateRules:
     max_tokens: int
     owner: str = ""
     threshold: int = 1
+    roots: frozenset[str] = frozenset()
     expelled_mirrors: frozenset[str] = frozenset()
+    mirror_list: MirrorList | None = None
 
     @classmethod
     def from_spec(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "UpdateRules":
@@ -60,7 +66,40 @@ class UpdateRules:
             mirrors: Keys of the mirrors whose tickets count.
         """
         sizes = tuple(fragment.size for fragment in spec.model.fragments())
-        return cls(run, mirrors, sizes, spec.max_tokens_per_update, spec.owner, spec.threshold)
+        return cls(
+            run,
+            mirrors,
+            sizes,
+            spec.max_tokens_per_update,
+            spec.owner,
+            spec.threshold,
+            roots=mirrors,
+        )
+
+    def with_list(self, newest: MirrorList) -> "UpdateRules":
+        """Return the rules that follow from a mirror list; the same if it is of other mirrors."""
+        if not self.roots & newest.keys:
+            return self
+        return replace(
+            self,
+            mirrors=self.roots | newest.keys,
+            expelled_mirrors=newest.expelled,
+            mirror_list=newest,
+        )
+
+    @property
+    def list_version(self) -> int:
+        """Return the version of the newest mirror list; 0 without one."""
+        return self.mirror_list.version if self.mirror_list else 0
+
+    def missing_signatures(self, signers: Collection[str], version: int) -> int:
+        """Return how many mirrors' signatures are missing from what binds all machines.
+
+        Args:
+            signers: Keys whose signatures were verified.
+            version: The mirror list under which they signed; 0: the run's own mirrors.
+        """
+        return missing_signatures(self.roots, self.threshold, self.mirror_list, signers, version)
 
 
 def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -> Update:
@@ -80,6 +119,8 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
     if ticket is None or digest(ticket.body) != update.ticket:
         raise MessageError(f"{_name(update)} came without the ticket that it names")
     permission = open_ticket(ticket, update.peer, rules)
+    if permission.volunteer != update.volunteer:
+        raise MessageError(f"{_name(update)} names another volunteer than its ticket")
     if not to_milliseconds(permission.issued) <= update.time_ms <= _last_time_ms(permission):
         raise MessageError(f"{_name(update)} is of a time for which its ticket is not valid")
     validate_claim(update, permission, update.started_ms)

@@ -152,7 +152,9 @@ class Command(BaseCommand):
 
     def _add(self, key: str, url: str, name: str, **options: Any) -> None:
         proposal = _next_version(options["to"])
-        entry = MirrorEntry(key=key, url=url, name=name, admitted=time.time())
+        entry = MirrorEntry(
+            key=key, url=url, name=name, admitted=time.time(), since=proposal.version
+        )
         mirrors = [*proposal.mirrors, entry]
         self._propose(proposal.model_copy(update={"mirrors": mirrors}), **options)
 
@@ -163,7 +165,9 @@ class Command(BaseCommand):
             raise CommandError(
                 f"'{key}' is not one mirror of list {proposal.version}: give eight digits at least"
             )
-        expulsion = Expulsion(at=time.time(), last=_parse_last(last), reason=reason)
+        expulsion = Expulsion(
+            at=time.time(), since=proposal.version, last=_parse_last(last), reason=reason
+        )
         mirrors = [
             entry.model_copy(update={"expelled": expulsion}) if entry is matching[0] else entry
             for entry in proposal.mirrors
