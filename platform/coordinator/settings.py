@@ -158,6 +158,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
+    "coordinator.staff.second_factor.StaffSecondFactorMiddleware",
 ]
 ROOT_URLCONF = "coordinator.urls"
 ASGI_APPLICATION = "coordinator.asgi.application"

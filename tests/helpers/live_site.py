@@ -16,6 +16,7 @@ import httpx
 import psycopg
 from helpers.navigation import click_and_load
 from helpers.paths import ROOT, TESTS
+from helpers.second_factor import AuthenticatorApp
 from playwright.sync_api import Page
 
 from coordinator.demo.commands import (
@@ -37,6 +38,14 @@ print(page_fixtures.create_examples())
 """
 CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in an email
 EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
+ADD_AUTHENTICATOR_APP = f"""
+import sys
+sys.path.append({str(TESTS)!r})
+from helpers.second_factor import add_authenticator_app
+from coordinator.accounts.models import User
+add_authenticator_app(User.objects.get(email={EMAIL!r}))
+"""
+organisers_app = AuthenticatorApp()
 
 
 class Site:
@@ -66,6 +75,7 @@ class Site:
         self.manage(
             "prepare_owner", "--email", EMAIL, "--password", PASSWORD, "--name", "Ida", "--staff"
         )
+        self.manage("shell", "-v", "0", "-c", ADD_AUTHENTICATOR_APP)
         self.start_web()
         self.start_celery()
         # The hardware is measured once, before workers share the machine.
@@ -204,7 +214,11 @@ def submit_login(page: Page, email: str, password: str) -> None:
 def log_in(page: Page, email: str = EMAIL, password: str = PASSWORD) -> None:
     """Log in; the organiser unless another person is given."""
     submit_login(page, email, password)
+    if email == EMAIL:  # who is of the staff, and has a second factor
+        page.get_by_label("Code").fill(organisers_app.next_code())
+        click_and_load(page.get_by_role("button", name="Sign in").last)
     assert "/accounts/login" not in page.url, "the login failed"
+    assert "/accounts/2fa" not in page.url, "the code was refused"
 
 
 def sign_up(site: Site, page: Page, email: str, name: str) -> None:

@@ -14,6 +14,7 @@ from helpers.fake_mirror import FakeMirror, local_entry
 from helpers.mirror_lists import signed_list
 from helpers.paths import GOLDEN
 from helpers.remote_telemetry import EXCHANGE, report
+from helpers.second_factor import add_authenticator_app
 
 from barnraise.protocol import coordinator_messages, enums, types
 from barnraise.protocol import reports as reports_module
@@ -104,7 +105,10 @@ def person(db, settings):
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
     def create(email: str = "ada@example.org", **fields) -> User:
-        return User.objects.create_user(email, "wooden-barn-9", **fields)
+        user = User.objects.create_user(email, "wooden-barn-9", **fields)
+        if user.is_staff:
+            add_authenticator_app(user)
+        return user
 
     return create
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
 from django.test import Client
 
 from barnraise.protocol import coordinator_messages, enums
@@ -259,3 +260,29 @@ def test_csp_forbids_eval_except_in_the_admin(client, staff):
     assert "script-src 'self';" in client.get("/accounts/login/")["Content-Security-Policy"] + ";"
     assert "unsafe-eval" not in Client().get("/accounts/login/")["Content-Security-Policy"]
     assert "unsafe-eval" in staff.get("/admin/")["Content-Security-Policy"]
+
+
+# ---- second factors
+
+
+@pytest.mark.parametrize(
+    "path", ["/admin/", "/admin/figures/", "/admin/accounts/user/", "/admin/accounts/sitesettings/"]
+)
+def test_stolen_password_of_staff_without_second_factor_opens_no_admin(
+    person, client, valkey, path
+):
+    clerk = person("clerk@example.org", is_staff=True, is_superuser=True)
+    client.force_login(clerk)
+    assert client.get(path, follow=True).status_code == 200
+    Authenticator.objects.filter(user=clerk).delete()
+    for answer in (client.get(path), client.post(path, {"action": "ban"})):
+        assert answer.status_code == 302 and answer["Location"] == "/accounts/2fa/"
+    assert "authenticator app or a passkey" in client.get("/accounts/2fa/").content.decode()
+    assert client.post("/admin/logout/")["Location"] == "/"
+
+
+def test_recovery_codes_alone_are_no_second_factor_of_staff(person, client, valkey):
+    clerk = person("clerk@example.org", is_staff=True)
+    Authenticator.objects.filter(user=clerk).update(type=Authenticator.Type.RECOVERY_CODES)
+    client.force_login(clerk)
+    assert client.get("/admin/")["Location"] == "/accounts/2fa/"
