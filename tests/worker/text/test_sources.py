@@ -7,6 +7,7 @@ import socket
 import sys
 import sysconfig
 import threading
+import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -210,6 +211,30 @@ def test_jsonl_with_a_bad_line_names_the_line(line):
 def test_split_of_a_broken_gzip_names_the_file():
     with pytest.raises(TextError, match=r"a.txt.gz is not whole"):
         list(split_file("a.txt.gz", gzip.compress(b"x" * 1000)[:20]))
+
+
+def test_gzip_bomb_is_read_in_bounded_memory(tmp_path):
+    """Half a gigabyte of text in half a megabyte."""
+    path = tmp_path / "bomb.txt.gz"
+    with gzip.open(path, "wb", 1) as file:
+        for _ in range(512):
+            file.write((b"x" * 1023 + b"\n") * 1024)
+    tracemalloc.start()
+    try:
+        size = sum(len(piece) for piece in split_file(path.name, path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == 512 << 20 and peak < 4 << 20
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.txt"])
+def test_file_of_one_endless_line_is_refused(name, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(sources, "PIECE_BYTES", 1000)
+    content = bytes(100_000)
+    with pytest.raises(TextError, match="has a line of more than"):
+        list(split_file(name, gzip.compress(content) if name.endswith(".gz") else content))
 
 
 def test_long_text_is_cut_at_line_ends_without_loss():

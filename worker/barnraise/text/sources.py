@@ -25,6 +25,7 @@ import os
 import socket
 import sysconfig
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,15 +43,17 @@ from barnraise.text import parquet
 log = logging.getLogger("barnraise")
 
 MAX_TEXT_BYTES = 2 << 30  # of a run's text: while it is prepared, it lies in memory once
+MAX_LINE_BYTES = 256 << 20  # of a file of text: a line is decompressed at once
 PIECE_BYTES = 64 << 10  # of a document that is cut out of a longer file
 MAX_REDIRECTS = 5
 TIMEOUT_SECONDS = 60.0  # between two pieces of an answer
 HUGGING_FACE_URL = "https://huggingface.co"
 TEXT_ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 PARQUET_ENDING = ".parquet"
+FILE_ENDINGS = (PARQUET_ENDING, ".gz")  # of files that are read from the disk
 STDLIB_EXCLUDED_FOLDERS = {"test", "tests", "idlelib", "site-packages"}
 ResolveAddress = Callable[[str, int], str]  # (host, port) → the IP address to connect to
-NamedFile = tuple[str, bytes | Path]  # (name, content); of a Parquet file its path
+NamedFile = tuple[str, bytes | Path]  # (name, content); of a Parquet or compressed file its path
 
 
 def read_documents(text: TextSpec, paths: Sequence[Path] = ()) -> list[bytes]:
@@ -142,34 +145,46 @@ def split_file(name: str, content: bytes | Path, column: str = "") -> Iterator[b
 
     Args:
         name: the file's name.
-        content: its bytes; of a Parquet file its path.
+        content: its bytes; of a Parquet or compressed file its path.
         column: of a Parquet file, the column with the text, if it was named.
 
     Raises:
         TextError: the file is not what its name says.
     """
-    if isinstance(content, Path):
+    is_compressed = name.endswith(".gz")
+    if isinstance(content, Path) and not is_compressed:
         yield from parquet.read_texts(content, name, column)
         return
-    if name.endswith(".gz"):
-        try:
-            with gzip.open(io.BytesIO(content)) as file:
-                content = file.read(MAX_TEXT_BYTES + 1)
-        except (OSError, EOFError) as error:
-            raise TextError(f"{name} is not whole: {error}") from None
-        name = name.removesuffix(".gz")
-    if name.endswith(".jsonl"):
-        yield from _split_jsonl(name, content)
-        return
-    begin = 0
-    while begin < len(content):
-        end = content.find(b"\n", begin + PIECE_BYTES) + 1 or len(content)
-        yield content[begin:end]
-        begin = end
+    plain_name = name.removesuffix(".gz")
+    split = _split_jsonl if plain_name.endswith(".jsonl") else _split_text
+    try:
+        with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as file:
+            # Decompressed a line at a time: a few kilobytes may stand for gigabytes.
+            stream = gzip.GzipFile(fileobj=file) if is_compressed else file
+            yield from split(plain_name, stream)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TextError(f"{name} is not whole: {error}") from None
 
 
-def _split_jsonl(name: str, content: bytes) -> Iterator[bytes]:
-    for number, line in enumerate(content.splitlines(), 1):
+def _read_line(file: io.BufferedIOBase, name: str) -> bytes:
+    """Read one line with its end; b"" at the end of the file.
+
+    Raises:
+        TextError: the line is too long to be text.
+    """
+    line = file.readline(MAX_LINE_BYTES + 1)
+    if len(line) > MAX_LINE_BYTES:
+        raise TextError(f"{name} has a line of more than {MAX_LINE_BYTES / 1e6:,.0f} MB")
+    return line
+
+
+def _split_text(name: str, file: io.BufferedIOBase) -> Iterator[bytes]:
+    while piece := file.read(PIECE_BYTES):
+        yield piece + (b"" if piece.endswith(b"\n") else _read_line(file, name))
+
+
+def _split_jsonl(name: str, file: io.BufferedIOBase) -> Iterator[bytes]:
+    for number, line in enumerate(iter(lambda: _read_line(file, name), b""), 1):
         if not line.strip():
             continue
         try:
@@ -189,12 +204,15 @@ def read_files(paths: Sequence[Path]) -> Iterator[NamedFile]:
             raise TextError(f"there is no {path}")
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in inside:
-            yield file.name, file if file.name.endswith(PARQUET_ENDING) else file.read_bytes()
+            yield file.name, file if file.name.endswith(FILE_ENDINGS) else file.read_bytes()
 
 
 def fetch_file(fetcher: "TextFetcher", name: str, url: str) -> Iterator[NamedFile]:
-    """Fetch one address. A Parquet file stays on the disk only until the next item is requested."""
-    if urlsplit(url).path.lower().endswith(PARQUET_ENDING):
+    """Fetch one address. A Parquet file, or one that is compressed, goes to the disk.
+
+    It stays there only until the next item is requested.
+    """
+    if urlsplit(url).path.lower().endswith(FILE_ENDINGS):
         with fetcher.fetch_to_file(url) as path:
             yield name, path
     else:
