@@ -124,7 +124,7 @@ class SimulatedWorker:
             version="0.1",
             activity=enums.Activity.TRAINING,
             incarnation=INCARNATION,
-            addresses=["192.0.2.7:41000"],
+            addresses=["127.0.0.1:41000"],
             step=self.seq,
             tokens=tokens,
             ledger_tokens=tokens * 2000,

@@ -183,6 +183,11 @@ def machine_or_token_auth(scope: str) -> Callable[[HttpRequest], Machine | Token
     return authenticate_either
 
 
+def client_address(request: HttpRequest) -> str:
+    """Return the address that a request came from, as `lib.trusted_proxies` finds it."""
+    return request.META.get("REMOTE_ADDR", "")[:45]
+
+
 def enforce_rate_limit(
     request: HttpRequest, name: str, most: int, seconds: int, token: Token | None = None
 ) -> None:
@@ -198,7 +203,7 @@ def enforce_rate_limit(
     Raises:
         ApiError: There were more than `most` in this period.
     """
-    sender = token.pk if token else subscriber_network(request.META.get("REMOTE_ADDR", ""))
+    sender = token.pk if token else subscriber_network(client_address(request))
     counter = _counter_key(f"{name}:{sender}", seconds)
     with valkey_client().pipeline() as pipe:
         pipe.incr(counter)

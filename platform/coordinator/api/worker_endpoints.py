@@ -10,7 +10,12 @@ from barnraise.errors import MessageError
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.signing import check_attestation, open_signed
 from coordinator.accounts.models import Enrolment
-from coordinator.api.authentication import ApiError, authenticate_machine, enforce_rate_limit
+from coordinator.api.authentication import (
+    ApiError,
+    authenticate_machine,
+    client_address,
+    enforce_rate_limit,
+)
 from coordinator.api.errors import responses
 from coordinator.api.lookups import get_visible_run, requesting_machine, require_membership
 from coordinator.api.manifest_check import check_manifest
@@ -106,7 +111,7 @@ def join_run(
         raise ApiError(403, sentence)
     # Store queued reports first: an earlier "left" of this machine must not overwrite the join.
     drain_queue(wait=True)
-    membership = admit_machine(run, machine, asked)
+    membership = admit_machine(run, machine, asked, client_address(request))
     get_broadcast(run, fresh=True)
     return coordinator_messages.JoinReply(
         run=membership.run.to_message(),  # consistent with the ticket, even if it was just launched
@@ -177,7 +182,7 @@ def post_reports(
         raise ApiError(
             503, "the site is behind with its reports; keep yours and try again in a minute"
         ) from None
-    update_addresses(membership, list(sent.reports[-1].addresses))
+    update_addresses(membership, list(sent.reports[-1].addresses), client_address(request))
     verdicts, verdicts_until = [], 0
     if membership.has_verdicts:
         verdicts, verdicts_until = VerdictRecord.list_after(membership.run_id, sent.verdicts_after)

@@ -28,7 +28,7 @@ def on_account_deleted(sender: type, person: Any, **kwargs: Any) -> None:
     """Delete where the person's machines could be reached, what they are, and their pauses."""
     from coordinator.fleet.models import HardwareMeasurement, MachinePause, Membership
 
-    Membership.objects.filter(machine__owner=person).update(addresses=[])
+    Membership.objects.filter(machine__owner=person).update(addresses=[], source_address="")
     HardwareMeasurement.objects.filter(machine__owner=person).delete()
     for pause in MachinePause.objects.filter(machine__owner=person).select_related("machine"):
         MachinePause.end(pause.machine)

@@ -7,6 +7,7 @@ from django.utils import timezone
 from barnraise.protocol import enums, messages
 from coordinator.fleet.machine_state import is_paused
 from coordinator.fleet.models import Membership
+from coordinator.fleet.peer_addresses import shareable_addresses
 from coordinator.fleet.run_broadcast import MAX_PEER_HINTS, get_broadcast
 from coordinator.fleet.token_limits import OUTGROWN, has_outgrown_ticket, ticket_rate
 from coordinator.runs import tickets
@@ -69,6 +70,18 @@ def should_prepare_text(membership: Membership) -> bool:
 
 
 def peer_hints(membership: Membership) -> list[messages.Peer]:
-    """List other machines of the run to try, the most recently seen first."""
-    peers = get_broadcast(membership.run).peers
-    return [peer for peer in peers if peer.key != membership.machine.key][:MAX_PEER_HINTS]
+    """List other machines of the run to try, the most recently seen first.
+
+    Each comes with the addresses that it has proven, and with those that it shares with this
+    machine's private network.
+    """
+    hints: list[messages.Peer] = []
+    for peer in get_broadcast(membership.run).peers:
+        if peer.key == membership.machine.key:
+            continue
+        addresses = shareable_addresses(
+            peer.addresses, peer.source_address, membership.source_address
+        )
+        if addresses:
+            hints.append(messages.Peer(key=peer.key, addresses=addresses))
+    return hints[:MAX_PEER_HINTS]

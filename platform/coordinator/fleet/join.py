@@ -15,16 +15,23 @@ USABLE_SHARE = 0.9
 
 
 def admit_machine(
-    run: Run, machine: Machine, request: coordinator_messages.JoinRequest
+    run: Run, machine: Machine, request: coordinator_messages.JoinRequest, source_address: str = ""
 ) -> Membership:
     """Create the machine's membership, or bring its addresses up to date.
 
     The caller checks who may join (`join_refusal`).
+
+    Args:
+        run: the run.
+        machine: the machine.
+        request: what the machine sends.
+        source_address: the address that the request came from.
     """
     if request.hardware:
         HardwareMeasurement.record(machine, request.hardware)
     columns = {
         "addresses": list(request.addresses),
+        "source_address": source_address,
         "version": request.version,
         "last_seen": timezone.now(),
     }
@@ -97,10 +104,12 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:,.1f} GB"
 
 
-def update_addresses(membership: Membership, addresses: list[str]) -> None:
-    """Store where a machine can be reached, as its newest report says.
+def update_addresses(membership: Membership, addresses: list[str], source_address: str) -> None:
+    """Store where a machine can be reached, as its newest report says, and where that came from.
 
     Its peers need this at once, not only when the report is rolled up.
     """
-    if membership.addresses != addresses:
-        Membership.objects.filter(pk=membership.pk).update(addresses=addresses)
+    columns = {"addresses": addresses, "source_address": source_address}
+    if {name: getattr(membership, name) for name in columns} != columns:
+        Membership.objects.filter(pk=membership.pk).update(**columns)
+        membership.source_address = source_address

@@ -89,7 +89,9 @@ class Membership(models.Model):
     # When the site last received anything from the machine, and when its last report.
     last_seen = models.DateTimeField(default=timezone.now)
     last_report = models.DateTimeField(default=NEVER, db_default=NEVER)
-    addresses = models.JSONField(default=list)
+    addresses = models.JSONField(default=list)  # as the machine reports them
+    # The address that its requests come from, which proves one of `addresses`.
+    source_address = models.CharField(max_length=45, blank=True, default="", db_default="")
     version = models.CharField(max_length=40, blank=True)
     activity = models.CharField(
         max_length=10, choices=[(a.value, a.value) for a in Activity], default="joining"

@@ -86,6 +86,7 @@ def _membership_query(column: str) -> tuple[str, ColumnReader[Membership], Colum
         "machine_id",
         "high_water_mark",
         "addresses",
+        "source_address",
         "ticket_expires",
         "rate",
         "max_tokens_per_second",

@@ -7,7 +7,6 @@ otherwise be half of a report's cost.
 from dataclasses import dataclass
 from uuid import UUID
 
-from barnraise.protocol import messages
 from coordinator.fleet.models import Membership
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
@@ -15,6 +14,21 @@ from coordinator.runs.models import Run
 MAX_AGE_SECONDS = 1.0
 MAX_PEER_HINTS = 64  # in one reply
 MAX_REVOKED_KEYS = 1000  # in one directive: the most recently revoked
+
+
+@dataclass(frozen=True)
+class AnnouncedPeer:
+    """A machine to try.
+
+    Attributes:
+        key: its public key.
+        addresses: where it can be reached, as it reports.
+        source_address: the address that its requests come from.
+    """
+
+    key: str
+    addresses: tuple[str, ...]
+    source_address: str
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,7 @@ class RunBroadcast:
     """
 
     revoked: tuple[str, ...]
-    peers: tuple[messages.Peer, ...]
+    peers: tuple[AnnouncedPeer, ...]
 
 
 _broadcasts: TtlCache[UUID, RunBroadcast] = TtlCache(MAX_AGE_SECONDS)  # by run
@@ -56,11 +70,11 @@ def load_broadcast(run: Run) -> RunBroadcast:
     # A machine that has just changed mirrors has two rows.
     latest = list(dict.fromkeys(alive[: 2 * MAX_PEER_HINTS]))
     rows = Membership.objects.filter(run=run, machine__in=latest).values_list(
-        "machine", "machine__key", "addresses"
+        "machine", "machine__key", "addresses", "source_address"
     )
     peers = {
-        machine: messages.Peer(key=key, addresses=addresses)
-        for machine, key, addresses in rows
+        machine: AnnouncedPeer(key, tuple(addresses), source)
+        for machine, key, addresses, source in rows
         if addresses
     }
     reachable = tuple(peers[machine] for machine in latest if machine in peers)

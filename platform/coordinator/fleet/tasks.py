@@ -23,4 +23,4 @@ def expire_memberships() -> int:
     silent = Membership.everywhere.filter(last_seen__lt=now - LEFT_AFTER)
     silent = silent.exclude(activity__in=[Activity.LEFT, Activity.FINISHED])
     absent = Membership.objects.filter(last_seen__lt=now - ADDRESSES_KEPT).exclude(addresses=[])
-    return silent.update(activity=Activity.LEFT) + absent.update(addresses=[])
+    return silent.update(activity=Activity.LEFT) + absent.update(addresses=[], source_address="")

@@ -85,6 +85,6 @@ def delete_expired_rows() -> int:
     )
     late = TeamInvitation.objects.filter(expires__lt=timezone.now())
     Membership.objects.filter(machine__revoked__isnull=False).exclude(addresses=[]).update(
-        addresses=[]
+        addresses=[], source_address=""
     )
     return old.delete()[0] + late.delete()[0]

@@ -290,6 +290,24 @@ def test_peer_hints_list_reachable_machines_newest_first(
     ]
 
 
+def test_address_of_a_stranger_that_a_machine_announces_is_not_passed_on(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    liar = volunteer(person("mallory@example.org"), 2)
+    liar.client.defaults["REMOTE_ADDR"] = "8.8.4.4"
+    addresses = ["1.1.1.1:53", "8.8.4.4:4000", "192.168.1.9:4000"]
+    request = coordinator_messages.JoinRequest(version="1", addresses=addresses)
+    liar.send_request("POST", f"/runs/{run.slug}/join", request)
+    assert [peer.addresses for peer in ada.join(run).peers] == [["8.8.4.4:4000"]]
+    neighbour = volunteer(person("bob@example.org"), 3)
+    neighbour.client.defaults["REMOTE_ADDR"] = "8.8.4.4"
+    peers = {peer.key: peer.addresses for peer in neighbour.join(run).peers}
+    assert peers == {liar.identity.key: ["8.8.4.4:4000", "192.168.1.9:4000"]}
+    liar.report(run, numbered_report(1, addresses=["1.1.1.1:53"]))
+    assert [peer.key for peer in ada.join(run).peers] == []
+
+
 def test_join_of_a_cancelled_run_is_refused(person, launched_run, volunteer):
     run, _ = launched_run(person())
     run.cancel()

@@ -81,6 +81,10 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("addresses", models.JSONField(default=list)),
+                (
+                    "source_address",
+                    models.CharField(blank=True, db_default="", default="", max_length=45),
+                ),
                 ("version", models.CharField(blank=True, max_length=40)),
                 (
                     "activity",
