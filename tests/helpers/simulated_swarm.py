@@ -164,11 +164,16 @@ class Simulation:
                     self.send_message(
                         key, to, MESSAGE_BYTES, self._on_request, to, key, author, first, last
                     )
+                case g.ProbeAuthor(to, author, seq):
+                    self.send_message(key, to, MESSAGE_BYTES, self._on_probe, to, key, author, seq)
                 case g.SendGoodbye(to):
                     self.send_message(key, to, MESSAGE_BYTES, self._on_goodbye, key, to)
                 case g.CloseLink(peer, _):
                     self.disconnect(key, peer)
-        at = max(self.now + 0.02, me.next_wakeup(self.now))
+        self._schedule_wakeup(key)
+
+    def _schedule_wakeup(self, key: str) -> None:
+        at = max(self.now + 0.02, self.machines[key].next_wakeup(self.now))
         if at < self._wakeup_at[key]:
             self._wakeup_at[key] = at
             self.schedule(at - self.now, self._wake_up, key, at)
@@ -215,6 +220,13 @@ class Simulation:
         self.machines[me].on_request(by, author)
         for seq in range(first, min(last, self.machines[me].vector.get(author, 0)) + 1):
             self.push(me, by, author, seq)
+
+    def _on_probe(self, me: str, by: str, author: str, seq: int) -> None:
+        if seq <= self.machines[me].vector.get(author, 0):
+            self.send_message(me, by, HEADER_BYTES, self._on_proof, me, by, author)
+
+    def _on_proof(self, source: str, to: str, author: str) -> None:
+        self.machines[to].on_author(source, author)
 
     def _on_goodbye(self, source: str, to: str) -> None:
         self.machines[to].on_goodbye(source, self.now)

@@ -55,14 +55,14 @@ def stepping(*machines, then: Callable[[object], None] | None = None) -> Iterato
     assert not failures
 
 
-def join_peers(machine, *others, timeout: float = 30.0):
+def join_peers(machine, *others, timeout: float = 30.0, trust_one: bool = False):
     """Join as the training loop does: load a snapshot if there is one, then all later updates.
 
     Returns:
         The snapshot, or None.
     """
     machine.add_peers(*others)
-    snapshot = machine.exchange.fetch_snapshot(timeout)
+    snapshot = machine.exchange.fetch_snapshot(timeout, trust_one=trust_one)
     if snapshot is not None:
         machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     machine.start()

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +47,14 @@ def join(
     polite: Annotated[
         bool, typer.Option("--polite/--eager", help="Let the machine's other programs go first.")
     ] = True,
+    trust_one: Annotated[
+        bool,
+        typer.Option(
+            "--trust-one",
+            help="On the first join, believe the weights of a single volunteer that nobody else "
+            "confirms.",
+        ),
+    ] = False,
 ) -> None:
     """Train in a run until it ends or you press Ctrl-C.
 
@@ -71,6 +80,7 @@ def join(
     joined = join_run(state_dir, run, leaving, hardware_view(hardware), fetch_weights)
     if joined is None:
         return
+    joined = replace(joined, trust_one=trust_one)
     from barnraise.exchange.network.iroh_transport import IrohTransport
     from barnraise.training.train import Worker
 

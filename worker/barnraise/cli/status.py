@@ -24,6 +24,8 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         return
     for run in statuses:
         out.print(f"[bold]{escape(run['name'])}[/]", format_status(run), soft_wrap=True)
+        if run.get("waiting"):
+            out.print(f"  [yellow]{escape(run['waiting'])}[/]", soft_wrap=True)
         if run.get("neighbours"):
             out.print(_peer_table(run["neighbours"]))
     if not statuses:

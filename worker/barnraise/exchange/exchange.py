@@ -471,23 +471,49 @@ class Exchange:
         return self.fetch_blobs({digest: size}, REPAIR_TIMEOUT)
 
     def fetch_snapshot(
-        self, timeout: float, should_stop: ShouldStop = lambda: False
+        self,
+        timeout: float,
+        should_stop: ShouldStop = lambda: False,
+        trust_one: bool = False,
     ) -> Snapshot | None:
         """Return the anchor to start from, if the run is under way. Blocks; call before `start`.
 
         It comes from the peers, or from an earlier call.
 
+        Args:
+            timeout: Seconds for peers to answer; bytes that arrive extend it.
+            should_stop: Ends the call early.
+            trust_one: Whether to take the anchor of the only linked volunteer, which nobody
+                confirms. A ledger that has updates never does.
+
         Returns:
-            None when the peers are at the run's start, when none answers within `timeout` seconds
-            or before `should_stop` says so, and when the ledger has all updates from the start:
-            then the initial weights plus the ledger are right.
+            None when the peers are at the run's start, when not enough of them agree within
+            `timeout` seconds or before `should_stop` says so, and when the ledger has all updates
+            from the start: then the initial weights plus the ledger are right.
         """
         if self._ledger.vector():
             base = load_base_snapshot(self._ledger)
             if base is not None or not self._ledger.pruned():
                 return base
         self.open()
-        return self.thread.run(self.server.snapshot_client.join(timeout), None, should_stop)
+        return self.thread.run(
+            self.server.snapshot_client.join(timeout, trust_one), None, should_stop
+        )
+
+    @property
+    def agreed_vector(self) -> dict[str, int]:
+        """The version vector that most linked volunteers have."""
+        return self.server.gossip.agreed_vector
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether the peers have updates that this machine cannot receive one by one."""
+        return self.server.snapshot_client.needs_snapshot
+
+    @property
+    def waiting_reason(self) -> str | None:
+        """Why no snapshot is taken although this machine needs one; None if it needs none."""
+        return self.server.snapshot_client.waiting_reason
 
     @property
     def needs_resync(self) -> bool:

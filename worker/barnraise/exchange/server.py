@@ -614,6 +614,12 @@ class PeerServer:
                 connection.send_message(messages.PeerList(peers=list(action.peers)))
             case gossip_module.PushUpdate():
                 connection.send_update(action.author, action.seq)
+            case gossip_module.ProbeAuthor():
+                connection.send_message(
+                    messages.UpdateRequest(
+                        author=action.author, first=action.seq, last=action.seq, headers=True
+                    )
+                )
             case gossip_module.RequestUpdates():
                 for request in self.updates.build_requests(action):
                     connection.send_message(request)

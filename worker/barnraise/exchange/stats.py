@@ -49,6 +49,8 @@ class ExchangeStats:
         corruptions: Fragments and payload files that were found damaged.
         repaired: How many of those have been repaired.
         damaged_fragment: The name of a fragment that is not repaired yet.
+        ignored_authors: Names of authors in peers' States that no header proved.
+        waiting_reason: Why no snapshot is taken although one is needed; None if none is.
     """
 
     updates_sent: int
@@ -66,6 +68,8 @@ class ExchangeStats:
     corruptions: int = 0
     repaired: int = 0
     damaged_fragment: str | None = None
+    ignored_authors: int = 0
+    waiting_reason: str | None = None
 
     @property
     def summary(self) -> ExchangeView | None:
@@ -133,6 +137,8 @@ def collect_stats(
         corruptions=findings.corrupted + server.scrub.found,
         repaired=findings.repaired + server.scrub.repaired,
         damaged_fragment=findings.damaged,
+        ignored_authors=server.gossip.authors.ignored,
+        waiting_reason=server.snapshot_client.waiting_reason,
     )
 
 

@@ -235,6 +235,7 @@ class SnapshotManifest(Message):
     Attributes:
         fragments: digests of the fragments' blobs (int32, little-endian).
         heads: digest of a blob, the JSON list of the signed headers of each author's last update.
+        tickets: digest of a blob, the JSON list of the tickets that permit those authors.
         verdicts: digest of the set of verdicts that were applied.
         proofs: digest of the blob that contains those verdicts.
     """
@@ -243,6 +244,7 @@ class SnapshotManifest(Message):
     vector: VersionVector
     fragments: list[Digest] = Field(max_length=300)
     heads: Digest
+    tickets: Digest | None = None
     verdicts: Digest | None = None
     proofs: Digest | None = None
 

@@ -54,6 +54,7 @@ class JoinedRun:
         acknowledged: number of this machine's last report that the coordinator stored.
         peers: peers to connect to first.
         signed_directive: the directive as it was received.
+        trust_one: whether to start at the weights of a single volunteer that nobody confirms.
     """
 
     run: str
@@ -69,6 +70,7 @@ class JoinedRun:
     acknowledged: int
     peers: tuple[Peer, ...]
     signed_directive: Signed | None = None
+    trust_one: bool = False
 
 
 @dataclass(frozen=True)

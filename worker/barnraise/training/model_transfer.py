@@ -1,9 +1,9 @@
 """Fetch or serve a run's weights without training.
 
 The machines of a finished run have left it. A `ModelServer` keeps the final weights available, and
-a `ModelFetcher` downloads them. The fetcher takes an anchor on which two machines of different
-volunteers agree, where two can be asked; the caller may compare its digest with the one that the
-site lists.
+a `ModelFetcher` downloads them. The fetcher takes an anchor on which most volunteers agree; where
+only one can be asked it takes that one's, and the caller may compare its digest with the one that
+the site lists.
 """
 
 import time
@@ -37,10 +37,10 @@ class ModelFetcher(Worker):
         self.exchange.add_peers(list(self.joined.peers))
         if header is None:
             deadline = time.monotonic() + PEER_SECONDS
-            snapshot = self.fetch_snapshot()
+            snapshot = self.fetch_snapshot(trust_one=True)
             while snapshot is None and time.monotonic() < deadline and not self.poll_should_stop():
                 time.sleep(0.5)  # a peer that serves the weights may be about to connect
-                snapshot = self.fetch_snapshot()
+                snapshot = self.fetch_snapshot(trust_one=True)
         if header is None and snapshot is None:
             if self.leaving.is_set():
                 return

@@ -102,6 +102,7 @@ class StatusPublisher:
             "token_budget": self.token_budget,
             "coordinator_bytes": self._joined.coordinator.body_bytes,
             "refused": self.refusal,
+            "waiting": stats.waiting_reason,
             "checksum": {
                 "checked": stats.fragments_checked,
                 "corruptions": stats.corruptions,

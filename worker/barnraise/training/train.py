@@ -6,6 +6,7 @@ what comes before it: finding the run, preparing its text, waiting for its launc
 """
 
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -51,8 +52,9 @@ from barnraise.training.status import StatusPublisher
 
 log = logging.getLogger("barnraise")
 
-SNAPSHOT_SECONDS = 20.0  # the peers have this long to send their anchor
-SNAPSHOT_TRIES = 6
+SNAPSHOT_SECONDS = 40.0  # the peers have this long to agree on an anchor
+SNAPSHOT_TRIES = 3  # tries while the reason why no anchor comes is unknown
+REPLAY_SECONDS = 60.0  # a machine that receives every update waits this long for the next one
 FINISH_SECONDS = 120.0  # a finished worker waits this long for its peers to have every update
 LEAVE_SECONDS = 5.0  # a leaving worker waits this long for a peer to have its last update
 SYNCHRONIZED_SECONDS = 1.0  # peers must have had the same updates for this long
@@ -424,7 +426,8 @@ class Worker:
         snapshot = None
         self.exchange.add_peers(list(self.joined.peers))
         if header is None:
-            snapshot = self.fetch_snapshot()
+            snapshot = self.fetch_snapshot(self.joined.trust_one)
+        peers_vector = self.exchange.agreed_vector
         if header is None and snapshot is None:
             fetched = fetch_start_weights(
                 self.exchange, self.blobs, self.spec, self.poll_should_stop
@@ -433,6 +436,8 @@ class Worker:
                 return
         self.initialise_state(header, snapshot)
         self._load_text()
+        if header is None and snapshot is None:
+            self._replay_updates(peers_vector)
         if self.leaving.is_set():
             self.save_checkpoint(closing=True)
         else:
@@ -506,23 +511,54 @@ class Worker:
         self.saved_state.clear()  # what is damaged as well
         return None
 
-    def fetch_snapshot(self) -> Snapshot | None:
+    def fetch_snapshot(self, trust_one: bool) -> Snapshot | None:
         """Fetch the peers' anchor; None where the initial weights and the ledger suffice.
 
         Ask again while the peers are ahead: a machine that started from the initial weights would
-        have to replay every update, and its peers may no longer store them.
+        have to replay every update, and its peers may no longer store them. While the volunteers
+        that it knows do not suffice to believe any anchor, wait for others.
+
+        Args:
+            trust_one: whether a single volunteer's anchor is taken, if nobody else is connected.
         """
         knows_peers = self.joined.peers or self.ledger.peer_store.peers()
-        for _ in range(SNAPSHOT_TRIES):
+        tries = 0
+        while True:
             snapshot = self.exchange.fetch_snapshot(
-                SNAPSHOT_SECONDS if knows_peers else 0.0, self.poll_should_stop
+                SNAPSHOT_SECONDS if knows_peers else 0.0,
+                self.poll_should_stop,
+                trust_one,
             )
             has_all_updates = self.ledger.vector() and not self.ledger.pruned()
-            is_behind = self.exchange.stats.updates_behind
+            is_waiting = self.exchange.waiting_reason is not None
+            is_behind = is_waiting or self.exchange.needs_snapshot
             if snapshot or has_all_updates or self.leaving.is_set() or not is_behind:
                 return snapshot
-            log.warning("the peers are ahead, and their anchor has not come yet: asking again")
-        return None
+            tries += not is_waiting
+            if tries >= SNAPSHOT_TRIES:
+                return None
+            if not is_waiting:
+                log.warning("the peers are ahead, and their anchor has not come yet: asking again")
+
+    def _replay_updates(self, target: dict[str, int]) -> None:
+        """Receive the updates since the run's start before the first round.
+
+        Args:
+            target: the version vector that most peers have.
+        """
+        received = 0
+        last_progress = time.monotonic()
+
+        def has_caught_up() -> bool:
+            nonlocal received, last_progress
+            vector = self.ledger.vector()
+            if sum(vector.values()) > received:
+                received, last_progress = sum(vector.values()), time.monotonic()
+            is_stuck = time.monotonic() - last_progress > REPLAY_SECONDS
+            has_all = all(vector.get(author, 0) >= seq for author, seq in target.items())
+            return self.leaving.is_set() or self.run_ended or has_all or is_stuck
+
+        self.exchange_until(has_caught_up, math.inf)
 
     def _load_text(self) -> None:
         manifest = self.joined.manifest
@@ -621,7 +657,7 @@ def _check_disk_quota(plan: Plan, limits: Limits) -> None:
 
 def _log_snapshot(tokens: int, confirmed: bool) -> None:
     if confirmed:
-        trust = "two volunteers agree on it"
+        trust = "enough volunteers agree on it"
     else:
-        trust = "unconfirmed: no second volunteer could be asked"
+        trust = "unconfirmed: only one volunteer vouches for it"
     log.info("took the anchor at %s tokens from the peers (%s)", f"{tokens:,}", trust)

@@ -1,13 +1,14 @@
 """Tests of gossip, membership and requests as pure state machines, in simulated time."""
 
 import itertools
+import time
 
 import hypothesis.strategies as st
 from helpers.simulated_swarm import Simulation, author_of, connected_gossip, key_of, peer_state
 from hypothesis import given, settings
 
+from barnraise.exchange.gossip import authors, requests
 from barnraise.exchange.gossip import gossip as g
-from barnraise.exchange.gossip import requests
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.protocol.messages import PeerState
 
@@ -141,6 +142,7 @@ def test_requests_do_not_wait_for_a_peer_without_the_update():
 def test_requests_are_suspended_while_fetching_a_snapshot():
     me, author = Gossip(key_of(1), 0), author_of(3)
     me.on_connected(key_of(2), 0.0)
+    me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 5}), 0.0)
     assert not update_requests(me.next_actions(0.0)) and not update_requests(me.next_actions(5.0))
     me.start({}, {}, 5.0)
@@ -155,6 +157,7 @@ def test_requests_are_suspended_while_fetching_a_snapshot():
 
 def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
     me, author = connected_gossip(1, 2, 3), author_of(9)
+    me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 1}), 0.0)
     assert not update_requests(me.next_actions(0.0))
     assert me.next_wakeup(0.1) <= requests.MIN_GRACE
@@ -175,6 +178,7 @@ def test_requests_announced_update_waits_for_grace_longer_on_slow_tree():
 
 def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
     me, author = connected_gossip(1, 2, 3), author_of(9)
+    me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 9}, pruned={author: 5}), 0.0)
     me.on_state(key_of(3), peer_state({author: 3}), 0.0)
     me.next_actions(0.0)
@@ -185,7 +189,13 @@ def test_requests_pruned_update_is_not_requested_and_needs_snapshot():
     assert not me.needs_snapshot(100.0)
     me.on_disconnected(key_of(3), 100.0)
     me.next_actions(100.0)
-    assert not me.needs_snapshot(100.0) and me.needs_snapshot(100.0 + requests.SNAPSHOT_DELAY)
+    late = 100.0 + requests.SNAPSHOT_DELAY
+    assert not me.needs_snapshot(100.0) and me.needs_snapshot(late)
+    me.on_connected(key_of(4), 100.0)
+    me.on_state(key_of(4), peer_state({author_of(4): 1}), 100.0)
+    assert not me.needs_snapshot(late), "one of two volunteers does not have it"
+    me.on_state(key_of(4), peer_state({author: 7}), 100.0)
+    assert me.needs_snapshot(late)
     me.start({author: 9}, {author: 9}, 200.0)
     me.next_actions(200.0)
     assert not me.needs_snapshot(300.0)
@@ -223,6 +233,8 @@ def test_build_state_sequence_conveys_the_whole_vector(steps):
         me.on_local_update(author, me.vector.get(author, 0) + 1)
         if sends_state:
             you.on_state(key_of(1), me.build_state(key_of(2), now), now)
+            for author in me.vector:
+                you.on_author(key_of(1), author)
             assert you.links[key_of(1)].vector == me.vector
 
 
@@ -230,6 +242,8 @@ def test_build_state_too_many_authors_sends_parts_until_all_are_sent():
     me, you = Gossip(key_of(1), 1), connected_gossip(2, 1)
     me.on_connected(key_of(2), 0.0)
     me.start({author_of(n): n for n in range(1, g.MAX_STATE_AUTHORS + 100)}, {}, 0.0)
+    for author in me.vector:
+        you.on_author(key_of(1), author)
     for n in range(40):
         state = me.build_state(key_of(2), n * 2 * g.FULL_STATE_INTERVAL)
         assert len(state.vector) == g.MAX_STATE_AUTHORS and not state.full
@@ -237,13 +251,106 @@ def test_build_state_too_many_authors_sends_parts_until_all_are_sent():
     assert you.links[key_of(1)].vector == me.vector
 
 
-def test_on_state_bounds_the_authors_of_a_peer():
+# ---- which authors exist
+
+
+def probes(actions: list[g.Action]) -> list[g.ProbeAuthor]:
+    return [action for action in actions if isinstance(action, g.ProbeAuthor)]
+
+
+def phantoms(count: int, part: int = 0) -> PeerState:
+    """Create a State that names authors who do not exist."""
+    many = {author_of(n, life=part + 1): 1 << 40 for n in range(count)}
+    gone = dict.fromkeys(many, (1 << 40) - 1)
+    return PeerState.model_construct(vector=many, pruned=gone, full=False, declined={}, rate=1.0)
+
+
+def test_phantom_authors_of_one_liar_leave_a_bounded_counter():
+    """Let a link name 50,000 authors that do not exist, as in a flood of States."""
+    me = connected_gossip(1, 2, 3)
+    for part in range(50):
+        me.on_state(key_of(2), phantoms(1000, part), 0.1)
+    assert len(me.authors.claims_of(key_of(2))) <= authors.MAX_CLAIMS
+    assert me.links[key_of(2)].vector == {} and me.links[key_of(2)].pruned == {}
+    assert me.authors.ignored > 40_000
+    now, started = 0.1, time.perf_counter()
+    for _ in range(50):
+        now += 0.02
+        assert not update_requests(me.next_actions(now))
+    assert time.perf_counter() - started < 2.0
+    assert not me.needs_snapshot(now + 1000)
+    assert me.updates_behind == 0
+
+
+def test_phantom_authors_are_probed_a_few_at_a_time_and_then_refused():
     me = connected_gossip(1, 2)
-    for part in range(g.MAX_AUTHORS // 1000 + 5):
-        many = {author_of(n, life=part + 1): 1 for n in range(1000)}
-        state = PeerState.model_construct(vector=many, pruned={}, full=False, declined={}, rate=1.0)
-        me.on_state(key_of(2), state, 0.0)
-    assert len(me.links[key_of(2)].vector) <= g.MAX_AUTHORS
+    me.on_state(key_of(2), phantoms(100), 0.0)
+    assert len(probes(me.next_actions(0.0))) == authors.MAX_PROBES
+    assert not probes(me.next_actions(5.0))
+    for step in range(1, 30):
+        me.next_actions(step * authors.PROBE_TIMEOUT)
+    assert me.authors.claims_of(key_of(2)) == {}
+    me.on_state(key_of(2), phantoms(100), 290.0)
+    assert me.authors.claims_of(key_of(2)) == {}, "its claims are refused for a while"
+
+
+def test_honest_new_author_is_probed_and_then_requested():
+    me, author = connected_gossip(1, 2), author_of(9)
+    me.on_state(key_of(2), peer_state({author: 3}), 0.0)
+    assert probes(me.next_actions(0.0)) == [g.ProbeAuthor(key_of(2), author, 3)]
+    assert me.on_author(key_of(2), author), "its header answers the probe"
+    assert not me.on_author(key_of(2), author)
+    me.next_actions(0.1)
+    requested = update_requests(me.next_actions(0.2 + requests.MIN_GRACE))
+    assert requested == [g.RequestUpdates(key_of(2), author, 1, 3)]
+
+
+def test_honest_new_author_becomes_known_beside_a_liars_phantoms():
+    simulation = Simulation(3)
+    simulation.introduce_to_hub()
+    simulation.run(10)
+    liar, honest, me = (key_of(n) for n in (0, 1, 2))
+    for part in range(20):
+        simulation.machines[me].on_state(liar, phantoms(1000, part), simulation.now)
+    author = author_of(9)
+    simulation.stored[honest][author] = {1}
+    simulation.machines[honest].on_local_update(author, 1)
+    assert simulation.run(20, until=lambda: simulation.machines[me].vector.get(author) == 1)
+
+
+def test_authors_of_one_key_are_bounded():
+    me = connected_gossip(1, 2)
+    for life in range(1, 1000):
+        me.on_author(key_of(2), author_of(9, life))
+    known = [life for life in range(1, 1000) if me.is_known(author_of(9, life))]
+    assert len(known) == authors.MAX_AUTHORS_PER_KEY
+
+
+def test_false_numbers_of_a_known_author_do_not_make_one_overtaken():
+    me, author = connected_gossip(1, 2, 3, 4), author_of(9)
+    me.on_local_update(author, 5)
+    for honest in (3, 4):
+        me.on_state(key_of(honest), peer_state({author: 5}), 0.0)
+    me.on_state(key_of(2), peer_state({author: 1 << 40}, pruned={author: 1 << 39}), 0.0)
+    me.next_actions(0.0)
+    me.next_actions(1.0)
+    assert not me.needs_snapshot(1000.0) and me.agreed_vector == {author: 5}
+
+
+def test_truly_overtaken_machine_is_not_held_back_by_a_liar():
+    """A link that claims every update and sends none does not keep a machine from catching up."""
+    me, author = connected_gossip(1, 2, 3, 4), author_of(9)
+    me.on_author(key_of(3), author)
+    for honest in (3, 4):
+        me.on_state(key_of(honest), peer_state({author: 50}, pruned={author: 40}), 0.0)
+    me.on_state(key_of(2), peer_state({author: 50}), 0.0)
+    now = 0.0
+    while now < 60 and not me.needs_snapshot(now):
+        for link in me.links:
+            me.on_message(link, now)
+        me.next_actions(now)
+        now += 0.5
+    assert now < 40 and me.agreed_vector == {author: 50}
 
 
 def test_is_converged_requires_complete_peers_with_equal_vectors():

@@ -90,7 +90,7 @@ def test_late_joiners_weight_grows_to_its_full_share(world):
     a.exchange.announce_rate(100.0)
     a.publish_round(1)
     with stepping(a):
-        join_peers(late, a)
+        join_peers(late, a, trust_one=True)
     wait_until(lambda: late.exchange.server.gossip.links[a.identity.key].rate == 100.0)
     weights = []
     for seed in range(RAMP_ROUNDS + 2):
@@ -104,7 +104,7 @@ def test_late_joiners_weight_grows_by_rounds_when_streaming(world, monkeypatch):
     a, late = world.machine(1).start(), world.machine(2)
     a.publish_round(1)
     with stepping(a):
-        join_peers(late, a)
+        join_peers(late, a, trust_one=True)
     schedule = RoundSchedule(
         10, QuantizationScheme.parse("dense4"), streaming=split_evenly((10, 10), 2)
     )

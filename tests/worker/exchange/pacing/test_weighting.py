@@ -126,6 +126,13 @@ def test_round_history_measures_rounds_and_begins_again_after_a_gap():
     assert history.measured_rate(50.0) == 100.0, "updates that arrive together are one round"
     assert history.measured_rate(50.1) == 0.0, "four rounds have passed"
     history.record_round(1000.0, 500)
-    assert history.measured_rate(1000.0) is None
+    assert history.measured_rate(1000.0) is None, "it was away"
     history.record_round(1010.0, 500)
     assert history.measured_rate(1010.0) == 50.0
+
+
+def test_backlog_that_arrives_at_once_counts_over_its_stated_time():
+    history = RoundHistory()
+    for n in range(5):
+        history.record_round(100.0 + n / 100, 500, stated_at=1000.0 + 10 * n)
+    assert history.measured_rate(100.05) == 50.0

@@ -18,6 +18,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from barnraise.exchange.gossip.agreement import agreed_vector, majority_vector
+from barnraise.exchange.gossip.authors import (
+    MAX_CLAIMS,
+    MAX_CLAIMS_WHILE_JOINING,
+    AuthorClaim,
+    AuthorRegister,
+)
 from barnraise.exchange.gossip.membership import Meeting, PartialView
 from barnraise.exchange.gossip.requests import RequestScheduler
 from barnraise.protocol.messages import Peer, PeerState
@@ -30,7 +37,6 @@ GOODBYE_TIMEOUT = 5.0  # seconds after a goodbye after which a peer is disconnec
 PEERS_INTERVAL = 30.0  # seconds between two messages about other peers
 MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
 MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
-MAX_AUTHORS = 50_000  # authors stored for one peer
 MAX_DECLINED = 200  # pushes declined in one State
 RATE_TOLERANCE = 0.05  # relative change of the training rate that is not worth a State
 MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
@@ -78,6 +84,15 @@ class RequestUpdates:
 
 
 @dataclass(frozen=True)
+class ProbeAuthor:
+    """Request from this peer the signed header of an update that it claims an author published."""
+
+    to: str
+    author: str
+    seq: int
+
+
+@dataclass(frozen=True)
 class SendGoodbye:
     """Ask this peer to leave: it has other links, and we have too many."""
 
@@ -92,7 +107,16 @@ class CloseLink:
     reason: str
 
 
-Action = Dial | SendState | SendPeers | PushUpdate | RequestUpdates | SendGoodbye | CloseLink
+Action = (
+    Dial
+    | SendState
+    | SendPeers
+    | PushUpdate
+    | RequestUpdates
+    | ProbeAuthor
+    | SendGoodbye
+    | CloseLink
+)
 
 
 @dataclass
@@ -117,7 +141,7 @@ class LinkState:
         to_decline: Author → sequence number up to which the next State declines pushes.
         eager: Whether new updates are pushed to it, not only announced.
         leaving_since: When one side said goodbye; None if neither did.
-        vector: What it has.
+        vector: What it has, of authors that are known here.
         pruned: What it has no payloads of.
         declined: Author → sequence number up to which it has declined pushes.
         rate: Tokens per second at which it trains.
@@ -159,6 +183,7 @@ class Gossip:
 
     Attributes:
         key: This machine's own key.
+        volunteer: Digest of this machine's own volunteer.
         vector: Author → sequence number of the last update in our ledger.
         pruned: Author → sequence number up to which our ledger has no payloads.
         wants_updates: Whether missing updates are requested; False while a snapshot is being
@@ -168,6 +193,7 @@ class Gossip:
         anchor_digests: Digest of a version vector → digest of our anchor there, for the last few
             vectors.
         links: The connected peers by key.
+        authors: The authors that exist for this machine.
         membership: The peers that this machine knows.
         requests: The updates that are missing or on their way.
     """
@@ -181,6 +207,7 @@ class Gossip:
             volunteer: Digest of this machine's own volunteer.
         """
         self.key = key
+        self.volunteer = volunteer or key
         self.vector: dict[str, int] = {}
         self.pruned: dict[str, int] = {}
         self.wants_updates = False
@@ -188,6 +215,7 @@ class Gossip:
         self.complete = False
         self.anchor_digests: dict[str, str] = {}
         self.links: dict[str, LinkState] = {}
+        self.authors = AuthorRegister()
         self.membership = PartialView(key, seed, volunteer)
         self.requests = RequestScheduler(seed)
         self._pushes: list[PushUpdate] = []
@@ -207,6 +235,8 @@ class Gossip:
         self.pruned = dict(pruned)
         self.wants_updates = True
         self.requests.reset()
+        for author in vector:
+            self._adopt_claims(author)
         for link in self.links.values():
             link.next_full_state_at = now
             link.has_news = True
@@ -247,6 +277,8 @@ class Gossip:
         Peers that need the update are pushed it, or sent a State soon. The other peers see it in
         their next State, which is sent soon only if one of the two sides is about to end.
         """
+        if author not in self.vector:
+            self._adopt_claims(author)
         self.vector[author] = max(seq, self.vector.get(author, 0))
         self.requests.on_stored(author, seq)
         for link in self.links.values():
@@ -329,6 +361,7 @@ class Gossip:
         """Record that the link to this peer is gone."""
         link = self.links.pop(key, None)
         self.requests.on_disconnected(key)
+        self.authors.on_disconnected(key)
         said_goodbye = link is not None and link.leaving_since is not None
         self.membership.on_disconnected(key, now, said_goodbye)
 
@@ -350,17 +383,43 @@ class Gossip:
         link.anchor_digest = state.anchor_digest
         self._compare_anchors(link)
         if state.full:
-            link.vector = dict(state.vector)
-            link.pruned = dict(state.pruned)
-        elif len(link.vector) + len(state.vector) <= MAX_AUTHORS:
-            for author, seq in state.vector.items():
+            self.authors.on_full_state(key, state.vector)
+            link.vector = {}
+            link.pruned = {}
+        most = MAX_CLAIMS if self.wants_updates else MAX_CLAIMS_WHILE_JOINING
+        for author, seq in state.vector.items():
+            if self.is_known(author):
                 link.vector[author] = max(seq, link.vector.get(author, 0))
-            link.pruned |= state.pruned
+            else:
+                claim = AuthorClaim(seq, state.pruned.get(author, 0))
+                self.authors.record_claim(key, author, claim, most)
+        link.pruned |= {author: n for author, n in state.pruned.items() if self.is_known(author)}
         if state.declined:
             link.eager = False
             link.declined = dict(state.declined)
         link.has_news = link.has_news or (state.complete and bool(link.changed_authors))
-        self.requests.on_vector(key, state.vector, self.vector)
+        known = {author: seq for author, seq in state.vector.items() if author in link.vector}
+        self.requests.on_vector(key, known, self.vector)
+
+    def on_author(self, key: str, author: str) -> bool:
+        """Record that a valid header of this author, with its ticket, has arrived from a peer.
+
+        Returns:
+            Whether it is the answer to a probe, which no payloads follow.
+        """
+        is_answer = self.authors.is_probed(key, author)
+        self.authors.add(author)
+        self._adopt_claims(author)
+        return is_answer
+
+    def _adopt_claims(self, author: str) -> None:
+        """Take what links claim of an author as theirs: the author is known from now on."""
+        for key, claim in self.authors.pop_claims(author):
+            link = self.links[key]
+            link.vector[author] = max(claim.seq, link.vector.get(author, 0))
+            if claim.pruned:
+                link.pruned[author] = max(claim.pruned, link.pruned.get(author, 0))
+            self.requests.on_vector(key, {author: claim.seq}, self.vector)
 
     def on_update(self, key: str, author: str, seq: int, now: float) -> None:
         """Record that the valid header of an update has arrived from this peer.
@@ -371,6 +430,8 @@ class Gossip:
         link = self.links.get(key)
         if link is None:
             return
+        self.authors.add(author)
+        self._adopt_claims(author)
         link.vector[author] = max(seq, link.vector.get(author, 0))
         is_stored = seq <= self.vector.get(author, 0)
         if is_stored or not self.requests.on_header(key, author, seq, now):
@@ -416,14 +477,58 @@ class Gossip:
             return False
         return max(link.vector.get(author, 0), link.declined.get(author, 0)) < seq
 
+    def is_known(self, author: str) -> bool:
+        """Return whether an author exists for this machine: a valid header of it was seen."""
+        return author in self.vector or self.authors.is_seen(author)
+
+    def volunteer_vectors(self) -> dict[str, dict[str, int]]:
+        """Return volunteer → what that volunteer's linked machines have, as they report it.
+
+        A machine that has no updates counts only once it reports an anchor: without one, it is
+        joining as well. Unknown authors count while this machine is joining and knows nobody. Safe
+        to call from another thread.
+        """
+        vectors: dict[str, dict[str, int]] = {}
+        for link in list(self.links.values()):
+            claims = dict(self.authors.claims_of(link.key))
+            if not link.has_state or not (link.vector or claims or link.anchor_vector):
+                continue
+            vector = vectors.setdefault(link.volunteer, {})
+            entries = [*link.vector.copy().items()]
+            if not self.wants_updates:
+                entries += [(author, claim.seq) for author, claim in claims.items()]
+            for author, seq in entries:
+                vector[author] = max(seq, vector.get(author, 0))
+        return vectors
+
+    @property
+    def agreed_vector(self) -> dict[str, int]:
+        """The version vector that most linked volunteers have."""
+        return agreed_vector(self.volunteer_vectors(), self.volunteer)
+
+    def can_replay(self, vector: dict[str, int], most: int) -> bool:
+        """Return whether links offer every update up to a version vector, at most `most` in all."""
+        if sum(vector.values()) > most:
+            return False
+        links = list(self.links.values())
+        return all(self._is_offered(links, author, seq) for author, seq in vector.items())
+
+    def _is_offered(self, links: list[LinkState], author: str, seq: int) -> bool:
+        for link in links:
+            claim = self.authors.claims_of(link.key).get(author, AuthorClaim(0))
+            has_all = max(link.vector.get(author, 0), claim.seq) >= seq
+            if has_all and max(link.pruned.get(author, 0), claim.pruned) == 0:
+                return True
+        return False
+
     @property
     def updates_behind(self) -> int:
-        """Count the updates that the peers together have and this machine lacks."""
-        newest: dict[str, int] = {}
-        for link in list(self.links.values()):  # copies: other threads call this, too
-            for author, seq in list(link.vector.items()):
-                newest[author] = max(seq, newest.get(author, 0))
-        return sum(max(0, seq - self.vector.get(author, 0)) for author, seq in newest.items())
+        """Count the updates that most linked volunteers have and this machine lacks."""
+        vectors = self.volunteer_vectors().values()
+        return sum(
+            max(0, seq - self.vector.get(author, 0))
+            for author, seq in majority_vector([vector for vector in vectors if vector]).items()
+        )
 
     @property
     def is_converged(self) -> bool:
@@ -439,9 +544,16 @@ class Gossip:
     def needs_snapshot(self, now: float) -> bool:
         """Return whether only a snapshot helps.
 
-        That is so if for a while no linked peer has had the next missing update.
+        That is so if for a while no linked peer has had the next missing update of an author, of
+        whom most linked volunteers have more than this machine.
         """
-        return self.wants_updates and self.requests.needs_snapshot(now)
+        if not self.wants_updates:
+            return False
+        unavailable = self.requests.unavailable_authors(now)
+        if not unavailable:
+            return False
+        agreed = self.agreed_vector
+        return any(agreed.get(author, 0) > self.vector.get(author, 0) for author in unavailable)
 
     def sample_heads(self, count: int) -> list[tuple[str, int]]:
         """Return (author, last seq) of up to `count` random authors in our ledger."""
@@ -464,6 +576,8 @@ class Gossip:
             actions.append(SendGoodbye(key))
         actions += [Dial(peer) for peer in self.membership.choose_dials(self.links, now)]
         actions += self._update_requests(now)
+        if self.wants_updates:
+            actions += [ProbeAuthor(*probe) for probe in self.authors.choose_probes(now)]
         return actions
 
     def _link_actions(self, link: LinkState, now: float) -> list[Action]:
@@ -518,6 +632,8 @@ class Gossip:
             if link.has_news:
                 times.append(link.last_state_at + MIN_STATE_INTERVAL)
         times += [incoming.deadline for incoming in self.requests.incoming.values()]
+        if (probe_fails_at := self.authors.next_wakeup()) is not None:
+            times.append(probe_fails_at)
         return max(now, min(times))
 
     def build_state(self, key: str, now: float) -> PeerState | None:

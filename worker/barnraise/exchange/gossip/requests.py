@@ -23,6 +23,7 @@ RETRY_DELAY = 20.0  # seconds before a peer that failed to deliver an update is 
 SNAPSHOT_DELAY = 10.0  # seconds without any source of an update before only a snapshot helps
 AUTHOR_WINDOW = 64  # updates of one author in transfer at once
 MAX_PER_PEER = 64  # updates requested from one peer at once
+MAX_EXAMINED = 4096  # missing updates that one look examines; the next look goes on
 
 
 @dataclass
@@ -153,11 +154,13 @@ class RequestScheduler:
 
     # ---- decisions
 
-    def needs_snapshot(self, now: float) -> bool:
-        """Return whether for a while no linked peer has had an author's next missing update."""
-        return any(
-            now >= since + SNAPSHOT_DELAY for since in list(self._unavailable_since.values())
-        )
+    def unavailable_authors(self, now: float) -> list[str]:
+        """Return the authors whose next missing update no linked peer has had for a while."""
+        return [
+            author
+            for author, since in list(self._unavailable_since.items())
+            if now >= since + SNAPSHOT_DELAY
+        ]
 
     def expire(self, ours: Mapping[str, int], now: float) -> None:
         """Give up on transfers that have stalled, and on failures that are long enough ago.
@@ -194,7 +197,11 @@ class RequestScheduler:
         load = self._count_incoming(links)
         grace = self._grace(links)
         requests: list[tuple[str, str, int]] = []
+        examined = 0
         for author, keys in list(self._ahead.items()):
+            if examined >= MAX_EXAMINED:
+                self.wake_at = now
+                break
             last_stored = ours.get(author, 0)
             sources = [
                 link
@@ -205,16 +212,39 @@ class RequestScheduler:
                 self._ahead.pop(author, None)
                 self._announced_at.pop(author, None)
                 self._unavailable_since.pop(author, None)
-            elif all(link.pruned.get(author, 0) > last_stored for link in sources):
-                self._unavailable_since.setdefault(author, now)
-            else:
-                self._unavailable_since.pop(author, None)
-                last = min(
-                    last_stored + AUTHOR_WINDOW, max(link.vector[author] for link in sources)
-                )
-                ripe = self._ripe_updates(author, range(last_stored + 1, last + 1), grace, now)
-                requests += self._assign(author, ripe, sources, load, now)
+                continue
+            self._check_available(author, last_stored, sources, now)
+            able = [link for link in sources if link.pruned.get(author, 0) <= last_stored]
+            free = sum(max(0, MAX_PER_PEER - load[link.key]) for link in able)
+            if not able or not free:
+                continue
+            window = min(AUTHOR_WINDOW, free)
+            last = min(last_stored + window, max(link.vector[author] for link in sources))
+            # The author goes to the end, so that a look which ends early continues after it.
+            self._ahead[author] = self._ahead.pop(author)
+            examined += last - last_stored
+            ripe = self._ripe_updates(author, range(last_stored + 1, last + 1), grace, now)
+            requests += self._assign(author, ripe, sources, load, now)
         return requests
+
+    def _check_available(
+        self, author: str, last_stored: int, sources: list[UpdateSource], now: float
+    ) -> None:
+        """Record whether some source can be expected to have an author's next missing update.
+
+        A source that has failed to send it cannot, so that a peer which claims everything and sends
+        nothing does not hide that all others have pruned it.
+        """
+        has_pruned = [link.pruned.get(author, 0) > last_stored for link in sources]
+        missing = last_stored + 1
+        is_available = any(
+            not pruned and (link.key, author, missing) not in self._failed_until
+            for link, pruned in zip(sources, has_pruned, strict=True)
+        )
+        if is_available or not any(has_pruned):
+            self._unavailable_since.pop(author, None)
+        else:
+            self._unavailable_since.setdefault(author, now)
 
     def _count_incoming(self, links: Mapping[str, UpdateSource]) -> dict[str, int]:
         """Return how many updates are incoming from each linked peer, by key."""

@@ -1,7 +1,8 @@
 """Continue from the peers' anchor when no peer has the updates that this machine lacks.
 
 The snapshot is fetched while training goes on. The training loop continues from it when it likes
-(`Exchange.resync`). Everything runs on the exchange's event loop.
+(`Exchange.resync`). A ledger that has updates never begins again at a snapshot that nobody
+confirms: the machine waits. Everything runs on the exchange's event loop.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ class Resync:
         self._is_fetching = False
         self._next_fetch_at = 0.0
         self._snapshot: FetchedSnapshot | None = None
+        self._has_logged = False
 
     @property
     def is_ready(self) -> bool:
@@ -55,12 +57,16 @@ class Resync:
         """Fetch a snapshot."""
         self._is_fetching = True
         try:
-            log.warning(
-                "nobody keeps the updates that this machine lacks: taking a snapshot in their place"
-            )
+            if not self._has_logged:
+                self._has_logged = True
+                log.warning(
+                    "nobody keeps the updates that this machine lacks: taking a snapshot in their "
+                    "place, once most volunteers agree on it"
+                )
             snapshot = await self._snapshots.fetch(FETCH_TIMEOUT)
-            if snapshot is not None and self._fits(snapshot):
+            if snapshot is not None and snapshot.confirmed and self._fits(snapshot):
                 self._snapshot = snapshot
+                self._has_logged = False
         finally:
             self._is_fetching = False
             self._next_fetch_at = asyncio.get_running_loop().time() + RETRY_INTERVAL
@@ -78,6 +84,7 @@ class Resync:
         await self._run_on_disk(
             self._ledger.rebase, snapshot.heads, snapshot.manifest.fragments, snapshot.verdicts
         )
+        self._snapshots.adopt_tickets(snapshot)
         return True
 
     def _fits(self, snapshot: FetchedSnapshot) -> bool:

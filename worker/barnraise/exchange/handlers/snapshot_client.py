@@ -1,19 +1,26 @@
 """Join a run that is under way: fetch the anchor at one version vector from several peers.
 
-One peer is asked for a snapshot of its choice and the others for the same one. Their digests are
-compared: when peers of two different volunteers agree, the snapshot is confirmed. The bytes then
-arrive as blobs, from all peers that have them, and are checked by digest.
+All peers are asked for the snapshot at the version vector that most linked volunteers have. Their
+digests are compared: when more than half of the linked volunteers, and at least two, name the same
+ones, the snapshot is confirmed. The bytes then arrive as blobs, from all peers that have them, and
+are checked by digest. The headers at which the snapshot stands are validated as updates are.
+
+Without agreement nothing is taken: the machine waits, and states why. The one exception is a first
+join with a single volunteer, to whom the machine's owner has decided to trust.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from barnraise.errors import MessageError
+from barnraise.exchange.gossip.agreement import is_agreed
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.handlers.context import HandlerContext
 from barnraise.exchange.handlers.snapshot_server import (
@@ -24,19 +31,21 @@ from barnraise.exchange.handlers.snapshot_server import (
 from barnraise.exchange.ledger.anchor import Retracted, fragment_from_bytes
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.ledger.snapshot_heads import read_heads, read_signed, validate_heads
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
-from barnraise.protocol.signing import open_signed
 from barnraise.protocol.verdicts import Verdict
 
 log = logging.getLogger("barnraise.exchange")
 
-NEXT_PEER_DELAY = 2.0  # seconds until a joiner asks another peer as well
+T = TypeVar("T")
+
 FRESH_SECONDS = 2.0  # seconds for which all peers must be at the start to believe that the run is
-WITNESS_TIMEOUT = 15.0  # seconds for other peers to answer with the same snapshot
+MAX_REPLAYED_UPDATES = 256  # that a machine applies one by one instead of trusting one volunteer
+BLOB_SECONDS = 10.0  # seconds for a blob of tickets or of proofs
 INTRODUCTION_SECONDS = 1.0  # seconds in which a peer introduces a joiner to the others it knows
 CONNECTION_SECONDS = 5.0  # seconds in which connections to those are established
 MAX_HEADS_BYTES = 64 << 20  # the blobs of heads and of proofs are no larger
@@ -45,7 +54,12 @@ MIN_FETCH_RATE = 1 << 16  # bytes per second; each so many bytes extend that by 
 POLL_INTERVAL = 0.05  # seconds between two looks at the peers' answers
 LIST_SECONDS = 5.0  # seconds for the mirror list that a snapshot's verdicts name to arrive
 NO_PROOFS = VerdictProofs(verdicts=[], forks=[]).model_dump_json().encode()
-_signed_headers = TypeAdapter(list[Signed])
+ONE_VOLUNTEER = (
+    "only one volunteer is connected, and nobody confirms the weights that it has: waiting for a "
+    "second one"
+)
+DISAGREEMENT = "the connected volunteers do not agree on the weights: waiting until most of them do"
+TRUST_HINT = " (barnraise join --trust-one takes them unconfirmed)"
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,7 @@ class Snapshot:
     Attributes:
         fragments: int32 [size] for each fragment, in order.
         heads: Author → the last update in the anchor.
-        confirmed: Whether peers of two different volunteers agree on it.
+        confirmed: Whether enough volunteers agree on it.
         retracted: What verdicts retracted from among those updates.
     """
 
@@ -67,10 +81,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class FetchedSnapshot:
-    """A snapshot whose bytes are all on disk, with its authors' last headers and its verdicts."""
+    """A snapshot whose bytes are all on disk, with its authors' last headers and its verdicts.
+
+    `tickets` are those that the headers name; peers that receive the headers need them.
+    """
 
     manifest: SnapshotManifest
     heads: list[tuple[Signed, Update]]
+    tickets: list[Signed]
     verdicts: VerdictSet
     confirmed: bool
 
@@ -88,24 +106,6 @@ class FragmentBlobs(Sequence[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return fragment_from_bytes(self._blobs.read(self._digests[index]))
-
-
-def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Signed, Update]]:
-    """Return the headers in a snapshot's blob of heads.
-
-    Raises:
-        MessageError: When they are not signed, or not exactly the last ones of `vector`.
-    """
-    try:
-        signed = _signed_headers.validate_json(data)
-    except ValidationError:
-        raise MessageError("a snapshot's heads are not a list of signed headers") from None
-    heads = [(header, open_signed(header, "update", Update, key=header.key)) for header in signed]
-    if any(update.peer != header.key or update.run != run for header, update in heads):
-        raise MessageError("a snapshot's heads are of another run, or not signed by their authors")
-    if len(heads) != len(vector) or {update.author: update.seq for _, update in heads} != vector:
-        raise MessageError("a snapshot's heads are not those of its version vector")
-    return heads
 
 
 def read_verdicts(
@@ -144,8 +144,8 @@ def load_base_snapshot(ledger: Ledger) -> Snapshot | None:
 
 
 def choose_majority(
-    answers: Iterable[tuple[str, SnapshotManifest]],
-) -> tuple[SnapshotManifest, int] | None:
+    answers: Iterable[tuple[str, SnapshotManifest]], own: str = ""
+) -> tuple[SnapshotManifest, list[frozenset[str]]] | None:
     """Combine the answers to one request into the snapshot that most volunteers agree on.
 
     The heads are those that most volunteers name, and each fragment is the one that most of these
@@ -154,47 +154,67 @@ def choose_majority(
     Args:
         answers: (volunteer, manifest) of each peer, all with equally many fragments. The machines
             of one volunteer count once.
+        own: This machine's own volunteer, whose answer counts before all others.
 
     Returns:
-        The snapshot, and how many volunteers agree on each part of it at least.
+        The snapshot, and for each part of it the volunteers that agree on it.
     """
     answers = list(answers)
     if not answers:
         return None
-    heads, agreeing = _most_votes((volunteer, manifest.heads) for volunteer, manifest in answers)
-    answers = [(volunteer, manifest) for volunteer, manifest in answers if manifest.heads == heads]
+    name, agreeing = _most_votes(
+        ((volunteer, f"{manifest.heads} {manifest.verdicts}") for volunteer, manifest in answers),
+        own,
+    )
+    answers = [
+        (volunteer, manifest)
+        for volunteer, manifest in answers
+        if f"{manifest.heads} {manifest.verdicts}" == name
+    ]
     first = answers[0][1]
-    fragments = []
+    fragments: list[str] = []
+    supporters = [agreeing]
     for index in range(len(first.fragments)):
-        digest, volunteers = _most_votes(
-            (volunteer, manifest.fragments[index]) for volunteer, manifest in answers
+        digest, agreeing = _most_votes(
+            ((volunteer, manifest.fragments[index]) for volunteer, manifest in answers), own
         )
         fragments.append(digest)
-        agreeing = min(agreeing, volunteers)
-    return first.model_copy(update={"fragments": fragments}), agreeing
+        supporters.append(agreeing)
+    return first.model_copy(update={"fragments": fragments}), supporters
 
 
-def _most_votes(votes: Iterable[tuple[str, str]]) -> tuple[str, int]:
-    """Return the digest that most volunteers name, and how many do."""
+def _most_votes(votes: Iterable[tuple[str, str]], own: str) -> tuple[str, frozenset[str]]:
+    """Return the digest that most volunteers, or this machine's own, name; and who names it."""
     voters: dict[str, set[str]] = {}
     for volunteer, digest in votes:
         voters.setdefault(digest, set()).add(volunteer)
-    best = max(voters, key=lambda digest: len(voters[digest]))
-    return best, len(voters[best])
+    best = max(voters, key=lambda digest: (own in voters[digest], len(voters[digest])))
+    return best, frozenset(voters[best])
 
 
 class SnapshotClient:
-    """Request snapshots from peers and fetch them. Runs on the exchange's event loop."""
+    """Request snapshots from peers and fetch them. Runs on the exchange's event loop.
 
-    def __init__(self, context: HandlerContext, rules: UpdateRules, fetcher: BlobFetcher) -> None:
+    Attributes:
+        waiting_reason: Why no snapshot is taken although one is needed; None if nothing is amiss.
+    """
+
+    def __init__(
+        self,
+        context: HandlerContext,
+        rules: UpdateRules,
+        fetcher: BlobFetcher,
+    ) -> None:
         """Start without requests.
 
         Args:
             context: What the server's handlers share.
-            rules: What verdicts are checked against, and the fragments' sizes.
+            rules: What heads and verdicts are checked against, and the fragments' sizes.
             fetcher: Fetches the bytes.
         """
+        self.waiting_reason: str | None = None
         self._rules = rules
+        self._run_on_disk = context.run_on_disk
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._connections = context.connections
@@ -247,15 +267,21 @@ class SnapshotClient:
 
     # ---- snapshots
 
-    async def join(self, timeout: float) -> Snapshot | None:
-        """Fetch a snapshot and begin the ledger there; return None when there is none to fetch."""
-        fetched = await self.fetch(timeout)
+    async def join(self, timeout: float, trust_one: bool = False) -> Snapshot | None:
+        """Fetch a snapshot and begin the ledger there; return None when there is none to fetch.
+
+        Args:
+            timeout: Seconds for peers to answer; bytes that arrive extend it.
+            trust_one: Whether one volunteer suffices, if this machine has no updates yet.
+        """
+        fetched = await self.fetch(timeout, trust_one and not self._ledger.vector())
         if fetched is None:
             return None
         manifest = fetched.manifest
         if not self._ledger.can_rebase(manifest.vector, fetched.verdicts):
             return None
         self._ledger.rebase(fetched.heads, manifest.fragments, fetched.verdicts)
+        self.adopt_tickets(fetched)
         return Snapshot(
             FragmentBlobs(self._ledger.blobs, manifest.fragments),
             {update.author: update for _, update in fetched.heads},
@@ -263,35 +289,50 @@ class SnapshotClient:
             fetched.verdicts.retracted_within(manifest.vector),
         )
 
-    async def fetch(self, timeout: float) -> FetchedSnapshot | None:
+    def adopt_tickets(self, fetched: FetchedSnapshot) -> None:
+        """Store the tickets of a snapshot's authors once the ledger begins there."""
+        for ticket in fetched.tickets:
+            self._ledger.peer_store.store_ticket(ticket)
+
+    async def fetch(self, timeout: float, trust_one: bool = False) -> FetchedSnapshot | None:
         """Fetch a snapshot from all peers that have it.
 
+        Args:
+            timeout: Seconds for peers to answer; bytes that arrive extend it.
+            trust_one: Whether to take what the only linked volunteer has, unconfirmed.
+
         Returns:
-            None when the peers are at the run's start, when no peer answers within `timeout`
-            seconds, or when what they sent is no snapshot.
+            None when the peers are at the run's start, when not enough volunteers agree within
+            `timeout` seconds, or when what they sent is no snapshot.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
-        first = await self._first_answer(end)
-        if first is None:
+        vector = await self._choose_vector(end, trust_one)
+        if vector is None:
             return None
-        async with SnapshotWitnesses(self, *first) as witnesses:
-            manifest, volunteers = await witnesses.agree(end)
-            if witnesses.disagree:
-                log.warning(
-                    "peers disagree about the anchor at one version vector; %d agree on what is "
-                    "taken",
-                    volunteers,
-                )
+        async with SnapshotWitnesses(self, vector) as witnesses:
+            agreed = await witnesses.agree(end, trust_one)
+            if agreed is None:
+                self._state_waiting(DISAGREEMENT)
+                return None
             seconds = max(MIN_FETCH_SECONDS, end - loop.time())
-            if not await self._fetch_bytes(manifest, witnesses.holders, seconds):
+            if not await self._fetch_bytes(agreed.manifest, witnesses.holders, seconds):
                 log.warning("the snapshot did not come whole")
                 return None
-        await self._wait_for_mirror_list(manifest)
-        fetched = self._read_fetched(manifest, confirmed=volunteers >= 2)
-        if fetched is not None and not fetched.confirmed:
-            log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
+            fetched = await self._read_fetched(agreed, witnesses)
+        if fetched is not None:
+            self.waiting_reason = None
+            if not fetched.confirmed:
+                log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
         return fetched
+
+    def _state_waiting(self, reason: str) -> None:
+        """Record why no snapshot is taken; log it the first time."""
+        if not self._ledger.vector() and reason == ONE_VOLUNTEER:
+            reason += TRUST_HINT
+        if self.waiting_reason != reason:
+            log.warning("%s", reason)
+        self.waiting_reason = reason
 
     async def _fetch_bytes(
         self, manifest: SnapshotManifest, holders: dict[str, set[str]], timeout: float
@@ -304,9 +345,7 @@ class SnapshotClient:
             digest: WantedBlob(digest, 4 * size, 4 * size)
             for digest, size in zip(manifest.fragments, sizes, strict=True)
         }
-        for digest in (manifest.heads, manifest.proofs):
-            if digest:
-                wanted[digest] = WantedBlob(digest, None, MAX_HEADS_BYTES)
+        wanted[manifest.heads] = WantedBlob(manifest.heads, None, MAX_HEADS_BYTES)
         if not await self._fetcher.fetch([*wanted.values()], timeout, MIN_FETCH_RATE, holders):
             return False
         log.info(
@@ -316,12 +355,10 @@ class SnapshotClient:
         )
         return True
 
-    async def _wait_for_mirror_list(self, manifest: SnapshotManifest) -> None:
+    async def _wait_for_mirror_list(self, data: bytes) -> None:
         """Wait a moment for the mirror list that a snapshot's verdicts name: peers send it, too."""
-        if not manifest.proofs:
-            return
         try:
-            proofs = VerdictProofs.model_validate_json(self._ledger.blobs.read(manifest.proofs))
+            proofs = VerdictProofs.model_validate_json(data)
             verdicts = [Verdict.model_validate_json(ruling.body) for ruling in proofs.verdicts]
         except ValidationError:
             return  # `read_verdicts` refuses them
@@ -331,17 +368,63 @@ class SnapshotClient:
         while self._rules.list_version < version and loop.time() < end:
             await asyncio.sleep(POLL_INTERVAL)
 
-    def _read_fetched(self, manifest: SnapshotManifest, confirmed: bool) -> FetchedSnapshot | None:
-        """Check a snapshot's heads and verdicts; return None when they are not valid."""
-        blobs = self._ledger.blobs
+    async def _read_fetched(
+        self, agreed: "AgreedSnapshot", witnesses: "SnapshotWitnesses"
+    ) -> FetchedSnapshot | None:
+        """Check a snapshot's heads, tickets and verdicts; return None when they are not valid."""
+        manifest = agreed.manifest
         try:
-            heads = read_heads(blobs.read(manifest.heads), self._rules.run, manifest.vector)
-            proofs = blobs.read(manifest.proofs) if manifest.proofs else NO_PROOFS
-            verdicts = read_verdicts(proofs, self._rules, manifest, heads)
+            heads = read_heads(
+                self._ledger.blobs.read(manifest.heads), self._rules.run, manifest.vector
+            )
+
+            def read_tickets(data: bytes) -> list[Signed]:
+                return validate_heads(heads, read_signed(data), self._ledger, self._rules)
+
+            def read_proofs(data: bytes) -> VerdictSet:
+                return read_verdicts(data, self._rules, manifest, heads)
+
+            tickets = await self._read_first_valid(agreed.tickets, witnesses, read_tickets)
+            if manifest.verdicts is None:
+                verdicts = read_proofs(NO_PROOFS)
+            else:
+                verdicts = await self._read_first_valid(agreed.proofs, witnesses, read_proofs)
         except MessageError as error:
             log.warning("a snapshot is refused: %s", error)
             return None
-        return FetchedSnapshot(manifest, heads, verdicts, confirmed)
+        return FetchedSnapshot(manifest, heads, tickets, verdicts, agreed.confirmed)
+
+    async def _read_first_valid(
+        self,
+        digests: Sequence[str],
+        witnesses: "SnapshotWitnesses",
+        read: Callable[[bytes], T],
+    ) -> T:
+        """Fetch the blobs that peers name, one after the other, until one is valid.
+
+        Such a list is not the same on every machine, so that no majority decides: it proves itself.
+
+        Args:
+            digests: The blobs, those that most volunteers name first.
+            witnesses: The peers that have them.
+            read: Returns what is in a blob; it raises MessageError when that is not valid.
+
+        Raises:
+            MessageError: When none is valid: what is wrong with the last one.
+        """
+        problem = MessageError("no peer sent the list of its tickets or verdicts")
+        for digest in digests:
+            wanted = [WantedBlob(digest, None, MAX_HEADS_BYTES)]
+            holders = witnesses.holders
+            if not await self._fetcher.fetch(wanted, BLOB_SECONDS, MIN_FETCH_RATE, holders):
+                continue
+            data = self._ledger.blobs.read(digest)
+            await self._wait_for_mirror_list(data)
+            try:
+                return await self._run_on_disk(read, data)
+            except MessageError as error:
+                problem = error
+        raise problem
 
     async def fetch_fragment(
         self, index: int, vector: dict[str, int], timeout: float
@@ -367,10 +450,14 @@ class SnapshotClient:
             and manifest.verdicts == verdicts_digest
             and len(manifest.fragments) == self.fragment_count
         ]
-        chosen = choose_majority(fitting)
+        chosen = choose_majority(fitting, self.this_volunteer)
         if chosen is None:
             return None
-        digest = chosen[0].fragments[index]
+        manifest, supporters = chosen
+        voters = {*volunteers.values()}
+        if len(voters) > 1 and not is_agreed(supporters[1 + index], voters, self.this_volunteer):
+            return None
+        digest = manifest.fragments[index]
         size = 4 * self._rules.sizes[index]
         blobs = self._ledger.blobs
         wanted = [WantedBlob(digest, size, size)]
@@ -382,65 +469,62 @@ class SnapshotClient:
 
     # ---- the peers' answers
 
-    async def _first_answer(self, end: float) -> tuple[Connection, SnapshotManifest] | None:
-        """Return the first snapshot that a peer sends until loop time `end`.
-
-        The peers that have most are asked first. Another one is asked every few seconds, as a peer
-        may be in the middle of a long step.
+    async def _choose_vector(self, end: float, trust_one: bool) -> dict[str, int] | None:
+        """Wait until most linked volunteers have something; return the vector that most have.
 
         Returns:
-            The peer's connection and its snapshot; None when all peers are at the run's start, or
-            when the time is up.
+            None when most are at the run's start, when every update can be received from its
+            author's first on and only one volunteer is linked, or at loop time `end`.
         """
         loop = asyncio.get_running_loop()
-        requests: dict[str, asyncio.Task[SnapshotManifest | None]] = {}
-        next_request_at = 0.0
+        first_state_at: float | None = None
         fresh_since: float | None = None
-        try:
-            while (now := loop.time()) < end:
-                answer = self._finished_answer(requests)
-                if answer is not None:
-                    return answer
-                links = [link for link in self._gossip.links.values() if link.has_state]
-                ahead = sorted(
-                    (link for link in links if link.vector),
-                    key=lambda link: -sum(link.vector.values()),
-                )
-                unasked = [link.key for link in ahead if link.key not in requests]
-                if unasked and now >= next_request_at:
-                    request = self.request(unasked[0], None, min(REQUEST_TIMEOUT, end - now))
-                    requests[unasked[0]] = loop.create_task(request)
-                    next_request_at = now + NEXT_PEER_DELAY
-                if links and not ahead:
-                    fresh_since = fresh_since or now
-                    if now > fresh_since + FRESH_SECONDS:
-                        return None
-                else:
-                    fresh_since = None
-                await asyncio.sleep(POLL_INTERVAL)
-            return None
-        finally:
-            for task in requests.values():
-                task.cancel()
-
-    def _finished_answer(
-        self, requests: dict[str, asyncio.Task[SnapshotManifest | None]]
-    ) -> tuple[Connection, SnapshotManifest] | None:
-        """Return a snapshot among finished requests; remove failed ones, to be asked again."""
-        for key, task in list(requests.items()):
-            if not task.done():
+        while (now := loop.time()) < end:
+            await asyncio.sleep(POLL_INTERVAL)
+            if not any(link.has_state for link in self._gossip.links.values()):
                 continue
-            manifest = task.result()
-            connection = self._connections.get(key)
-            if (
-                manifest is not None
-                and manifest.vector
-                and len(manifest.fragments) == self.fragment_count
-                and connection is not None
-            ):
-                return connection, manifest
-            del requests[key]
+            first_state_at = first_state_at or now
+            vectors = self._gossip.volunteer_vectors()
+            ahead = [vector for vector in vectors.values() if vector]
+            fresh = len(vectors) - len(ahead)
+            is_fresh = not ahead or (self.this_volunteer not in vectors and fresh > len(ahead))
+            fresh_since = (fresh_since or now) if is_fresh else None
+            if fresh_since is not None and now > fresh_since + FRESH_SECONDS:
+                return None
+            wait = CONNECTION_SECONDS if self.unconnected_peers else INTRODUCTION_SECONDS
+            if is_fresh or now < first_state_at + wait:
+                continue
+            agreed = self._gossip.agreed_vector
+            is_alone = len(vectors) == 1 and self.this_volunteer not in vectors
+            if is_alone and not trust_one:
+                if self._gossip.can_replay(agreed, MAX_REPLAYED_UPDATES):
+                    log.info("receiving every update: one volunteer's weights prove nothing")
+                    self.waiting_reason = None
+                    return None
+                self._state_waiting(ONE_VOLUNTEER)
+            elif agreed:
+                return agreed
+            else:
+                self._state_waiting(DISAGREEMENT)
         return None
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether peers are ahead with more than this machine would receive one by one."""
+        agreed = self._gossip.agreed_vector
+        vector = self._gossip.vector
+        is_behind = any(seq > vector.get(author, 0) for author, seq in agreed.items())
+        return is_behind and not self._gossip.can_replay(agreed, MAX_REPLAYED_UPDATES)
+
+    @property
+    def this_volunteer(self) -> str:
+        """Digest of this machine's own volunteer."""
+        return self._gossip.volunteer
+
+    @property
+    def voters(self) -> Collection[str]:
+        """The linked volunteers that have something to compare."""
+        return self._gossip.volunteer_vectors().keys()
 
     @property
     def fragment_count(self) -> int:
@@ -458,8 +542,25 @@ class SnapshotClient:
         return self._gossip.membership.passive.keys() - self._connections.keys()
 
 
+@dataclass(frozen=True)
+class AgreedSnapshot:
+    """A snapshot on which enough volunteers agree.
+
+    Attributes:
+        manifest: What they agree on.
+        tickets: Digests of their lists of tickets, those that most of them name first.
+        proofs: The same for verdicts.
+        confirmed: False if it is that of a single volunteer.
+    """
+
+    manifest: SnapshotManifest
+    tickets: Sequence[str]
+    proofs: Sequence[str]
+    confirmed: bool
+
+
 class SnapshotWitnesses:
-    """Ask all connected peers for a snapshot that one peer sent, for as long as this is open.
+    """Ask all connected peers for the snapshot at one version vector, for as long as this is open.
 
     Their answers are compared, and the bytes are fetched from all that have them.
 
@@ -467,17 +568,14 @@ class SnapshotWitnesses:
         holders: Digest → keys of the peers that have the blob; it grows.
     """
 
-    def __init__(
-        self, client: SnapshotClient, connection: Connection, manifest: SnapshotManifest
-    ) -> None:
-        """Begin with the snapshot that one peer sent."""
+    def __init__(self, client: SnapshotClient, vector: dict[str, int]) -> None:
+        """Begin without answers."""
         self._client = client
-        self._first = manifest
+        self._vector = vector
         self._answers: dict[str, tuple[str, SnapshotManifest]] = {}  # peer → (volunteer, its own)
         self.holders: dict[str, set[str]] = {}
         self._requests: dict[str, asyncio.Task[None]] = {}
-        self._started_at = asyncio.get_running_loop().time()
-        self._add_answer(connection, manifest)
+        self._has_logged_difference = False
 
     async def __aenter__(self) -> "SnapshotWitnesses":
         self._task = asyncio.get_running_loop().create_task(self._request_from_all())
@@ -487,55 +585,74 @@ class SnapshotWitnesses:
         for task in (self._task, *self._requests.values()):
             task.cancel()
 
-    @property
-    def disagree(self) -> bool:
-        """Whether any two answers differ."""
-        return len({(own.heads, *own.fragments) for _, own in self._answers.values()}) > 1
-
-    async def agree(self, end: float) -> tuple[SnapshotManifest, int]:
-        """Wait until two volunteers agree, or nobody is left to ask.
+    async def agree(self, end: float, trust_one: bool) -> AgreedSnapshot | None:
+        """Wait until enough volunteers agree, or nobody is left to ask.
 
         Args:
-            end: Event loop time until which the snapshot must be fetched.
+            end: Event loop time until which they must agree.
+            trust_one: Whether the only linked volunteer suffices.
 
         Returns:
-            The snapshot to fetch, and how many volunteers agree on it.
+            What they agree on; None if they do not.
         """
         loop = asyncio.get_running_loop()
-        # The larger part of the time is for fetching.
-        last = self._started_at + min(WITNESS_TIMEOUT, (end - self._started_at) / 3)
+        started_at = loop.time()
         while True:
-            chosen = choose_majority(self._answers.values()) or (self._first, 1)
-            now = loop.time()
-            if now >= last or chosen[1] >= 2:
-                return chosen
-            wait = INTRODUCTION_SECONDS
-            if self._client.unconnected_peers - self._requests.keys():
-                wait = CONNECTION_SECONDS
-            all_answered = all(task.done() for task in self._requests.values())
-            if all_answered and now > self._started_at + wait:
-                return chosen
             await asyncio.sleep(POLL_INTERVAL)
+            own = self._client.this_volunteer
+            chosen = choose_majority(self._answers.values(), own)
+            voters = {*self._client.voters, *(volunteer for volunteer, _ in self._answers.values())}
+            if chosen is not None:
+                self._log_difference(chosen[0])
+                confirmed = all(is_agreed(agreeing, voters, own) for agreeing in chosen[1])
+                if confirmed or (trust_one and len(voters) == 1):
+                    return self._collect(chosen[0], confirmed)
+            now = loop.time()
+            all_answered = bool(self._requests) and all(
+                task.done() for task in self._requests.values()
+            )
+            if now >= end or (all_answered and now > started_at + CONNECTION_SECONDS):
+                return None
+
+    def _log_difference(self, chosen: SnapshotManifest) -> None:
+        """Log once that peers have different anchors at one version vector."""
+        names = {(own.heads, *own.fragments) for _, own in self._answers.values()}
+        if len(names) > 1 and not self._has_logged_difference:
+            self._has_logged_difference = True
+            log.warning(
+                "peers disagree about the anchor at one version vector (%d ways); most have %s",
+                len(names),
+                chosen.fragments[0][:8],
+            )
+
+    def _collect(self, manifest: SnapshotManifest, confirmed: bool) -> AgreedSnapshot:
+        """Return the snapshot with the lists that prove it, of those who have its heads."""
+        same = [
+            own
+            for _, own in self._answers.values()
+            if (own.heads, own.verdicts) == (manifest.heads, manifest.verdicts)
+        ]
+        tickets = Counter(own.tickets for own in same if own.tickets)
+        proofs = Counter(own.proofs for own in same if own.proofs)
+        return AgreedSnapshot(
+            manifest,
+            [digest for digest, _ in tickets.most_common()],
+            [digest for digest, _ in proofs.most_common()],
+            confirmed,
+        )
 
     async def _request_from_all(self) -> None:
         while True:
             for connection in self._client.connections:
-                if connection.key not in self._answers and connection.key not in self._requests:
+                if connection.key not in self._requests:
                     task = asyncio.get_running_loop().create_task(self._request(connection))
                     self._requests[connection.key] = task
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _request(self, connection: Connection) -> None:
-        first = self._first
-        manifest = await self._client.request(connection.key, first.vector, REQUEST_TIMEOUT)
-        if (
-            manifest is not None
-            and manifest.vector == first.vector
-            and manifest.verdicts == first.verdicts
-        ):
-            self._add_answer(connection, manifest)
-
-    def _add_answer(self, connection: Connection, manifest: SnapshotManifest) -> None:
+        manifest = await self._client.request(connection.key, self._vector, REQUEST_TIMEOUT)
+        if manifest is None or manifest.vector != self._vector:
+            return
         count = len(manifest.fragments)
         if count != self._client.fragment_count:
             log.warning(

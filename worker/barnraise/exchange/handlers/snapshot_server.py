@@ -24,7 +24,7 @@ from barnraise.exchange.ledger.diff import updates_between
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network.connection import Connection
-from barnraise.protocol.messages import SnapshotManifest, Update
+from barnraise.protocol.messages import Signed, SnapshotManifest, Update
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict
 
@@ -190,7 +190,7 @@ class SnapshotServer:
             if units is None:
                 return None
             digests.append(self.blobs.store(fragment_to_bytes(units)))
-        heads_json = json.dumps([head.model_dump() for head in signed_heads], separators=(",", ":"))
+        tickets = self._tickets_of(signed_heads)
         proofs = VerdictProofs(
             verdicts=list(verdicts.rulings.values()),
             forks=[fork for _, fork in verdicts.forks.values()],
@@ -198,12 +198,19 @@ class SnapshotServer:
         manifest = SnapshotManifest(
             vector=vector,
             fragments=digests,
-            heads=self.blobs.store(heads_json.encode()),
+            heads=self.blobs.store(_to_json(signed_heads)),
+            tickets=self.blobs.store(_to_json(tickets)),
             verdicts=verdicts.digest,
             proofs=self.blobs.store(proofs.encode()) if verdicts.digest else None,
         )
         self._add_recent(manifest, now)
         return manifest
+
+    def _tickets_of(self, heads: list[Signed]) -> list[Signed]:
+        """Return the tickets that headers name, each once, as far as they are here."""
+        names = {Update.model_validate_json(head.body).ticket for head in heads}
+        found = [self._ledger.peer_store.ticket(name) for name in sorted(names)]
+        return [ticket for ticket in found if ticket is not None]
 
     def _fragment_at(
         self, copy: AnchorCopy, index: int, changes: list[tuple[Update, int]]
@@ -245,7 +252,14 @@ class SnapshotServer:
 
 def blob_digests(manifest: SnapshotManifest) -> list[str]:
     """Return the digests of all blobs of a snapshot."""
-    return [digest for digest in (*manifest.fragments, manifest.heads, manifest.proofs) if digest]
+    lists = (manifest.heads, manifest.tickets, manifest.proofs)
+    return [digest for digest in (*manifest.fragments, *lists) if digest]
+
+
+def _to_json(documents: list[Signed]) -> bytes:
+    """Return the text of signed documents, the same on every machine."""
+    fields = [document.model_dump() for document in documents]
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _is_within(inner: dict[str, int], outer: dict[str, int]) -> bool:

@@ -189,6 +189,8 @@ class UpdateReceiver:
         self._ledger.peer_store.store_ticket(push.ticket)
         author = update.author
         seq = update.seq
+        if self._gossip.on_author(source, author):
+            return update
         outcome = self._ledger.classify(signed, update)
         if outcome is Outcome.INCONSISTENT:
             raise MessageError(

@@ -70,7 +70,7 @@ class PeerEstimates:
     def on_update_received(self, update: Update, now: float) -> None:
         """Record that the training loop received an update, at `now` in seconds."""
         history = self._histories.pop(update.peer, None) or RoundHistory()
-        history.record_round(now, update.tokens)
+        history.record_round(now, update.tokens, update.time_ms / 1000)
         self._histories[update.peer] = history
         if len(self._histories) > MAX_HISTORIES:
             del self._histories[next(iter(self._histories))]

@@ -23,32 +23,40 @@ _ROUNDS = 8  # rounds of a peer that are remembered
 
 @dataclass
 class RoundHistory:
-    """One peer's last rounds as they arrived: (seconds, training tokens)."""
+    """One peer's last rounds: (seconds of arrival, training tokens, seconds as it states them)."""
 
-    rounds: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
+    rounds: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
 
-    def record_round(self, now: float, tokens: int) -> None:
-        """Record a round of `tokens` training tokens that arrived at `now`, in seconds.
+    def record_round(self, now: float, tokens: int, stated_at: float = 0.0) -> None:
+        """Record a round that arrived.
 
         Rounds that arrive together count as one. A peer that was away begins again: the time for
         which it was away says nothing about its speed.
+
+        Args:
+            now: When it arrived, in seconds.
+            tokens: Its training tokens.
+            stated_at: When its author signed it, as the header states, in seconds.
         """
         if self.rounds and self.rounds[-1][0] >= now:
             tokens += self.rounds.pop()[1]
         elif len(self.rounds) > 1 and self.is_overdue(now):
             self.rounds.clear()
-        self.rounds.append((now, tokens))
+        self.rounds.append((now, tokens, stated_at))
 
     def measured_rate(self, now: float) -> float | None:
         """Return the tokens per second over the remembered rounds.
 
         It is None before the second round has arrived, and 0 once the next one is long overdue.
+        Rounds that arrive faster than their headers state are a backlog: the headers' times bound
+        their tokens, so that the longer time counts.
         """
         if len(self.rounds) < 2:
             return None
         if self.is_overdue(now):
             return 0.0
-        return sum(tokens for _, tokens in list(self.rounds)[1:]) / self._span()
+        stated = self.rounds[-1][2] - self.rounds[0][2]
+        return sum(tokens for _, tokens, _ in list(self.rounds)[1:]) / max(self._span(), stated)
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the next round is long overdue, or fewer than two rounds have arrived."""
