@@ -97,11 +97,13 @@ export interface Run {
   id: string;
   name: string;
   status: RunStatus;
-  /** Tokens in the ledger, published by all machines. */
+  /** Tokens in the ledger: the median over people of what their machines have. */
   tokens: number;
+  /** People who vouch for that number. */
+  people: number;
   /** Tokens after which the training ends. */
   budget: number;
-  /** Tokens per second over all machines that report. */
+  /** Tokens per second over all machines that report, bounded by what other people saw. */
   rate: number;
   /** Seconds since 1970; null until the training starts. */
   started: number | null;
@@ -122,11 +124,13 @@ export interface RunChanges {
   id?: string;
   name?: string;
   status?: RunStatus;
-  /** Tokens in the ledger, published by all machines. */
+  /** Tokens in the ledger: the median over people of what their machines have. */
   tokens?: number;
+  /** People who vouch for that number. */
+  people?: number;
   /** Tokens after which the training ends. */
   budget?: number;
-  /** Tokens per second over all machines that report. */
+  /** Tokens per second over all machines that report, bounded by what other people saw. */
   rate?: number;
   /** Seconds since 1970; null until the training starts. */
   started?: number | null;

@@ -59,6 +59,7 @@ export function createSnapshot(seq: number, changes: Partial<Snapshot> = {}): Sn
       name: "Run",
       status: "training",
       tokens: 1000,
+      people: 1,
       budget: 10_000,
       rate: 10,
       started: 1,

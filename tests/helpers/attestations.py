@@ -30,8 +30,17 @@ def altered_witness_of(machine, run, author, changes: dict) -> coordinator_messa
     return sign_attestation(machine, header, statement)
 
 
+# (run, author, incarnation) → number → the last header signed with it
+_chains: dict[tuple[str, str, str], dict[int, messages.Signed]] = {}
+
+
 def sign_header(run, author, seq: int, total: int, life: str) -> messages.Signed:
-    """Sign the header of an author's update."""
+    """Sign the header of an author's update, which names the one before if that was signed too."""
+    chain = _chains.setdefault((str(run.pk), author.identity.key, life), {})
+    if seq == 1:
+        previous = digest("")
+    else:
+        previous = digest(chain[seq - 1].body) if seq - 1 in chain else "0" * 64
     update = messages.Update(
         run=str(run.pk),
         peer=author.identity.key,
@@ -40,12 +49,13 @@ def sign_header(run, author, seq: int, total: int, life: str) -> messages.Signed
         started_ms=0,
         time_ms=1000 * seq,
         ticket="0" * 64,
-        previous="0" * 64,
-        tokens=1,
+        previous=previous,
+        tokens=total if seq == 1 else 1,
         total=total,
         fragments=[],
     )
-    return author.identity.sign("update", update)
+    chain[seq] = author.identity.sign("update", update)
+    return chain[seq]
 
 
 def true_statement(run, header: messages.Signed) -> coordinator_messages.AttestationStatement:

@@ -30,7 +30,7 @@ from coordinator.telemetry.models import Checkpoint, CheckpointHolder
 LOCAL_FIELDS = {
     User: {"is_superuser", "last_login", "ban_reason"},
     Machine: {"last_seen", "revoked_reason"},
-    Run: {"ledger_tokens", "notes"},
+    Run: {"ledger_tokens", "ledger_people", "notes"},
     CheckpointHolder: {"id", "published"},
     Checkpoint: {"published"},
     Credit: {"id", "author_header", "witness_signature"},

@@ -57,6 +57,7 @@ export class RunFigures {
       workers_alive: formatInteger(run.workers_alive),
       workers_known: formatInteger(run.workers_known),
       updates: formatInteger(run.updates),
+      people: run.people === 1 ? "1 person" : `${formatInteger(run.people)} people`,
       tokens: formatCount(run.tokens),
       budget: formatCount(run.budget),
       progress: formatPercent(run.tokens / run.budget),

@@ -196,7 +196,7 @@ def list_checkpoints(request: HttpRequest, name: str) -> list[schemas.Checkpoint
             machines_online=line.alive,
             people=line.people,
             confirmed=line.confirmed,
-            disputed=bool(line.others),
+            disputed=line.disputed,
         )
         for line in checkpoints.list_checkpoint_rows(get_visible_run(request, name))
     ]
@@ -322,6 +322,7 @@ def run_out(run: Run) -> schemas.RunOut:
         owner=run.owner.shown_name,
         parameters=run.spec.model.parameters,
         tokens=run.ledger_tokens,
+        people=run.ledger_people,
         url=f"{settings.SITE_URL}{run.get_absolute_url()}",
         spec=json.loads(run.to_message().spec),
     )

@@ -96,7 +96,8 @@ class RunOut(Schema):
     status: str
     launch_requested: bool
     parameters: int
-    tokens: int = Field(description="In the run's ledger")
+    tokens: int = Field(description="In the run's ledger, the median over people")
+    people: int = Field(description="People who vouch for that number")
     token_budget: int
     access: str
     min_memory: int
@@ -119,6 +120,7 @@ class RunOut(Schema):
         launch_requested=True,
         parameters=124_439_808,
         tokens=61_440,
+        people=3,
         token_budget=1_000_000_000,
         access="anyone",
         min_memory=8_000_000_000,
@@ -188,9 +190,10 @@ class CheckpointOut(Schema):
     machines_online: int = Field(description="Those of them that report now")
     people: int
     confirmed: bool = Field(
-        description="Machines of two people reported this digest, and none another"
+        description="Two people report this digest, and more than half of those who report weights "
+        "of the same updates"
     )
-    disputed: bool = Field(description="Another digest was reported for the same updates")
+    disputed: bool = Field(description="Two people report other weights of the same updates")
 
     model_config = example(
         id=LATER,

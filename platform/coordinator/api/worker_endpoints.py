@@ -28,6 +28,7 @@ from coordinator.lib import site_identity
 from coordinator.notify.detectors import draft_refusal
 from coordinator.notify.models import Notification
 from coordinator.telemetry import report_queue
+from coordinator.telemetry.checkpoints import list_confirmed_anchors
 from coordinator.telemetry.rollup import drain_queue
 
 MAX_CLOCK_DIFFERENCE = 600  # seconds between a machine's clock and ours when it enrols
@@ -118,6 +119,7 @@ def join_run(
         ticket=renew_ticket(membership, always=True),
         directive=build_directive(membership),
         peers=peer_hints(membership),
+        confirmed_anchors=list_confirmed_anchors(run),
         # A machine with a new folder continues its numbers after all reports that were received.
         acknowledged=max(
             membership.high_water_mark,

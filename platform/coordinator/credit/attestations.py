@@ -1,27 +1,29 @@
-"""Turn attestations into credit: tokens of updates that another person's machine applied.
+"""Turn attestations into credit: tokens of updates that other people's machines applied.
 
-Nobody confirms their own work. A machine's report brings the signed headers of authors whose
-updates it has, each with its own signature for that. A header that covers later updates extends
-the author's range of that day, which stores the last of both signatures. The tokens that the site
+Nobody confirms their own work, and no other person does alone: the run's owner or two other people
+vouch for an author's updates (`fleet.vouching`). A head that covers later updates extends the
+author's range of that day, which stores the last of both signatures. The tokens that the site
 counts are at most those that the author itself has reported (or, where the site is one of several
-mirrors, has signed), and at most what the run's spec allows for each update.
+mirrors, has signed), at most what the run's spec allows for each update, and for all authors
+together at most the run's own count.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.db import connection
 from django.db.models import Max, Sum
 from django.utils import timezone
 
-from barnraise.protocol import coordinator_messages, messages
 from coordinator.credit.models import Credit
-from coordinator.fleet.models import Membership
+from coordinator.fleet.models import UpdateWitness, VerdictRecord
+from coordinator.fleet.witnesses import Attestations, AuthorMachine, Vouched, record_witnesses
 from coordinator.replication import mirror_list
+from coordinator.runs.models import Run
 
 SIGNED_COLUMNS = ("author_header", "witness_signature")
 COLUMNS = (
@@ -37,24 +39,6 @@ COLUMNS = (
     *SIGNED_COLUMNS,
 )
 
-Attestations = Iterable[tuple[Membership, Sequence[coordinator_messages.Attestation]]]
-
-
-class _Claim(NamedTuple):
-    """One attestation: `member` confirms that it holds the updates up to `header`."""
-
-    member: Membership
-    header: messages.Update
-    attestation: coordinator_messages.Attestation
-
-
-class _Author(NamedTuple):
-    """The machine that wrote the updates, its owner, and the tokens it has reported itself."""
-
-    machine: UUID
-    owner: UUID
-    reported_tokens: int
-
 
 @dataclass(frozen=True)
 class _Counted:
@@ -62,106 +46,112 @@ class _Counted:
 
     `by_incarnation`: (run, machine, incarnation) → (last update, tokens).
     `by_machine`: (run, machine) → tokens of all its incarnations.
+    `left`: run → tokens that may still be credited, to reach the run's own count.
     """
 
     by_incarnation: dict[tuple[UUID, UUID, str], tuple[int, int]]
     by_machine: dict[tuple[UUID, UUID], int]
+    left: dict[UUID, int]
 
 
 def record_attestations(attestations: Attestations) -> None:
-    """Extend the authors' credit by what these machines confirm, in the caller's transaction.
+    """Extend the authors' credit by what others vouch for, in the caller's transaction.
 
-    It takes at most four statements, however many machines report.
+    The number of statements does not depend on how many machines report.
 
     Args:
         attestations: each reporting machine with the attestations it sent, whose signatures are
             checked.
     """
-    claims = _newest_claims(attestations)
-    if not claims:
+    attestations = list(attestations)
+    runs = {member.run_id: member.run for member, theirs in attestations if theirs}
+    extend_credit(runs, record_witnesses(attestations))
+
+
+def extend_credit(runs: dict[UUID, Run], vouched: list[Vouched]) -> None:
+    """Credit authors up to what others vouch for.
+
+    Args:
+        runs: the runs of these authors, by id.
+        vouched: up to which update others vouch for each author.
+    """
+    if not vouched:
         return
-    runs = {claim.member.run_id: claim.member.run for claim in claims}
-    authors = _load_authors(runs, claims)
-    counted = _load_counted(runs, authors.values())
-    max_tokens = {run.pk: run.spec.max_tokens_per_update for run in runs.values()}
+    counted = _load_counted(runs, [claim.machine for claim in vouched])
+    max_tokens = {pk: run.spec.max_tokens_per_update for pk, run in runs.items()}
     has_mirrors = mirror_list.current_version()[0] > 0
     today = timezone.now().date()
-    ranges: dict[tuple[UUID, UUID, str], Credit] = {}
-    for member, header, attestation in claims:
-        run = member.run_id
-        key, _, incarnation = header.author.partition(".")
-        author = authors.get((run, key))
-        if author is None or author.owner == member.machine.owner_id:
-            continue
-        place = (run, author.machine, incarnation)
-        last, total = counted.by_incarnation.get(place, (0, 0))
-        new_tokens = header.total - total
+    ranges = []
+    for claim in vouched:
+        author, head = claim.author, claim.row
+        last, total = counted.by_incarnation.get(author, (0, 0))
         # One site alone counts what the author reported to it, over all its incarnations. With
         # several mirrors the author may have reported to any of them, so its signed header counts.
-        limit = new_tokens
-        if not has_mirrors:
-            limit = author.reported_tokens - counted.by_machine[run, author.machine]
-        tokens = min(new_tokens, limit, (header.seq - last) * max_tokens[run])
-        if header.seq <= last or tokens <= 0:
+        reported = claim.machine.reported_tokens - counted.by_machine[author[:2]]
+        tokens = min(
+            head.total - total,
+            head.total - total if has_mirrors else reported,
+            head.seq * max_tokens[author.run] - total,
+            counted.left[author.run],
+        )
+        if head.seq <= last or tokens <= 0:
             continue
-        if place not in ranges:
-            ranges[place] = Credit(
-                run_id=run,
-                machine_id=author.machine,
-                incarnation=incarnation,
-                day=today,
-                first=last + 1,
-                tokens=0,
-            )
-        row = ranges[place]
-        row.last = header.seq
-        row.tokens += tokens
-        row.witness_id = member.machine_id
-        row.author_header = attestation.head.model_dump()
-        row.witness_signature = attestation.statement.model_dump()
-        counted.by_incarnation[place] = header.seq, total + tokens
-        counted.by_machine[run, author.machine] += tokens
-    extend_ranges(list(ranges.values()))
+        ranges.append(_credit_range(head, last + 1, tokens, today))
+        counted.by_machine[author[:2]] += tokens
+        counted.left[author.run] -= tokens
+    extend_ranges(ranges)
 
 
-def _newest_claims(attestations: Attestations) -> list[_Claim]:
-    """Select, for each run, author and confirming person, the claim that reaches furthest."""
-    newest: dict[tuple[UUID, UUID, str], _Claim] = {}
-    for member, received in attestations:
-        for attestation in received:
-            header = messages.Update.model_validate_json(attestation.head.body)
-            place = (member.run_id, member.machine.owner_id, header.author)
-            before = newest.get(place)
-            if before is None or before.header.seq < header.seq:
-                newest[place] = _Claim(member, header, attestation)
-    return sorted(newest.values(), key=lambda claim: (claim.header.author, claim.header.seq))
-
-
-def _load_authors(runs: Iterable[UUID], claims: list[_Claim]) -> dict[tuple[UUID, str], _Author]:
-    """Find the authors of these claims, by run and machine key."""
-    keys = {claim.header.author.partition(".")[0] for claim in claims}
-    rows = (
-        Membership.everywhere.filter(run__in=runs, machine__key__in=keys)
-        .order_by(
-            "tokens"
-        )  # of several mirrors' rows the one with the most tokens wins: it comes last
-        .values_list("run", "machine__key", "machine", "machine__owner", "tokens")
+def _credit_range(head: UpdateWitness, first: int, tokens: int, day: Any) -> Credit:
+    return Credit(
+        run_id=head.run_id,
+        machine_id=head.machine_id,
+        incarnation=head.incarnation,
+        day=day,
+        first=first,
+        last=head.seq,
+        tokens=tokens,
+        witness_id=head.witness_id,
+        author_header=head.header,
+        witness_signature=head.statement,
     )
-    return {
-        (run, key): _Author(machine, owner, tokens) for run, key, machine, owner, tokens in rows
-    }
 
 
-def _load_counted(runs: Iterable[UUID], authors: Iterable[_Author]) -> _Counted:
-    """Sum up the credit that these authors have already."""
-    counted = _Counted({}, defaultdict(int))
-    rows = Credit.objects.filter(run__in=runs, machine__in=[author.machine for author in authors])
-    sums = rows.values("run", "machine", "incarnation").annotate(end=Max("last"), sum=Sum("tokens"))
-    for row in sums:
-        place = row["run"], row["machine"]
-        counted.by_incarnation[(*place, row["incarnation"])] = row["end"], row["sum"]
-        counted.by_machine[place] += row["sum"]
+def _load_counted(runs: dict[UUID, Run], authors: Iterable[AuthorMachine]) -> _Counted:
+    """Sum up the credit that these authors and these runs have already."""
+    existing = Credit.objects.filter(run__in=runs).order_by()
+    left = {pk: run.ledger_tokens for pk, run in runs.items()}
+    for pk, tokens in existing.values_list("run").annotate(Sum("tokens")):
+        left[pk] -= tokens
+    for pk, tokens in _retracted_credit(runs).items():
+        left[pk] += tokens
+    counted = _Counted({}, defaultdict(int), left)
+    of_authors = existing.filter(machine__in={author.machine for author in authors})
+    sums = of_authors.values_list("run", "machine", "incarnation")
+    for run, machine, incarnation, last, tokens in sums.annotate(Max("last"), Sum("tokens")):
+        counted.by_incarnation[run, machine, incarnation] = last, tokens
+        counted.by_machine[run, machine] += tokens
     return counted
+
+
+def _retracted_credit(runs: Iterable[UUID]) -> dict[UUID, int]:
+    """Return run → tokens that were credited for updates that verdicts removed from its count."""
+    stays: dict[tuple[UUID, str], int] = {}  # (run, author) → its last update that stays
+    for record in VerdictRecord.objects.filter(run__in=runs, proven=True):
+        for author, last in record.message.after.items():
+            place = record.run_id, author
+            stays[place] = min(last, stays.get(place, last))
+    retracted: dict[UUID, int] = defaultdict(int)
+    if not stays:
+        return retracted
+    keys = {author.partition(".")[0] for _, author in stays}
+    rows = Credit.objects.filter(run__in={run for run, _ in stays}, machine__key__in=keys)
+    names = ("run", "machine__key", "incarnation", "first", "last", "tokens")
+    for run, key, incarnation, first, last, tokens in rows.values_list(*names):
+        kept = stays.get((run, f"{key}.{incarnation}"), last)
+        removed = max(0, last - max(first - 1, kept))
+        retracted[run] += tokens * removed // (last - first + 1)
+    return retracted
 
 
 def extend_ranges(ranges: list[Credit]) -> None:

@@ -15,6 +15,8 @@ from coordinator.fleet.machine_state import HardwareMeasurement as HardwareMeasu
 from coordinator.fleet.machine_state import MachinePause as MachinePause
 from coordinator.fleet.verdicts import RunExclusion as RunExclusion
 from coordinator.fleet.verdicts import VerdictRecord as VerdictRecord
+from coordinator.fleet.witness_models import UpdateWitness as UpdateWitness
+from coordinator.fleet.witness_models import VouchedAuthor as VouchedAuthor
 from coordinator.runs.models import Run
 
 # A machine counts as gone when it has missed so many reports and these seconds have passed as well.

@@ -27,6 +27,7 @@ from barnraise.protocol.signing import digest, open_signed
 from barnraise.protocol.verdicts import MAX_AUTHORS, MAX_SINGLE_UPDATES
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
+from coordinator.fleet.witness_models import UpdateWitness, VouchedAuthor
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list, volunteer_salt
 from coordinator.runs.models import Run
@@ -421,7 +422,7 @@ def _request_problems(run: Run, request: RetractionRequest) -> dict[str, str]:
         "first": request.first or MAX_UPDATE_NUMBER,
         "updates": min(request.updates, default=MAX_UPDATE_NUMBER),
     }
-    oldest = _oldest_retractable(run, member, member.updates_by_incarnation.get(incarnation, 0))
+    oldest = _oldest_retractable(run, member.machine_id, incarnation)
     for name, number in earliest.items():
         if number < oldest:
             return {
@@ -432,24 +433,29 @@ def _request_problems(run: Run, request: RetractionRequest) -> dict[str, str]:
     return {}
 
 
-def _oldest_retractable(run: Run, member: Any, last: int) -> int:
+def _oldest_retractable(run: Run, machine: UUID, incarnation: str) -> int:
     """Estimate the first update of an author that machines must still have the payload of.
 
-    Machines keep payloads for `verdict_horizon` rounds. A round is one update of everybody, whose
-    mean sizes follow from what the machines report.
+    Machines keep payloads for `verdict_horizon` rounds. A round is one update of everybody. What
+    the author reports of itself counts for nothing, so that nobody can make themselves immune. Each
+    witness shows up to which update the author was witnessed, and when: the rounds since then
+    follow from the run's count. The least of these estimates counts.
 
     Args:
         run: the run.
-        member: the author's membership.
-        last: the number of the author's last update.
+        machine: the author's machine.
+        incarnation: the author's incarnation.
     """
-    trained = run.memberships.filter(updates_sent__gt=0).values_list("tokens", "updates_sent")
-    round_tokens = sum(tokens / updates for tokens, updates in trained)
+    vouched = VouchedAuthor.objects.filter(run=run, seq__gt=0).values_list("total", "seq")
+    round_tokens = sum(total / seq for total, seq in vouched)
     if not round_tokens:
         return 0
-    # Rounds that have passed since the site last received a report of the author.
-    rounds_since = max(0, run.ledger_tokens - member.ledger_tokens) / round_tokens
-    return last - math.floor(run.spec.verdict_horizon - rounds_since)
+    witnesses = UpdateWitness.objects.filter(run=run, machine=machine, incarnation=incarnation)
+    estimates = [
+        seq + max(0, run.ledger_tokens - run_tokens) / round_tokens
+        for seq, run_tokens in witnesses.values_list("seq", "run_tokens")
+    ]
+    return math.ceil(min(estimates, default=0) - run.spec.verdict_horizon)
 
 
 # ---- authors ---------------------------------------------------------------------------------

@@ -33,11 +33,13 @@ class LiveRun(LiveMessage):
     name: str
     status: RunStatus
     tokens: int
-    """Tokens in the ledger, published by all machines."""
+    """Tokens in the ledger: the median over people of what their machines have."""
+    people: int
+    """People who vouch for that number."""
     budget: int
     """Tokens after which the training ends."""
     rate: float
-    """Tokens per second over all machines that report."""
+    """Tokens per second over all machines that report, bounded by what other people saw."""
     started: float | None
     """Seconds since 1970; null until the training starts."""
     updates: int

@@ -119,6 +119,9 @@ class Run(models.Model):
         "report interval", default=10.0, help_text="Seconds between a machine's reports."
     )
     ledger_tokens = models.BigIntegerField("tokens trained", default=0, editable=False)
+    ledger_people = models.PositiveIntegerField(
+        "people who vouch for them", default=0, db_default=0, editable=False
+    )
     # Tokens that were added to the spec's budget.
     extra_tokens = models.BigIntegerField("added tokens", default=0, editable=False)
     created = models.DateTimeField(default=timezone.now, editable=False)
@@ -436,9 +439,9 @@ class Run(models.Model):
             "accept_manifest", unchanged, machine=machine, manifest=signed.model_dump()
         )
 
-    def record_ledger_tokens(self, tokens: int) -> None:
-        """Store how many tokens the ledger has, which only grows."""
-        self._change(Q(ledger_tokens__lt=tokens), ledger_tokens=tokens)
+    def record_ledger_tokens(self, tokens: int, people: int = 1) -> None:
+        """Store how many tokens the ledger has, and how many people vouch for that."""
+        self._change(Q(), ledger_tokens=tokens, ledger_people=people)
 
     def advance(self, facts: LifecycleFacts) -> bool:
         """Move the run at most one status on; return whether it changed."""

@@ -1,11 +1,11 @@
 """Checkpoints: which shared weights machines hold, by digest and never by byte.
 
 A machine announces the checkpoints that it wrote at the run's milestones and at its end. Every
-report that names the same weights at the same updates confirms one. Two digests at one version
-vector mean that a machine is wrong; both are shown.
+report that names weights of the same updates is a vote for its digest (`checkpoint_votes`). Two
+digests at one version vector mean that a machine is wrong; both are shown.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,14 @@ from barnraise.spec import Start
 from coordinator.accounts.models import Machine
 from coordinator.eventlog import writer
 from coordinator.fleet.models import Membership
+from coordinator.fleet.people_count import counted_people
+from coordinator.fleet.witnesses import vouched_people
 from coordinator.runs.models import Run
+from coordinator.telemetry.checkpoint_votes import WeightsVote, count_votes
 
 ROWS_SHOWN = 20  # on the run's page
+ANCHORS_SENT = 4  # confirmed ones that a machine learns of when it joins
+UNKNOWN_CHECKSUM = "0" * 16  # of weights that machines name without announcing them
 MAX_CHECKPOINTS = 500  # of a run; beyond that the oldest unconfirmed ones are deleted
 
 
@@ -126,9 +131,13 @@ def record_announcements(
             named_by.setdefault((member.run_id, *pair), []).append(member)
     if not named_by:
         return
-    checkpoints = Checkpoint.objects.filter(
-        run__in={run for run, _, _ in named_by}, vector__in={vector for _, vector, _ in named_by}
+    checkpoints = list(
+        Checkpoint.objects.filter(
+            run__in={run for run, _, _ in named_by},
+            vector__in={vector for _, vector, _ in named_by},
+        )
     )
+    checkpoints += _store_dissent(checkpoints, named_by)
     confirmed = [
         (member, checkpoint)
         for checkpoint in checkpoints
@@ -146,6 +155,28 @@ def record_announcements(
             (member.pk, checkpoint.vector, checkpoint.digest) for member, checkpoint in confirmed
         )
     )
+
+
+def _store_dissent(
+    checkpoints: list[Checkpoint], named_by: Iterable[tuple[UUID, str, str]]
+) -> list[Checkpoint]:
+    """Store the weights that machines name at an announced vector and that nobody announced."""
+    announced = {(row.run_id, row.vector): row for row in checkpoints}
+    digests = {(row.run_id, row.vector, row.digest) for row in checkpoints}
+    dissenting = [
+        (announced[run, vector], digest)
+        for run, vector, digest in named_by
+        if (run, vector) in announced and (run, vector, digest) not in digests
+    ]
+    return [
+        Checkpoint.objects.get_or_create(
+            run_id=row.run_id,
+            vector=row.vector,
+            digest=digest,
+            defaults={"tokens": row.tokens, "checksum": UNKNOWN_CHECKSUM, "size": row.size},
+        )[0]
+        for row, digest in dissenting
+    ]
 
 
 # (membership, vector, digest) that this process has seen committed, the oldest first.
@@ -167,10 +198,12 @@ class CheckpointRow:
     Attributes:
         checkpoint: the checkpoint.
         machines: how many machines hold it.
-        people: how many people these belong to.
+        people: how many people vouch for it.
         holders: names of the machines, those that are alive first.
         alive: how many of them are alive.
-        others: how many checkpoints have the same updates and other weights.
+        confirmed: two people report it, and more than half of those who report weights of the same
+            updates.
+        disputed: two people report other weights of the same updates.
     """
 
     checkpoint: Checkpoint
@@ -178,16 +211,12 @@ class CheckpointRow:
     people: int
     holders: tuple[str, ...]
     alive: int
-    others: int
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether machines of two people hold it and none has other weights."""
-        return self.people > 1 and not self.others
+    confirmed: bool
+    disputed: bool
 
 
 def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow]:
-    """List the newest checkpoints, the newest first, by four queries."""
+    """List the newest checkpoints, the newest first, by five queries."""
     checkpoints = list(run.checkpoints.all()[:most])
     holders = (
         CheckpointHolder.objects.filter(checkpoint__in=checkpoints)
@@ -198,22 +227,60 @@ def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow
     machines: dict[object, list[Machine]] = {checkpoint.pk: [] for checkpoint in checkpoints}
     for holder in holders:
         machines[holder.checkpoint_id].append(holder.machine)
-    same_vector = run.checkpoints.filter(vector__in={row.vector for row in checkpoints})
-    vectors = Counter(same_vector.values_list("vector", flat=True))
+    votes = _count_votes(run, {checkpoint.vector for checkpoint in checkpoints})
     rows = []
     for checkpoint in checkpoints:
         alive_first = sorted(machines[checkpoint.pk], key=lambda machine: machine.pk not in alive)
+        vote = votes.get(checkpoint.vector, {}).get(checkpoint.digest, NO_VOTE)
         rows.append(
             CheckpointRow(
                 checkpoint,
                 machines=len(alive_first),
-                people=len({machine.owner_id for machine in alive_first}),
+                people=vote.people,
                 holders=tuple(machine.name for machine in alive_first),
                 alive=sum(machine.pk in alive for machine in alive_first),
-                others=vectors[checkpoint.vector] - 1,
+                confirmed=vote.confirmed,
+                disputed=vote.disputed,
             )
         )
     return rows
+
+
+NO_VOTE = WeightsVote(people=0, confirmed=False, disputed=False)
+
+
+def _count_votes(run: Run, vectors: Iterable[str]) -> dict[str, dict[str, WeightsVote]]:
+    """Return, for each version vector, the votes of people for each digest, by two queries.
+
+    People vote whose word counts in this run: its owner, and those whose updates others vouch for.
+    """
+    holders = CheckpointHolder.objects.filter(
+        checkpoint__run=run, checkpoint__vector__in=list(vectors)
+    )
+    reported: dict[str, list[tuple[str, UUID]]] = defaultdict(list)
+    people = set()
+    names = ("checkpoint__vector", "checkpoint__digest", "machine__owner")
+    for vector, digest, person in holders.values_list(*names):
+        reported[vector].append((digest, person))
+        people.add(person)
+    counted = counted_people(people, run.owner_id, vouched_people(run))
+    return {
+        vector: count_votes((digest, person) for digest, person in reports if person in counted)
+        for vector, reports in reported.items()
+    }
+
+
+def list_confirmed_anchors(
+    run: Run, most: int = ANCHORS_SENT
+) -> list[coordinator_messages.ConfirmedAnchor]:
+    """List the newest weights that people confirm, the newest first, by five queries at most."""
+    return [
+        coordinator_messages.ConfirmedAnchor(
+            vector=row.checkpoint.vector, digest=row.checkpoint.digest, people=row.people
+        )
+        for row in list_checkpoint_rows(run)
+        if row.confirmed
+    ][:most]
 
 
 def prune_checkpoints(run: Run) -> int:

@@ -8,6 +8,7 @@ from django.db.models import Max
 
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
+from coordinator.fleet.token_limits import volunteer_rate
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS
 
@@ -114,15 +115,20 @@ def _rates(run: Run) -> list[list[float]]:
         cursor.execute(
             """
             WITH machine AS (
-                SELECT bucket / %s AS slot, sum(rate_sum) / sum(reports) AS rate
+                SELECT bucket / %s AS slot, a.owner_id = %s AS is_owner, a.owner_id,
+                    sum(rate_sum) / sum(reports) AS rate
                 FROM telemetry_rollup JOIN fleet_membership m ON m.id = membership_id
-                WHERE m.run_id = %s AND width = %s GROUP BY slot, m.machine_id
+                JOIN accounts_machine a ON a.id = m.machine_id
+                WHERE m.run_id = %s AND width = %s GROUP BY slot, a.owner_id, m.machine_id
+            ), person AS (
+                SELECT slot, CASE WHEN is_owner THEN sum(rate) ELSE least(sum(rate), %s) END AS rate
+                FROM machine GROUP BY slot, owner_id, is_owner
             ), everybody AS (
-                SELECT slot * %s AS second, sum(rate) AS rate FROM machine GROUP BY slot
+                SELECT slot * %s AS second, sum(rate) AS rate FROM person GROUP BY slot
             )
             SELECT second / %s * %s AS at, avg(rate) FROM everybody GROUP BY at ORDER BY at
             """,
-            [narrow, run.pk, width, narrow, wide, wide],
+            [narrow, run.owner_id, run.pk, width, volunteer_rate(run), narrow, wide, wide],
         )
         return [[at, round(rate, 2)] for at, rate in cursor.fetchall()]
 

@@ -1,8 +1,7 @@
 """Build the table of a run's page from live and stored figures."""
 
-import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 from django.db.models import FloatField, Func, TextField
@@ -12,6 +11,14 @@ from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import machine_name, shown_name
 from coordinator.fleet.lifecycle_facts import ACTIVITIES_WITH_LEDGER, gather_facts
 from coordinator.fleet.models import Membership, is_alive
+from coordinator.fleet.people_count import (
+    MAX_REPORTED_RATIO,
+    RunCount,
+    count_tokens,
+    sum_over_people,
+)
+from coordinator.fleet.token_limits import volunteer_rate
+from coordinator.fleet.witnesses import vouched_people
 from coordinator.runs import lifecycle
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
@@ -72,10 +79,11 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         now: seconds since 1970.
 
     Returns:
-        Rows with id, name, person, activity, alive, last_seen, version, tokens, rate (tokens/s; 0
-        when gone), step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind
-        (tokens), plan and exchange (a `PlanView` and an `ExchangeView`, or None), agrees
-        (`weights_agree`, of this machine), vector and anchor.
+        Rows with id, name, person, owner (the person's id), mirror (the key of the mirror whose
+        figures these are; "" for this site), activity, alive, last_seen, version, tokens, rate
+        (tokens/s; 0 when gone), step, step_seconds, updates_sent, updates_received, peers,
+        ledger_tokens, behind (tokens), plan and exchange (a `PlanView` and an `ExchangeView`, or
+        None), agrees (`weights_agree`, of this machine), vector and anchor.
     """
     now = time.time() if now is None else now
     live = report_queue.live_rows(run.pk)
@@ -105,6 +113,8 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
             "id": machine,
             "name": machine_name(hostname, key),
             "person": shown_name(owner, name, left),
+            "owner": owner,
+            "mirror": mirror,
             "last_seen": last_seen,
             **stored.get(pk, {}),
         }
@@ -118,10 +128,9 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         )
         row["rate"] = row["rate"] if row["alive"] else 0.0
         machines.append(row)
-    ledger = max(run.ledger_tokens, _ledger(machines))
     common = {vector: _commonest(anchors) for vector, anchors in _at_one_vector(machines).items()}
     for row in machines:
-        row["behind"] = max(0, ledger - row["ledger_tokens"])
+        row["behind"] = max(0, run.ledger_tokens - row["ledger_tokens"])
         compared = row["alive"] and row["anchor"] and row["vector"] in common
         row["agrees"] = row["anchor"] == common[row["vector"]] if compared else None
     return machines
@@ -157,8 +166,15 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         run: the run.
         rows: what `machine_rows` returned.
     """
-    tokens = max(run.ledger_tokens, _ledger(rows))
     alive = sum(row["alive"] for row in rows)
+    owner = str(run.owner_id)
+    has_others = any(row["owner"] != owner for row in rows)
+    vouched = vouched_people(run) if has_others else {}
+    speeds = {str(pk): MAX_REPORTED_RATIO * figures.speed for pk, figures in vouched.items()}
+    signed = {str(pk): figures.tokens for pk, figures in vouched.items()}
+    updates = {str(pk): MAX_REPORTED_RATIO * figures.updates for pk, figures in vouched.items()}
+    count = _live_count(run, rows, signed)
+    tokens = count.tokens
     # Only a run that does not train on needs the query for what it waits for.
     is_training = run.state is RunStatus.TRAINING and alive and tokens < run.token_budget
     waiting = None
@@ -170,9 +186,10 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "status": run.status,
         "tokens": tokens,
         "budget": run.token_budget,
-        "rate": sum(row["rate"] for row in rows),
+        "people": count.people,
+        "rate": sum_over_people(_speeds(run, rows), owner, speeds),
         "started": run.started.timestamp() if run.started else None,
-        "updates": sum(row["updates_sent"] for row in rows),
+        "updates": round(sum_over_people(_sum_by_person(rows, "updates_sent"), owner, updates)),
         "workers_known": len(rows),
         "workers_alive": alive,
         "agree": weights_agree(rows),
@@ -209,14 +226,37 @@ def _commonest(anchors: list[str]) -> str | None:
     return None if others and others[0][1] == most else anchor
 
 
-def _ledger(rows: list[dict[str, Any]]) -> int:
-    """Return the median of the ledgers of live machines."""
-    reported = [
-        row["ledger_tokens"]
-        for row in rows
-        if row["alive"] and row["activity"] in ACTIVITIES_WITH_LEDGER
-    ]
-    return statistics.median_high(reported) if reported else 0
+def _live_count(run: Run, rows: list[dict[str, Any]], signed: dict[str, int]) -> RunCount:
+    """Count the run's tokens from live figures, or return the stored count.
+
+    The stored count stands where nobody reports, and where other mirrors have the newest figures of
+    a machine: it is the one that weighs mirrors against each other.
+    """
+    stored = RunCount(run.ledger_tokens, run.ledger_people)
+    alive = [row for row in rows if row["alive"] and row["activity"] in ACTIVITIES_WITH_LEDGER]
+    if run.is_over or any(row["mirror"] for row in alive):
+        return stored
+    ledgers: dict[str, list[int]] = defaultdict(list)
+    for row in alive:
+        ledgers[row["owner"]].append(row["ledger_tokens"])
+    return count_tokens(ledgers, str(run.owner_id), signed) or stored
+
+
+def _speeds(run: Run, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Sum each person's speed; nobody but the owner exceeds what one volunteer may state."""
+    owner = str(run.owner_id)
+    speeds = _sum_by_person(rows, "rate")
+    most = volunteer_rate(run) if speeds.keys() - {owner} else 0
+    return {pk: rate if pk == owner else min(rate, most) for pk, rate in speeds.items()}
+
+
+def _sum_by_person(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
+    """Sum a figure over each person's machines."""
+    sums: dict[str, float] = defaultdict(float)
+    for row in rows:
+        if row[name]:
+            sums[row["owner"]] += row[name]
+    return sums
 
 
 def _stored(pks: list[str]) -> dict[str, dict[str, Any]]:

@@ -23,8 +23,10 @@ from coordinator.credit.leaderboard import (
     volunteer_record,
 )
 from coordinator.credit.models import Credit
+from coordinator.fleet.models import UpdateWitness, VouchedAuthor
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
+from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import Token
 
@@ -33,11 +35,14 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def credit_run(person, launched_run, volunteer):
-    """Return a run and three machines in it: two of Ada's and one of Bob's."""
-    run, ada = launched_run(person(name="Ada"))
-    other, bob = volunteer(run.owner, 2), volunteer(person("bob@example.org", name="Bob"), 3)
-    for machine in (other, bob):
+    """Return Bob's run and three machines in it: two of Ada's and one of Bob's."""
+    run, bob = launched_run(person("bob@example.org", name="Bob"), seed=3)
+    owner = person(name="Ada")
+    ada, other = volunteer(owner, 1), volunteer(owner, 2)
+    for machine in (ada, other):
         machine.join(run)
+    Run.objects.filter(pk=run.pk).update(created=timezone.now() - timedelta(days=30))
+    run.record_ledger_tokens(10**9)
     return run, ada, other, bob
 
 
@@ -91,12 +96,17 @@ def test_attested_updates_count_once_however_often_attested(
     report_attestations(run, carl, 0, (ada, 1, 1000))
     assert count_credited_tokens(ada) == 2000
     report_attestations(run, carl, 0, (ada, 3, 3000))
+    assert count_credited_tokens(ada) == 2000, "one person who is not the owner earned her credit"
+    dora = volunteer(person("dora@example.org"), 5)
+    dora.join(run)
+    report_attestations(run, dora, 0, (ada, 3, 3000))
     row = Credit.objects.get()
-    assert (row.first, row.last, row.tokens, row.witness) == (1, 3, 3000, carl.machine)
+    assert (row.first, row.last, row.tokens) == (1, 3, 3000)
+    witness = next(machine for machine in (carl, dora) if machine.machine == row.witness)
     attestation = coordinator_messages.Attestation(
         head=row.author_header, statement=row.witness_signature
     )
-    update = check_attestation(attestation, str(run.pk), carl.identity.key)
+    update = check_attestation(attestation, str(run.pk), witness.identity.key)
     assert (update.peer, update.seq, update.total) == (ada.identity.key, 3, 3000), (
         "the stored signatures do not prove the range"
     )
@@ -130,11 +140,63 @@ def test_machine_reporting_to_another_mirror_gets_its_credit_here(credit_run, re
     assert count_credited_tokens(ada) == 2000, "the author's signed header does not count"
 
 
-def test_credit_of_colluding_machines_is_capped_per_update(credit_run, report_attestations):
+def test_credit_of_updates_larger_than_the_spec_allows_counts_nothing(
+    credit_run, report_attestations
+):
     run, ada, _, bob = credit_run
     report_attestations(run, ada, 2**60)
-    report_attestations(run, bob, 0, (ada, 2, 2**60))
-    assert count_credited_tokens(ada) == 2 * run.spec.max_tokens_per_update
+    report_attestations(run, bob, 0, (ada, 2, 2 * run.spec.max_tokens_per_update + 1))
+    assert count_credited_tokens(ada) == 0
+    report_attestations(run, bob, 0, (ada, 3, 3 * run.spec.max_tokens_per_update))
+    assert count_credited_tokens(ada) == 3 * run.spec.max_tokens_per_update
+
+
+def test_two_accounts_that_witness_each_other_earn_no_credit(
+    credit_run, report_attestations, person, volunteer
+):
+    """Let two strangers sign headers of updates that do not exist, the millionth of each."""
+    run, _, _, bob = credit_run
+    eve, mallory = volunteer(person("eve@example.org"), 6), volunteer(person("m@example.org"), 7)
+    for machine in (eve, mallory):
+        machine.join(run)
+    for _ in range(2):
+        report_attestations(run, eve, 10**14, (mallory, 10**6, 10**9))
+        report_attestations(run, mallory, 10**14, (eve, 10**6, 10**9))
+    assert not Credit.objects.exists()
+    report_attestations(run, bob, 0, (eve, 1, 900))
+    assert count_credited_tokens(eve) == 900, "what the owner's machine applied does not count"
+
+
+def test_colluding_accounts_earn_no_more_than_the_runs_own_count(
+    credit_run, report_attestations, person, volunteer
+):
+    run, ada, _, bob = credit_run
+    run.record_ledger_tokens(100_000)
+    report_attestations(run, ada, 60_000)
+    report_attestations(run, bob, 0, (ada, 9, 60_000))
+    liars = [volunteer(person(f"{n}@example.org"), 10 + n) for n in range(3)]
+    for machine in liars:
+        machine.join(run)
+    for author in liars:
+        report_attestations(run, author, 10**14)
+        for witness in liars:
+            if witness is not author:
+                report_attestations(run, witness, 10**14, (author, 10**6, 10**9))
+    assert sum(Credit.objects.values_list("tokens", flat=True)) == 100_000
+    assert count_credited_tokens(ada) == 60_000
+
+
+def test_author_who_signs_two_histories_earns_nothing_more(
+    credit_run, report_attestations, person, volunteer
+):
+    run, ada, _, bob = credit_run
+    carl = volunteer(person("carl@example.org"), 4)
+    carl.join(run)
+    report_attestations(run, ada, 9000)
+    report_attestations(run, bob, 0, (ada, 2, 2000))
+    report_attestations(run, carl, 0, (ada, 5, 5000))
+    report_attestations(run, bob, 0, (ada, 5, 4000))
+    assert count_credited_tokens(ada) == 2000
 
 
 def test_new_incarnation_of_a_machine_starts_a_new_credit_range(credit_run, report_attestations):
@@ -220,6 +282,8 @@ def test_any_order_of_attestations_counts_every_range_once(credit_run, statement
     """Let three machines of two people attest updates of all, repeatedly and out of order."""
     run, machines = credit_run[0], credit_run[1:]
     Credit.objects.all().delete()
+    UpdateWitness.objects.all().delete()
+    VouchedAuthor.objects.all().delete()
     run.memberships.update(tokens=1 << 40)
     for witness, author, seq, life in statements:
         member = run.memberships.get(machine=machines[witness].machine)
@@ -228,7 +292,7 @@ def test_any_order_of_attestations_counts_every_range_once(credit_run, statement
         )
     highest_seqs: dict[tuple, int] = {}
     for witness, author, seq, life in statements:
-        if machines[witness].machine.owner_id != machines[author].machine.owner_id:
+        if witness == 2 and author != 2:  # Bob owns the run; Ada alone does not vouch for him
             author_key = (machines[author].machine.pk, life)
             highest_seqs[author_key] = max(seq, highest_seqs.get(author_key, 0))
     rows = list(Credit.objects.select_related("machine", "witness"))
@@ -269,14 +333,17 @@ def test_credit_api_lists_ranges_with_both_signatures(credit_run, report_attesta
 
 
 def test_leaderboards_rank_people_teams_machines_and_runs(
-    credit_run, report_attestations, django_assert_max_num_queries
+    credit_run, report_attestations, person, volunteer, django_assert_max_num_queries
 ):
     run, ada, other, bob = credit_run
-    team = Team.create("Weavers", run.owner)
+    team = Team.create("Weavers", ada.machine.owner)
+    carl = volunteer(person("carl@example.org"), 4)
+    carl.join(run)
     for machine, done in ((ada, 3000), (other, 1000), (bob, 2000)):
         report_attestations(run, machine, done)
     report_attestations(run, bob, 2000, (ada, 3, 3000), (other, 1, 1000))
     report_attestations(run, ada, 3000, (bob, 2, 2000))
+    report_attestations(run, carl, 0, (bob, 2, 2000))
     assert [(p.rank, p.name, p.tokens) for p in leaderboard("people")] == [
         (1, "Ada", 4000),
         (2, "Bob", 2000),
@@ -301,9 +368,10 @@ def test_leaderboards_rank_people_teams_machines_and_runs(
 
 def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attestations):
     run, ada, _, bob = credit_run
-    volunteer_path = f"/volunteers/{run.owner.pk}/"
+    owner = ada.machine.owner
+    volunteer_path = f"/volunteers/{owner.pk}/"
     own_client = Client()
-    own_client.force_login(run.owner)
+    own_client.force_login(owner)
     assert (
         Client().get(volunteer_path).status_code == 404
         and b"No credit yet" in own_client.get(volunteer_path).content
@@ -313,7 +381,7 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     page = Client().get(volunteer_path).content.decode()
     assert "Ada" in page and "200 K" in page and "First peg" in page and run.name in page
     assert "ada@example.org" not in page
-    delete_account(run.owner, run.owner)
+    delete_account(owner, owner)
     assert Client().get(volunteer_path).status_code == 404
     assert (
         "Ada" not in Client().get("/credit/").content.decode()

@@ -119,9 +119,10 @@ class CreditAtTwoMirrors:
 
 @pytest.fixture
 def mirrors(person, launched_run, volunteer, monkeypatch):
-    run, ada = launched_run(person(name="Ada"))
-    bob = volunteer(person("bob@example.org"), 3)
-    bob.join(run)
+    run, bob = launched_run(person("bob@example.org"), seed=3)
+    ada = volunteer(person(name="Ada"), 1)
+    ada.join(run)
+    run.record_ledger_tokens(10**9)
     run.memberships.update(tokens=1 << 40)
     return CreditAtTwoMirrors(run, ada, bob, monkeypatch)
 

@@ -1,9 +1,12 @@
 """Test the site's verdicts: who may issue them, what they contain, how machines get them."""
 
 import json
+from datetime import timedelta
 
 import hypothesis.strategies as st
 import pytest
+from django.utils import timezone
+from helpers.attestations import witness_of
 from helpers.mirror_lists import list_entry, signed_list
 from hypothesis import given, settings
 
@@ -27,6 +30,7 @@ from coordinator.fleet.verdicts import (
     parse_single_updates,
     resolve_author,
 )
+from coordinator.fleet.witnesses import record_witnesses
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.replication.volunteer_salt import volunteer_pseudonym
@@ -44,6 +48,8 @@ def verdict_run(person, launched_run, volunteer, numbered_report):
     run, ada = launched_run(person("ada@example.org", name="Ada", is_staff=False), name="Dusk")
     bob = volunteer(person("bob@example.org", name="Bob"), 2)
     bob.join(run)
+    Run.objects.filter(pk=run.pk).update(created=timezone.now() - timedelta(days=30))
+    run.refresh_from_db()
     for machine in (ada, bob):
         machine.report(run, numbered_report(4))
     drain_queue()
@@ -150,12 +156,24 @@ def test_verdict_with_hidden_characters_or_no_author_is_refused(verdict_run):
     assert list(collect_problems(run)) == ["author"]
 
 
-def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_run, numbered_report):
+def attest(witness, author, run, seq: int) -> None:
+    """Let a machine attest an author's first `seq` updates of 1,000 tokens."""
+    attestation = witness_of(witness, run, author, seq, 1000 * seq, LIFE)
+    member = run.memberships.get(machine=witness.machine)
+    record_witnesses([(member, [attestation])])
+
+
+def test_too_old_retraction_is_refused_with_the_first_possible_update(
+    verdict_run, person, volunteer
+):
     run, ada, bob = verdict_run
-    for seq in (20, 40):
-        bob.report(run, numbered_report(seq, ledger_tokens=40_000))
-        ada.report(run, numbered_report(seq, ledger_tokens=40_000))
-    drain_queue()
+    carl = volunteer(person("carl@example.org"), 3)
+    carl.join(run)
+    run.record_ledger_tokens(40_000)
+    for author in (ada, bob):
+        for witness in (ada, bob, carl):
+            if witness is not author:
+                attest(witness, author, run, 40)
     field_problems = collect_problems(run, build_retraction(bob, 5))
     assert (
         "too old" in field_problems["first"]
@@ -169,6 +187,20 @@ def test_too_old_retraction_is_refused_with_the_first_possible_update(verdict_ru
     VerdictRecord.issue(run, [build_retraction(bob, 20)])
     run.record_ledger_tokens(40_000 + 21 * 2_000)  # Bob has published nothing for 21 rounds
     assert "too old" in collect_problems(run, build_retraction(bob, 40))["first"]
+
+
+def test_accused_machine_cannot_make_itself_immune(verdict_run, numbered_report, person, volunteer):
+    """Let the accused report a million updates, and an accomplice witness them."""
+    run, ada, bob = verdict_run
+    accomplice = volunteer(person("eve@example.org"), 3)
+    accomplice.join(run)
+    attest(ada, bob, run, 4)
+    attest(bob, ada, run, 4)
+    bob.report(run, numbered_report(5, updates_sent=10**6, ledger_tokens=0))
+    drain_queue()
+    VerdictRecord.issue(run, [build_retraction(bob, 1)])
+    attest(accomplice, bob, run, 10**6)
+    VerdictRecord.issue(run, [build_retraction(bob, 2)])
 
 
 def test_verdict_on_a_draft_or_ended_run_is_refused(verdict_run, draft):

@@ -4,9 +4,11 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from helpers.attestations import witness_of
 
 from barnraise.protocol import reports
 from coordinator.fleet.models import Membership
+from coordinator.fleet.witnesses import record_witnesses
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
 from coordinator.telemetry.checkpoints import (
@@ -60,13 +62,8 @@ def test_checkpoint_announced_repeatedly_is_stored_once(person, launched_run, nu
     )
     assert CheckpointHolder.objects.get().machine == ada.machine
     (listed,) = list_checkpoint_rows(run)
-    assert (listed.machines, listed.people, listed.alive, listed.others, listed.confirmed) == (
-        1,
-        1,
-        1,
-        0,
-        False,
-    )
+    assert (listed.machines, listed.people, listed.alive) == (1, 1, 1)
+    assert not listed.confirmed and not listed.disputed
 
 
 def test_repeated_announcement_needs_no_query(
@@ -93,6 +90,8 @@ def test_checkpoint_is_confirmed_by_another_persons_machine(
     own_machine, bob = volunteer(run.owner, 2), volunteer(person("bob@example.org"), 3)
     for machine in (own_machine, bob):
         machine.join(run)
+    member = run.memberships.get(machine=ada.machine)
+    record_witnesses([(member, [witness_of(ada, run, bob, 1, 1000)])])
     # This report confirms the checkpoint without announcing one.
     own_machine.report(run, numbered_report(1, vector=VECTOR, anchor=RIGHT))
     drain_queue()
@@ -114,7 +113,15 @@ def test_checkpoint_is_confirmed_by_another_persons_machine(
     assert listed.confirmed and (listed.machines, listed.people) == (3, 2)
 
 
-def test_two_digests_at_the_same_updates_are_shown_unconfirmed(
+def vote_lines(run) -> set[tuple]:
+    """Return what the list of checkpoints shows of each digest."""
+    return {
+        (line.checkpoint.digest, line.people, line.confirmed, line.disputed)
+        for line in list_checkpoint_rows(run)
+    }
+
+
+def test_one_liars_report_does_not_dispute_a_confirmed_checkpoint(
     person, launched_run, volunteer, numbered_report
 ):
     run, _ = launched_run(person(), name="Split")
@@ -123,14 +130,44 @@ def test_two_digests_at_the_same_updates_are_shown_unconfirmed(
         machine.join(run)
         machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=digest)))
     drain_queue()
-    assert {
-        (line.checkpoint.digest, line.people, line.others) for line in list_checkpoint_rows(run)
-    } == {
-        (RIGHT, 2, 1),
-        (WRONG, 1, 1),
-    }
-    assert not any(line.confirmed for line in list_checkpoint_rows(run))
-    assert "Disputed" in Client().get(f"/runs/{run.slug}/checkpoints/").content.decode()
+    assert vote_lines(run) == {(RIGHT, 2, True, False), (WRONG, 1, False, True)}
+    html = Client().get(f"/runs/{run.slug}/checkpoints/").content.decode()
+    assert "By 2 people" in html and "Disputed" in html
+
+
+def test_two_accounts_do_not_confirm_what_a_majority_denies(
+    person, launched_run, volunteer, numbered_report
+):
+    """Let two accounts announce weights that three others report otherwise, unannounced."""
+    run, ada = launched_run(person())
+    machines = [volunteer(person(f"{n}@example.org"), 2 + n) for n in range(5)]
+    for machine in machines:
+        machine.join(run)
+    for machine in machines[:2]:
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=WRONG)))
+    drain_queue()
+    assert vote_lines(run) == {(WRONG, 2, True, False)}
+    for machine in machines[2:]:
+        machine.report(run, numbered_report(1, vector=VECTOR, anchor=RIGHT))
+    drain_queue()
+    assert vote_lines(run) == {(WRONG, 2, False, True), (RIGHT, 3, True, True)}
+    anchors = ada.join(run).confirmed_anchors
+    assert [(anchor.vector, anchor.digest, anchor.people) for anchor in anchors] == [
+        (VECTOR, RIGHT, 3)
+    ]
+
+
+def test_strangers_confirm_nothing_next_to_vouched_people(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
+    for number in range(3):
+        machine = volunteer(person(f"{number}@example.org"), 2 + number)
+        machine.join(run)
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(digest=WRONG)))
+    drain_queue()
+    assert vote_lines(run) == {(RIGHT, 1, False, False), (WRONG, 0, False, False)}
 
 
 def test_checkpoint_with_implausible_tokens_is_not_stored(person, launched_run, numbered_report):
@@ -155,7 +192,7 @@ def test_checkpoint_page_lists_digests_and_commands(
             ),
         )
     drain_queue()
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(8):
         html = page.get(f"/runs/{run.slug}/checkpoints/").content.decode()
     assert (
         html.count(RIGHT) == checkpoints.ROWS_SHOWN

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.core.cache import cache
 from django.utils import timezone
+from helpers.attestations import witness_of
 
 from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import digest, open_signed
@@ -36,6 +37,69 @@ def test_ledger_tokens_ignore_one_machines_false_report(
     assert run.ledger_tokens == 5000 and run.state is enums.RunStatus.TRAINING
 
 
+def test_three_keys_without_computers_do_not_decide_the_count(
+    person, launched_run, numbered_report, volunteer, valkey
+):
+    """Let one stranger's three keys claim 10^15 tokens; the budget can still be extended."""
+    run, ada = launched_run(person())
+    eve = person("eve@example.org")
+    for seed in (5, 6, 7):
+        machine = volunteer(eve, seed)
+        machine.join(run)
+        machine.report(run, numbered_report(1, ledger_tokens=10**15, rate=2.7e14))
+    ada.report(run, numbered_report(5, ledger_tokens=5000))
+    drain_queue()
+    advance_runs()
+    run.refresh_from_db()
+    assert (run.ledger_tokens, run.ledger_people) == (5000, 1)
+    assert run.extension_problem() == "" and run.max_plausible_tokens == 2 * run.token_budget
+    summary = run_table.run_summary(run, run_table.machine_rows(run))
+    assert (summary["tokens"], summary["people"], summary["rate"]) == (5000, 1, 1000.0)
+    assert summary["updates"] == 8
+
+
+def test_wrong_count_goes_down_when_nobody_vouches_for_it(
+    person, launched_run, numbered_report, volunteer
+):
+    run, ada = launched_run(person())
+    eve = volunteer(person("eve@example.org"), 5)
+    eve.join(run)
+    eve.report(run, numbered_report(1, ledger_tokens=10**15))
+    drain_queue()
+    advance_runs()
+    run.refresh_from_db()
+    assert run.ledger_tokens == 10**15, "the only person in a run is not believed"
+    ada.report(run, numbered_report(5, ledger_tokens=5000))
+    drain_queue()
+    advance_runs()
+    run.refresh_from_db()
+    assert run.ledger_tokens == 5000
+
+
+def test_strangers_do_not_outvote_people_whose_updates_others_have(
+    person, launched_run, numbered_report, volunteer
+):
+    """Let four accounts outnumber Bob and Carl while the run's owner is away."""
+    run, ada = launched_run(person())
+    bob, carl = volunteer(person("bob@example.org"), 2), volunteer(person("c@example.org"), 3)
+    liars = [volunteer(person(f"{n}@example.org"), 10 + n) for n in range(4)]
+    for machine in (bob, carl, *liars):
+        machine.join(run)
+    seen = [witness_of(ada, run, author, 5, 5000) for author in (bob, carl)]
+    sent = coordinator_messages.Reports(
+        reports=[numbered_report(1, activity="left")], attestations=seen
+    )
+    assert ada.send_request("POST", f"/runs/{run.slug}/reports", sent).status_code == 200
+    for machine in (bob, carl):
+        machine.report(run, numbered_report(1, ledger_tokens=10_000))
+    for machine in liars:
+        machine.report(run, numbered_report(1, ledger_tokens=10**15))
+    drain_queue()
+    advance_runs()
+    run.refresh_from_db()
+    assert (run.ledger_tokens, run.ledger_people) == (10_000, 2)
+
+
 def test_run_finishes_when_owner_and_others_have_the_model(
     person, launched_run, numbered_report, volunteer
 ):
@@ -46,6 +110,7 @@ def test_run_finishes_when_owner_and_others_have_the_model(
         machine.report(run, numbered_report(1, ledger_tokens=100_000, activity="finishing"))
     drain_queue()
     assert advance_runs() == 0
+    run.refresh_from_db()
     assert "one other person" in run_table.run_summary(run, run_table.machine_rows(run))["waiting"]
     ada.report(run, numbered_report(2, ledger_tokens=100_000, activity="finished"))
     bob.report(

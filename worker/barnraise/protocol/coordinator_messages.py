@@ -197,14 +197,29 @@ class JoinRequest(Message):
     hardware: HardwareView | None = None  # as measured on the machine, if it was measured
 
 
+class ConfirmedAnchor(Message):
+    """An anchor that a coordinator found confirmed: at least two people report this digest.
+
+    They are more than half of the people who report an anchor at this version vector.
+    """
+
+    vector: Digest  # of the version vector
+    digest: Digest  # BLAKE3 of the anchor's fragments
+    people: int = Field(ge=2, le=1_000_000)
+
+
 class JoinReply(Message):
-    """Everything that a machine needs to take part in a run."""
+    """Everything that a machine needs to take part in a run.
+
+    `confirmed_anchors` are the newest ones of the run, the newest first.
+    """
 
     run: RunView
     ticket: Signed | None  # None while the run is a draft
     directive: Signed
     acknowledged: Count = 0  # the number of this machine's last report that the coordinator stored
     peers: list[Peer] = Field(max_length=64)
+    confirmed_anchors: list[ConfirmedAnchor] = Field(default=[], max_length=8)
 
 
 # ---- reports ---------------------------------------------------------------------------------

@@ -243,4 +243,104 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="UpdateWitness",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("incarnation", models.CharField(max_length=16)),
+                ("seq", models.BigIntegerField()),
+                ("total", models.BigIntegerField()),
+                ("digest", models.CharField(max_length=64)),
+                ("previous", models.CharField(max_length=64)),
+                ("run_tokens", models.BigIntegerField(default=0)),
+                ("received", models.DateTimeField(default=django.utils.timezone.now)),
+                ("header", models.JSONField()),
+                ("statement", models.JSONField()),
+                (
+                    "machine",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.machine",
+                    ),
+                ),
+                (
+                    "person",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="witnesses",
+                        to="runs.run",
+                    ),
+                ),
+                (
+                    "witness",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="accounts.machine",
+                    ),
+                ),
+            ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("run", "machine", "incarnation", "person"),
+                        name="one_witness_a_person",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="VouchedAuthor",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("incarnation", models.CharField(max_length=16)),
+                ("seq", models.BigIntegerField()),
+                ("total", models.BigIntegerField()),
+                ("speed", models.FloatField(default=0)),
+                ("since", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "machine",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.machine",
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="vouched_authors",
+                        to="runs.run",
+                    ),
+                ),
+            ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("run", "machine", "incarnation"), name="one_vouched_author"
+                    )
+                ],
+            },
+        ),
     ]

@@ -71,6 +71,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "ledger_people",
+                    models.PositiveIntegerField(
+                        db_default=0,
+                        default=0,
+                        editable=False,
+                        verbose_name="people who vouch for them",
+                    ),
+                ),
+                (
                     "extra_tokens",
                     models.BigIntegerField(default=0, editable=False, verbose_name="added tokens"),
                 ),

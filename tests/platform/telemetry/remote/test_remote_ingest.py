@@ -8,7 +8,12 @@ from django.utils import timezone
 from helpers.remote_telemetry import OTHER, elsewhere, frame, ingest_page, page, report
 
 from coordinator.eventlog.models import LogEvent
-from coordinator.fleet.lifecycle_facts import gather_facts
+from coordinator.fleet.lifecycle_facts import (
+    COLUMNS,
+    advance_run,
+    gather_facts,
+    ledgers_by_person,
+)
 from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.run_snapshot import RunSnapshot
@@ -47,6 +52,7 @@ def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(training
         "telemetry was recorded in the event log"
     )
     valkey.flushdb()  # the feed is cached for two seconds
+    advance_run(run)  # as every two seconds: counts are weighed between mirrors there
     later_snapshot = RunSnapshot.capture(run)
     worker_tables = [table.workers | {"now": 0} for table in (snapshot, later_snapshot)]
     for table in worker_tables:
@@ -282,3 +288,20 @@ def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manife
     )
     Membership.everywhere.update(last_seen=timezone.now() - timedelta(minutes=5))
     assert gather_facts(run).alive == 0, "rows of a dead mirror never expire"
+
+
+def test_lying_mirror_changes_nobodys_count(person, launched_run, volunteer, numbered_report):
+    """Let a mirror claim 10^15 tokens of machines that report here, and of one that does not."""
+    run, ada = launched_run(person())
+    bob, carl = volunteer(person("bob@example.org"), 2), volunteer(person("c@example.org"), 3)
+    bob.join(run)
+    for machine in (ada, bob):
+        report(machine, run, numbered_report(5, ledger_tokens=5000))
+    lie = frame(age=0.0, latest=99, ledger_tokens=10**15)
+    for machine in (ada, bob, carl):
+        ingest_page(page(elsewhere(run, machine), frames=[lie]))
+    assert gather_facts(run).ledger_tokens == 5000
+    true = frame(age=2.0, ledger_tokens=4000)
+    ingest_page(page(elsewhere(run, carl), frames=[true]), key="c" * 64)
+    everywhere = list(Membership.everywhere.filter(run=run).values(*COLUMNS))
+    assert sorted(ledgers_by_person(everywhere).values()) == [[4000], [5000], [5000]]
