@@ -6,7 +6,7 @@ TOKENS ?=
 MIRRORS ?=
 QUICK ?=
 
-.PHONY: setup demo test test-fast test-all audit bench-swap bench-swap-cuda bench-site study-exchange study-exchange-cuda drill-exchange drill-mirrors bench-mirrors lint clean
+.PHONY: setup demo test test-fast test-all audit bench-swap bench-swap-cuda bench-site study-exchange study-exchange-cuda drill-exchange bench-floods drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -65,6 +65,10 @@ audit: setup
 # Test what the exchange survives: kills, partitions, flipped bits, hostile peers, poison. 15 minutes; QUICK=1: five.
 drill-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/exchange/drill_exchange.py $(if $(QUICK),--quick)
+
+# What floods of a stranger do to honest updates and to memory; 7 minutes. QUICK=1: two.
+bench-floods: .venv/.installed
+	@$(BIN)/python benchmarks/exchange/bench_floods.py $(if $(QUICK),--quick)
 
 # What a site of three mirrors survives, some 15 minutes; as root on Linux, where a mirror can be cut off. QUICK=1: five.
 drill-mirrors: setup
