@@ -44,6 +44,7 @@ SIGNED_IN_PAGES = {
     "run-terms": "/runs/{run}/terms/",
     "run-extend": "/runs/{run}/extend/",
     "run-verdicts": "/runs/{run}/verdicts/",
+    "run-exclude": "/runs/{run}/exclude/",
     "run-invited": "/runs/{run}/invited/{run_invitation}/",
     "machines": "/machines/",
     "machine": "/machines/{machine}/",

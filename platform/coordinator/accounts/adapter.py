@@ -46,7 +46,6 @@ class AccountAdapter(DefaultAccountAdapter):
         """Refuse people whose credentials have not been received yet."""
         refused = super().pre_login(request, user, **kwargs)
         if refused is None:
-            credential_sync.record_credentials(user.pk)
             refused = self._refuse_until_complete(request, user)
         return refused
 
@@ -55,6 +54,7 @@ class AccountAdapter(DefaultAccountAdapter):
         refused = self._refuse_until_complete(request, user)
         if refused:
             raise ImmediateHttpResponse(refused)
+        credential_sync.record_credentials(user.pk)
         super().login(request, user)
 
     def _refuse_until_complete(self, request: HttpRequest, user: Any) -> HttpResponse | None:

@@ -1,4 +1,8 @@
-"""Replicate verified addresses and second factors, so that a log-in works alike at every mirror.
+"""Replicate verified addresses and second factors, so that a log-in works at every mirror.
+
+Each mirror records them as the person confirmed them there, by signing in or by a change. A mirror
+that has recorded none uses those of the mirror where the person joined; no mirror changes what the
+person has confirmed at another.
 
 allauth stores them in rows that it writes in many places. After each write the rows are compared
 with the event log, and the difference is recorded. Secrets are private data, outside the log.
@@ -21,10 +25,12 @@ from coordinator.accounts.models import User
 from coordinator.eventlog import private_data, writer
 from coordinator.eventlog.models import PrivateData
 from coordinator.eventlog.projection import current_state
+from coordinator.lib import site_identity
 
 # Recovery codes alone make nobody enter a second factor.
 STRONG_FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
 NO_CREDENTIALS: dict[str, Any] = {"addresses": None, "factors": {}, "spent": {}}
+NOTHING_RECORDED: dict[str, Any] = {"addresses": None, "factors": None}
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=True)
 
 
@@ -95,7 +101,7 @@ def record_addresses(person: UUID, deleted: EmailAddress | None = None) -> None:
         if not recorded and not rows:
             return
         about = private_data.store(f"access:{person}", {"addresses": list(rows)})
-        if about != state["addresses"]:
+        if about != _own_record(person)["addresses"]:
             writer.record("access.addresses", person, {"about": about})
 
 
@@ -114,11 +120,14 @@ def record_factors(person: UUID, deleted: Authenticator | None = None) -> None:
             for row in Authenticator.objects.filter(user=person)
             if "id" in row.data
         }
-        if deleted and deleted.data.get("id") in state["factors"]:
+        own = _own_record(person)["factors"]
+        if own is None and _missing([about for _, about in state["factors"].values()]):
+            return  # what this site has not received must not be lost here
+        if deleted and deleted.data.get("id") in {**state["factors"], **(own or {})}:
             writer.record("access.remove", person, {"factors": [deleted.data["id"]]})
         for factor, row in sorted(rows.items()):
             about = private_data.store(f"access:{person}", factor_payload(row))
-            if state["factors"].get(factor, [None, None])[1] != about:
+            if (own or {}).get(factor, [None, None])[1] != about:
                 payload = {"factor": factor, "type": row.type, "about": about}
                 writer.record("access.add", person, payload)
             used = sorted(used_code_numbers(row) - {*state["spent"].get(factor, [])})
@@ -127,10 +136,12 @@ def record_factors(person: UUID, deleted: Authenticator | None = None) -> None:
 
 
 def record_credentials(person: UUID) -> None:
-    """Record at each log-in what is missing, in case the site died between a row and its event."""
-    if not _recorded_state(person)["addresses"]:
+    """Record at each log-in what this site has not recorded yet: the person confirms it."""
+    if not _own_record(person)["addresses"]:
         record_addresses(person)
     record_factors(person)
+    with writer.log_transaction():
+        User.objects.get(pk=person).record_profile()
 
 
 def factor_payload(row: Authenticator) -> dict[str, Any]:
@@ -154,9 +165,7 @@ def missing_credentials(person: User) -> str:
 
     The person may not log in as long as something is missing.
     """
-    state = current_state(f"access:{person.pk}")
-    if state is None:
-        return ""
+    state = _recorded_state(person.pk)
     if state["addresses"] and _missing([state["addresses"]]):
         return "Your addresses have"
     needs_factor = any(type_ in STRONG_FACTORS for type_, _ in state["factors"].values())
@@ -170,8 +179,36 @@ def _exists(person: UUID) -> bool:
     return User.objects.filter(pk=person, left=None).exists()
 
 
+def state_used_here(person: object, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the addresses and factors that this site uses, and the codes that were used anywhere.
+
+    What this site has not recorded comes from the mirror where the person joined.
+
+    Args:
+        person: the person's id.
+        state: the folded events of all mirrors.
+    """
+    home = (current_state(f"person:{person}") or {}).get("home", "")
+    own = state["mirrors"].get(site_identity.identity().key, NOTHING_RECORDED)
+    first = state["mirrors"].get(home, NOTHING_RECORDED)
+    factors = first["factors"] if own["factors"] is None else own["factors"]
+    factors = factors or {}
+    return {
+        "addresses": own["addresses"] or first["addresses"],
+        "factors": factors,
+        "spent": {name: codes for name, codes in state["spent"].items() if name in factors},
+    }
+
+
 def _recorded_state(person: UUID) -> dict[str, Any]:
-    return current_state(f"access:{person}") or NO_CREDENTIALS
+    state = current_state(f"access:{person}")
+    return NO_CREDENTIALS if state is None else state_used_here(person, state)
+
+
+def _own_record(person: UUID) -> dict[str, Any]:
+    """Return what this site has recorded of the person's addresses and factors."""
+    state = current_state(f"access:{person}") or {"mirrors": {}}
+    return state["mirrors"].get(site_identity.identity().key, NOTHING_RECORDED)
 
 
 def _missing(digests: list[str]) -> set[str]:

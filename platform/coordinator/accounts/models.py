@@ -19,6 +19,7 @@ from coordinator.accounts.teams import Team, TeamInvitation, TeamMember
 from coordinator.audit.log import record
 from coordinator.eventlog import private_data, writer
 from coordinator.eventlog.projection import current_state
+from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class User(AbstractBaseUser, PermissionsMixin):
         if not state or self.left:
             return
         about = self.event_payload()["about"]
-        if state["about"] != about:
+        if state["about"].get(site_identity.identity().key) != about:
             writer.record("person.about", self.pk, {"about": about})
 
     def event_payload(self) -> dict[str, Any]:
@@ -139,7 +140,6 @@ class User(AbstractBaseUser, PermissionsMixin):
             "about": private_data.store(f"person:{self.pk}", profile),
             "joined": self.date_joined,
             "organiser": self.organiser,
-            "is_staff": self.is_staff,
         }
 
     @property
@@ -213,7 +213,8 @@ class User(AbstractBaseUser, PermissionsMixin):
             rows = User.objects.filter(pk=self.pk, **{right: not given})
             changed = rows.update(**{right: given}) == 1
             if changed:
-                writer.record("person.grant", self.pk, {"right": right, "given": given})
+                if right == "organiser":  # staff rights are each site's own
+                    writer.record("person.grant", self.pk, {"right": right, "given": given})
                 label = right.removeprefix("is_")
                 record(f"user.{label if given else f'not_{label}'}", self, actor=actor)
         self.refresh_from_db(fields=[right])
@@ -254,7 +255,8 @@ class User(AbstractBaseUser, PermissionsMixin):
             changed = banned.update(is_active=True, banned=None, ban_reason="") == 1
             if changed:
                 state = current_state(f"person:{self.pk}") or {}
-                writer.record("person.unban", self.pk, {"lifts": state.get("bans", [])})
+                own_bans = state.get("bans", {}).get(site_identity.identity().key, {})
+                writer.record("person.unban", self.pk, {"lifts": list(own_bans)})
                 record("user.unban", self, actor=actor)
         self.refresh_from_db()
         return changed

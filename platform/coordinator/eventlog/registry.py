@@ -30,6 +30,7 @@ class Fact:
         digest: BLAKE3 digest of the event's text.
         action: The event's type without its aggregate type.
         payload: The payload, as the message class that the aggregate type declares for `action`.
+        mirror: Key of the mirror that signed the event.
     """
 
     hlc: int
@@ -37,6 +38,7 @@ class Fact:
     digest: str
     action: str
     payload: Any
+    mirror: str = ""
 
     @property
     def order_key(self) -> tuple[int, UUID, str]:
@@ -153,6 +155,7 @@ class StoredEvent(NamedTuple):
     hlc: int
     type: str
     body: str
+    key: str
 
 
 def decode_fact(event: StoredEvent) -> Fact | None:
@@ -168,4 +171,4 @@ def decode_fact(event: StoredEvent) -> Fact | None:
         )
     except ValidationError:
         return None
-    return Fact(event.hlc, event.uuid, event.digest, action, payload)
+    return Fact(event.hlc, event.uuid, event.digest, action, payload, event.key)

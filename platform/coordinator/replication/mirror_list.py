@@ -14,6 +14,7 @@ from barnraise.protocol.mirror_list import (
     lists_after,
     merge_chain,
     parse_list,
+    quorum,
 )
 from coordinator.audit.log import record as audit
 from coordinator.eventlog import writer
@@ -56,6 +57,17 @@ def list_of_run(roots: Collection[str]) -> MirrorList | None:
     """Return the list in force, if it is one of a run's mirrors."""
     newest = newest_list()
     return newest if newest is not None and newest.keys.intersection(roots) else None
+
+
+def binds_this_site(mirrors: Collection[str]) -> bool:
+    """Return whether what these mirrors decided counts here: this site is one, or half of all."""
+    if not mirrors:
+        return False
+    if site_identity.identity().key in mirrors:
+        return True
+    newest = newest_list()
+    active = frozenset(entry.key for entry in newest.active) if newest else frozenset()
+    return bool(active) and len(active.intersection(mirrors)) >= quorum(len(active))
 
 
 def other_mirrors() -> list[MirrorEntry]:

@@ -6,7 +6,10 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
+from allauth.mfa.models import Authenticator
+from django.contrib.auth.hashers import make_password
 from helpers.event_log_builder import LogBuilder
+from helpers.mirror_lists import list_entry, signed_list
 from helpers.rebuild_site import (
     LOG,
     all_events,
@@ -18,6 +21,7 @@ from helpers.rebuild_site import (
 
 from barnraise.protocol import coordinator_messages, reports
 from barnraise.protocol.signing import Identity, digest
+from coordinator.accounts import credential_sync
 from coordinator.accounts.deletion import delete_account
 from coordinator.accounts.models import Enrolment, Machine, Team, User
 from coordinator.credit import attestations, tasks
@@ -28,6 +32,8 @@ from coordinator.eventlog.truncate import truncate_log
 from coordinator.eventlog.writer import record_existing_rows
 from coordinator.fleet.models import MachinePause, VerdictRecord
 from coordinator.fleet.verdicts import RetractionRequest
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
@@ -430,16 +436,12 @@ def test_private_data_must_match_its_digest_and_shape(person):
     other = LogBuilder()
     evil = json.dumps({"name": "x", "email": "x", "password": "y", "is_superuser": True})
     about = digest("0" * 32 + evil)
-    payload = {
-        "about": about,
-        "joined": ada.date_joined.isoformat(),
-        "organiser": False,
-        "is_staff": False,
-    }
+    payload = {"about": about, "joined": ada.date_joined.isoformat(), "is_staff": True}
     other.append("person.join", "01890000-0000-7000-8000-000000000001", payload)
     ingest.ingest_events(other.events)
     assert private_data.ingest([private_data.PrivateRecord(about, "0" * 32, evil)]) == 1
-    assert not User.objects.get(pk="01890000-0000-7000-8000-000000000001").is_superuser
+    intruder = User.objects.get(pk="01890000-0000-7000-8000-000000000001")
+    assert not intruder.is_superuser and not intruder.is_staff
 
 
 def test_hostile_texts_reach_no_row(person):
@@ -476,9 +478,118 @@ def test_events_of_an_expelled_mirror_are_undone(person, draft):
     ada = person()
     before = replicated_rows(), projection.state_hash()
     other = LogBuilder()
-    other.append("person.ban", ada.pk, {"at": ada.date_joined.isoformat()})
+    other.append("person.grant", ada.pk, {"right": "organiser", "given": True})
     ingest.ingest_events(other.events)
-    assert not User.objects.get().is_active
+    assert User.objects.get().organiser
     truncate_log(other.origin, 1, "expelled")
     assert replicated_rows() == before[0]
     assert re.fullmatch("[0-9a-f]{64}", projection.state_hash())
+
+
+# ---- a dishonest mirror
+
+
+def append_private(log: LogBuilder, event_type: str, name: object, content: dict, **payload):
+    """Append an event of another mirror that names private data, and return its record."""
+    body = json.dumps(content)
+    about = digest("5" * 32 + body)
+    log.append(event_type, name, {"about": about, **payload})
+    return private_data.PrivateRecord(about, "5" * 32, body)
+
+
+def test_rogue_mirror_makes_nobody_staff_and_sets_no_password(person):
+    root = person("root@example.org", is_staff=True, is_superuser=True)
+    ada = person("ada@example.org")
+    for user in (root, ada):
+        user.set_password("own-barn-7")
+        user.save()
+    rogue = LogBuilder()
+    password = make_password("rogue-barn-7")
+    records = [
+        append_private(
+            rogue,
+            "person.about",
+            user.pk,
+            {"name": "taken", "email": f"rogue{n}@example.org", "password": password},
+        )
+        for n, user in enumerate((root, ada))
+    ]
+    rogue.append("person.grant", ada.pk, {"right": "is_staff", "given": True})
+    ingest.ingest_events(rogue.events)
+    private_data.ingest(records)
+    for user in (root, ada):
+        user.refresh_from_db()
+        assert user.check_password("own-barn-7") and user.name != "taken"
+        assert not user.email.startswith("rogue")
+    assert root.is_superuser and root.is_staff and not ada.is_staff
+    replicated = User.objects.get(pk=ada.pk)
+    projection.rebuild()
+    replicated.refresh_from_db()
+    assert replicated.check_password("own-barn-7")
+
+
+def test_rogue_mirror_takes_over_nobody_who_joined_elsewhere(person):
+    """At this site the person never signed in: the record of the mirror where she joined counts."""
+    home, rogue = LogBuilder(61), LogBuilder(62)
+    eve = "01890000-0000-7000-8000-0000000000ee"
+    profile = {"name": "Eve", "email": "eve@example.org", "password": make_password("own-barn-7")}
+    joined = append_private(home, "person.join", eve, profile, joined="2026-01-01T00:00:00Z")
+    forged = profile | {"password": make_password("rogue-barn-7")}
+    stolen = append_private(rogue, "person.about", eve, forged)
+    for log in (home, rogue):
+        ingest.ingest_events(log.events)
+    private_data.ingest([joined, stolen])
+    assert User.objects.get(pk=eve).check_password("own-barn-7")
+    changed = profile | {"password": make_password("new-barn-7")}
+    later = append_private(home, "person.about", eve, changed)
+    ingest.ingest_events(home.events)
+    private_data.ingest([later])
+    assert User.objects.get(pk=eve).check_password("new-barn-7")
+
+    # Once she has signed in here, changes need her confirmation here: even those of her mirror.
+    credential_sync.record_credentials(User.objects.get(pk=eve).pk)
+    another = append_private(home, "person.about", eve, forged)
+    ingest.ingest_events(home.events)
+    private_data.ingest([another])
+    assert User.objects.get(pk=eve).check_password("new-barn-7")
+
+
+def test_rogue_mirror_neither_bans_nor_revokes_alone(person, volunteer):
+    ada = person()
+    machine = volunteer(ada).machine
+    rogues = [LogBuilder(71), LogBuilder(72)]
+    own = site_identity.identity()
+    entries = [
+        list_entry(identity, f"https://{identity.key[:8]}.example.org")
+        for identity in (own, *(rogue.identity for rogue in rogues), Identity(b"4" * 32))
+    ]
+    first = signed_list(1, *entries)
+    mirror_list.ingest_lists([first], first.digest)
+    for count, rogue in enumerate(rogues, 1):
+        rogue.append("person.ban", ada.pk, {"at": ada.date_joined.isoformat()})
+        rogue.append("machine.revoke", machine.key, {"at": ada.date_joined.isoformat()})
+        ingest.ingest_events(rogue.events)
+        ada.refresh_from_db()
+        machine.refresh_from_db()
+        assert ada.is_active == (machine.revoked is None) == (count < 2), "half of four bind all"
+
+
+def test_rogue_mirror_neither_adds_nor_removes_a_second_factor(person):
+    ada = person()
+    totp = Authenticator.objects.create(user=ada, type="totp", data={"secret": "A" * 32})
+    rogue = LogBuilder()
+    rogue.append("access.remove", ada.pk, {"factors": [totp.data["id"]]})
+    secret = {"created": 1.0, "secret": "B" * 32}
+    record = append_private(
+        rogue,
+        "access.add",
+        ada.pk,
+        secret,
+        factor="01890000-0000-7000-8000-00000000000f",
+        type="totp",
+    )
+    ingest.ingest_events(rogue.events)
+    private_data.ingest([record])
+    assert [row.data["secret"] for row in Authenticator.objects.filter(user=ada)] == ["A" * 32]
+    projection.rebuild()
+    assert [row.data["secret"] for row in Authenticator.objects.filter(user=ada)] == ["A" * 32]

@@ -97,40 +97,56 @@ class CredentialsErased(Message):
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """Merge the events of a person.
+    """Merge the events of a person, for each mirror that recorded any.
 
-    Of addresses the last event counts. A factor that was removed at any mirror is removed for good,
-    even if another mirror added or named it at the same time. Of two apps, and of two sheets of
-    recovery codes, the last counts. A code that was used at any mirror is used. Nothing is left of
-    a person who deleted their account.
+    A mirror's last event of addresses counts. A factor that was removed at a mirror is removed
+    there for good. Of two apps, and of two sheets of recovery codes, the last counts. A code that
+    was used at any mirror is used at all. Nothing is left of a person who deleted their account.
     """
     if not facts or any(fact.action == "forget" for fact in facts):
         return None
-    removed = {
-        factor for fact in facts if fact.action == "remove" for factor in fact.payload.factors
-    }
-    addresses, factors, spent = None, {}, {}
+    spent: dict[str, set[int]] = {}
     for fact in facts:
+        if fact.action == "spend":
+            spent.setdefault(fact.payload.factor, set()).update(fact.payload.codes)
+    mirrors = dict.fromkeys(fact.mirror for fact in facts if fact.action != "spend")
+    return {
+        "mirrors": {mirror: _fold_mirror(facts, mirror) for mirror in mirrors},
+        "spent": {factor: sorted(codes) for factor, codes in spent.items()},
+    }
+
+
+def _fold_mirror(facts: Sequence[Fact], mirror: str) -> State:
+    own = [fact for fact in facts if fact.mirror == mirror]
+    removed = {factor for fact in own if fact.action == "remove" for factor in fact.payload.factors}
+    addresses = None
+    factors: dict[str, list[str]] = {}
+    has_factors = any(fact.action in ("add", "remove") for fact in own)
+    for fact in own:
         if fact.action == "addresses":
             addresses = fact.payload.about
         elif fact.action == "add" and fact.payload.factor not in removed:
             factors.pop(fact.payload.factor, None)
             factors[fact.payload.factor] = [fact.payload.type, fact.payload.about]
-        elif fact.action == "spend":
-            spent.setdefault(fact.payload.factor, set()).update(fact.payload.codes)
     for kind in SINGLE_TYPES:
         for earlier in [name for name, (type_, _) in factors.items() if type_ == kind][:-1]:
             del factors[earlier]
-    used = {name: sorted(codes) for name, codes in spent.items() if name in factors}
-    return {"addresses": addresses, "factors": factors, "spent": used}
+    return {"addresses": addresses, "factors": factors if has_factors else None}
 
 
 def private_digests(state: State) -> list[str]:
-    """Name the private data of addresses and factors."""
-    return [
-        *([state["addresses"]] if state["addresses"] else []),
-        *(about for _, about in state["factors"].values()),
-    ]
+    """Name the private data of addresses and factors, of every mirror."""
+    return sorted(
+        {
+            about
+            for own in state["mirrors"].values()
+            for about in [
+                own["addresses"],
+                *(about for _, about in (own["factors"] or {}).values()),
+            ]
+            if about
+        }
+    )
 
 
 def store(person_id: str, state: State | None) -> None:
@@ -146,9 +162,10 @@ def store(person_id: str, state: State | None) -> None:
             EmailAddress.objects.filter(user=person_id).delete()
             Authenticator.objects.filter(user=person_id).delete()
             return
-        if (lists := private_data.load(state["addresses"], AddressListContent)) is not None:
+        used = credential_sync.state_used_here(person_id, state)
+        if (lists := private_data.load(used["addresses"], AddressListContent)) is not None:
             _store_addresses(person_id, lists["addresses"])
-        _store_factors(person_id, state)
+        _store_factors(person_id, used)
 
 
 def _store_addresses(person_id: str, wanted: list[dict]) -> None:
@@ -201,6 +218,10 @@ def store_batch(states: dict[str, State]) -> set[str]:
     Only people without a second factor are written, and only if nobody else has one of their
     addresses.
     """
+    states = {
+        person_id: credential_sync.state_used_here(person_id, state)
+        for person_id, state in states.items()
+    }
     lists = private_data.load_many(
         [state["addresses"] for state in states.values() if state["addresses"]], AddressListContent
     )

@@ -22,7 +22,9 @@ from coordinator.eventlog.registry import (
     Fact,
     State,
 )
+from coordinator.lib import site_identity
 from coordinator.lib.bulk_upsert import bulk_upsert
+from coordinator.replication import mirror_list
 
 
 class MachineEnrolled(Message):
@@ -65,12 +67,16 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
     A key that was enrolled at two mirrors at once belongs to the person of the lowest (hlc, id),
     because its signatures cannot be two people's. A revocation is final: the machine may be in
-    other hands, and a new key costs nothing.
+    other hands, and a new key costs nothing. It binds the mirror that decided it, which issues no
+    more tickets, and all mirrors once half of them agree.
     """
     enrolled = [fact.payload for fact in facts if fact.action == "enrol"]
     if not enrolled:
         return None
-    revoked = next((fact.payload.at.isoformat() for fact in facts if fact.action == "revoke"), None)
+    revoked: dict[str, str] = {}
+    for fact in facts:
+        if fact.action == "revoke":
+            revoked.setdefault(fact.mirror, fact.payload.at.isoformat())
     first = enrolled[0]
     about = [fact.payload.about for fact in facts if fact.action == "about"] or [first.about]
     return {
@@ -108,7 +114,11 @@ def store(key: str, state: State | None) -> None:
 
 
 def _fields(state: State, about: dict | None) -> dict:
-    revoked = state["revoked"] and datetime.fromisoformat(state["revoked"])
+    revoked = None
+    if state["revoked"] and mirror_list.binds_this_site(state["revoked"]):
+        own_key = site_identity.identity().key
+        decided = state["revoked"].get(own_key) or min(state["revoked"].values())
+        revoked = datetime.fromisoformat(decided)
     fields = {
         "owner_id": state["owner"],
         "enrolled": datetime.fromisoformat(state["enrolled"]),

@@ -1,7 +1,10 @@
 """The aggregate type "person": that the person exists, rights, bans, and the account's deletion.
 
-Name, address and password hash are private data, which is deleted with the account. The reason of a
-ban stays at the mirror where it was decided.
+Name, address and password hash are private data, which is deleted with the account. Each mirror
+records them as the person confirmed them there, by joining or signing in. Another mirror's record
+never replaces a site's own; a site where the person never signed in uses the record of the mirror
+where they joined. A ban binds the mirror that decided it, and all mirrors once half of them agree.
+The reason of a ban stays at the mirror where it was decided, and so do staff rights.
 """
 
 from collections import Counter
@@ -19,9 +22,9 @@ from coordinator.accounts import deletion
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
 from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State
+from coordinator.lib import site_identity
 from coordinator.lib.bulk_upsert import bulk_upsert
-
-RIGHTS = ("organiser", "is_staff")
+from coordinator.replication import mirror_list
 
 
 class ProfileContent(Message):
@@ -43,13 +46,12 @@ class PersonJoined(ProfileChanged):
 
     joined: AwareDatetime
     organiser: bool = False
-    is_staff: bool = False
 
 
 class RightChanged(Message):
     """The staff gave or withdrew a right."""
 
-    right: Literal["organiser", "is_staff"]
+    right: Literal["organiser"]
     given: bool
 
 
@@ -69,27 +71,41 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """Merge the events of a person.
 
     Of a right the last event by (hlc, id) counts, because its author knew the earlier decision. A
-    ban counts until an unban names it: a ban that was decided elsewhere at the same time was
-    unknown, and to keep somebody out too long is easier to repair than to let them in. A deleted
-    account is final and has no rights.
+    mirror's ban counts until an unban of the same mirror names it. A deleted account is final and
+    has no rights.
     """
-    joins = [fact.payload for fact in facts if fact.action == "join"]
+    joins = [fact for fact in facts if fact.action == "join"]
     if not joins:
         return None
-    rights = {right: getattr(joins[0], right) for right in RIGHTS}
-    rights |= {fact.payload.right: fact.payload.given for fact in facts if fact.action == "grant"}
-    lifted = {ban for fact in facts if fact.action == "unban" for ban in fact.payload.lifts}
-    bans = [fact for fact in facts if fact.action == "ban" and str(fact.id) not in lifted]
-    left = next((fact.payload.at.isoformat() for fact in facts if fact.action == "leave"), None)
-    about = [fact.payload.about for fact in facts if fact.action == "about"] or [joins[0].about]
+    organiser = joins[0].payload.organiser
+    records = {joins[0].mirror: joins[0].payload.about}
+    bans: dict[str, dict[str, str]] = {}
+    left = None
+    for fact in facts:
+        if fact.action == "grant":
+            organiser = fact.payload.given
+        elif fact.action == "about":
+            records[fact.mirror] = fact.payload.about
+        elif fact.action == "ban":
+            bans.setdefault(fact.mirror, {})[str(fact.id)] = fact.payload.at.isoformat()
+        elif fact.action == "leave":
+            left = left or fact.payload.at.isoformat()
+    for fact in facts:
+        for ban in fact.payload.lifts if fact.action == "unban" else ():
+            bans.get(fact.mirror, {}).pop(ban, None)
     return {
-        "about": None if left else about[-1],
-        "joined": joins[0].joined.isoformat(),
-        **(dict.fromkeys(RIGHTS, False) if left else rights),
-        "bans": [str(ban.id) for ban in bans],
-        "banned": bans[0].payload.at.isoformat() if bans else None,
+        "home": joins[0].mirror,
+        "about": {} if left else records,
+        "joined": joins[0].payload.joined.isoformat(),
+        "organiser": organiser and not left,
+        "bans": {mirror: banned for mirror, banned in bans.items() if banned},
         "left": left,
     }
+
+
+def record_at(state: State, mirror: str) -> str | None:
+    """Return the digest of the record that a mirror uses; None if the account is deleted."""
+    return state["about"].get(mirror) or state["about"].get(state["home"])
 
 
 def store(person_id: str, state: State | None) -> None:
@@ -103,13 +119,20 @@ def store(person_id: str, state: State | None) -> None:
     if state is None:
         people.update(is_active=False)
         return
-    left, fields = state["left"], _fields(state, private_data.load(state["about"], ProfileContent))
+    own_key = site_identity.identity().key
+    left = state["left"]
+    fields = _fields(state, private_data.load(record_at(state, own_key), ProfileContent))
+    person = people.first()
+    if person is not None and (person.is_staff or person.is_superuser):
+        # Staff are each site's own: no other mirror's event changes their account here.
+        if own_key in state["about"] or not left:
+            people.update(organiser=state["organiser"])
+        return
     if (
         "email" in fields
         and User.objects.filter(email__iexact=fields["email"]).exclude(pk=person_id).exists()
     ):
         del fields["email"]
-    person = people.first()
     if person is None:
         without_data = {
             "email": f"{UUID(person_id).hex}@elsewhere.invalid",
@@ -131,20 +154,29 @@ def store(person_id: str, state: State | None) -> None:
 
 
 def _fields(state: State, about: dict | None) -> dict:
-    banned = state["banned"]
+    banned = banned_since(state)
     return {
         "date_joined": datetime.fromisoformat(state["joined"]),
         "organiser": state["organiser"],
-        "is_staff": state["is_staff"],
         "banned": banned and datetime.fromisoformat(banned),
         "is_active": not banned and not state["left"],
     } | (about or {})
 
 
+def banned_since(state: State) -> str | None:
+    """Return since when the person is banned at this site; None if they are not."""
+    if not state["bans"] or not mirror_list.binds_this_site(state["bans"]):
+        return None
+    own_bans = state["bans"].get(site_identity.identity().key)
+    return min((own_bans or next(iter(state["bans"].values()))).values())
+
+
 def store_batch(states: dict[str, State]) -> set[str]:
     """Write, all at once, new people whose address nobody else has."""
+    own_key = site_identity.identity().key
     abouts = private_data.load_many(
-        [state["about"] for state in states.values() if state["about"]], ProfileContent
+        [about for state in states.values() if (about := record_at(state, own_key))],
+        ProfileContent,
     )
     known = set(map(str, User.objects.filter(pk__in=states).values_list("pk", flat=True)))
     wanted = [about["email"].lower() for about in abouts.values()]
@@ -154,7 +186,7 @@ def store_batch(states: dict[str, State]) -> set[str]:
     }
     rows = {}
     for person_id, state in states.items():
-        about = abouts.get(state["about"] or "")
+        about = abouts.get(record_at(state, own_key) or "")
         if (
             person_id in known
             or about is None
@@ -178,8 +210,8 @@ def existing_events() -> Iterable[EventDraft]:
 
 
 def private_digests(state: State) -> list[str]:
-    """Name the private data of the profile."""
-    return [state["about"]] if state["about"] else []
+    """Name the private data of the profile, of every mirror."""
+    return sorted(set(state["about"].values()))
 
 
 AGGREGATE_TYPE = AggregateType(

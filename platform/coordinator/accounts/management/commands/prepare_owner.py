@@ -38,8 +38,6 @@ class Command(BaseCommand):
                 email, password
             )
             user.name = options["name"] or user.name
-            if staff and not user.is_staff:
-                mirrors.record("person.grant", user.pk, {"right": "is_staff", "given": True})
             if staff:
                 user.is_staff = user.is_superuser = True
             if not user.check_password(password):
