@@ -213,6 +213,15 @@ ACCOUNT_EMAIL_VERIFICATION_BY_CODE_ENABLED = (
 ACCOUNT_EMAIL_VERIFICATION_SUPPORTS_RESEND = True
 ACCOUNT_EMAIL_NOTIFICATIONS = True  # about a changed password or a new key
 ACCOUNT_MAX_EMAIL_ADDRESSES = 5
+ACCOUNT_LOGIN_BY_CODE_ENABLED = True  # a way in that nobody can close by guessing passwords
+ACCOUNT_LOGIN_BY_CODE_TIMEOUT = 15 * 60
+# The key of wrong passwords contains their source, and emails are limited by `login_limits`: a
+# limit by account alone would let anybody lock anybody out.
+ACCOUNT_RATE_LIMITS = {
+    "login_failed": "20/m/ip,5/5m/key",
+    "request_login_code": "20/m/ip",
+    "reset_password": "20/m/ip",
+}
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True
 MFA_FORMS = {

@@ -23,6 +23,7 @@ PUBLIC_PAGES = {
     "teams-all": "/teams/",
     "team-seen": "/teams/{team}/",
     "login": "/accounts/login/",
+    "login-code": "/accounts/login/code/",
     "signup": "/accounts/signup/",
     "inactive": "/accounts/inactive/",
     "password-reset": "/accounts/password/reset/",

@@ -170,7 +170,8 @@ class Person:
             base_url=site.url, follow_redirects=True, headers={"Referer": site.url}
         )
         self.http.get("/accounts/login/")
-        page = self.post("/accounts/login/", login=EMAIL, password=PASSWORD)
+        self.post("/accounts/login/", login=EMAIL, password=PASSWORD)
+        page = self.post("/accounts/2fa/authenticate/", code=organisers_app.next_code())
         assert "Ida" in page.text, "the login failed"
 
     def enrol(self, machine: str) -> None:

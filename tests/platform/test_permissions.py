@@ -131,6 +131,7 @@ TABLE = {
     "GET /accounts/reauthenticate/": SIGNED_IN,
     "GET /accounts/email/": SIGNED_IN,
     "GET /accounts/confirm-email/": "login home home home home",
+    "GET /accounts/login/code/": VISITORS,
     "GET /accounts/login/code/confirm/": "login home home home home",
     "GET /accounts/password/change/": SIGNED_IN,
     "GET /accounts/password/set/": "login home home home home",

@@ -1,9 +1,11 @@
 """How allauth behaves here.
 
 It sends e-mail by Celery, shows banned people the reason, and lets nobody in before this site has
-received what protects their account from the mirror where they set it up.
+received what protects their account from the mirror where they set it up. Limits are in
+`login_limits`.
 """
 
+import logging
 from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
@@ -13,12 +15,47 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from coordinator.accounts import credential_sync, tasks
+from coordinator.accounts import credential_sync, login_limits, tasks
 from coordinator.replication import mirror_list
+
+log = logging.getLogger("coordinator.accounts")
 
 
 class AccountAdapter(DefaultAccountAdapter):
     """The adapter that the settings name."""
+
+    error_messages = {
+        **DefaultAccountAdapter.error_messages,
+        "too_many_login_attempts": (
+            "Too many attempts from your network. Sign in with a code by email or a passkey, or "
+            "wait five minutes."
+        ),
+        "password_is_guessed": (
+            "Somebody is guessing this account's password, so a password alone is not enough in a "
+            "browser that has not signed in before. Sign in with a code by email or a passkey."
+        ),
+    }
+
+    def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
+        """Count wrong passwords by account and source; allauth counts by account alone."""
+        key = super()._get_login_attempts_cache_key(request, **credentials)
+        return f"{key} {login_limits.login_source(request, credentials.get('email') or '')}"
+
+    def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
+        """Refuse guesses of a password, from one source and from many."""
+        super().pre_authenticate(request, **credentials)
+        if not login_limits.password_suffices(request, credentials.get("email") or ""):
+            raise self.validation_error("password_is_guessed")
+
+    def authentication_failed(self, request: HttpRequest, **credentials: Any) -> None:
+        """Count a wrong password."""
+        login_limits.record_wrong_password(request, credentials.get("email") or "")
+
+    def post_login(self, request: HttpRequest, user: Any, **details: Any) -> HttpResponse:
+        """Remember that this person has signed in with this browser."""
+        response = super().post_login(request, user, **details)
+        login_limits.remember_device(request, response, user)
+        return response
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
         """Queue an e-mail.
@@ -26,6 +63,10 @@ class AccountAdapter(DefaultAccountAdapter):
         The time that a mail server takes must not reveal whether an address has an account.
         """
         request: Any = self.request
+        signed_in = getattr(request, "user", None) and request.user.is_authenticated
+        if not signed_in and not login_limits.may_send_email(request, email):
+            log.info("an email to an address that got too many was not sent")
+            return
         site = {"name": settings.MIRROR_NAME, "domain": request.get_host()}
         context = {"request": request, "email": email, "current_site": site, **context}
         message = self.render_mail(template_prefix, email, context)

@@ -62,5 +62,10 @@ urlpatterns = [
         atomic_post(passkeys.edit_webauthn),
         name="mfa_edit_webauthn",
     ),
+    path(
+        "login/code/confirm/",
+        atomic_post(account.confirm_login_code),
+        name="account_confirm_login_code",
+    ),
     path("", include("allauth.urls")),
 ]

@@ -16,7 +16,9 @@ from django.core import mail
 from django.db import connection
 from django.test import Client
 from helpers.pages import text as page
+from helpers.second_factor import AuthenticatorApp, add_authenticator_app
 
+from coordinator.accounts import login_limits
 from coordinator.accounts.deletion import delete_account
 from coordinator.accounts.models import Enrolment, Machine, SiteSettings, Team, User, UserError
 from coordinator.audit.models import AuditEntry
@@ -101,7 +103,7 @@ def test_login_is_limited_after_many_wrong_passwords(verified_person, valkey):
         client.post("/accounts/login/", {"login": "ada@example.org", "password": f"guess-{n}"})
         for n in range(7)
     ]
-    assert any("Too many failed" in page(answer) for answer in answers)
+    assert any("Too many attempts" in page(answer) for answer in answers)
     right = client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
     assert "_auth_user_id" not in client.session, "signed in while login is limited"
     assert right.status_code in (200, 429)
@@ -142,6 +144,100 @@ def test_login_with_second_factor_requires_password_and_code(verified_person, va
     assert client.post("/accounts/2fa/authenticate/", {"code": code}).status_code == 302
     assert client.session["_auth_user_id"] == str(ada.pk)
     assert Authenticator.objects.get(user=ada).data["secret"] != "", get_adapter()
+
+
+# ---- guesses of passwords
+
+
+def log_in(password: str, address: str, client: Client | None = None) -> tuple[Client, str]:
+    """Try to log Ada in from a network; return (client, page shown)."""
+    client = client or Client()
+    fields = {"login": "ada@example.org", "password": password}
+    answer = client.post("/accounts/login/", fields, REMOTE_ADDR=address, follow=True)
+    return client, answer.content.decode()
+
+
+def is_signed_in(client: Client) -> bool:
+    return "_auth_user_id" in client.session
+
+
+def test_stranger_with_wrong_passwords_does_not_lock_the_owner_out(verified_person, valkey):
+    verified_person()
+    for _ in range(10):
+        _, shown = log_in("wrong", "198.51.100.9")
+    assert "Too many attempts from your network" in shown
+    assert not is_signed_in(log_in(PASSWORD, "198.51.100.9")[0]), "the guesser goes on guessing"
+    assert is_signed_in(log_in(PASSWORD, "203.0.113.7")[0])
+
+
+def test_guesses_from_all_addresses_of_a_64_count_as_one_source(verified_person, valkey):
+    verified_person()
+    for n in range(8):
+        log_in("wrong", f"2001:db8:1:2::{n:x}")
+    assert not is_signed_in(log_in(PASSWORD, "2001:db8:1:2::ffff")[0])
+    assert is_signed_in(log_in(PASSWORD, "2001:db8:1:3::1")[0])
+
+
+@pytest.fixture
+def guessed_from_everywhere(verified_person, valkey, monkeypatch):
+    """Yield Ada and a browser of hers, while a hundred networks guess her password."""
+    monkeypatch.setattr(login_limits, "MAX_GUESSES", 5)
+    ada = verified_person()
+    browser, _ = log_in(PASSWORD, "203.0.113.7")
+    browser.post("/accounts/logout/")
+    for n in range(6):
+        log_in("wrong", f"198.51.{n}.9")
+    return ada, browser
+
+
+def test_guesses_from_many_networks_end_and_leave_the_owner_ways_in(
+    guessed_from_everywhere, run_queued_tasks
+):
+    _, browser = guessed_from_everywhere
+    guesser, shown = log_in(PASSWORD, "198.51.99.9")  # a lucky guess
+    assert not is_signed_in(guesser) and "Somebody is guessing" in shown
+    assert is_signed_in(log_in(PASSWORD, "192.0.2.1", browser)[0]), "a browser of hers, elsewhere"
+    elsewhere = Client(REMOTE_ADDR="192.0.2.2")
+    elsewhere.post("/accounts/login/code/", {"email": "ada@example.org"})
+    run_queued_tasks()
+    code = re.search(r"^\s*([A-Z0-9]{3,}-?[A-Z0-9]{3,})\s*$", mail.outbox[-1].body, re.M)[1]
+    assert elsewhere.post("/accounts/login/code/confirm/", {"code": code}).status_code == 302
+    assert is_signed_in(elsewhere)
+
+
+def test_second_factor_is_a_way_in_while_a_password_is_guessed(guessed_from_everywhere):
+    ada, _ = guessed_from_everywhere
+    add_authenticator_app(ada)
+    client, shown = log_in(PASSWORD, "192.0.2.3")
+    assert "Two-factor sign-in" in shown and not is_signed_in(client)
+    client.post("/accounts/2fa/authenticate/", {"code": AuthenticatorApp().next_code()})
+    assert is_signed_in(client)
+
+
+def test_device_cookie_of_somebody_else_gives_no_attempts(guessed_from_everywhere, verified_person):
+    verified_person("eve@example.org")
+    eve = Client()
+    eve.post("/accounts/login/", {"login": "eve@example.org", "password": PASSWORD})
+    assert is_signed_in(eve)
+    eve.post("/accounts/logout/")
+    eve.cookies["device"].set("device", eve.cookies["device"].value, eve.cookies["device"].value)
+    assert not is_signed_in(log_in(PASSWORD, "192.0.2.4", eve)[0])
+
+
+def test_stranger_can_neither_flood_an_address_nor_use_up_its_emails(
+    verified_person, run_queued_tasks, valkey
+):
+    verified_person()
+    stranger = Client(REMOTE_ADDR="198.51.100.9")
+    for _ in range(12):
+        stranger.post("/accounts/password/reset/", {"email": "ada@example.org"})
+        stranger.post("/accounts/login/code/", {"email": "ada@example.org"})
+    run_queued_tasks()
+    assert len(mail.outbox) == login_limits.MAX_EMAILS
+    owner = Client(REMOTE_ADDR="203.0.113.7")
+    owner.post("/accounts/login/code/", {"email": "ada@example.org"})
+    run_queued_tasks()
+    assert len(mail.outbox) == login_limits.MAX_EMAILS + 1
 
 
 # ---- roles and rules
