@@ -155,7 +155,8 @@ class LoadDriver:
             decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
         )
         for enrolment in waiting:
-            enrolment.approve(User.objects.get(pk=owners[enrolment.about["hostname"]]))
+            owner = User.objects.get(pk=owners[enrolment.about["hostname"]])
+            enrolment.approve(owner).confirm(actor=owner)
         return {}
 
     def members(self, run: str) -> Reply:

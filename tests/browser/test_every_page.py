@@ -108,6 +108,7 @@ ROUTES_WITHOUT_A_PAGE = {
     "account_set_password",
     "admin_figures",
     "healthz",
+    "machine_confirm",
     "machine_pause",
     "machine_resume",
     "machine_revoke",

@@ -37,6 +37,7 @@ from helpers import page_fixtures
 print(page_fixtures.create_examples())
 """
 CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in an email
+CONFIRMATION = re.compile(r'href="(/machines/[0-9a-f-]+/)#confirm"')
 EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
 ADD_AUTHENTICATOR_APP = f"""
 import sys
@@ -175,9 +176,10 @@ class Person:
         assert "Ida" in page.text, "the login failed"
 
     def enrol(self, machine: str) -> None:
-        """Enrol a machine, and approve it."""
+        """Enrol a machine, approve it, and confirm that it may sign for runs."""
         login, address = request_enrolment(self.site, machine)
-        self.post(urlsplit(address).path, answer="approve")
+        approved = self.post(urlsplit(address).path, answer="approve")
+        self.post(CONFIRMATION.search(approved.text)[1] + "confirm/")
         assert login.wait(120) == 0, self.site.log(f"login-{machine}")
 
     def post(self, path: str, **fields: str) -> httpx.Response:
@@ -245,9 +247,11 @@ def request_enrolment(site: Site, machine: str) -> tuple[subprocess.Popen, str]:
 
 
 def enrol(site: Site, page: Page, machine: str) -> None:
-    """Enrol a machine, and approve it in the browser."""
+    """Enrol a machine, approve it in the browser, and confirm that it may sign for runs."""
     login, address = request_enrolment(site, machine)
     page.goto(address)
     page.get_by_text(machine).first.wait_for()
     click_and_load(page.get_by_role("button", name="Approve"))
+    click_and_load(page.get_by_role("link", name="confirm it"))
+    click_and_load(page.get_by_role("button", name=f"Confirm {machine}"))
     assert login.wait(120) == 0, site.log(f"login-{machine}")

@@ -9,6 +9,7 @@ import time
 import pytest
 from django.conf import settings
 from django.test import Client
+from django.utils import timezone
 from helpers.event_log_builder import LogBuilder, NotePayload
 from helpers.fake_mirror import FakeMirror, local_entry
 from helpers.mirror_lists import signed_list
@@ -140,7 +141,9 @@ def volunteer(db, valkey):
 
     def enrol(owner, seed: int = 1) -> Volunteer:
         identity = Identity(bytes([seed]) * 32)
-        machine = Machine.objects.create(key=identity.key, owner=owner, hostname=f"pc-{seed}")
+        machine = Machine.objects.create(
+            key=identity.key, owner=owner, hostname=f"pc-{seed}", confirmed=timezone.now()
+        )
         return Volunteer(machine, identity, site_identity.identity().key)
 
     return enrol

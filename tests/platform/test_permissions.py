@@ -85,6 +85,7 @@ TABLE = {
     "POST /machines/{machine}/ name=Attic": "login 404 404 done 404",
     "POST /machines/{machine}/pause/": "login 404 404 done 404",
     "POST /machines/{machine}/resume/": "login 404 404 done 404",
+    "POST /machines/{machine}/confirm/": "login 404 404 done 404",
     "POST /machines/{machine}/revoke/": "login 404 404 done 404",
     "GET /account/": SIGNED_IN,
     "POST /account/ name=Newname": "login done done done done",

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from django.conf import settings
-from django.db import models
+from django.db import models, transaction
 from django.utils import timezone
 from uuid6 import uuid7
 
@@ -61,6 +61,9 @@ class Machine(models.Model):
     last_seen = models.DateTimeField(null=True, blank=True)
     revoked = models.DateTimeField(null=True, blank=True)
     revoked_reason = models.CharField(max_length=300, blank=True)
+    # When its owner confirmed at this site, by name, that it may prepare the text of their runs.
+    # The machine that does so can sign verdicts of the run as its owner.
+    confirmed = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering = ["-enrolled"]
@@ -114,6 +117,20 @@ class Machine(models.Model):
             self.refresh_from_db()
             self.record_description()
             record("machine.rename", self, actor=actor, name=name)
+
+    def confirm(self, *, actor: Any = None) -> bool:
+        """Let this machine prepare the text of its owner's runs, and sign for those runs.
+
+        Returns:
+            False if it was confirmed before, or is revoked.
+        """
+        with transaction.atomic():
+            waiting = Machine.objects.filter(pk=self.pk, confirmed=None, revoked=None)
+            changed = waiting.update(confirmed=timezone.now()) == 1
+            if changed:
+                record("machine.confirm", self, actor=actor)
+        self.refresh_from_db(fields=["confirmed", "revoked"])
+        return changed
 
     def revoke(self, *, actor: Any = None, reason: str = "") -> bool:
         """Refuse this machine's key from now on, here and at its peers.

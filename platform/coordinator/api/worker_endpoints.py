@@ -145,6 +145,13 @@ def post_manifest(
     machine = requesting_machine(request)
     if machine.owner != run.owner:
         raise ApiError(403, "only a machine of the run's owner may say what its text is")
+    if machine.confirmed is None:
+        page = request.build_absolute_uri(f"/machines/{machine.pk}/")
+        raise ApiError(
+            403,
+            f"confirm at {page} that {machine.name} (key {machine.key[:16]}…) may sign for your "
+            "runs, then prepare the text again",
+        )
     check_manifest(run, machine, signed)
     is_accepted = run.accept_manifest(signed, machine=machine)
     if not is_accepted and (run.manifest or {}).get("body") != signed.body:

@@ -133,7 +133,10 @@ class DemoStack:
         return self.folder / f"worker-{number}"
 
     def enrol(self, owner: User, numbers: list[int]) -> None:
-        """Run `barnraise login` on machines that are not enrolled; the owner approves each code."""
+        """Run `barnraise login` on machines that are not enrolled.
+
+        The owner approves each code, and confirms that the machine may sign for their runs.
+        """
         logins = {n: self._start_login(n) for n in numbers if not self._enrolled(n)}
         pending = set(logins)
 
@@ -142,7 +145,7 @@ class DemoStack:
                 decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
             )
             for enrolment in waiting:
-                enrolment.approve(owner)
+                enrolment.approve(owner).confirm(actor=owner)
             for number in list(pending):
                 if logins[number].poll() == 0:
                     pending.discard(number)

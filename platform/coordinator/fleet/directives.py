@@ -57,15 +57,17 @@ def build_directive(membership: Membership) -> messages.Signed:
 def should_prepare_text(membership: Membership) -> bool:
     """Decide whether this machine should prepare the run's text.
 
-    While the run is a draft without a manifest, one machine of its owner prepares the text: the one
-    that is alive and joined first.
+    While the run is a draft without a manifest, one machine of its owner prepares the text: of
+    those that the owner has confirmed and that are alive, the one that joined first.
     """
     run = membership.run
     if run.state is not enums.RunStatus.DRAFT or run.manifest is not None:
         return False
     if membership.machine.owner_id != run.owner_id:
         return False
-    candidates = Membership.objects.alive_in(run).filter(machine__owner=run.owner_id)
+    candidates = Membership.objects.alive_in(run).filter(
+        machine__owner=run.owner_id, machine__confirmed__isnull=False
+    )
     return candidates.order_by("joined", "pk").first() == membership
 
 

@@ -64,7 +64,7 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
 @login_required
 @require_POST
 def control_machine(request: AuthenticatedRequest, pk: uuid.UUID, action: str) -> HttpResponse:
-    """Pause, resume or revoke a machine."""
+    """Pause, resume, confirm or revoke a machine."""
     machine = get_object_or_404(Machine, pk=pk, owner=request.user)
     if action == "pause":
         has_changed = MachinePause.start(machine, actor=request.user)
@@ -74,6 +74,10 @@ def control_machine(request: AuthenticatedRequest, pk: uuid.UUID, action: str) -
         has_changed = MachinePause.end(machine, actor=request.user)
         outcome = "resumes with its next report."
         present_state = "not paused"
+    elif action == "confirm":
+        has_changed = machine.confirm(actor=request.user)
+        outcome = "may prepare the text of your runs and sign for them."
+        present_state = "confirmed"
     else:
         has_changed = machine.revoke(actor=request.user)
         outcome = "is revoked: this site and its peers refuse it."

@@ -15,8 +15,9 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.protocol import enums
-from coordinator.accounts.models import User
+from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
+from coordinator.fleet.models import Membership
 from coordinator.lib import csp
 from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
@@ -157,9 +158,25 @@ def _run_context(
         "site": site_url(request),
         "mirrors": json.dumps([site.page_data(f"/runs/{run.pk}/") for site in mirrors]),
         "has_failover": is_public,
+        "unconfirmed_machines": unconfirmed_machines(request, run),
         "has_machine": isinstance(request.user, User)
         and request.user.machines.filter(revoked=None).exists(),
     }
+
+
+def unconfirmed_machines(request: HttpRequest, run: Run) -> list[Machine]:
+    """List the owner's machines that wait for a confirmation to prepare this draft's text.
+
+    Once one machine is confirmed, it prepares the text and the others need no confirmation.
+    """
+    is_owner = isinstance(request.user, User) and request.user.pk == run.owner_id
+    if not is_owner or run.status != "draft" or run.manifest is not None:
+        return []
+    members = Membership.objects.alive_in(run).filter(machine__owner=run.owner_id)
+    machines = [member.machine for member in members.select_related("machine").order_by("joined")]
+    if any(machine.confirmed for machine in machines):
+        return []
+    return machines
 
 
 @require_safe

@@ -96,6 +96,6 @@ urlpatterns = [
             {"action": action},
             f"machine_{action}",
         )
-        for action in ("pause", "resume", "revoke")
+        for action in ("pause", "resume", "confirm", "revoke")
     ),
 ]

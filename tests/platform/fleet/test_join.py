@@ -11,6 +11,7 @@ from barnraise.errors import CoordinatorError
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, digest, open_signed
 from coordinator.accounts.models import Enrolment, Machine, UserError
+from coordinator.audit.models import AuditEntry
 from coordinator.fleet import run_broadcast
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
@@ -198,6 +199,45 @@ def test_manifest_signed_by_another_key_is_refused(person, draft, volunteer, man
     ada = volunteer(run.owner)
     signed = Identity(b"\x09" * 32).sign("manifest", manifest(run))
     assert ada.send_request("POST", f"/runs/{run.slug}/manifest", signed).status_code == 422
+
+
+def test_machine_of_a_phished_code_does_not_sign_for_a_run_unnoticed(
+    person, draft, volunteer, manifest, signed_in
+):
+    client, ada = signed_in()
+    run = draft(ada)
+    run.launch()
+    foreign = volunteer(ada, 9)
+    Machine.objects.update(confirmed=None)
+    reply = foreign.join(run)
+    directive = open_signed(reply.directive, "directive", coordinator_messages.Directive)
+    assert not directive.prepare
+    signed = foreign.identity.sign("manifest", manifest(run))
+    path = f"/runs/{run.slug}/manifest"
+    answer = foreign.send_request("POST", path, signed)
+    assert answer.status_code == 403 and b"confirm at" in answer.content
+    shown = client.get(f"/runs/{run.slug}/").content.decode()
+    assert foreign.identity.key[:16] in shown and "waits to prepare the text" in shown
+    confirm = f"/machines/{foreign.machine.pk}/confirm/"
+    stranger, _ = signed_in("eve@example.org")
+    assert stranger.post(confirm).status_code == 404
+    assert foreign.identity.key in client.get(f"/machines/{foreign.machine.pk}/").content.decode()
+    client.post(confirm)
+    assert AuditEntry.objects.filter(action="machine.confirm").count() == 1
+    assert foreign.send_request("POST", path, signed).status_code == 200
+    page = client.get(f"/machines/{foreign.machine.pk}/").content.decode()
+    assert "sign for your runs?" not in page
+
+
+def test_confirmed_machine_is_not_asked_about_again(person, draft, volunteer, signed_in):
+    client, ada = signed_in()
+    run = draft(ada)
+    known = volunteer(ada, 1)
+    new = volunteer(ada, 2)
+    Machine.objects.filter(pk=new.machine.pk).update(confirmed=None)
+    known.join(run)
+    new.join(run)
+    assert "waits to prepare the text" not in client.get(f"/runs/{run.slug}/").content.decode()
 
 
 def test_join_returns_a_valid_ticket_and_peers_to_try(person, launched_run, volunteer):

@@ -32,6 +32,7 @@ def login(
     out.print(
         f"Approve this machine on [bold]{escape(mirror.name)}[/]:\n\n"
         f"  {enrolment.url}\n\n  code  [bold]{enrolment.code}[/]\n"
+        f"  key   {state_dir.identity.key}\n"
     )
     status = fetch_status(coordinator, enrolment.code)
     while status.status == "pending":

@@ -160,6 +160,7 @@ class Migration(migrations.Migration):
                 ("last_seen", models.DateTimeField(blank=True, null=True)),
                 ("revoked", models.DateTimeField(blank=True, null=True)),
                 ("revoked_reason", models.CharField(blank=True, max_length=300)),
+                ("confirmed", models.DateTimeField(blank=True, null=True)),
                 (
                     "owner",
                     models.ForeignKey(
