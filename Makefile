@@ -58,7 +58,7 @@ bench-site: setup
 bench-mirrors: setup
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/mirrors/bench_mirrors.py $(if $(QUICK),--quick)
 
-# Known weaknesses of what we build on; says so where a registry does not answer.
+# Known weaknesses of what we build on; says so where a registry does not answer. CI runs it with `make test`, as a warning.
 audit: setup
 	@$(BIN)/python tests/helpers/dependency_audit.py
 

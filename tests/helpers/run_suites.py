@@ -22,6 +22,9 @@ CHECKS = {
     "types": [str(BIN / "basedpyright"), "--level", "error"],
     "frontend": [PYTHON, "frontend/build.py", "--test"],
 }
+# What is only reported: a vulnerability of a dependency is no failure of this commit, and where no
+# registry answers nothing is known. Only CI asks each time; `make audit` does it for people.
+ADVISORY = {"audit": [PYTHON, "tests/helpers/dependency_audit.py"]}
 MARKERS = {"fast": "not slow and not integration", "default": "not slow", "all": ""}
 # More processes than cores: tests of servers and swarms spend most of their time waiting.
 PROCESSES_PER_CORE = 2
@@ -31,13 +34,14 @@ class StaticChecks:
     """The static checks, which run at the same time as the Python tests."""
 
     def __init__(self) -> None:
-        """Start all checks."""
+        """Start all checks, and in CI the advisory ones."""
+        self.commands = {**CHECKS, **(ADVISORY if os.environ.get("CI") else {})}
         self.started = time.monotonic()
         self.results: dict[str, tuple[float, int]] = {}  # name → seconds, exit code
         self.outputs: dict[str, str] = {}
         self._threads = [
             threading.Thread(target=self._run, args=(name, command))
-            for name, command in CHECKS.items()
+            for name, command in self.commands.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -58,10 +62,10 @@ class StaticChecks:
         """Wait for all; print what failed and the frontend's tests; return the results."""
         for thread in self._threads:
             thread.join()
-        for name in CHECKS:
-            if self.results[name][1] or name == "frontend":
+        for name in self.commands:
+            if self.results[name][1] or name in ("frontend", *ADVISORY):
                 print(self.outputs[name], flush=True)
-        return {name: self.results[name] for name in CHECKS}
+        return {name: self.results[name] for name in self.commands}
 
 
 def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
@@ -80,6 +84,13 @@ def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
     return time.monotonic() - started, process.returncode
 
 
+def describe_outcome(name: str, code: int) -> str:
+    """Return what the table says about a suite; an advisory one never fails."""
+    if code == 0:
+        return ""
+    return "WARNING: see the list above" if name in ADVISORY else "FAILED"
+
+
 def main() -> int:
     """Run the checks and the tests; return 1 when any of them failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -92,9 +103,9 @@ def main() -> int:
     results = {**checks.finish(), "python tests": python_tests}
     print(f"\n{'suite':14} {'seconds':>8}")
     for name, (seconds, code) in results.items():
-        print(f"{name:14} {seconds:8.1f} {'' if code == 0 else 'FAILED'}")
+        print(f"{name:14} {seconds:8.1f} {describe_outcome(name, code)}")
     print(f"{'all':14} {time.monotonic() - started:8.1f}", flush=True)
-    return int(any(code for _, code in results.values()))
+    return int(any(code for name, (_, code) in results.items() if name not in ADVISORY))
 
 
 if __name__ == "__main__":
