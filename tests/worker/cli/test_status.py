@@ -73,3 +73,9 @@ def test_status_of_an_older_version_is_shown(tmp_path, status_file):
     status_file.write_text(json.dumps(STATUS))
     result = run_barnraise(tmp_path, "status")
     assert result.returncode == 0 and "Ridge" in result.stdout
+
+
+def test_status_says_why_a_machine_waits_for_a_second_volunteer(tmp_path, status_file):
+    reason = "only one volunteer is connected: waiting for a second one"
+    status_file.write_text(json.dumps({**STATUS, "waiting": reason}))
+    assert reason in run_barnraise(tmp_path, "status").stdout

@@ -37,6 +37,7 @@ GOODBYE_TIMEOUT = 5.0  # seconds after a goodbye after which a peer is disconnec
 PEERS_INTERVAL = 30.0  # seconds between two messages about other peers
 MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver updates first
 MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
+AGREEMENT_SECONDS = 1.0  # for which it is not computed again what most volunteers have
 MAX_DECLINED = 200  # pushes declined in one State
 RATE_TOLERANCE = 0.05  # relative change of the training rate that is not worth a State
 MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
@@ -219,6 +220,8 @@ class Gossip:
         self.membership = PartialView(key, seed, volunteer)
         self.requests = RequestScheduler(seed)
         self._pushes: list[PushUpdate] = []
+        self._agreement: dict[str, int] = {}
+        self._agreement_expires_at = -math.inf
         self._random = random.Random(seed)
 
     # ---- events: this machine
@@ -552,7 +555,11 @@ class Gossip:
         unavailable = self.requests.unavailable_authors(now)
         if not unavailable:
             return False
-        agreed = self.agreed_vector
+        # The exchange asks at every event, and peers send events as fast as they like.
+        if now >= self._agreement_expires_at:
+            self._agreement_expires_at = now + AGREEMENT_SECONDS
+            self._agreement = self.agreed_vector
+        agreed = self._agreement
         return any(agreed.get(author, 0) > self.vector.get(author, 0) for author in unavailable)
 
     def sample_heads(self, count: int) -> list[tuple[str, int]]:
