@@ -117,6 +117,8 @@ export interface Run {
   agree: boolean | null;
   /** A sentence about what the run waits for; null if it waits for nothing. */
   waiting: string | null;
+  /** Seconds since 1970 since when the site's figures are delayed; null if they are current. */
+  delayed_since: number | null;
 }
 
 /** Those values of a run that changed; the others are absent. */
@@ -144,6 +146,8 @@ export interface RunChanges {
   agree?: boolean | null;
   /** A sentence about what the run waits for; null if it waits for nothing. */
   waiting?: string | null;
+  /** Seconds since 1970 since when the site's figures are delayed; null if they are current. */
+  delayed_since?: number | null;
 }
 
 /** Something that happened in a run: "who what". Both are plain text that others wrote. */

@@ -68,6 +68,7 @@ export function createSnapshot(seq: number, changes: Partial<Snapshot> = {}): Sn
       workers_known: 1,
       agree: null,
       waiting: null,
+      delayed_since: null,
     },
     train: [[100, 5]],
     validation: [],

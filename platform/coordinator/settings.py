@@ -174,6 +174,7 @@ TEMPLATES = [
                 "django.contrib.messages.context_processors.messages",
                 "coordinator.staff.context.announcements",
                 "coordinator.web.context.unread_notifications",
+                "coordinator.web.context.delayed_figures",
             ],
         },
     },

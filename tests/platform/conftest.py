@@ -84,9 +84,11 @@ class Volunteer:
 @pytest.fixture(autouse=True)
 def empty_ttl_caches():
     """Empty all in-process caches before each test."""
+    from coordinator.lib import heartbeats
     from coordinator.lib.ttl_cache import TtlCache
 
     TtlCache.clear_all()
+    heartbeats.forget()
 
 
 @pytest.fixture

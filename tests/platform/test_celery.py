@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from barnraise.protocol import enums
 from coordinator.celery import app
 from coordinator.fleet.models import Membership
-from coordinator.lib import beat_scheduler
+from coordinator.lib import beat_scheduler, heartbeats
 from coordinator.lib.beat_scheduler import ResilientScheduler
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import report_queue
@@ -58,7 +58,7 @@ def start_celery(state, transactional_db, tmp_path):
             process.kill()
 
 
-def wait_until(condition, seconds: float = 40.0) -> None:
+def wait_until(condition, seconds: float = 120.0) -> None:
     """Wait until a condition holds; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -109,6 +109,8 @@ def test_reports_are_stored_although_a_worker_is_killed(
     wait_until(
         lambda: read_status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000
     )
+    parts = {part.value for part in heartbeats.Part}
+    wait_until(lambda: set(valkey_client().hgetall(heartbeats.KEY)) == parts)
 
 
 def test_worker_that_lost_valkey_reconnects_every_second():

@@ -1,7 +1,14 @@
 // The values of the run as a whole: each `data-figure` element shows one of them.
 
 import { requireElement, setText } from "../dom";
-import { formatCount, formatDuration, formatInteger, formatLoss, formatPercent } from "../format";
+import {
+  formatCount,
+  formatDuration,
+  formatInteger,
+  formatLoss,
+  formatMoment,
+  formatPercent,
+} from "../format";
 import type { Store } from "../store";
 import type { Point, Run, RunStatus } from "../types";
 import { formatAgreement } from "./exchangeSummary";
@@ -32,11 +39,13 @@ export class RunFigures {
   private readonly elements = new Map<string, HTMLElement[]>(); // by data-figure
   private readonly statusChip: HTMLElement;
   private readonly waitingNotice: HTMLElement;
+  private readonly delayedNotice: HTMLElement;
   private agree: boolean | null = null;
 
   constructor(private readonly page: HTMLElement) {
     this.statusChip = requireElement(page, "[data-status-chip]");
     this.waitingNotice = requireElement(page, "[data-waiting]");
+    this.delayedNotice = requireElement(page, "[data-delayed]");
     for (const element of page.querySelectorAll<HTMLElement>("[data-figure]")) {
       const name = element.dataset.figure!;
       this.elements.set(name, [...(this.elements.get(name) ?? []), element]);
@@ -65,11 +74,14 @@ export class RunFigures {
       agree: formatAgreement(this.agree),
       elapsed,
       waiting: run.waiting ?? "",
+      delayed_since: run.delayed_since ? formatMoment(run.delayed_since, store.now) : "",
     };
     for (const [name, text] of Object.entries(figures)) {
       for (const element of this.elements.get(name) ?? []) setText(element, text);
     }
-    this.waitingNotice.hidden = !run.waiting;
+    // What a run waits for follows from figures: delayed ones would state what is no longer true.
+    this.waitingNotice.hidden = !run.waiting || run.delayed_since !== null;
+    this.delayedNotice.hidden = run.delayed_since === null;
     if (this.page.dataset.status !== run.status) this.removeOldNotices();
     this.page.dataset.status = run.status;
     this.page.dataset.agree = String(this.agree);

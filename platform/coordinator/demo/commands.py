@@ -4,6 +4,7 @@ import sys
 
 TASK_QUEUE = "celery"
 WEBHOOK_QUEUE = "webhooks"  # calls of addresses that people typed, which may be slow on purpose
+WITHOUT_PARTS = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 CELERY = (sys.executable, "-m", "celery", "-A", "coordinator.celery:app")
 
 
@@ -18,9 +19,12 @@ def worker_command(*queues: str) -> tuple[str, ...]:
     """Return the command of a worker that consumes these queues.
 
     It is solo, because tasks are short and a fork costs memory. One worker for both queues saves
-    a process where nobody's webhooks are slow.
+    a process where nobody's webhooks are slow. The workers of a site need not know each other, and
+    nobody listens to their events: each of these parts of Celery is one more that can fail when
+    Valkey restarts.
     """
-    return (*CELERY, "worker", "-P", "solo", "-Q", ",".join(queues), "--loglevel", "WARNING")
+    options = ("-P", "solo", *WITHOUT_PARTS, "--loglevel", "WARNING")
+    return (*CELERY, "worker", "-Q", ",".join(queues), *options)
 
 
 def beat_command() -> tuple[str, ...]:

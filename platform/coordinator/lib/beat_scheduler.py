@@ -12,6 +12,7 @@ from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
+from coordinator.lib import heartbeats
 from coordinator.lib.monotonic_clock import uptime
 
 log = logging.getLogger("coordinator.celery")
@@ -60,4 +61,6 @@ class ResilientScheduler(DatabaseScheduler):
                 self._clock_offset - before,
             )
             self._heap = None
-        return super().tick(*args, **kwargs)
+        seconds_until_next = super().tick(*args, **kwargs)
+        heartbeats.record(heartbeats.Part.SCHEDULE)
+        return seconds_until_next

@@ -144,12 +144,14 @@ class WatchedRun:
 
     Attributes:
         broadcasted: Set once the broadcaster has looked at the run.
+        looked_at: When it last did so with success, in seconds of the monotonic clock.
         watchers: The watchers.
         receiver: The task that receives the run's deltas from the channel layer.
         broadcaster: The task that broadcasts deltas when this process holds the run's lock.
     """
 
     broadcasted: asyncio.Event = field(default_factory=asyncio.Event)
+    looked_at: float = field(default_factory=time.monotonic)
     watchers: set[Watcher] = field(default_factory=set)
     receiver: asyncio.Task[None] | None = None
     broadcaster: asyncio.Task[None] | None = None
@@ -166,8 +168,14 @@ class WatchedRun:
             receive_deltas(run, self.watchers, subscribed), name=f"receive deltas of {run}"
         )
         self.broadcaster = asyncio.create_task(
-            broadcast_deltas(run, subscribed, self.broadcasted), name=f"broadcast deltas of {run}"
+            broadcast_deltas(run, subscribed, self._on_looked), name=f"broadcast deltas of {run}"
         )
+
+    def _on_looked(self, is_healthy: bool) -> None:
+        """Record that the broadcaster has looked at the run, with or without success."""
+        self.broadcasted.set()
+        if is_healthy:
+            self.looked_at = time.monotonic()
 
     def is_running(self) -> bool:
         """Return whether both tasks run in the current event loop."""
@@ -195,6 +203,11 @@ class WatcherRegistry:
     def watched_run(self, run: str) -> WatchedRun | None:
         """Return the entry of a run, or None if nobody watches it here."""
         return self._runs.get(run)
+
+    def longest_silence(self) -> float:
+        """Return for how many seconds the broadcaster of a watched run has failed; 0 for none."""
+        now = time.monotonic()
+        return max((now - watched.looked_at for watched in list(self._runs.values())), default=0.0)
 
     async def subscribe(self, run: str, watcher: Watcher) -> None:
         """Add a watcher; return once the broadcaster has looked at the run.
@@ -266,7 +279,9 @@ async def fan_out(watchers: set[Watcher], text: str) -> None:
             await asyncio.sleep(FAN_OUT_PAUSE_SECONDS)
 
 
-async def broadcast_deltas(run: str, subscribed: asyncio.Event, broadcasted: asyncio.Event) -> None:
+async def broadcast_deltas(
+    run: str, subscribed: asyncio.Event, on_looked: Callable[[bool], None]
+) -> None:
     """Send the run's deltas once a second, whenever this process holds the run's lock.
 
     Runs until cancelled or until the run is deleted. While the database or Valkey is away nothing
@@ -275,7 +290,7 @@ async def broadcast_deltas(run: str, subscribed: asyncio.Event, broadcasted: asy
     Args:
         run: The run's id.
         subscribed: What to wait for first, so that this process receives its own first delta.
-        broadcasted: Set after the first look at the run.
+        on_looked: Called after each look at the run, with whether it succeeded.
     """
     await subscribed.wait()
     broadcaster = Broadcaster(run)
@@ -299,7 +314,7 @@ async def broadcast_deltas(run: str, subscribed: asyncio.Event, broadcasted: asy
             except Run.DoesNotExist:
                 return
             finally:
-                broadcasted.set()
+                on_looked(is_healthy)
             await asyncio.sleep(max(0.05, due - time.monotonic()))
     finally:
         try:

@@ -52,6 +52,8 @@ class LiveRun(LiveMessage):
     """Whether machines with the same updates have the same weights; null if unknown."""
     waiting: str | None
     """A sentence about what the run waits for; null if it waits for nothing."""
+    delayed_since: float | None
+    """Seconds since 1970 since when the site's figures are delayed; null if they are current."""
 
 
 class LiveRunChanges(LiveRun):

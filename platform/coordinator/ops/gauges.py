@@ -8,6 +8,7 @@ from django.db.models import Count, Q
 from coordinator.eventlog import writer
 from coordinator.eventlog.models import Aggregate, LogEvent
 from coordinator.fleet.models import Membership
+from coordinator.lib import heartbeats
 from coordinator.lib.counters import series_name
 from coordinator.lib.valkey import valkey_client
 from coordinator.runs.models import Run, Status
@@ -42,7 +43,7 @@ def exposition() -> Iterator[str]:
         RedisError: Valkey does not answer.
         DatabaseError: Postgres does not answer.
     """
-    for gauge in (_runs(), _machines_alive(), _clock_offset(), _queues()):
+    for gauge in (_runs(), _machines_alive(), _clock_offset(), _heartbeat_ages(), _queues()):
         yield from gauge.lines()
 
 
@@ -68,6 +69,14 @@ def _clock_offset() -> Gauge:
         "barnraise_clock_ahead_seconds",
         "How far this machine's clock is ahead of the other mirrors'",
         [({}, writer.clock_offset())],
+    )
+
+
+def _heartbeat_ages() -> Gauge:
+    return Gauge(
+        "barnraise_heartbeat_age_seconds",
+        "How long ago each background part last advanced",
+        [({"part": part.value}, age) for part, age in heartbeats.read_ages().items()],
     )
 
 

@@ -16,11 +16,17 @@ from django.views.decorators.http import require_safe
 
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import state_hash
-from coordinator.lib import counters, site_identity
+from coordinator.lib import counters, heartbeats, site_identity
 from coordinator.lib.valkey import valkey_client
+from coordinator.live.broadcaster import watchers
 from coordinator.ops import gauges
 from coordinator.replication import pull
 
+STOPPED_SENTENCES = {
+    heartbeats.Part.SCHEDULE: "beat has not looked for due tasks",
+    heartbeats.Part.REPORTS: "Celery has moved no reports into Postgres",
+    heartbeats.Part.EVENTS: "Celery has applied no events of other mirrors",
+}
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -34,8 +40,13 @@ def healthz(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 def readyz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 if Postgres answers with all migrations applied, and Valkey; else 503 and why."""
-    checks = {"database": _check_database(), "valkey": _check_valkey()}
+    """Answer 200 if the servers answer and the background parts advance; else 503 and why."""
+    checks = {
+        "database": _check_database(),
+        "valkey": _check_valkey(),
+        "background": _check_background(),
+        "broadcasts": _check_broadcasts(),
+    }
     ready = all(result == "ok" for result in checks.values())
     return JsonResponse({"ready": ready, **checks}, status=200 if ready else 503)
 
@@ -83,6 +94,26 @@ def _check_database() -> str:
     except DatabaseError:
         return "does not answer"
     return f"{len(missing)} migrations are not applied: manage.py migrate" if missing else "ok"
+
+
+def _check_background() -> str:
+    try:
+        stopped = heartbeats.stopped_parts()
+    except redis.exceptions.RedisError:
+        return "unknown: Valkey does not answer"
+    return (
+        "; ".join(
+            f"{STOPPED_SENTENCES[part]} for {seconds:.0f} s" for part, seconds in stopped.items()
+        )
+        or "ok"
+    )
+
+
+def _check_broadcasts() -> str:
+    seconds = watchers.longest_silence()
+    if seconds > heartbeats.STOPPED_SECONDS:
+        return f"a run's watchers have received nothing for {seconds:.0f} s"
+    return "ok"
 
 
 def _check_valkey() -> str:

@@ -11,6 +11,7 @@ from django.core.cache import cache
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from coordinator.lib import heartbeats
 from coordinator.replication import mirror_list
 from coordinator.replication import pull as pull_module
 from coordinator.replication.client import MirrorClient, PeerError
@@ -29,6 +30,7 @@ def pull_task(key: str | None = None) -> None:
     """Pull from the mirror with this key, or from all mirrors."""
     if key is None:
         pull_module.pull_from_all()
+        heartbeats.record(heartbeats.Part.EVENTS)
         return
     cache.delete(PULL_SCHEDULED + key)
     for entry in mirror_list.other_mirrors():

@@ -13,6 +13,7 @@ from django.utils import timezone
 from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
+from coordinator.lib import heartbeats
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.lib.valkey import valkey_client
 from coordinator.notify.models import Delivery, Notification
@@ -31,18 +32,22 @@ def collect_dashboard() -> dict[str, Any]:
     """Collect everything that the dashboard shows.
 
     Returns:
-        A dict with "counts", "runs", "queues", "errors" and "at"; "queues" and "errors" are None
-        while Valkey is unreachable.
+        A dict with "counts", "runs", "delayed_since", "queues", "errors" and "at"; "queues" and
+        "errors" are None while Valkey is unreachable.
     """
     try:
         queues = _queues()
+        since = heartbeats.delayed_since()
+        delayed_since = _local_time(since) if since else None
         errors = [{**row, "at": _local_time(row["at"])} for row in recent_errors.list_recent()]
     except redis.exceptions.RedisError:
         queues = None
+        delayed_since = None
         errors = None
     return {
         "counts": counts_cache.get(None, _counts),
         "runs": _runs(),
+        "delayed_since": delayed_since,
         "queues": queues,
         "errors": errors,
         "at": timezone.now(),

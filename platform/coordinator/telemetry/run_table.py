@@ -19,6 +19,7 @@ from coordinator.fleet.people_count import (
 )
 from coordinator.fleet.token_limits import volunteer_rate
 from coordinator.fleet.witnesses import vouched_people
+from coordinator.lib import heartbeats
 from coordinator.runs import lifecycle
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
@@ -194,6 +195,7 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "workers_alive": alive,
         "agree": weights_agree(rows),
         "waiting": waiting,
+        "delayed_since": heartbeats.delayed_since(),
     }
 
 

@@ -15,6 +15,7 @@ from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import Enrolment, TeamInvitation
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
+from coordinator.lib import heartbeats
 from coordinator.runs.models import Run
 from coordinator.telemetry import retention
 from coordinator.telemetry.remote import pull
@@ -32,7 +33,9 @@ LONG_LOOK_SECONDS = 300
 @shared_task(name="telemetry.drain_reports", max_retries=0)
 def drain_reports() -> int:
     """Move the queue of reports into Postgres; return the number of entries."""
-    return drain_queue()
+    moved = drain_queue()
+    heartbeats.record(heartbeats.Part.REPORTS)
+    return moved
 
 
 @shared_task(name="telemetry.pull_remote_telemetry", max_retries=0)

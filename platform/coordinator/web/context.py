@@ -1,9 +1,12 @@
-"""Context of every page: the person's unread notifications."""
+"""Context of every page: the person's unread notifications, and whether figures are delayed."""
 
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from django.http import HttpRequest
+
+from coordinator.lib import heartbeats
 
 MAX_UNREAD = 99  # the count that pages show stops there
 
@@ -20,3 +23,13 @@ def unread_notifications(request: HttpRequest) -> dict[str, Any]:
         return len(unread.values_list("pk")[:MAX_UNREAD])
 
     return {"unread": count_unread}
+
+
+def delayed_figures(request: HttpRequest) -> dict[str, Any]:
+    """Return a function for since when figures are delayed; templates call it where they say so."""
+
+    def delayed_since() -> datetime | None:
+        since = heartbeats.delayed_since()
+        return datetime.fromtimestamp(since, UTC) if since else None
+
+    return {"delayed_since": delayed_since}

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import shared_task
@@ -17,14 +17,17 @@ from django.utils import timezone
 from coordinator.celery import Task, app
 from coordinator.fleet.models import Membership
 from coordinator.fleet.tasks import expire_memberships
-from coordinator.lib import counters, embedded_servers, log_format, request_id
+from coordinator.lib import counters, embedded_servers, heartbeats, log_format, request_id
+from coordinator.lib.ttl_cache import TtlCache
+from coordinator.staff.dashboard import collect_dashboard
 from coordinator.telemetry.history import load_history
 from coordinator.telemetry.models import LossPoint, ReportReceipt, Rollup
 from coordinator.telemetry.retention import DAY, delete_old_rows
 from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
-LABELS = {"view", "method", "status", "task", "outcome", "le", "queue"}
+LABELS = {"view", "method", "status", "task", "outcome", "le", "queue", "part"}
+DELAYED = "Figures are delayed since"
 
 
 # ---- health
@@ -37,6 +40,8 @@ def test_site_with_database_and_valkey_is_alive_and_ready(client, valkey):
         "ready": True,
         "database": "ok",
         "valkey": "ok",
+        "background": "ok",
+        "broadcasts": "ok",
     }
     assert "no-store" in answer["Cache-Control"]
     assert client.post("/healthz").status_code == 405
@@ -59,6 +64,77 @@ def test_database_without_its_migrations_is_not_ready(client, valkey):
         cursor.execute("DELETE FROM django_migrations WHERE app = 'telemetry'")
     answer = client.get("/readyz")
     assert answer.status_code == 503 and "migrations are not applied" in answer.json()["database"]
+
+
+# ---- the background parts
+
+
+def set_heartbeats(valkey, **ages: float) -> None:
+    """Store heartbeats as parts recorded them that advanced so many seconds ago."""
+    heartbeats.forget()
+    now = time.time()
+    for part in heartbeats.Part:
+        valkey.hset(heartbeats.KEY, part.value, now - ages.get(part.value, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        ("schedule", "beat has not looked for due tasks for 31 s"),
+        ("reports", "Celery has moved no reports into Postgres for 31 s"),
+        ("events", "Celery has applied no events of other mirrors for 31 s"),
+    ],
+)
+def test_readyz_names_a_background_part_that_stopped(client, valkey, part, sentence):
+    set_heartbeats(valkey, **{part: 31.0})
+    answer = client.get("/readyz")
+    assert answer.status_code == 503 and answer.json()["background"] == sentence
+    ages = parse_metrics(client.get("/metrics").content.decode())
+    assert 31 <= ages[f'barnraise_heartbeat_age_seconds{{part="{part}"}}'] < 40
+    set_heartbeats(valkey)
+    assert client.get("/readyz").status_code == 200
+
+
+def test_part_that_never_advanced_counts_from_the_first_look(client, valkey, monkeypatch):
+    assert client.get("/readyz").status_code == 200
+    now = time.time()
+    monkeypatch.setattr(heartbeats.time, "time", lambda: now + 40)
+    assert "Celery has moved no reports" in client.get("/readyz").json()["background"]
+
+
+def test_pages_say_since_when_figures_are_delayed(client, valkey, person, launched_run):
+    run, _ = launched_run(person())
+    set_heartbeats(valkey)
+    for path in ("/runs/", f"/runs/{run.slug}/"):
+        assert DELAYED not in client.get(path).content.decode().replace("hidden>Figures", "")
+    set_heartbeats(valkey, reports=60.0)
+    since = f"{datetime.fromtimestamp(time.time() - 60, UTC):%H:%M}"
+    assert f"{DELAYED} {since} UTC" in client.get("/runs/").content.decode()
+    page = client.get(f"/runs/{run.slug}/").content.decode()
+    assert f'role="status">{DELAYED} <span data-figure="delayed_since">{since} UTC' in page
+    live = client.get(f"/live/{run.pk}/").json()["run"]["delayed_since"]
+    assert live == pytest.approx(time.time() - 60, abs=5)
+
+
+def test_staff_dashboard_says_that_figures_are_delayed(valkey, person):
+    set_heartbeats(valkey)
+    assert collect_dashboard()["delayed_since"] is None
+    set_heartbeats(valkey, schedule=60.0)
+    delayed = collect_dashboard()["delayed_since"]
+    assert delayed is not None and 55 < time.time() - delayed.timestamp() < 70
+
+
+def test_delay_is_known_while_valkey_is_away(state, valkey):
+    set_heartbeats(valkey, reports=3.0)
+    assert heartbeats.delayed_since() is None
+    embedded_servers.stop_valkey(state)
+    try:
+        heartbeats.record(heartbeats.Part.REPORTS)  # logs, and does not fail
+        TtlCache.clear_all()
+        time.sleep(2.0)
+        assert heartbeats.delayed_since() is not None
+    finally:
+        embedded_servers.start(state, durable=False)
 
 
 # ---- metrics
