@@ -242,6 +242,7 @@ def store_reports(active: ActiveRun) -> None:
         else:
             newest["peers"] = 2 if index else 1
         store_reports_of_a_day(member, share, **newest)
+    advance_run(active.run)  # credit is bounded by the run's count
     for index, member in enumerate(active.members[:3]):
         attestations = [
             attest(
