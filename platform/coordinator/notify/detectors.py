@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.accounts.models import Machine, User
-from coordinator.fleet.models import Membership
+from coordinator.fleet.models import Membership, RunExclusion
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.runs.models import Run
@@ -43,6 +43,7 @@ def detect_all(since: datetime, now: datetime | None = None) -> Iterator[Notific
     yield from detect_finished(now)
     yield from detect_stalled(now, since)
     yield from detect_quiet(now, since)
+    yield from detect_excluded(now)
 
 
 def detect_started(now: datetime) -> Iterator[NotificationDraft]:
@@ -68,6 +69,26 @@ def detect_finished(now: datetime) -> Iterator[NotificationDraft]:
             text = ""
         for person in find_recipients(run):
             yield draft_for_run(run, person, kind, title, text)
+
+
+def detect_excluded(now: datetime) -> Iterator[NotificationDraft]:
+    """Detect people whom verdicts excluded from a run, by their machines."""
+    exclusions = RunExclusion.objects.filter(
+        verdict__proven=True, verdict__given__gt=now - LOOK_BACK
+    ).select_related("run", "verdict")
+    parties = {exclusion.party: exclusion for exclusion in exclusions}
+    if not parties:
+        return
+    for machine in Machine.objects.filter(key__in=parties).select_related("owner"):
+        exclusion = parties[machine.key]
+        yield draft_for_run(
+            exclusion.run,
+            machine.owner,
+            NotificationType.TICKET_REFUSED,
+            f"{exclusion.run.name} has excluded you",
+            exclusion.verdict.message.reason,
+            episode=str(exclusion.verdict.pk),
+        )
 
 
 def detect_stalled(now: datetime, since: datetime) -> Iterator[NotificationDraft]:

@@ -21,7 +21,8 @@ from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import SiteSettings
 from coordinator.audit.models import AuditEntry
 from coordinator.celery import app
-from coordinator.fleet.models import Membership
+from coordinator.fleet.models import Membership, VerdictRecord
+from coordinator.fleet.verdicts import ExclusionRequest
 from coordinator.lib import safe_http
 from coordinator.notify import models, tasks
 from coordinator.notify.detectors import detect_all
@@ -214,6 +215,17 @@ def test_refused_join_is_notified_once_a_day(person, launched_run, volunteer):
         assert bob.send_request("POST", f"/runs/{run.slug}/join", request).status_code == 403
     notice = Notification.objects.get(person=bob.machine.owner)
     assert "Guests only refused" in notice.title and "invited" in notice.text
+
+
+def test_excluded_volunteer_is_notified_once(person, launched_run, volunteer):
+    run, _ = launched_run(person("ada@example.org"), name="Dusk")
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    exclusion = ExclusionRequest(bob.machine.owner)
+    VerdictRecord.issue(run, [], "noise", exclude=[exclusion], actor=run.owner)
+    [draft] = [draft for draft in detect_all(LONG_AGO) if "excluded" in draft.title]
+    assert draft.person == bob.machine.owner
+    assert (draft.title, draft.text) == ("Dusk has excluded you", "noise")
 
 
 def test_each_type_is_switched_off_separately_on_site_and_by_email(signed_in, launched_run, valkey):
