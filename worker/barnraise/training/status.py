@@ -15,7 +15,7 @@ from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
+from barnraise.exchange.ledger.verdicts import verify_proof
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.messages import Signed
@@ -162,11 +162,10 @@ class StatusPublisher:
         name = digest(verdict.body)
         text = verdict.model_dump_json()
         # The same verdict may come again with another, valid signature: compare the whole text.
-        is_applied = self._ledger.verdicts.covers(VerdictSet.from_proof(verdict))
-        if is_applied or digest(text) in self._refused_verdicts:
+        if digest(text) in self._refused_verdicts:
             return True
         try:
-            verify_proof(verdict, self._exchange.rules)
+            verified = verify_proof(verdict, self._exchange.rules)
         except UnprovenVerdictError as error:
             log.debug("a verdict waits for the mirror list that it names: %s", error)
             return False
@@ -175,6 +174,8 @@ class StatusPublisher:
             log.error(
                 "the verdict that %s sends is refused: %s", self._joined.coordinator.url, error
             )
+            return True
+        if self._ledger.verdicts.covers(verified):
             return True
         write_atomically(self._joined.folder.path / VERDICT_FOLDER / f"{name}.json", text.encode())
         return False
