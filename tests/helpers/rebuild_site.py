@@ -29,7 +29,7 @@ from coordinator.telemetry.models import Checkpoint, CheckpointHolder
 # Fields that each site stores for itself and does not replicate.
 LOCAL_FIELDS = {
     User: {"is_staff", "is_superuser", "last_login", "ban_reason"},
-    Machine: {"last_seen", "revoked_reason"},
+    Machine: {"last_seen", "revoked_reason", "confirmed"},
     Run: {"ledger_tokens", "ledger_people", "notes"},
     CheckpointHolder: {"id", "published"},
     Checkpoint: {"published"},

@@ -148,6 +148,7 @@ ROUTES = [  # method, path, body, scope, status for a stranger, status for the o
     ("GET", "/runs/{run}/verdicts", None, "runs:read", 200, 200),
     ("GET", "/runs/{draft}/verdicts", None, "runs:read", 404, 200),
     ("POST", "/runs/{run}/verdicts", {"author": "nobody", "first": 3}, "runs:write", 403, 422),
+    ("POST", f"/runs/{{run}}/verdicts/{UNKNOWN_ID}/sign", None, "runs:write", 403, 404),
     ("GET", "/runs/{run}/credit", None, "runs:read", 200, 200),
     ("GET", "/runs/{draft}/credit", None, "runs:read", 404, 200),
     ("POST", "/runs/{run}/actions/pause", None, "runs:write", 403, 200),
