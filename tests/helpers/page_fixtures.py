@@ -298,7 +298,7 @@ def create_examples() -> str:
     noisy_author = f"{active.identities[3].key}.{REPORT.incarnation}"
     verdict = VerdictRecord.issue(
         run,
-        [RetractionRequest(noisy_author, 140, {12: 60_000})],
+        [RetractionRequest(noisy_author, 140, {130: 60_000})],
         "noise <b>in</b> every update",
         actor=ida,
     )
