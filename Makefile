@@ -6,7 +6,7 @@ TOKENS ?=
 MIRRORS ?=
 QUICK ?=
 
-.PHONY: setup demo test test-fast test-all audit bench-swap bench-swap-cuda bench-site study-exchange study-exchange-cuda drill-exchange bench-floods drill-mirrors bench-mirrors lint clean
+.PHONY: setup demo test test-fast test-all audit bench-swap bench-swap-cuda bench-site study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -69,6 +69,10 @@ drill-exchange: .venv/.installed
 # What floods of a stranger do to honest updates and to memory; 7 minutes. QUICK=1: two.
 bench-floods: .venv/.installed
 	@$(BIN)/python benchmarks/exchange/bench_floods.py $(if $(QUICK),--quick)
+
+# Test what strangers can do to a run and a site: liars, floods, isolation, false mirrors. 15 minutes; QUICK=1: five.
+drill-strangers: setup
+	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/exchange/drill_strangers.py $(if $(QUICK),--quick)
 
 # What a site of three mirrors survives, some 15 minutes; as root on Linux, where a mirror can be cut off. QUICK=1: five.
 drill-mirrors: setup

@@ -7,8 +7,8 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class DrillWorld:
     spec: RunSpec
     manifest: str  # signed
     machines: list["DrillMachine"]
+    setup_changes: dict[str, Any] = field(default_factory=dict)  # of the `Setup` of all machines
 
 
 class DrillMachine:
@@ -67,7 +68,9 @@ class DrillMachine:
             uplink=UPLINK,
         )
         self.process = FORK.Process(
-            target=drill_worker.run_worker, args=(replace(setup, **changes),), daemon=True
+            target=drill_worker.run_worker,
+            args=(replace(setup, **(self.world.setup_changes | changes)),),
+            daemon=True,
         )
         self.process.start()
 
@@ -172,11 +175,18 @@ def last_update(machine: DrillMachine, author: str) -> int:
         return ledger.head(author).seq
 
 
-def recompute_anchor_digest(machine: DrillMachine) -> str:
-    """Return the digest of the initial weights plus all accepted updates of a folder's files."""
+def recompute_anchor_digest(machine: DrillMachine, keys: Collection[str] | None = None) -> str:
+    """Return the digest of the initial weights plus the accepted updates of a folder's files.
+
+    Args:
+        machine: Whose folder.
+        keys: The machines whose updates are added; None: all.
+    """
     with machine.open_ledger() as ledger:
         anchor = Anchor.from_seed(machine.world.spec.model, machine.world.spec.seed)
         for _, update in ledger.updates_since({}):
+            if keys is not None and update.peer not in keys:
+                continue
             for index, part in enumerate(update.fragments):
                 if not part.size:
                     continue  # Another update of the same round has this fragment.

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from arrival_log import ArrivalLog
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import BarnraiseError
@@ -32,6 +33,7 @@ from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
 from barnraise.protocol.enums import Role, RunStatus
 from barnraise.protocol.messages import Peer, Signed, Ticket
+from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
@@ -43,6 +45,7 @@ from barnraise.training.train import Worker
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 UNREACHABLE_COORDINATOR = "http://127.0.0.1:9"  # nothing answers there, throughout the drill
 MIRROR = Identity(b"m" * 32)
+UNLIMITED_TOKENS = 1 << 30  # per second: more than any machine trains
 # Nothing is measured, as a drill's models fit anywhere.
 MACHINE = Hardware(
     device="cpu",
@@ -76,9 +79,14 @@ class Setup:
     uplink: int | None = None  # bytes per second
     clock_offset: float = 0.0  # seconds by which its clock is ahead
     finished: bool = False  # The run is over; peers only exchange what is left.
+    max_tokens_per_second: int = UNLIMITED_TOKENS  # of its ticket
+    rest_seconds: float = 0.0  # after each step, so that the machine's cores are never all busy
+    mirror_lists: str = ""  # the `MirrorLists` that its coordinator has sent it
 
 
-def issue_ticket(key: str, volunteer: str, run: str = RUN) -> Signed:
+def issue_ticket(
+    key: str, volunteer: str, run: str = RUN, max_tokens_per_second: int = UNLIMITED_TOKENS
+) -> Signed:
     """Sign a ticket that is valid for one day."""
     now = time.time()
     ticket = Ticket(
@@ -87,7 +95,7 @@ def issue_ticket(key: str, volunteer: str, run: str = RUN) -> Signed:
         machine=machine_id(key),
         volunteer=digest(volunteer),
         roles=[Role.WORKER],
-        max_tokens_per_second=1 << 30,
+        max_tokens_per_second=max_tokens_per_second,
         issued=now,
         expires=now + 86400,
         mirror=MIRROR.key,
@@ -117,18 +125,22 @@ def run_worker(setup: Setup) -> None:
     except BarnraiseError as error:
         logging.getLogger("barnraise").error("%s", error)
         sys.exit(1)
+    except Exception:
+        logging.getLogger("barnraise").exception("the worker failed")
+        raise
 
 
 def _train(setup: Setup, state_dir: StateDir, leaving: threading.Event) -> None:
     orders = Orders(state_dir.path)
     meter = CpuMeter()
+    ArrivalLog(state_dir.path / "arrivals").wrap_ledger()
 
     def on_status(_: dict[str, Any]) -> None:
         orders.obey(worker)
         meter.write(state_dir.path / "cpu.json")
 
     transport = SeverableTransport(state_dir.identity.secret, setup.port, orders.severed_peers)
-    worker = Worker(
+    worker = DrillWorker(
         _joined_run(setup, state_dir),
         leaving,
         MACHINE,
@@ -136,7 +148,37 @@ def _train(setup: Setup, state_dir: StateDir, leaving: threading.Event) -> None:
         on_status,
         transport,
     )
+    worker.rest_seconds = setup.rest_seconds
+    worker.evaluations = state_dir.path / "evaluations"
     worker.run()
+
+
+class DrillWorker(Worker):
+    """A worker that rests after each step and logs what its evaluations are based on.
+
+    Attributes:
+        rest_seconds: How long it rests.
+        evaluations: The log, one JSON array a line: the loss, and {author: tokens in the anchor}.
+    """
+
+    rest_seconds = 0.0
+    evaluations: Path
+
+    def run_between_steps(self) -> None:
+        """Do what is due between two steps, and rest."""
+        super().run_between_steps()
+        if self.rest_seconds:
+            time.sleep(self.rest_seconds)
+
+    def evaluate_if_due(self, at_once: bool = False) -> None:
+        """Evaluate if it is due, and log the result."""
+        before = self.metrics.last_validation
+        super().evaluate_if_due(at_once)
+        after = self.metrics.last_validation
+        if after is not None and after != before:
+            totals = {author: head.total for author, head in self.anchor.heads.items()}
+            with self.evaluations.open("a") as file:
+                file.write(json.dumps([after[1], totals]) + "\n")
 
 
 def _joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
@@ -156,11 +198,13 @@ def _joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
         name="a drill",
         machine=machine_id(key),
         folder=state_dir.open_run(RUN),
-        coordinator=ClockedClient(setup.clock_offset, state_dir.identity),
+        coordinator=ClockedClient(setup, state_dir.identity),
         spec=spec,
         spec_digest=digest(spec.to_json()),
         manifest=TextManifest.model_validate_json(manifest.body),
-        ticket=issue_ticket(key, state_dir.path.name),
+        ticket=issue_ticket(
+            key, state_dir.path.name, max_tokens_per_second=setup.max_tokens_per_second
+        ),
         directive=directive,
         acknowledged=0,
         peers=tuple(
@@ -172,15 +216,17 @@ def _joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
 class ClockedClient(CoordinatorClient):
     """A client of the unreachable coordinator, whose clock may be wrong."""
 
-    def __init__(self, offset: float, identity: Identity) -> None:
-        """Create the client.
-
-        Args:
-            offset: seconds by which its clock is ahead.
-            identity: the machine's.
-        """
+    def __init__(self, setup: Setup, identity: Identity) -> None:
+        """Create the client of the machine that `setup` describes."""
         super().__init__(UNREACHABLE_COORDINATOR, identity, MIRROR.key)
-        self._drill_offset = offset
+        self._drill_offset = setup.clock_offset
+        lists = setup.mirror_lists
+        self._mirror_lists = MirrorLists.model_validate_json(lists).lists if lists else []
+
+    @property
+    def mirror_lists(self) -> Sequence[SignedMirrorList]:
+        """Return the mirror lists that the coordinator sent before it became unreachable."""
+        return self._mirror_lists
 
     def now(self) -> float:
         """Return the wrong time, in seconds since 1970."""

@@ -25,6 +25,41 @@ OTHER_RUN = "0192f0c1-2d3e-7f40-8a5b-ffffffffffff"
 INCARNATION = "b" * 16
 
 
+def build_hello(spec: RunSpec, ticket: messages.Signed) -> messages.Hello:
+    """Return the hello of a peer with this ticket."""
+    return messages.Hello(
+        protocols=[messages.PROTOCOL_VERSION],
+        version="0.1.0",
+        run=RUN,
+        spec=digest(spec.to_json()),
+        incarnation=INCARNATION,
+        ticket=ticket,
+        addresses=[],
+    )
+
+
+def build_update(
+    spec: RunSpec, key: str, ticket: messages.Signed, **changes: object
+) -> messages.Update:
+    """Return the header of a key's first update under a ticket, with changes."""
+    part = messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16)
+    fields: dict[str, object] = {
+        "run": RUN,
+        "peer": key,
+        "incarnation": INCARNATION,
+        "seq": 1,
+        "previous": GENESIS_DIGEST,
+        "tokens": 10,
+        "total": 10,
+        "started_ms": int(1000 * time.time()) - 1000,
+        "time_ms": int(1000 * time.time()),
+        "ticket": digest(ticket.body),
+        "volunteer": messages.Ticket.model_validate_json(ticket.body).volunteer,
+        "fragments": [part] * len(spec.model.fragments()),
+    }
+    return messages.Update.model_validate(fields | changes)
+
+
 class Attacker:
     """Attacks one machine."""
 
@@ -41,25 +76,10 @@ class Attacker:
         self.sample = sample
         self.identity = Identity(b"h" * 32)
         self.ticket = issue_ticket(self.identity.key, "hostile")
-        self._fragments = len(spec.model.fragments())
 
     def make_update(self, **changes: object) -> messages.Update:
         """Return the header of an update that could be valid but for `changes`."""
-        part = messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16)
-        fields: dict[str, object] = {
-            "run": RUN,
-            "peer": self.identity.key,
-            "incarnation": INCARNATION,
-            "seq": 1,
-            "previous": GENESIS_DIGEST,
-            "tokens": 10,
-            "total": 10,
-            "started_ms": int(1000 * time.time()) - 1000,
-            "time_ms": int(1000 * time.time()),
-            "ticket": digest(self.ticket.body),
-            "fragments": [part] * self._fragments,
-        }
-        return messages.Update.model_validate(fields | changes)
+        return build_update(self.spec, self.identity.key, self.ticket, **changes)
 
     def pack_update(self, **changes: object) -> bytes:
         """Return a frame that pushes such a header, properly signed."""
@@ -115,16 +135,7 @@ class Attacker:
     async def _connect(self, transport: IrohTransport) -> Channel:
         """Connect and introduce oneself properly."""
         channel = await transport.connect(self.victim)
-        hello = messages.Hello(
-            protocols=[messages.PROTOCOL_VERSION],
-            version="0.1.0",
-            run=RUN,
-            spec=digest(self.spec.to_json()),
-            incarnation=INCARNATION,
-            ticket=self.ticket,
-            addresses=[],
-        )
-        await channel.send(pack(hello))
+        await channel.send(pack(build_hello(self.spec, self.ticket)))
         return channel
 
     async def _attack(self, transport: IrohTransport, frames: list[bytes]) -> str:

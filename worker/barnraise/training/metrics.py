@@ -93,6 +93,11 @@ class TrainingMetrics:
         self._first_validation = self._first_validation or self._last_validation
         self._points.append(MeasuredLoss(kind="validation", tokens=ledger_tokens, loss=loss))
 
+    @property
+    def last_validation(self) -> tuple[int, float] | None:
+        """Return the ledger's tokens at the last validation, and its loss."""
+        return self._last_validation
+
     def record_checkpoint(self, anchor: Anchor, size: int) -> None:
         """Record the anchor's digests, for other machines to compare with theirs.
 

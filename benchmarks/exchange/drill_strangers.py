@@ -1,0 +1,687 @@
+"""Test what strangers can do to a run and to a site: `make drill-strangers`.
+
+Three honest workers of three volunteers train one small GPT over iroh, first alone and then among
+strangers, whose tickets are valid and who lie, flood and isolate as well as they can. Then the
+run's owner excludes the strangers, and every honest machine must hold, bit for bit, the initial
+weights plus the updates of the honest. On a real site, accounts without computers lie about a
+run's count and about credit. See docs/benchmarks/strangers.md.
+
+The script prints a line for each trial, and one JSON object as its last line. It exits with 1 if a
+required value is not reached. `--quick`: a shorter training and shorter floods.
+"""
+
+import argparse
+import json
+import math
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
+from attack_process import AttackProcess, attack_setup
+from drill_machine import FORK, DrillMachine, DrillWorld, recompute_anchor_digest
+from drill_worker import MIRROR, RUN
+from loss_curve import read_curve, relative_gap
+from stranger import EXPELLED_MIRROR, ROGUE_MIRROR
+from swarm_samples import SwarmSamples
+
+from barnraise.cli.verdict import ExcludedParty, build_exclusion, find_excluded
+from barnraise.durable_io import write_atomically
+from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
+from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
+from barnraise.protocol import messages, mirror_list
+from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.verdicts import SignedVerdict, Verdict
+from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
+from barnraise.text import shards
+from barnraise.text.sources import read_stdlib
+
+MODEL = ModelSpec(layers=2, width=64, heads=2, context=64, vocabulary=256)
+RECIPE = Recipe(
+    token_budget=1 << 40,
+    learning_rate=2e-3,
+    schedule="constant",
+    warmup_tokens=20_000,
+    step_sequences=8,
+    round_steps=30,
+    codec="dense4",
+    evaluate_every=20_000,
+)
+STEP_TOKENS = RECIPE.step_sequences * MODEL.context
+SITE_DRILL = Path(__file__).parents[1] / "site" / "drill_liars.py"
+OWNER = Identity(b"o" * 32)
+MIRROR_THRESHOLD = 2  # of three mirrors, as a site pins it at a run's launch
+TICKET_MARGIN = 2  # a site's ticket allows so many times what its machine trains
+REST_SECONDS = 0.02  # after each step: a volunteer's machine leaves its other programs some room
+UPLINK = 5_000_000  # bytes per second: every link that receives updates costs some of it
+HONEST_NAMES = ("north", "east", "south")
+STALL_SECONDS = 90.0  # without any step of an honest machine the drill fails
+EXIT_SECONDS = 180.0  # for a machine that finishes
+# What must be reached.
+MAX_LOSS_GAP = 0.01
+MAX_DELAY_RATIO = 2.0
+MAX_GROWTH_MB = 50.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How long the drill trains and floods.
+
+    Attributes:
+        tokens: Honest tokens of each of the two runs.
+        flood_updates: Honest updates that each flood lasts.
+        quiet_updates: Honest updates over which the quiet delay is measured.
+    """
+
+    tokens: int
+    flood_updates: int
+    quiet_updates: int
+
+
+QUICK = Scale(tokens=450_000, flood_updates=18, quiet_updates=30)
+FULL = Scale(tokens=2_000_000, flood_updates=100, quiet_updates=150)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a run: its name, and its begin and end in seconds since 1970."""
+
+    name: str
+    since: float
+    until: float
+
+
+class Swarm:
+    """Honest machines of one run, and what is measured of them."""
+
+    def __init__(self, world: DrillWorld) -> None:
+        """Create the machines, one for each volunteer."""
+        self.world = world
+        self.windows: list[Window] = []
+        self.machines = world.machines
+        for name in HONEST_NAMES:
+            self.machines.append(DrillMachine(world, name))
+        self.samples = SwarmSamples(self.machines)
+        self.attacks: list[AttackProcess] = []
+
+    def start(self) -> None:
+        """Start all machines and the samples."""
+        for machine in self.machines:
+            machine.start()
+        self.samples.start()
+
+    @property
+    def keys(self) -> set[str]:
+        """Keys of the honest machines."""
+        return {machine.key for machine in self.machines}
+
+    def kill(self) -> None:
+        """Kill everything that still runs."""
+        self.samples.stop()
+        for attack in self.attacks:
+            attack.kill()
+        for machine in self.machines:
+            if machine.process is not None and machine.process.is_alive():
+                machine.process.kill()
+                machine.process.join(10)
+
+    # ---- waiting ------------------------------------------------------------------------------
+
+    def wait_until(
+        self, happened: Callable[[], object], event: str, most: float = math.inf
+    ) -> None:
+        """Wait until `happened` returns true, as long as the honest machines train on.
+
+        Args:
+            happened: Called four times a second.
+            event: What does not happen, for the message.
+            most: Honest updates after which it should have happened.
+
+        Raises:
+            AssertionError: If a process died, no machine makes a step, or it takes too long.
+        """
+        first = self.count_updates()
+        steps, moved_at = self.count_steps(), time.monotonic()
+        while not happened():
+            self.check_processes()
+            now = time.monotonic()
+            if (new_steps := self.count_steps()) != steps:
+                steps, moved_at = new_steps, now
+            stalled = now > moved_at + STALL_SECONDS
+            published = self.count_updates() - first
+            assert not stalled and published <= most, (
+                f"{'nothing moves' if stalled else f'{published} updates later'}: {event} has not "
+                f"happened\n{self.describe_machines()}"
+            )
+            time.sleep(0.25)
+
+    def check_processes(self) -> None:
+        """Fail if an honest machine or an attack has died, with the end of its log."""
+        for machine in self.machines:
+            process = machine.process
+            assert process is None or process.is_alive(), (
+                f"{machine.name} died with {process.exitcode}:\n{machine.log_text()[-2000:]}"
+            )
+        for attack in self.attacks:
+            assert attack.is_alive, f"'{attack.setup.attack}' died:\n{attack.log_text()}"
+
+    def describe_machines(self) -> str:
+        """Return the status and the end of the log of every machine."""
+        return "\n".join(
+            f"{m.name}: {str(m.status)[:600]}\n{m.log_text()[-1200:]}" for m in self.machines
+        )
+
+    def count_steps(self) -> int:
+        """Count the steps of all machines."""
+        return sum(machine.status.get("step", 0) for machine in self.machines)
+
+    def count_updates(self) -> int:
+        """Count the updates that the honest machines have published."""
+        return sum(machine.updates_sent for machine in self.machines)
+
+    def honest_tokens(self) -> int:
+        """Count the tokens of the honest in the ledger that has fewest of them."""
+        counts = []
+        for machine in self.machines:
+            with machine.open_ledger() as ledger:
+                heads = ledger.last_updates()
+            counts.append(sum(u.total for u in heads.values() if u.peer in self.keys))
+        return min(counts)
+
+    # ---- windows ------------------------------------------------------------------------------
+
+    def record_window(self, name: str, updates: int) -> Window:
+        """Let the honest machines publish so many updates; record that as a window."""
+        since, first = time.time(), self.count_updates()
+        self.wait_until(lambda: self.count_updates() >= first + updates, name)
+        window = Window(name, since, time.time())
+        self.windows.append(window)
+        return window
+
+    def delays(self, window: Window) -> list[float]:
+        """Return the delays of honest updates that were published in a window, in seconds."""
+        return measure_delays(self._arrivals(), window.since, window.until)
+
+    def missing(self, window: Window) -> int:
+        """Count the honest updates that were published in a window and have not reached all."""
+        return count_missing(self._arrivals(), window.since, window.until)
+
+    def _arrivals(self) -> dict[str, list[Arrival]]:
+        return {m.key: read_arrivals(m.state_dir.path / "arrivals") for m in self.machines}
+
+    # ---- attacks ------------------------------------------------------------------------------
+
+    def start_attack(self, attack: str, volunteer: str, rate: int, *extra: str) -> AttackProcess:
+        """Start an attack on all machines."""
+        victims = self.machines[:1] if attack == "eclipse" else self.machines
+        folder = self.world.folder / "attacks"
+        spec = self.world.spec.to_json()
+        process = AttackProcess(
+            attack_setup(attack, volunteer, spec, victims, folder, rate, *extra)
+        )
+        self.attacks.append(process)
+        return process
+
+    def end_attack(self, attack: AttackProcess) -> None:
+        """End an attack."""
+        self.attacks.remove(attack)
+        attack.end()
+
+
+class StrangersDrill:
+    """The two runs, the site, and what was measured."""
+
+    def __init__(self, folder: Path, scale: Scale) -> None:
+        """Prepare the text and the run's spec.
+
+        Args:
+            folder: Holds everything; empty.
+            scale: How long the drill trains and floods.
+        """
+        self.folder = folder
+        self.scale = scale
+        self.results: dict[str, Any] = {}
+        self.shortfalls: list[str] = []
+        blobs = BlobStore(folder / "text")
+        text = TextSpec(tokenizer="bytes", shard_tokens=1 << 20)
+        manifest = shards.prepare_text(text, 256, RUN, blobs.store, list(read_stdlib()))
+        signed = OWNER.sign("manifest", manifest)
+        self._manifest = signed.model_dump_json()
+        self._text = blobs.folder
+        self.spec = RunSpec(
+            MODEL,
+            TextSpec(tokenizer="bytes"),
+            RECIPE,
+            seed=7,
+            owner=OWNER.key,
+            roots=(MIRROR.key, ROGUE_MIRROR.key, EXPELLED_MIRROR.key),
+            threshold=MIRROR_THRESHOLD,
+            manifest=digest(signed.body),
+            verdict_horizon=100_000,
+        )
+        self.mirror_lists = [build_mirror_list(1), build_mirror_list(2)]
+        self.reference = self._make_swarm("reference")
+        self.attacked = self._make_swarm("attacked")
+        self.strangers: list[AttackProcess] = []  # all that were started
+        self.quiet_delays: list[float] = []  # in both runs, before the strangers come
+        self.names: list[str] = []  # of the attacks that were made
+        self.rate = 0  # tokens per second that a site's ticket allows here
+
+    def _make_swarm(self, name: str) -> Swarm:
+        folder = self.folder / name
+        folder.mkdir()
+        lists = mirror_list.MirrorLists(lists=self.mirror_lists)
+        changes = {
+            "rest_seconds": REST_SECONDS,
+            "uplink": UPLINK,
+            "mirror_lists": lists.model_dump_json(),
+        }
+        return Swarm(DrillWorld(folder, self._text, self.spec, self._manifest, [], changes))
+
+    # ---- trials -------------------------------------------------------------------------------
+
+    def lie_to_site(self) -> None:
+        """Let accounts without computers lie to a real site."""
+        with subprocess.Popen(
+            [sys.executable, SITE_DRILL], stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                output, _ = process.communicate()
+            except BaseException:
+                process.terminate()
+                raise
+        assert process.returncode == 0, f"the site's part failed:\n{output}"
+        figures = json.loads(output.splitlines()[-1])
+        self.names += ["sybil reports", "sybil credit"]
+        self.results |= figures
+        honest = figures["site_honest_count"]
+        self.require(
+            figures["site_count_after_lies"] == honest, f"the site counts {honest} after lies"
+        )
+        self.require(figures["site_honest_credit"] > 0, "the honest earn credit")
+        self.require(figures["site_liars_credit"] == 0, "liars earn no credit")
+
+    def train_alone(self) -> None:
+        """Train the reference, and measure the quiet delay."""
+        swarm = self.reference
+        swarm.start()
+        first = self.scale.tokens // 3
+        swarm.wait_until(lambda: swarm.honest_tokens() >= first, f"{first} tokens")
+        quiet = swarm.record_window("quiet", self.scale.quiet_updates)
+        swarm.wait_until(lambda: swarm.honest_tokens() >= self.scale.tokens, "the whole reference")
+        speeds = [machine.status["rate"] for machine in swarm.machines]
+        self.rate = math.ceil(TICKET_MARGIN * median(speeds))
+        self.quiet_delays += swarm.delays(quiet)
+        self.results |= {
+            "quiet_rss_growth_mb": round(swarm.samples.growth_mb(quiet.since, quiet.until), 1),
+            "tokens_per_second": round(sum(speeds)),
+            "ticket_tokens_per_second": self.rate,
+        }
+        for machine in swarm.machines:
+            machine.leave()
+        swarm.samples.stop()
+
+    def train_among_strangers(self) -> None:
+        """Train the same run among liars, and under one flood after the other."""
+        swarm = self.attacked
+        swarm.world.setup_changes["max_tokens_per_second"] = self.rate
+        swarm.start()
+        swarm.wait_until(lambda: swarm.count_updates() > 0, "the first update")
+        self.quiet_delays += swarm.delays(swarm.record_window("quiet", self.scale.quiet_updates))
+        swarm.windows.clear()
+        self.launch_attack("phantom author", "mallory")
+        self.launch_attack("inflated rate and tokens", "trudy")
+        first = self.scale.tokens // 3
+        swarm.wait_until(lambda: swarm.honest_tokens() >= first, f"{first} tokens among liars")
+        swarm.record_window("liars", self.scale.flood_updates)
+        for flood in ("eclipse", "state flood", "part flood", "empty updates", "hello flood"):
+            attack = self.launch_attack(flood, "eve")
+            swarm.wait_until(lambda a=attack: len(a.record["counts"]) > 0, f"the {flood}", 400)
+            swarm.record_window(flood, self.scale.flood_updates)
+            self.finish_attack(attack)
+        attack = self.launch_attack("tokens beyond the ticket", "eve")
+        swarm.wait_until(lambda: len(attack.record["counts"]) > 1, "tokens beyond the ticket", 400)
+        swarm.wait_until(lambda: swarm.honest_tokens() >= self.scale.tokens, "the whole training")
+        self.finish_attack(attack)
+        self._compare_losses()
+        self._compare_delays()
+
+    def launch_attack(self, attack: str, volunteer: str, *extra: str) -> AttackProcess:
+        """Start an attack on the honest machines."""
+        process = self.attacked.start_attack(attack, volunteer, self.rate, *extra)
+        self.strangers.append(process)
+        self.names.append(attack)
+        return process
+
+    def finish_attack(self, attack: AttackProcess) -> None:
+        """End an attack, and print what it did and how it was answered."""
+        self.attacked.end_attack(attack)
+        record = attack.record
+        print(f"    {attack.setup.attack}: {record['counts']}", flush=True)
+        for reason, count in sorted(record["refusals"].items(), key=lambda item: -item[1])[:4]:
+            print(f"      refused {count} times: {reason}", flush=True)
+
+    def _compare_losses(self) -> None:
+        reference, attacked = (
+            [read_curve(m.state_dir.path / "evaluations", swarm.keys) for m in swarm.machines]
+            for swarm in (self.reference, self.attacked)
+        )
+        gap = relative_gap(reference, attacked)
+        self.results |= {
+            "learning_loss_gap": round(gap, 4),
+            "reference_loss": round(median(curve[-1][1] for curve in reference), 4),
+            "loss_among_strangers": round(median(curve[-1][1] for curve in attacked), 4),
+        }
+        self.require(gap <= MAX_LOSS_GAP, f"learning_loss_gap ≤ {MAX_LOSS_GAP}")
+
+    def _compare_delays(self) -> None:
+        swarm = self.attacked
+        quiet = median(self.quiet_delays)
+        self.results |= {
+            "quiet_delay_ms": round(1000 * quiet, 1),
+            "quiet_delay_p95_ms": round(1000 * quantiles(self.quiet_delays, n=20)[-1], 1),
+        }
+        ratios, growths, floods = {}, {}, {}
+        for window in swarm.windows:
+            delays = swarm.delays(window)
+            ratios[window.name] = median(delays) / quiet
+            growths[window.name] = swarm.samples.growth_mb(window.since, window.until)
+            floods[window.name] = {
+                "delay_ms": round(1000 * median(delays), 1),
+                "delay_p95_ms": round(1000 * quantiles(delays, n=20)[-1], 1),
+                "delay_ratio": round(ratios[window.name], 2),
+                "missing": swarm.missing(window),
+                "rss_growth_mb": round(growths[window.name], 1),
+                "seconds": round(window.until - window.since, 1),
+            }
+            print(f"    {window.name}: {floods[window.name]}", flush=True)
+        self.results |= {
+            "honest_update_delay_ratio": round(max(ratios.values()), 2),
+            "rss_growth_mb": round(max(growths.values()), 1),
+            "windows": floods,
+        }
+        for name in ratios:
+            self.require(
+                ratios[name] <= MAX_DELAY_RATIO, f"delay under {name} ≤ {MAX_DELAY_RATIO} × quiet"
+            )
+            self.require(growths[name] < MAX_GROWTH_MB, f"growth under {name} < {MAX_GROWTH_MB} MB")
+
+    def join_under_flood(self) -> None:
+        """Let a machine without weights join while phantoms offer theirs and hellos flood."""
+        swarm = self.attacked
+        flood = self.launch_attack("hello flood", "eve")
+        self.names.pop()  # the same attack again
+        joiner = DrillMachine(swarm.world, "late")
+        swarm.machines.append(joiner)
+        joiner.start()
+        swarm.wait_until(lambda: joiner.updates_sent > 0, "the late machine's first update", 5_000)
+        self.finish_attack(flood)
+
+    def present_tickets(self) -> None:
+        """Try tickets of others, expired ones and those of an expelled mirror; replay an update."""
+        swarm = self.attacked
+        with swarm.machines[0].open_ledger() as ledger:
+            header, update = next(
+                pair for pair in ledger.updates_since({}) if pair[1].peer in swarm.keys
+            )
+            ticket = ledger.peer_store.ticket(update.ticket)
+        assert ticket is not None
+        sample = messages.UpdatePush(header=header, ticket=ticket)
+        attack = self.launch_attack("replayed and foreign tickets", "eve", sample.model_dump_json())
+        swarm.wait_until(lambda: attack.record["counts"].get("done"), "all tickets tried", 5_000)
+        self.finish_attack(attack)
+        counts, refusals = attack.record["counts"], attack.record["refusals"]
+        refused = sum(n for name, n in refusals.items() if name != "replay")
+        self.results |= {"tickets_tried": counts["tickets tried"], "tickets_refused": refused}
+        self.require(refused == counts["tickets tried"], "every false ticket is refused")
+
+    def rule_falsely(self) -> None:
+        """Let one mirror, and one with an expelled one, erase all that the honest have trained."""
+        swarm = self.attacked
+        with swarm.machines[0].open_ledger() as ledger:
+            authors = [u.author for u in ledger.last_updates().values() if u.peer in swarm.keys]
+        rulings = [
+            sign_verdict(erase_all(authors, version), *signers).model_dump_json()
+            for version in (0, 1, 2)
+            for signers in ((ROGUE_MIRROR,), (EXPELLED_MIRROR,), (ROGUE_MIRROR, EXPELLED_MIRROR))
+        ]
+        before = swarm.honest_tokens()
+        attack = self.launch_attack("rogue and expelled mirror", "eve", *rulings)
+        swarm.wait_until(
+            lambda: attack.record["counts"].get("rulings", 0) >= len(rulings), "rulings sent", 5_000
+        )
+        first = swarm.count_updates()
+        swarm.wait_until(lambda: swarm.count_updates() >= first + 20, "training after the rulings")
+        self.finish_attack(attack)
+        ruled = []
+        for machine in swarm.machines:
+            with machine.open_ledger() as ledger:
+                if ledger.verdicts.rulings:
+                    ruled.append(machine.name)
+        self.results["false_rulings_applied"] = len(ruled)
+        self.require(
+            not ruled and swarm.honest_tokens() >= before, "no ruling of too few mirrors counts"
+        )
+
+    def undo_strangers(self) -> None:
+        """Let a stranger poison the weights; then the owner excludes all strangers."""
+        swarm = self.attacked
+        attack = self.launch_attack("poison", "eve")
+        swarm.wait_until(
+            lambda: attack.record["counts"].get("published", 0) >= 3,
+            "three poisoned updates",
+            5_000,
+        )
+        self.finish_attack(attack)
+        self._measure_stolen_tokens()
+        for stranger in list(swarm.attacks):
+            self.finish_attack(stranger)
+        self._exclude_strangers()
+        first = swarm.count_updates()
+        swarm.wait_until(lambda: swarm.count_updates() >= first + 20, "training after the verdict")
+
+    def stranger_authors(self, machine: DrillMachine) -> list[str]:
+        """Return the authors in a machine's ledger that are not honest machines."""
+        with machine.open_ledger() as ledger:
+            return [a for a, u in ledger.last_updates().items() if u.peer not in self.attacked.keys]
+
+    def _measure_stolen_tokens(self) -> None:
+        """Measure what strangers' tokens exceed in any ledger: rate × time and one step."""
+        stolen, claimed = 0, 0
+        started = {key: s.started_at for s in reversed(self.strangers) for key in s.keys}
+        for machine in self.attacked.machines:
+            with machine.open_ledger() as ledger:
+                heads = ledger.last_updates().items()
+            for key, since in started.items():
+                claims = {
+                    author: TokenClaim(head.started_ms, head.time_ms, head.total)
+                    for author, head in heads
+                    if head.peer == key
+                }
+                tokens = count_tokens(claims)
+                allowed = self.rate * (time.time() - since) + STEP_TOKENS
+                stolen += max(0, math.ceil(tokens - allowed))
+                claimed = max(claimed, tokens)
+        self.results |= {"budget_stolen_tokens": stolen, "tokens_a_stranger_stated": claimed}
+        self.require(stolen == 0, "budget_stolen_tokens is 0")
+
+    def _exclude_strangers(self) -> None:
+        """Sign the owner's verdicts on all strangers, and wait until every machine obeys."""
+        swarm = self.attacked
+        machine = swarm.machines[0]
+        with machine.open_ledger() as ledger:
+            strange = {
+                volunteer: author
+                for author, volunteer in ledger.volunteers.items()
+                if author.partition(".")[0] not in swarm.keys
+            }
+            verdicts = [
+                build_exclusion(
+                    ledger,
+                    RUN,
+                    find_excluded(ledger, ExcludedParty.VOLUNTEER, author),
+                    self.spec.verdict_horizon,
+                    "a stranger",
+                )
+                for author in strange.values()
+            ]
+        for number, verdict in enumerate(verdicts):
+            path = machine.folder / VERDICT_FOLDER / f"ruling-{number}.json"
+            write_atomically(path, sign_verdict(verdict, OWNER).model_dump_json().encode())
+        print(f"    the owner excludes {len(verdicts)} volunteers", flush=True)
+        swarm.wait_until(
+            lambda: not any(self.stranger_authors(m) for m in swarm.machines),
+            "the verdicts with everybody",
+            5_000,
+        )
+
+    def finish(self) -> None:
+        """Let all leave and return to a finished run; recompute every anchor from files."""
+        swarm = self.attacked
+        swarm.samples.stop()
+        for machine in swarm.machines:
+            machine.send_signal(signal.SIGINT)
+        for machine in swarm.machines:
+            assert machine.wait_for_exit(EXIT_SECONDS) == 0, machine.log_text()[-2000:]
+        for machine in swarm.machines:
+            machine.start(finished=True)
+        for machine in swarm.machines:
+            assert machine.wait_for_exit(EXIT_SECONDS) == 0, machine.log_text()[-2000:]
+        # The first machine has all updates from the run's start; the late one begins at a snapshot.
+        expected = recompute_anchor_digest(swarm.machines[0])
+        honest = recompute_anchor_digest(swarm.machines[0], swarm.keys)
+        anchors = {machine.name: machine.status["anchor"] for machine in swarm.machines}
+        poisoned = {name for name, anchor in anchors.items() if anchor != expected}
+        poisoned |= swarm.samples.divergent
+        undone = all(anchor == honest for anchor in anchors.values())
+        self.results |= {
+            "weights_poisoned": len(poisoned),
+            "isolated": len(swarm.samples.isolated),
+            "undone": undone,
+        }
+        self.require(not poisoned, f"no weights are poisoned ({', '.join(sorted(poisoned))})")
+        self.require(not swarm.samples.isolated, "no honest machine is isolated")
+        self.require(undone, "every anchor is the initial weights and the honest updates")
+
+    # ---- results ------------------------------------------------------------------------------
+
+    def require(self, reached: bool, value: str) -> None:
+        """Record and print a shortfall unless a required value is reached."""
+        if not reached:
+            self.shortfalls.append(value)
+            print(f"    NOT REACHED: {value}", flush=True)
+
+    def trials(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return all trials in order, with their names."""
+        return [
+            ("liars at a site", self.lie_to_site),
+            ("three volunteers alone", self.train_alone),
+            ("the same among strangers", self.train_among_strangers),
+            ("a machine joins under a flood", self.join_under_flood),
+            ("false tickets", self.present_tickets),
+            ("false rulings", self.rule_falsely),
+            ("poison, and the owner's verdict", self.undo_strangers),
+            ("the end", self.finish),
+        ]
+
+    def last_line(self) -> str:
+        """Return the results as JSON, the required ones first."""
+        keys = (
+            "weights_poisoned",
+            "learning_loss_gap",
+            "budget_stolen_tokens",
+            "isolated",
+            "honest_update_delay_ratio",
+            "rss_growth_mb",
+            "undone",
+        )
+        required = {"attacks": len(self.names)} | {key: self.results.get(key) for key in keys}
+        return json.dumps(required | self.results | {"not_reached": self.shortfalls})
+
+    def close(self) -> None:
+        """End everything that still runs."""
+        self.reference.kill()
+        self.attacked.kill()
+
+
+def build_mirror_list(version: int) -> mirror_list.SignedMirrorList:
+    """Return a mirror list: all three mirrors, from version 2 on without the expelled one."""
+    now = time.time()
+    expulsion = mirror_list.Expulsion(at=now, reason="it lied")
+    entries = [
+        mirror_list.MirrorEntry(
+            key=identity.key,
+            url=f"http://mirror{number}.example.org",
+            name=f"Mirror {number}",
+            admitted=now - 86400,
+            expelled=expulsion if identity is EXPELLED_MIRROR and version > 1 else None,
+        )
+        for number, identity in enumerate((MIRROR, ROGUE_MIRROR, EXPELLED_MIRROR))
+    ]
+    mirrors = mirror_list.MirrorList(
+        version=version, expires=now + 30 * 86400, threshold=1, roots=[OWNER.key], mirrors=entries
+    )
+    return mirror_list.add_signature(OWNER, mirror_list.unsigned_list(mirrors))
+
+
+def erase_all(authors: list[str], version: int) -> Verdict:
+    """Return a verdict, of a mirror list's version, that retracts everything of some authors."""
+    fields = {
+        "run": RUN,
+        "after": dict.fromkeys(authors, 0),
+        "mirror_list_version": version,
+        "reason": "a mirror says so",
+        "issued": time.time(),
+    }
+    return Verdict.model_validate(fields)
+
+
+def sign_verdict(verdict: Verdict, *signers: Identity) -> SignedVerdict:
+    """Return a verdict with signatures."""
+    signed = [identity.sign("verdict", verdict) for identity in signers]
+    return SignedVerdict(body=signed[0].body, signatures={s.key: s.signature for s in signed})
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Test what strangers can do to a run.")
+    parser.add_argument("--quick", action="store_true", help="shorter training, shorter floods")
+    parser.add_argument("--without-site", action="store_true", help="only the exchange's trials")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run all trials."""
+    arguments = parse_arguments()
+    FORK.set_forkserver_preload(["drill_worker", "stranger_attacks"])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything below is ended
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="barnraise-strangers-") as folder:
+        drill = StrangersDrill(Path(folder), QUICK if arguments.quick else FULL)
+        try:
+            for name, trial in drill.trials():
+                if arguments.without_site and name == "liars at a site":
+                    continue
+                trial_started = time.monotonic()
+                print(f"  {name} …", flush=True)
+                trial()
+                seconds = time.monotonic() - trial_started
+                print(f"  {name}: {seconds:.0f} s", flush=True)
+        finally:
+            drill.close()
+    drill.results["seconds"] = round(time.monotonic() - started)
+    print(drill.last_line())
+    if drill.shortfalls:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

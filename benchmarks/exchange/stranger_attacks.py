@@ -1,0 +1,462 @@
+"""The attacks of strangers on a run: what each does over links that its tickets open.
+
+Every attack runs in a process of its own until it is ended (`run_attack`).
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from drill_worker import MIRROR, issue_ticket
+from hostile_peer import INCARNATION, OTHER_RUN, build_hello, build_update
+from stranger import (
+    EXPELLED_MIRROR,
+    AttackRecord,
+    AttackSetup,
+    StrangeAuthor,
+    Stranger,
+    stranger_identity,
+)
+
+from barnraise.exchange.compression.codec import encode, payload_size
+from barnraise.exchange.ledger.anchor import compute_sketch
+from barnraise.exchange.ledger.validation import EMPTY_PART
+from barnraise.exchange.network.framing import pack, unpack
+from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.protocol import messages
+from barnraise.protocol.mirror_list import MirrorLists
+from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.types import Message
+from barnraise.protocol.verdicts import SignedVerdict
+
+POISON_UNITS = 5 << 26  # every poisoned weight is 5.0
+PHANTOM_SEQ = 1 << 40
+HUGE_RATE = 9e14
+CLAIM_SECONDS = 0.5  # between two updates of the liar about tokens
+ECLIPSE_KEYS = 12
+FLOODED_STATES = 25
+AUTHORS_PER_STATE = 2_000
+HELLO_ENDPOINTS = 24
+HELLOS_PER_ENDPOINT = 8  # open at a time
+NICENESS = 5  # strangers have computers of their own; here they share the honest machines' cores
+REPLAYS = 200
+REPLY_SECONDS = 10.0
+
+
+class PhantomAuthor(Stranger):
+    """Name authors who never published, and serve poisoned weights to everybody who asks.
+
+    One phantom exists by name only. Of another, which is the stranger itself, there is a valid
+    header, whose payload nobody has.
+    """
+
+    def __init__(self, setup: AttackSetup, record: AttackRecord, number: int = 0) -> None:
+        """Prepare the poisoned weights and the phantoms' headers."""
+        super().__init__(setup, record, number)
+        sizes = [fragment.size for fragment in self.spec.model.fragments()]
+        weights = [b"\x00\x00\x00\x14" * size for size in sizes]
+        assert int.from_bytes(weights[0][:4], "little") == POISON_UNITS
+        self._fragments = [self._store(weight) for weight in weights]
+        now = int(1000 * time.time())
+        own = build_update(
+            self.spec,
+            self.identity.key,
+            self.ticket,
+            seq=5000,
+            previous="1" * 64,
+            tokens=10,
+            total=50_000,
+            started_ms=now - 1000,
+            time_ms=now + 1000,
+        )
+        header = self.identity.sign("update", own)
+        self._own = messages.UpdatePush(header=header, ticket=self.ticket)
+        nobody = stranger_identity(setup.volunteer, "nobody", number)
+        self._phantoms = {f"{nobody.key}.{INCARNATION}": PHANTOM_SEQ, own.author: own.seq}
+
+    def _store(self, blob: bytes) -> str:
+        name = digest(blob)
+        self.blobs[name] = blob
+        return name
+
+    def _known_vector(self) -> dict[str, int]:
+        """Return what the victims have altogether."""
+        vector: dict[str, int] = {}
+        for known in self.vectors.values():
+            vector |= {a: max(n, vector.get(a, 0)) for a, n in known.items()}
+        return vector
+
+    def build_state(self, victim: str) -> messages.PeerState | None:
+        """Claim everything that the victims have, and the phantoms; nothing is there to be sent."""
+        vector = self._known_vector() | self._phantoms
+        return messages.PeerState(vector=vector, pruned=self._known_vector(), rate=100.0)
+
+    async def on_message(self, channel: Channel, message: Message) -> None:
+        """Answer requests for snapshots with poison, and for headers with those that exist."""
+        await super().on_message(channel, message)
+        match message:
+            case messages.PeerState():
+                await self._collect_headers(channel, message)
+            case messages.SnapshotRequest():
+                vector = message.vector or self._known_vector() | self._phantoms
+                await channel.send(pack(self._manifest(vector)))
+                self.record.counts["poisoned snapshots offered"] += 1
+            case messages.UpdateRequest() if message.author == self._author:
+                await channel.send(pack(self._own))
+                self.record.counts["headers of phantoms"] += 1
+            case _:
+                return
+
+    @property
+    def _author(self) -> str:
+        return f"{self.identity.key}.{INCARNATION}"
+
+    async def _collect_headers(self, channel: Channel, state: messages.PeerState) -> None:
+        """Request the headers of what a victim has, which the heads of a snapshot must be."""
+        for author, seq in list(state.vector.items())[:20]:
+            if (author, seq) not in self.headers and seq < PHANTOM_SEQ:
+                request = messages.UpdateRequest(author=author, first=seq, last=seq, headers=True)
+                await channel.send(pack(request))
+
+    def _manifest(self, vector: dict[str, int]) -> messages.SnapshotManifest:
+        """Return a snapshot of poisoned weights at a version vector."""
+        own = {(self._author, self._phantoms[self._author]): self._own}
+        pushes = [
+            push for at in vector.items() if (push := (self.headers | own).get(at)) is not None
+        ]
+        heads = self._store(_to_json_list(push.header for push in pushes))
+        tickets = self._store(_to_json_list(push.ticket for push in pushes))
+        fields = {
+            "vector": vector,
+            "fragments": self._fragments,
+            "heads": heads,
+            "tickets": tickets,
+        }
+        return messages.SnapshotManifest.model_validate(fields)
+
+
+class Liar(Stranger):
+    """Announce an enormous speed, publish nothing."""
+
+    def build_state(self, victim: str) -> messages.PeerState | None:
+        """Claim to have what the victim has, and a rate that takes everybody's weight."""
+        return messages.PeerState(vector=self.vectors.get(victim, {}), rate=HUGE_RATE)
+
+
+class TokenLiar(Stranger):
+    """Publish updates that change nothing and state the most tokens that the ticket allows."""
+
+    def __init__(self, setup: AttackSetup, record: AttackRecord, number: int = 0) -> None:
+        """Begin a chain of updates."""
+        super().__init__(setup, record, number)
+        self.author = StrangeAuthor(self.spec, self.identity, self.ticket)
+        self.parts, self.payloads = self.make_payload(0)
+
+    def make_payload(self, units: int) -> tuple[list[messages.FragmentUpdate], dict[str, bytes]]:
+        """Return the parts of an update that adds `units` to the first fragment's weights."""
+        fragments = self.spec.model.fragments()
+        values = torch.full((fragments[0].size,), units, dtype=torch.int32)
+        payload, sent = encode(values, "top64x2" if units == 0 else "dense8")
+        part = messages.FragmentUpdate(
+            digest=digest(payload), size=len(payload), sketch=compute_sketch(sent)
+        )
+        parts = [part, *[EMPTY_PART] * (len(fragments) - 1)]
+        return parts, {part.digest: payload}
+
+    def build_state(self, victim: str) -> messages.PeerState | None:
+        """Announce the updates, and the rate that they state."""
+        vector = self.vectors.get(victim, {}) | {self.author.name: self.author.seq}
+        vector = {author: seq for author, seq in vector.items() if seq}
+        rate = float(self.setup.max_tokens_per_second)
+        return messages.PeerState(vector=vector, rate=rate)
+
+    async def on_message(self, channel: Channel, message: Message) -> None:
+        """Send the updates that a victim requests."""
+        await super().on_message(channel, message)
+        if isinstance(message, messages.UpdateRequest) and message.author == self.author.name:
+            for frames in self.author.updates[message.first - 1 : message.last]:
+                for frame in frames[:1] if message.headers else frames:
+                    await channel.send(frame)
+
+    async def attack(self) -> None:
+        """State the tokens of all the time that has passed, again and again."""
+        while True:
+            await asyncio.sleep(CLAIM_SECONDS)
+            elapsed_ms = int(1000 * time.time()) - self.author.last_ms
+            tokens = self.setup.max_tokens_per_second * max(0, elapsed_ms - 1) // 1000
+            await self.publish(tokens)
+
+    async def publish(self, tokens: int) -> None:
+        """Publish one update."""
+        frames = self.author.append(tokens, self.parts, self.payloads)
+        await self.send_to_all(frames, "updates")
+        self.record.counts["published"] = self.author.seq
+
+
+class GreedyLiar(TokenLiar):
+    """State a thousand times the tokens that the ticket allows."""
+
+    async def attack(self) -> None:
+        """Publish one such update a second; each begins another chain, as it is never valid."""
+        while True:
+            await asyncio.sleep(1.0)
+            self.author = StrangeAuthor(self.spec, self.identity, self.ticket)
+            await self.publish(
+                min(1000 * self.setup.max_tokens_per_second, self.spec.max_tokens_per_update)
+            )
+
+
+class EmptyUpdates(TokenLiar):
+    """Publish updates that change nothing and state nothing, as many as it can."""
+
+    async def attack(self) -> None:
+        """Publish without a pause."""
+        while True:
+            if not self.channels:
+                await asyncio.sleep(0.1)
+                continue
+            await self.publish(0)
+            await asyncio.sleep(0)
+
+
+class Poisoner(TokenLiar):
+    """Publish loud noise in valid updates, which only a verdict can undo."""
+
+    def __init__(self, setup: AttackSetup, record: AttackRecord, number: int = 0) -> None:
+        """Prepare the noise."""
+        super().__init__(setup, record, number)
+        self.parts, self.payloads = self.make_payload(1 << 22)
+
+
+class StateFlood(Stranger):
+    """Name 50,000 authors who do not exist, again and again, others each time."""
+
+    def build_state(self, victim: str) -> messages.PeerState | None:
+        """Send no other state."""
+        return None
+
+    async def attack(self) -> None:
+        """Flood."""
+        while True:
+            await asyncio.sleep(0.1)
+            for _ in range(FLOODED_STATES):
+                vector = {
+                    f"{secrets.token_hex(32)}.{INCARNATION}": 64 for _ in range(AUTHORS_PER_STATE)
+                }
+                state = pack(messages.PeerState(vector=vector, full=False, rate=1.0))
+                await self.send_to_all([state], "states of phantoms")
+
+
+class PartFlood(Stranger):
+    """Send headers of large updates, and the first half of each payload."""
+
+    async def attack(self) -> None:
+        """Flood. The headers are valid, so that the parts are expected."""
+        author = StrangeAuthor(self.spec, self.identity, self.ticket)
+        sizes = [payload_size(fragment.size) for fragment in self.spec.model.fragments()]
+        while True:
+            if not self.channels:
+                await asyncio.sleep(0.1)
+                continue
+            parts = [
+                messages.FragmentUpdate(digest=secrets.token_hex(32), size=size, sketch="0" * 16)
+                for size in sizes
+            ]
+            halves = {part.digest: secrets.token_bytes(part.size // 2) for part in parts}
+            frames = author.append(0, parts, halves)
+            author.updates.clear()
+            await self.send_to_all(frames, "half-sent updates")
+            self.record.counts["half-sent bytes"] += sum(map(len, halves.values()))
+
+
+class HelloFlood:
+    """Open connections that send two bytes of a hello, from many keys and addresses."""
+
+    def __init__(self, setup: AttackSetup, record: AttackRecord) -> None:
+        """Prepare the endpoints."""
+        self._endpoints = [Stranger(setup, record, number) for number in range(HELLO_ENDPOINTS)]
+        self._record = record
+
+    async def run(self) -> None:
+        """Flood until cancelled."""
+        for endpoint in self._endpoints:
+            await endpoint.transport.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number, endpoint in enumerate(self._endpoints):
+                    for _ in range(HELLOS_PER_ENDPOINT):
+                        tasks.create_task(self._open_connections(endpoint, number))
+        finally:
+            for endpoint in self._endpoints:
+                await endpoint.transport.close()
+
+    async def _open_connections(self, endpoint: Stranger, number: int) -> None:
+        while True:
+            victim = endpoint.victims[number % len(endpoint.victims)]
+            number += 1
+            try:
+                channel = await endpoint.transport.connect(victim)
+                await channel.send(b"\x00\x00")
+                self._record.counts["connections"] += 1
+                await channel.receive()
+            except ChannelClosedError as error:
+                self._record.refusals[str(error)[:60].rstrip("0123456789abcdef")] += 1
+                await asyncio.sleep(0.05)
+
+
+class Replays:
+    """Connect with tickets that are another key's, of another run or expired; replay updates."""
+
+    def __init__(self, setup: AttackSetup, record: AttackRecord) -> None:
+        """Prepare the tickets. `setup.extra` has an honest update to replay."""
+        self._setup = setup
+        self._record = record
+        self._peer = Stranger(setup, record)
+        self._sample = messages.UpdatePush.model_validate_json(setup.extra[0])
+
+    async def run(self) -> None:
+        """Try everything once at every victim; then wait to be ended."""
+        key = self._peer.identity.key
+        old = json.loads(issue_ticket(key, self._setup.volunteer).body)
+        expired = messages.Ticket.model_validate(
+            old | {"issued": time.time() - 9 * 86400, "expires": time.time() - 8 * 86400}
+        )
+        forger = stranger_identity(self._setup.volunteer, "forger")
+        tickets = {
+            "another key's": self._sample.ticket,
+            "another run's": issue_ticket(key, self._setup.volunteer, OTHER_RUN),
+            "expired": MIRROR.sign("ticket", expired),
+            "forged": _sign_fresh(forger, expired),
+            "an expelled mirror's": _sign_fresh(EXPELLED_MIRROR, expired),
+        }
+        await self._peer.transport.start()
+        try:
+            for victim in self._peer.victims:
+                for name, ticket in tickets.items():
+                    if not await self._is_admitted(victim, ticket):
+                        self._record.refusals[name] += 1
+                    self._record.counts["tickets tried"] += 1
+                await self._replay(victim)
+            self._record.counts["done"] = 1
+            await asyncio.Event().wait()
+        finally:
+            await self._peer.transport.close()
+
+    async def _is_admitted(self, victim: messages.Peer, ticket: messages.Signed) -> bool:
+        """Return whether a victim greets the bearer of a ticket and goes on talking."""
+        try:
+            async with asyncio.timeout(REPLY_SECONDS):
+                channel = await self._peer.transport.connect(victim)
+                await channel.send(pack(build_hello(self._peer.spec, ticket)))
+                while True:
+                    message, _ = unpack(await channel.receive())
+                    if isinstance(message, messages.PeerState):
+                        return True
+        except ChannelClosedError:
+            return False
+        except TimeoutError:
+            return True
+
+    async def _replay(self, victim: messages.Peer) -> None:
+        """Send an honest update many times over a proper link."""
+        try:
+            channel = await self._peer.connect(victim)
+            async with asyncio.timeout(REPLY_SECONDS):
+                for _ in range(REPLAYS):
+                    await channel.send(pack(self._sample))
+                    self._record.counts["replayed updates"] += 1
+            channel.close("done")
+        except (ChannelClosedError, TimeoutError):
+            self._record.refusals["replay"] += 1
+
+
+def _sign_fresh(mirror: Identity, ticket: messages.Ticket) -> messages.Signed:
+    """Return a ticket that is valid from now on, signed by a mirror of the bearer's choice."""
+    fields = {"issued": time.time(), "expires": time.time() + 86400, "mirror": mirror.key}
+    return mirror.sign("ticket", ticket.model_copy(update=fields))
+
+
+class RogueMirror(Stranger):
+    """Send verdicts of mirrors that may not decide, and the mirror lists, to all victims.
+
+    `setup.extra` has the messages.
+    """
+
+    async def attack(self) -> None:
+        """Send everything every two seconds."""
+        frames = []
+        for text in self.setup.extra:
+            kind = MirrorLists if '"mirror_lists"' in text[:40] else SignedVerdict
+            frames.append(pack(kind.model_validate_json(text)))
+        while True:
+            await asyncio.sleep(2.0)
+            for frame in frames:
+                await self.send_to_all([frame], "rulings")
+
+
+Runnable = Stranger | HelloFlood | Replays
+ATTACKS: dict[str, Callable[[AttackSetup, AttackRecord], list[Runnable]]] = {
+    "phantom author": lambda s, r: [PhantomAuthor(s, r, number) for number in range(2)],
+    "inflated rate and tokens": lambda s, r: [
+        Liar(replace(s, attack="inflated rate"), r),
+        TokenLiar(s, r),
+    ],
+    "tokens beyond the ticket": lambda s, r: [GreedyLiar(s, r)],
+    "eclipse": lambda s, r: [Liar(s, r, number) for number in range(ECLIPSE_KEYS)],
+    "state flood": lambda s, r: [StateFlood(s, r)],
+    "part flood": lambda s, r: [PartFlood(s, r)],
+    "empty updates": lambda s, r: [EmptyUpdates(s, r)],
+    "hello flood": lambda s, r: [HelloFlood(s, r)],
+    "replayed and foreign tickets": lambda s, r: [Replays(s, r)],
+    "rogue and expelled mirror": lambda s, r: [RogueMirror(s, r)],
+    "poison": lambda s, r: [Poisoner(s, r)],
+}
+
+
+def attack_keys(volunteer: str, attack: str) -> list[str]:
+    """Return the keys with which an attack may publish updates."""
+    names = [attack, "inflated rate"]
+    return [
+        stranger_identity(volunteer, name, number).key
+        for name in names
+        for number in range(ECLIPSE_KEYS)
+    ]
+
+
+def run_attack(setup: AttackSetup) -> None:
+    """Run an attack in this process until SIGTERM."""
+    os.nice(NICENESS)
+    torch.set_num_threads(1)
+    logging.basicConfig(
+        filename=setup.record.with_suffix(".log"), level=logging.WARNING, force=True
+    )
+    record = AttackRecord(setup.record)
+    try:
+        asyncio.run(_run_attack(setup, record))
+    except asyncio.CancelledError:
+        return
+    except Exception:
+        logging.exception("the attack %s failed", setup.attack)
+        raise
+    finally:
+        record.write()
+
+
+async def _run_attack(setup: AttackSetup, record: AttackRecord) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    strangers = ATTACKS[setup.attack](setup, record)
+    await asyncio.gather(record.write_often(), *(stranger.run() for stranger in strangers))
+
+
+def _to_json_list(documents: Iterable[messages.Signed]) -> bytes:
+    texts = dict.fromkeys(document.model_dump_json() for document in documents)
+    return f"[{','.join(texts)}]".encode()
