@@ -138,13 +138,13 @@ def fork_of_one_update(sent):
     return Fork(one=sent.header, other=sent.header, ticket=sent.ticket)
 
 
-def push(world, identity, sign_as="update", **changed):
-    """Return a push of an identity's first update, of noise, with its ticket."""
+def push(world, identity, under=None, sign_as="update", **changed):
+    """Return a push of an identity's first update, of noise, under a ticket."""
     parts = [
         FragmentUpdate(digest=blake3(payload).hexdigest(), size=len(payload), sketch=sketch)
         for payload, sketch in noise_payloads(world)
     ]
-    ticket = world.ticket(identity.key, volunteer=9)
+    ticket = under or world.ticket(identity.key, volunteer=9)
     now_ms = int(1000 * time.time())
     fields = {
         "run": RUN,
@@ -222,8 +222,49 @@ def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
                 data,
             )
         wait_until(lambda: a.ledger.vector() == {f"{STRANGER.key}.{'9' * 16}": 1})
+    wait_until(lambda: len(a.exchange.server.queue) == 1)
     (arrival,) = a.exchange.poll_updates()
     assert arrival.decode(0)[:3].tolist() == [-50, -49, -48]
+
+
+def test_header_from_the_future_waits_and_is_not_refused(world, monkeypatch, caplog):
+    monkeypatch.setattr(update_receiver, "CLOCK_TOLERANCE", 0.0)
+    a = world.machine(1).start()
+    author = f"{STRANGER.key}.{'9' * 16}"
+    with connect_raw_peer(world, a) as send:
+        send(push(world, STRANGER, time_ms=int(1000 * time.time()) + 2000))
+        send_payloads(world, send)
+        wait_until(lambda: "states a time that is" in caplog.text)
+        assert not a.ledger.vector() and a.exchange.server.updates.incomplete == [(author, 1)]
+        wait_until(lambda: a.ledger.vector() == {author: 1})
+    assert a.ledger.head(author).time_ms <= 1000 * time.time()
+
+
+def test_many_incarnations_of_a_key_state_the_time_of_one(world):
+    a = world.machine(1).start()
+    ticket = world.ticket(STRANGER.key, rate=1000)
+    now_ms = int(1000 * time.time())
+    with connect_raw_peer(world, a) as send:
+        for life in range(12):
+            fields = {"incarnation": f"{life:016x}", "started_ms": now_ms - 10_000}
+            send(push(world, STRANGER, ticket, tokens=10_000, time_ms=now_ms, **fields))
+        send_payloads(world, send)
+        wait_until(lambda: len(a.exchange.server.queue) == 12)
+    a.step()
+    assert a.ledger.tokens == a.anchor.tokens == 10_000, "ten seconds of one machine"
+
+
+def test_more_tokens_than_ticket_and_time_allow_end_the_connection(world, caplog):
+    a = world.machine(1).start()
+    ticket = world.ticket(STRANGER.key, rate=1000)
+    message = push(world, STRANGER, ticket, tokens=5_000_000 // 123)
+    assert_refused(a, caplog, [message], "its ticket and its time allow 1,000")
+
+
+def send_payloads(world, send):
+    """Send the payloads of the updates that `push` builds."""
+    for data, _ in noise_payloads(world):
+        send(BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)), data)
 
 
 @pytest.mark.parametrize("max_bytes", [update_receiver.MAX_DECODED_BYTES, 0])

@@ -128,7 +128,7 @@ def build_verdict(
         run: the run's id.
         cuts: author → the last update that stays.
         singles: author → numbers of single updates to remove.
-        horizon: the age that an update may have, in rounds of all machines.
+        horizon: the age that an update may have, in rounds of all other machines.
         reason: for people to read.
 
     Raises:
@@ -145,18 +145,16 @@ def build_verdict(
         raise StateError(
             "there is no such update in this machine's ledger: nothing would be removed"
         )
-    max_age = horizon * sum(update.tokens for update in ledger.last_updates().values())
     tokens: dict[tuple[str, int], int] = {}
     for author, number in removed:
         label = f"update {number} of {author[:8]}"
         update = ledger.update(author, number)
         if update is None or number > ledger.head(author).seq:
             raise StateError(f"{label} is not in this machine's ledger")
-        age = ledger.tokens_since(author, number)
-        if age > max_age:
+        if not ledger.is_within_horizon(author, number, horizon):
             raise StateError(
-                f"{label} is {age:,} tokens old, and verdicts reach back {max_age:,} "
-                f"({horizon} rounds): continue from a checkpoint before it, as a new run"
+                f"{label} is too old: verdicts reach back {horizon} rounds of the other machines, "
+                "and an hour at least: continue from a checkpoint before it, as a new run"
             )
         if not all(ledger.blobs.has(part.digest) for part in update.fragments):
             raise StateError(

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.handlers import pruner
 from barnraise.exchange.handlers.snapshot_client import load_base_snapshot
+from barnraise.exchange.ledger import ledger as ledger_module
 from barnraise.exchange.ledger import retention
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
@@ -117,12 +118,13 @@ def test_prune_keeps_pinned_blobs(ledger):
     check_files_match_rows(ledger)
 
 
-def test_prune_archive_keeps_everything_within_the_horizon(ledger):
+def test_prune_archive_keeps_everything_within_the_horizon(ledger, monkeypatch):
     for n in range(20):
         publish(ledger, AUTHORS[n % 2], bytes([n]) * 100, tokens=10)
-    assert ledger.horizon_tokens(4) == 200 - 4 * 20, "a round is one update of each machine"
-    assert sum(ledger.prune(0, ledger.vector(), ledger.horizon_tokens(4)).values()) == 12
-    assert ledger.payload_bytes == 800
+    assert not ledger.prune(0, ledger.vector(), archive_rounds=4), "all is younger than an hour"
+    monkeypatch.setattr(ledger_module, "HORIZON_SECONDS", 0.0)
+    assert sum(ledger.prune(0, ledger.vector(), archive_rounds=4).values()) == 11
+    assert ledger.payload_bytes == 900, "a round of each author is one update of the other"
     check_files_match_rows(ledger)
 
 

@@ -22,6 +22,7 @@ from barnraise.exchange.gossip.verdict_sync import (
     SendProofs,
     VerdictSync,
 )
+from barnraise.exchange.ledger import ledger as ledger_module
 from barnraise.exchange.ledger import verdicts as verdicts_module
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions, updates_between
@@ -637,12 +638,6 @@ def test_verdict_command_names_stored_updates_with_their_tokens(full_ledger):
         ({AUTHORS[0]: 7}, {}, 20, "no such update"),
         ({}, {AUTHORS[0]: [8]}, 20, "update 8 of .* is not in this machine's ledger"),
         ({}, {AUTHORS[1]: [1]}, 20, "is not in this machine's ledger"),
-        (
-            {AUTHORS[0]: 2},
-            {},
-            3,
-            r"update 3 of .* is 40 tokens old, and verdicts reach back 30 \(3 rounds\)",
-        ),
     ],
 )
 def test_verdict_command_refuses_unenforceable_verdict(
@@ -650,6 +645,24 @@ def test_verdict_command_refuses_unenforceable_verdict(
 ):
     with pytest.raises(StateError, match=reason):
         build_verdict(full_ledger, RUN, after, singles, horizon)
+
+
+def test_author_cannot_push_its_updates_past_the_horizon(tmp_path, monkeypatch):
+    """The attack of the review: the liar's own 123 updates made its first ones too old."""
+    monkeypatch.setattr(ledger_module, "HORIZON_SECONDS", 0.0)
+    ledger = Ledger(tmp_path)
+    liars = chain_headers(123, AUTHOR, tokens=40_000)
+    honest = chain_headers(6, STRANGER, tokens=100)
+    for header in [honest[0], *liars, *honest[1:4]]:
+        ledger.append(*header)
+    assert build_verdict(ledger, RUN, {AUTHORS[0]: 0}, {}, horizon=3).after == {AUTHORS[0]: 0}
+    for header in honest[4:]:
+        ledger.append(*header)
+    with pytest.raises(StateError, match="verdicts reach back 3 rounds of the other machines"):
+        build_verdict(ledger, RUN, {AUTHORS[0]: 0}, {}, horizon=3)
+    monkeypatch.setattr(ledger_module, "HORIZON_SECONDS", 3600.0)
+    assert build_verdict(ledger, RUN, {AUTHORS[0]: 0}, {}, horizon=3).after == {AUTHORS[0]: 0}
+    ledger.close()
 
 
 def test_verdict_set_union_of_three_is_order_independent():

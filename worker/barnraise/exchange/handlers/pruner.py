@@ -60,8 +60,6 @@ class Pruner:
             self._gossip.on_pruned(author, seq)
 
     def _prune_ledger(self, prunable: Mapping[str, int]) -> dict[str, int]:
-        horizon = None
-        if self.archive_rounds is not None:
-            horizon = self._ledger.horizon_tokens(self.archive_rounds)
         incomplete = self._ledger.blobs.partial_bytes()
-        return self._ledger.prune(max(0, self._max_bytes - incomplete), prunable, horizon)
+        max_bytes = max(0, self._max_bytes - incomplete)
+        return self._ledger.prune(max_bytes, prunable, self.archive_rounds)

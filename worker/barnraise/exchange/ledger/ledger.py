@@ -14,6 +14,7 @@ One connection and one lock serve all threads.
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -36,6 +37,7 @@ from barnraise.protocol.verdicts import SignedVerdict
 
 FORMAT = 5  # of the database, in its user_version
 GENESIS_DIGEST = digest("")  # the `previous` of an author's first header
+HORIZON_SECONDS = 3600.0  # since its arrival a verdict may retract any update
 _PAGE = 64  # headers read at a time
 _PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {
     "signed_verdict": SignedVerdict,
@@ -47,6 +49,7 @@ CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total
                                     signed TEXT, checksum TEXT,
                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS arrivals (author TEXT, seq INTEGER, tokens INTEGER,
+                                     key_tokens INTEGER, received_at REAL,
                                      PRIMARY KEY (author, seq)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER,
                                  started_ms INTEGER, time_ms INTEGER, signed TEXT, checksum TEXT);
@@ -222,13 +225,15 @@ class Ledger:
             outcome = self.classify(signed, update)
             if outcome is Outcome.ADDED:
                 tokens = self.tokens + update.tokens
+                key_tokens = self._tokens_of_key(update.peer) + update.tokens
                 with transaction(self._db):
                     self._insert_header(signed, update)
                     self._db.execute(
-                        "INSERT INTO arrivals VALUES (?, ?, ?)", (author, update.seq, tokens)
+                        "INSERT INTO arrivals VALUES (?, ?, ?, ?, ?)",
+                        (author, update.seq, tokens, key_tokens, time.time()),
                     )
                     if not is_retracted:
-                        self._retention.add_update(update, tokens)
+                        self._retention.add_update(update)
                 head = LedgerHead.from_update(signed, update)
                 self._last_heads[author] = head
                 self._heads[author] = head
@@ -318,18 +323,46 @@ class Ledger:
             ]
             return max(times, default=0)
 
-    def tokens_since(self, author: str, seq: int) -> int:
-        """Return the training tokens that arrived after an update; 0 if that is unknown."""
+    def _tokens_of_key(self, key: str) -> int:
+        """Return the tokens that count of one key. The caller holds the lock."""
+        claims = self._claims().items()
+        return count_tokens(
+            {author: claim for author, claim in claims if author.partition(".")[0] == key}
+        )
+
+    def is_within_horizon(self, author: str, seq: int, rounds: int) -> bool:
+        """Return whether an update is so recent that a verdict may retract it.
+
+        The age of an update is reckoned in the tokens of other machines, which its author cannot
+        inflate, and an hour is never too old. A round is the last update of each other machine.
+
+        Args:
+            author: The update's author.
+            seq: Its sequence number.
+            rounds: The horizon.
+
+        Returns:
+            True also where it is unknown when the update arrived.
+        """
         with self._lock:
             row = self._db.execute(
-                "SELECT tokens FROM arrivals WHERE author=? AND seq=?", (author, seq)
+                "SELECT tokens, key_tokens, received_at FROM arrivals WHERE author=? AND seq=?",
+                (author, seq),
             ).fetchone()
-            return max(0, self.tokens - row[0]) if row else 0
+            if row is None:
+                return True
+            tokens_then, key_tokens_then, received_at = row
+            if abs(time.time() - received_at) < HORIZON_SECONDS:
+                return True
+            key = author.partition(".")[0]
+            others_then = tokens_then - key_tokens_then
+            others_now = self.tokens - self._tokens_of_key(key)
+            return others_now - others_then <= rounds * self._round_tokens_without(key)
 
-    def horizon_tokens(self, rounds: int) -> int:
-        """Return the ledger's tokens some rounds ago; a round is each machine's last update."""
+    def _round_tokens_without(self, key: str) -> int:
+        """Return the tokens of the last updates of all keys but one."""
         round_tokens = {update.peer: update.tokens for update in self.last_updates().values()}
-        return self.tokens - rounds * sum(round_tokens.values())
+        return sum(tokens for peer, tokens in round_tokens.items() if peer != key)
 
     def last_updates(self) -> dict[str, Update]:
         """Return each author's last update."""
@@ -633,14 +666,14 @@ class Ledger:
     # ---- pruning
 
     def prune(
-        self, max_bytes: int, saved: Mapping[str, int], before: int | None = None
+        self, max_bytes: int, saved: Mapping[str, int], archive_rounds: int | None = None
     ) -> dict[str, int]:
         """Prune the oldest payloads beyond a budget, see `Retention.surplus_rows`.
 
         Args:
             max_bytes: The budget.
             saved: Author → sequence number contained in a saved state.
-            before: Prune only payloads that arrived before the ledger had so many tokens.
+            archive_rounds: Keep all payloads within so many rounds, see `is_within_horizon`.
 
         Returns:
             Author → sequence number up to which payloads are pruned now, for authors for which that
@@ -653,7 +686,13 @@ class Ledger:
                 for author, head in self._last_heads.items()
                 if saved.get(author, 0) <= self.verdicts.last_valid(author, head.seq) < head.seq
             }
-            surplus = self._retention.surplus_rows(max_bytes, {**saved, **cut_off}, before)
+
+            def must_keep(author: str, seq: int) -> bool:
+                return archive_rounds is not None and self.is_within_horizon(
+                    author, seq, archive_rounds
+                )
+
+            surplus = self._retention.surplus_rows(max_bytes, {**saved, **cut_off}, must_keep)
             if not surplus:
                 return {}
             pruned_before = self.pruned()

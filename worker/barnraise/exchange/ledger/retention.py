@@ -11,7 +11,7 @@ archive prunes nothing within the verdict horizon, whatever the size.
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from barnraise.durable_io import transaction
 from barnraise.exchange.ledger.blob_store import BlobStore
@@ -22,7 +22,7 @@ MIN_BUDGET_BYTES = 256 << 20
 MAX_BUDGET_BYTES = 20 << 30
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS payloads (id INTEGER PRIMARY KEY AUTOINCREMENT, author TEXT, seq INTEGER,
-                                     bytes INTEGER, tokens INTEGER);
+                                     bytes INTEGER);
 CREATE UNIQUE INDEX IF NOT EXISTS payloads_of ON payloads (author, seq);
 CREATE TABLE IF NOT EXISTS payload_files (digest TEXT, payload INTEGER,
                                           PRIMARY KEY (digest, payload)) WITHOUT ROWID;
@@ -73,17 +73,12 @@ class Retention:
 
     # ---- within the ledger's transaction
 
-    def add_update(self, update: Update, tokens: int) -> None:
-        """Record an update whose payloads are here. Call it within the ledger's transaction.
-
-        Args:
-            update: The update.
-            tokens: The ledger's tokens, this update included.
-        """
+    def add_update(self, update: Update) -> None:
+        """Record an update whose payloads are here. Call it within the ledger's transaction."""
         size = sum(part.size for part in update.fragments)
-        row = (update.author, update.seq, size, tokens)
+        row = (update.author, update.seq, size)
         payload = self._db.execute(
-            "INSERT INTO payloads (author, seq, bytes, tokens) VALUES (?, ?, ?, ?)", row
+            "INSERT INTO payloads (author, seq, bytes) VALUES (?, ?, ?)", row
         ).lastrowid
         files = {part.digest for part in update.fragments}
         self._db.executemany(
@@ -146,7 +141,10 @@ class Retention:
         return [payload for payload, author, seq in rows if seq <= vector.get(author, 0)]
 
     def surplus_rows(
-        self, max_bytes: int, saved: Mapping[str, int], before: int | None
+        self,
+        max_bytes: int,
+        saved: Mapping[str, int],
+        must_keep: Callable[[str, int], bool],
     ) -> list[int]:
         """Return the oldest payloads beyond a budget, by id.
 
@@ -156,19 +154,20 @@ class Retention:
             max_bytes: The budget.
             saved: Author → sequence number contained in a saved state; a restart needs later
                 payloads.
-            before: Choose only payloads that arrived before the ledger had so many tokens; None for
-                no such limit.
+            must_keep: Whether the payloads of an author's update, by its number, must be kept.
         """
         surplus = self.payload_bytes - max_bytes
         chosen: list[int] = []
         stopped: set[str] = set()  # authors without a further payload to choose
         if surplus <= 0:
             return chosen
-        rows = self._db.execute("SELECT id, author, seq, bytes, tokens FROM payloads ORDER BY id")
-        for payload, author, seq, size, tokens in rows:
-            if surplus <= 0 or (before is not None and tokens > before):
+        rows = self._db.execute(
+            "SELECT id, author, seq, bytes FROM payloads ORDER BY id"
+        ).fetchall()
+        for payload, author, seq, size in rows:
+            if surplus <= 0:
                 break
-            if seq > saved.get(author, 0) or author in stopped:
+            if author in stopped or seq > saved.get(author, 0) or must_keep(author, seq):
                 stopped.add(author)
                 continue
             chosen.append(payload)
