@@ -219,12 +219,11 @@ def build_exclusion(
         ledger: this machine's ledger of the run.
         run: the run's id.
         excluded: whom to exclude.
-        horizon: the age in rounds of all machines up to which updates are removed, as far as their
+        horizon: the age in rounds of other machines up to which updates are removed, as far as their
             payloads are here; None: what was published so far stays.
         reason: for people to read.
     """
-    max_age = horizon and horizon * sum(update.tokens for update in ledger.last_updates().values())
-    kept = {author: _last_kept(ledger, author, max_age) for author in excluded.authors}
+    kept = {author: _last_kept(ledger, author, horizon) for author in excluded.authors}
     largest = sorted(kept, key=lambda author: ledger.head(author).total, reverse=True)
     kept = {author: kept[author] for author in largest[:MAX_AUTHORS] if kept[author]}
     keys = {
@@ -240,16 +239,16 @@ def build_exclusion(
     )
 
 
-def _last_kept(ledger: "Ledger", author: str, max_age: int | None) -> int:
+def _last_kept(ledger: "Ledger", author: str, horizon: int | None) -> int:
     """Return an author's last update that stays: that cannot be removed, or at all."""
     last = ledger.head(author).seq
-    if max_age is None:
+    if horizon is None:
         return last
     while last:
         update = ledger.update(author, last)
         if (
             update is None
-            or ledger.tokens_since(author, last) > max_age
+            or not ledger.is_within_horizon(author, last, horizon)
             or not all(ledger.blobs.has(part.digest) for part in update.fragments)
         ):
             break
