@@ -219,8 +219,8 @@ def build_exclusion(
         ledger: this machine's ledger of the run.
         run: the run's id.
         excluded: whom to exclude.
-        horizon: the age in rounds of other machines up to which updates are removed, as far as their
-            payloads are here; None: what was published so far stays.
+        horizon: the age in rounds of other machines up to which updates are removed, as far as
+            their payloads are here; None: what was published so far stays.
         reason: for people to read.
     """
     kept = {author: _last_kept(ledger, author, horizon) for author in excluded.authors}
