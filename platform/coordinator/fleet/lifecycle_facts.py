@@ -15,6 +15,7 @@ from coordinator.runs.models import Run
 ACTIVITIES_WITH_LEDGER = (  # machines with these activities have the ledger
     Activity.TRAINING,
     Activity.PAUSED,
+    Activity.SUSPENDED,
     Activity.FINISHING,
     Activity.FINISHED,
 )

@@ -24,6 +24,7 @@ WORKING = (
     Activity.JOINING,
     Activity.TRAINING,
     Activity.PAUSED,
+    Activity.SUSPENDED,
     Activity.FINISHING,
 )
 SITE = "The site"

@@ -13,6 +13,7 @@ from django.utils import timezone
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership, RunExclusion
+from coordinator.fleet.suspension import is_suspended
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.runs.models import Run
@@ -25,6 +26,7 @@ WORKING = [
     Activity.JOINING,
     Activity.TRAINING,
     Activity.PAUSED,
+    Activity.SUSPENDED,
     Activity.FINISHING,
 ]
 OVER = [RunStatus.FINISHED, RunStatus.CANCELLED]
@@ -42,6 +44,7 @@ def detect_all(since: datetime, now: datetime | None = None) -> Iterator[Notific
     yield from detect_started(now)
     yield from detect_finished(now)
     yield from detect_stalled(now, since)
+    yield from detect_suspended()
     yield from detect_quiet(now, since)
     yield from detect_excluded(now)
 
@@ -111,6 +114,24 @@ def detect_stalled(now: datetime, since: datetime) -> Iterator[NotificationDraft
                 "No machine has reported for some minutes. Machines keep training on their own and "
                 "will report when they can.",
                 episode=f"{last_report.timestamp():.0f}",
+            )
+
+
+def detect_suspended() -> Iterator[NotificationDraft]:
+    """Detect runs whose machines have suspended themselves."""
+    kind = NotificationType.RUN_SUSPENDED
+    runs = Run.objects.filter(
+        status=RunStatus.TRAINING, memberships__activity=Activity.SUSPENDED
+    ).select_related("owner")
+    for run in _not_yet_notified(runs.distinct(), kind):
+        if is_suspended(run):
+            yield draft_for_run(
+                run,
+                run.owner,
+                kind,
+                f"{run.name} is suspended",
+                "Its tokens grew faster than machines can train, and its machines wait. Exclude "
+                "the volunteer who stated too many, or end the run.",
             )
 
 

@@ -15,6 +15,7 @@ class NotificationType(TextChoices):
     MACHINE_QUIET = "machine.quiet", "One of your machines stopped reporting"
     RUN_STARTED = "run.started", "A run of yours or of your machines started"
     RUN_STALLED = "run.stalled", "A run of yours stalled: no machine reports"
+    RUN_SUSPENDED = "run.suspended", "A run of yours grew faster than its machines can train"
     RUN_FINISHED = "run.finished", "A run of yours or of your machines ended"
     TICKET_REFUSED = "ticket.refused", "A run refused one of your machines"
 

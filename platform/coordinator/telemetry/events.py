@@ -16,7 +16,7 @@ from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 
 AWAY = (Activity.PREPARING, Activity.JOINING, Activity.LEFT)
-HERE = (Activity.TRAINING, Activity.PAUSED, Activity.FINISHING)
+HERE = (Activity.TRAINING, Activity.PAUSED, Activity.SUSPENDED, Activity.FINISHING)
 # A machine that changes mirrors reports to the new one within this time.
 AWAY_AT_MOST = timedelta(minutes=15)
 

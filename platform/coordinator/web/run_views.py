@@ -18,6 +18,7 @@ from barnraise.protocol import enums
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.models import Membership
+from coordinator.fleet.suspension import reports_suspension
 from coordinator.lib import csp
 from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
@@ -141,6 +142,11 @@ def _run_context(
         "spec": spec,
         "snapshot": snapshot,
         "share": min(1.0, share),
+        "suspended": reports_suspension(
+            (machine["person"], machine["activity"])
+            for machine in snapshot.workers.values()
+            if machine["alive"]
+        ),
         "step_tokens": spec.recipe.step_sequences * spec.model.context,
         "events": [
             event | {"time": datetime.fromtimestamp(event["at"], UTC)}

@@ -21,6 +21,7 @@ from barnraise.coordinator_client.reporter import (
     ReportSpool,
     WorkerFigures,
     backoff,
+    clock_warning,
 )
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.coordinator_messages import Directive, Problem, ReportReply, Reports
@@ -35,6 +36,14 @@ GOLDEN = paths.GOLDEN / "reports.json"
 FIGURES = WorkerFigures(activity=Activity.TRAINING)
 PLAN = Reports.model_validate_json(GOLDEN.read_text()).reports[0].plan
 wait_until = partial(wait_for.wait_until, seconds=10.0)
+
+
+def test_wrong_clock_is_explained():
+    assert clock_warning(4.0) == clock_warning(-4.0) == ""
+    assert "12 seconds ahead of the coordinator's: peers hold its updates back" in clock_warning(
+        12.0
+    )
+    assert "3,600 seconds behind the coordinator's" in clock_warning(-3600.0)
 
 
 def report(step: int) -> Report:

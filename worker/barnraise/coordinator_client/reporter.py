@@ -37,6 +37,7 @@ MAX_SPOOLED = 100_000  # reports, while no coordinator answers: eleven days at o
 BATCH_REPORTS = 50  # of one request
 REPORT_POINTS = 64  # of one report
 QUEUED_POINTS = 4096  # that wait for the next reports
+CLOCK_TOLERANCE_SECONDS = 5.0  # by which our clock may differ from the coordinator's
 LONGEST_PAUSE = 60.0  # seconds between two tries when nobody answers
 # Seconds the mark may stand still before everything above it is sent again.
 UNCONFIRMED_SECONDS = 60.0
@@ -189,6 +190,7 @@ class Reporter:
         self._directed_by = ""  # the mirror whose directive is obeyed
         self._answered_at = time.monotonic()
         self._mark_moved_at = self._answered_at
+        self._clock_is_wrong = False
         self._wake = threading.Event()
         self._give_up_at: float | None = None  # when to stop trying, once stopped
         self._thread = threading.Thread(target=self._run_thread, name="reporter", daemon=True)
@@ -397,6 +399,7 @@ class Reporter:
             directive.issued >= self.directive.issued or reply.directive.key != self._directed_by
         )
         if is_for_us and is_newer:
+            self._check_clock(directive.issued)
             self._directed_by = reply.directive.key
             self.directive = directive
             self.signed_directive = reply.directive
@@ -407,6 +410,26 @@ class Reporter:
                 self._verdicts = VerdictBatch(
                     list(reply.verdicts), reply.verdicts_until, self._reporting_to
                 )
+
+    def _check_clock(self, site_time: float) -> None:
+        """Log it, once until it is right again, when this machine's clock is not the site's."""
+        warning = clock_warning(self._coordinator.now() - site_time)
+        if warning and not self._clock_is_wrong:
+            log.warning("%s", warning)
+        self._clock_is_wrong = bool(warning)
+
+
+def clock_warning(seconds_ahead: float) -> str:
+    """Return what a wrong clock means for this machine's updates; "" for one that is right."""
+    if abs(seconds_ahead) <= CLOCK_TOLERANCE_SECONDS:
+        return ""
+    if seconds_ahead > 0:
+        difference = f"is {seconds_ahead:,.0f} seconds ahead of"
+        effect = "peers hold its updates back for that time"
+    else:
+        difference = f"is {-seconds_ahead:,.0f} seconds behind"
+        effect = "its updates may count with fewer tokens than it trained"
+    return f"this machine's clock {difference} the coordinator's: {effect}; set the clock"
 
 
 def backoff(interval: float, failures: int) -> float:

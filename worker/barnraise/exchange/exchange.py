@@ -38,6 +38,7 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.transport import Transport
 from barnraise.exchange.pacing.author_pace import PaceLimits
+from barnraise.exchange.pacing.growth_meter import GrowthMeter
 from barnraise.exchange.pacing.peer_estimates import PeerEstimates
 from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.exchange.pacing.weighting import weight_ramp
@@ -128,6 +129,7 @@ class Exchange:
         self.server = PeerServer(server_config, ledger, transport, self._author, self._queue)
         self.thread = ServerThread(self.server)
         self._anchor_scrub = AnchorScrub(spec, ledger)
+        self._growth = GrowthMeter(config.clock())
         self._estimates = PeerEstimates(spec, self.server.gossip, ticket.volunteer)
         self._clock = config.clock
         self._saved_vector: dict[str, int] = {}  # of the last training state on disk
@@ -231,6 +233,7 @@ class Exchange:
         return update.header
 
     def _on_published(self, update: Update) -> None:
+        self._record_growth(update)
         self._estimates.on_update_published(update, self._clock())
         self.thread.call(self.server.on_published, update)
 
@@ -244,9 +247,28 @@ class Exchange:
         for update in received:
             if isinstance(update.header, Update):
                 self._estimates.on_update_received(update.header, now)
+                self._record_growth(update.header)
+            elif update.retracts:
+                retracted = update.header.update
+                self._growth.on_retraction(
+                    retracted.tokens, retracted.time_ms / 1000, self._clock()
+                )
         replayed = self._replayed
         self._replayed = []
         return [*replayed, *received]
+
+    def _record_growth(self, update: Update) -> None:
+        ticket = self._ledger.peer_store.ticket(update.ticket)
+        assert ticket is not None, "tickets are stored before the updates that name them"
+        rate = Ticket.model_validate_json(ticket.body).max_tokens_per_second
+        self._growth.on_update(
+            update.peer, rate, update.tokens, update.time_ms / 1000, self._clock()
+        )
+
+    @property
+    def grows_too_fast(self) -> bool:
+        """Whether the ledger grew faster than its tickets allow, see `GrowthMeter`."""
+        return self._growth.grows_too_fast(self._clock())
 
     def on_state_saved(self, vector: dict[str, int]) -> None:
         """Record that the training state at `vector` is on disk.

@@ -28,6 +28,7 @@ class Activity(StrEnum):
     JOINING = "joining"  # fetches the anchor
     TRAINING = "training"
     PAUSED = "paused"
+    SUSPENDED = "suspended"  # the budget was spent faster than machines can train: owner decides
     FINISHING = "finishing"  # the budget is spent; waits until every peer has every update
     FINISHED = "finished"  # the final checkpoint is on this machine
     LEFT = "left"

@@ -346,7 +346,31 @@ class Worker:
     def wait_for_round(self) -> bool:
         """Resync if left behind, wait while paused, and return whether to train another round."""
         self.resync_if_behind()
+        self.wait_while_suspended()
         return not self.budget_reached and self.wait_while_paused()
+
+    def wait_while_suspended(self) -> None:
+        """Wait while the budget is spent by tokens that came faster than machines can train.
+
+        The run's owner excludes the one who stated them, and training goes on; or ends the
+        run. If neither happens, the run finishes once the time has passed in which they could have
+        been trained.
+        """
+        is_logged = False
+        while self.budget_reached and self.exchange.grows_too_fast:
+            if not is_logged:
+                is_logged = True
+                log.error(
+                    "the budget is spent, but the ledger grew faster than the machines of this run "
+                    "can train by their tickets: this machine waits for the run's owner, who can "
+                    "exclude a volunteer or end the run"
+                )
+            self.metrics.set_idle(Activity.SUSPENDED)
+            if self.leaving.wait(0.1) or self.run_ended:
+                break
+            self.engine.apply_queued()
+            self.run_between_steps()
+        self.metrics.activity = Activity.TRAINING
 
     def wait_while_paused(self) -> bool:
         """Wait while the run is paused or the disk quota is used up. The exchange goes on.

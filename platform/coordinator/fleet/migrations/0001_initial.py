@@ -94,6 +94,7 @@ class Migration(migrations.Migration):
                             ("joining", "joining"),
                             ("training", "training"),
                             ("paused", "paused"),
+                            ("suspended", "suspended"),
                             ("finishing", "finishing"),
                             ("finished", "finished"),
                             ("left", "left"),

@@ -1,0 +1,25 @@
+"""Whether a run's machines have suspended it: its tokens grew faster than machines can train."""
+
+from collections.abc import Iterable
+
+from barnraise.protocol.enums import Activity, RunStatus
+from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
+
+
+def is_suspended(run: Run) -> bool:
+    """Return whether the machines of at least half of the people who take part report so."""
+    alive = Membership.objects.alive_in(run).values_list("machine__owner", "activity")
+    return run.state is RunStatus.TRAINING and reports_suspension(alive)
+
+
+def reports_suspension(machines: Iterable[tuple[object, str]]) -> bool:
+    """Return whether at least half of the people have a machine that is suspended.
+
+    Args:
+        machines: the person and the activity of each machine that is alive.
+    """
+    machines = list(machines)
+    people = {person for person, _ in machines}
+    suspended = {person for person, activity in machines if activity == Activity.SUSPENDED}
+    return bool(suspended) and 2 * len(suspended) >= len(people)
