@@ -1,6 +1,7 @@
 """Check what each role may do on each route of the site, by a table that must be complete."""
 
 import re
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from coordinator.api.ninja_api import api
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import ForkProof, Origin
 from coordinator.fleet.verdicts import RetractionRequest, VerdictRecord
-from coordinator.lib import site_identity
+from coordinator.lib import heartbeats, site_identity
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
 from coordinator.runs import models as runs
@@ -288,8 +289,10 @@ for model in THIRD_PARTY_MODELS:  # for superusers only
 
 
 @pytest.fixture
-def populated_site(person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
+def populated_site(valkey, person, launched_run, draft, volunteer, settings) -> SimpleNamespace:
     """Create a person of each role, and one of everything that belongs to the owner."""
+    for part in heartbeats.Part:  # which advance for as long as the test lasts
+        valkey.hset(heartbeats.KEY, part.value, time.time() + 3600)
     settings.OUTSIDE_NETWORKS = []
     people = {
         name: person(f"{name}@example.org", name=name.title()) for name in ("volunteer", "guest")
