@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -175,17 +175,24 @@ def last_update(machine: DrillMachine, author: str) -> int:
         return ledger.head(author).seq
 
 
-def recompute_anchor_digest(machine: DrillMachine, keys: Collection[str] | None = None) -> str:
+def recompute_anchor_digest(
+    machine: DrillMachine,
+    keys: Collection[str] | None = None,
+    vector: Mapping[str, int] | None = None,
+) -> str:
     """Return the digest of the initial weights plus the accepted updates of a folder's files.
 
     Args:
         machine: Whose folder.
         keys: The machines whose updates are added; None: all.
+        vector: Author → the last of its updates that is added; None: all.
     """
     with machine.open_ledger() as ledger:
         anchor = Anchor.from_seed(machine.world.spec.model, machine.world.spec.seed)
         for _, update in ledger.updates_since({}):
             if keys is not None and update.peer not in keys:
+                continue
+            if vector is not None and update.seq > vector.get(update.author, 0):
                 continue
             for index, part in enumerate(update.fragments):
                 if not part.size:

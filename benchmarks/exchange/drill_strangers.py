@@ -92,11 +92,19 @@ FULL = Scale(tokens=2_000_000, flood_updates=100, quiet_updates=150)
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a run: its name, and its begin and end in seconds since 1970."""
+    """A part of a run.
+
+    Attributes:
+        name: Its name.
+        since: Its begin, in seconds since 1970.
+        until: Its end.
+        steps: Steps of all honest machines in it.
+    """
 
     name: str
     since: float
     until: float
+    steps: int
 
 
 class Swarm:
@@ -200,9 +208,9 @@ class Swarm:
 
     def record_window(self, name: str, updates: int) -> Window:
         """Let the honest machines publish so many updates; record that as a window."""
-        since, first = time.time(), self.count_updates()
+        since, first, steps = time.time(), self.count_updates(), self.count_steps()
         self.wait_until(lambda: self.count_updates() >= first + updates, name)
-        window = Window(name, since, time.time())
+        window = Window(name, since, time.time(), self.count_steps() - steps)
         self.windows.append(window)
         return window
 
@@ -321,6 +329,7 @@ class StrangersDrill:
         self.rate = math.ceil(TICKET_MARGIN * median(speeds))
         self.quiet_delays += swarm.delays(quiet)
         self.results |= {
+            "quiet_steps_per_second": round(quiet.steps / (quiet.until - quiet.since), 1),
             "quiet_rss_growth_mb": round(swarm.samples.growth_mb(quiet.since, quiet.until), 1),
             "tokens_per_second": round(sum(speeds)),
             "ticket_tokens_per_second": self.rate,
@@ -401,6 +410,7 @@ class StrangersDrill:
                 "missing": swarm.missing(window),
                 "rss_growth_mb": round(growths[window.name], 1),
                 "seconds": round(window.until - window.since, 1),
+                "steps_per_second": round(window.steps / (window.until - window.since), 1),
             }
             print(f"    {window.name}: {floods[window.name]}", flush=True)
         self.results |= {
@@ -555,21 +565,33 @@ class StrangersDrill:
             machine.start(finished=True)
         for machine in swarm.machines:
             assert machine.wait_for_exit(EXIT_SECONDS) == 0, machine.log_text()[-2000:]
-        # The first machine has all updates from the run's start; the late one begins at a snapshot.
-        expected = recompute_anchor_digest(swarm.machines[0])
-        honest = recompute_anchor_digest(swarm.machines[0], swarm.keys)
-        anchors = {machine.name: machine.status["anchor"] for machine in swarm.machines}
-        poisoned = {name for name, anchor in anchors.items() if anchor != expected}
-        poisoned |= swarm.samples.divergent
-        undone = all(anchor == honest for anchor in anchors.values())
+        poisoned, not_undone = set(swarm.samples.divergent), set()
+        vectors = {machine.name: read_vector(machine) for machine in swarm.machines}
+        for machine in swarm.machines:
+            # The late machine began at a snapshot, and lacks the files of the updates before it.
+            source = swarm.machines[0] if machine.name == "late" else machine
+            vector = vectors[machine.name]
+            anchor = machine.status["anchor"]
+            if anchor != recompute_anchor_digest(source, None, vector):
+                poisoned.add(machine.name)
+            if anchor != recompute_anchor_digest(source, swarm.keys, vector):
+                not_undone.add(machine.name)
+        undone = not not_undone
+        behind = [name for name, vector in vectors.items() if vector != vectors[HONEST_NAMES[0]]]
+        print(f"    other updates than {HONEST_NAMES[0]} have: {behind or 'nobody'}", flush=True)
         self.results |= {
             "weights_poisoned": len(poisoned),
             "isolated": len(swarm.samples.isolated),
+            "machines_behind": len(behind),
             "undone": undone,
         }
         self.require(not poisoned, f"no weights are poisoned ({', '.join(sorted(poisoned))})")
         self.require(not swarm.samples.isolated, "no honest machine is isolated")
-        self.require(undone, "every anchor is the initial weights and the honest updates")
+        self.require(
+            undone,
+            "every anchor is the initial weights and the honest updates "
+            f"({', '.join(sorted(not_undone))})",
+        )
 
     # ---- results ------------------------------------------------------------------------------
 
@@ -610,6 +632,12 @@ class StrangersDrill:
         """End everything that still runs."""
         self.reference.kill()
         self.attacked.kill()
+
+
+def read_vector(machine: DrillMachine) -> dict[str, int]:
+    """Return the version vector of a machine's ledger."""
+    with machine.open_ledger() as ledger:
+        return ledger.vector()
 
 
 def build_mirror_list(version: int) -> mirror_list.SignedMirrorList:
