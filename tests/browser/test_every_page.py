@@ -131,6 +131,7 @@ ROUTES_WITHOUT_A_PAGE = {
     "run_fits",
     "run_invite",
     "run_snapshot",
+    "run_verdict_sign",
     "run_withdraw",
     "status",
     "team_invite",

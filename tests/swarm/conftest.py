@@ -117,6 +117,7 @@ class Swarm:
         self.text, self.manifest = text
         self.network = MemoryNetwork(bandwidth=50e6, delay=0.002, loss=0.02)
         self.volunteers: list[Volunteer] = []
+        self._person = ""
         signed = MIRROR.sign("manifest", self.manifest)
         self.spec = RunSpec(
             model or ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=256),
@@ -127,6 +128,10 @@ class Swarm:
             roots=(MIRROR.key,),
             manifest=digest(signed.body),
         )
+
+    def set_person(self, person: str) -> None:
+        """Let all machines that are started from now on be of one person, who believes them."""
+        self._person = person
 
     def home(self, name: str, with_text: bool = True) -> StateDir:
         """Return a worker's state directory, with the run's text unless it should lack it."""
@@ -163,7 +168,7 @@ class Swarm:
             run=RUN,
             peer=key,
             machine=machine,
-            volunteer=digest(name),
+            volunteer=digest(self._person or name),
             roles=[Role.WORKER],
             max_tokens_per_second=max_tokens_per_second,
             issued=now,

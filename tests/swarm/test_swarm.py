@@ -184,6 +184,7 @@ def test_ticket_holder_rejoins_through_a_known_peer_without_a_site(swarm):
 
 def test_joiner_warms_up_its_optimizer(swarm):
     run = swarm(token_budget=10_000_000)
+    run.set_person("ada")  # nobody else would take so young an anchor from one machine
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
     late = run.start("late", knows=["ada"])

@@ -228,6 +228,19 @@ def test_excluded_volunteer_is_notified_once(person, launched_run, volunteer):
     assert (draft.title, draft.text) == ("Dusk has excluded you", "noise")
 
 
+def test_suspended_run_notifies_its_owner_and_says_so_on_its_page(person, launched_run, client):
+    run, _ = launched_run(person(), name="Dusk")
+    Run.objects.update(status="training", started=timezone.now())
+    path = f"/runs/{run.slug}/"
+    assert "run.suspended" not in [kind for kind, _ in detect_kinds_and_people()]
+    assert "grew faster" not in client.get(path).content.decode()
+    run.memberships.update(activity="suspended", last_seen=timezone.now())
+    [draft] = [d for d in detect_all(LONG_AGO) if d.kind is NotificationType.RUN_SUSPENDED]
+    assert draft.person == run.owner and draft.title == "Dusk is suspended"
+    assert "Exclude the volunteer who stated too many" in draft.text
+    assert "its tokens grew faster than machines can train" in client.get(path).content.decode()
+
+
 def test_each_type_is_switched_off_separately_on_site_and_by_email(signed_in, launched_run, valkey):
     client, ada = signed_in()
     launched_run(ada)

@@ -26,6 +26,7 @@ from barnraise.protocol.messages import (
     DirectiveRelay,
     FragmentUpdate,
     PeerState,
+    Ticket,
     Update,
     UpdatePush,
 )
@@ -157,7 +158,7 @@ def push(world, identity, under=None, sign_as="update", **changed):
         "started_ms": now_ms - 1000,
         "time_ms": now_ms,
         "ticket": digest(ticket.body),
-        "volunteer": f"{9:064x}",
+        "volunteer": Ticket.model_validate_json(ticket.body).volunteer,
         "fragments": parts,
     }
     return UpdatePush(header=identity.sign(sign_as, Update(**(fields | changed))), ticket=ticket)

@@ -460,7 +460,7 @@ class Worker:
                 return
         self.initialise_state(header, snapshot)
         self._load_text()
-        if header is None and snapshot is None:
+        if header is None and snapshot is None and not self.leaving.is_set():
             self._replay_updates(peers_vector)
         if self.leaving.is_set():
             self.save_checkpoint(closing=True)

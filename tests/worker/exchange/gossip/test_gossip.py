@@ -84,14 +84,46 @@ def test_gossip_duplicate_makes_link_lazy_and_request_makes_it_eager():
     assert me.build_state(key_of(2), 1.1).declined == {}, "the first sender continues"
 
     you = connected_gossip(3, 1)
-    you.on_state(key_of(1), state, 1.2)
     you.on_local_update(author, 1)
-    you.on_local_update(author_of(3), 1)
+    assert pushes(you.next_actions(1.1)) == [key_of(1)]
+    you.on_state(key_of(1), state, 1.2)
+    you.on_local_update(author, 2)
     assert pushes(you.next_actions(1.2)) == [], "new updates are only announced over a lazy link"
-    assert author_of(3) in you.build_state(key_of(1), 1.5).vector
-    you.on_request(key_of(1), author_of(3))
-    you.on_local_update(author_of(3), 2)
+    assert author in you.build_state(key_of(1), 1.5).vector
+    you.on_request(key_of(1), author)
+    you.on_local_update(author, 3)
     assert pushes(you.next_actions(1.3)) == [key_of(1)]
+
+
+def test_gossip_liar_that_pushes_to_all_does_not_delay_honest_updates():
+    """Let a machine send its updates to everybody, whoever declines, and relay nothing."""
+    simulation = Simulation(4)
+    simulation.introduce_to_hub()
+    simulation.run(60)
+    liar = simulation.machines[key_of(3)]
+    decide = liar.next_actions
+    liar.next_actions = lambda now: [
+        action
+        for action in decide(now)
+        if not isinstance(action, g.PushUpdate) or action.author == author_of(3)
+    ]
+    honest = [simulation.machines[key_of(number)] for number in range(3)]
+    late = 0
+    for turn in range(30):
+        for _ in range(4):
+            for link in liar.links.values():
+                link.lazy_keys, link.declined, link.eager = {}, {}, True
+            simulation.publish(3)
+            simulation.run(0.5)
+        author = author_of(turn % 3)
+        simulation.publish(turn % 3)
+        seq = simulation.machines[key_of(turn % 3)].vector[author]
+
+        def has_arrived(author: str = author, seq: int = seq) -> bool:
+            return all(machine.vector.get(author, 0) >= seq for machine in honest)
+
+        late += not simulation.run(0.5, until=has_arrived)
+    assert late <= 3, f"{late} of 30 honest updates waited for the next State"
 
 
 def test_gossip_declined_push_is_not_continued():

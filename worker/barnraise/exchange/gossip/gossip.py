@@ -7,15 +7,18 @@ clock or thread, so that a test simulates a thousand peers in one loop.
 New updates spread along a tree, after Plumtree (Leitão, Pereira and Rodrigues, "Epidemic Broadcast
 Trees", SRDS 2007). An update is pushed over eager links, and only announced over lazy ones, in the
 next State. A peer that receives a push which it already has, or which another peer is sending it,
-declines it, and that link is lazy from then on: after a while every update reaches every peer
-exactly once. A peer that learns of an update which does not arrive requests it from a peer that
-announced it, and that link is eager again: a tree that is cut repairs itself. Below the tree works
-anti-entropy: each State contains what changed since the last one, and at intervals everything.
+declines it, and that link is lazy from then on for updates of the same machine: after a while every
+update reaches every peer exactly once. Each machine's updates have a tree of their own: a stranger
+that sends its updates to everybody, and relays nothing, must not make the links lazy over which the
+others' updates travel. A peer that learns of an update which does not arrive requests it from a
+peer that announced it, and that link is eager again: a tree that is cut repairs itself. Below the
+tree works anti-entropy: each State contains what changed since the last one, and at intervals
+everything.
 """
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from barnraise.exchange.gossip.agreement import agreed_vector, majority_vector
@@ -141,6 +144,8 @@ class LinkState:
         changed_authors: Authors whose changes it has not been sent (an ordered set).
         to_decline: Author → sequence number up to which the next State declines pushes.
         eager: Whether new updates are pushed to it, not only announced.
+        lazy_keys: Machines whose updates are only announced to it, as they reach it over other
+            links (an ordered set).
         leaving_since: When one side said goodbye; None if neither did.
         vector: What it has, of authors that are known here.
         pruned: What it has no payloads of.
@@ -167,6 +172,7 @@ class LinkState:
     to_decline: dict[str, int] = field(default_factory=dict[str, int])
     meeting: Meeting = field(default_factory=Meeting)
     eager: bool = True
+    lazy_keys: dict[str, None] = field(default_factory=dict[str, None])
     leaving_since: float | None = None
     vector: dict[str, int] = field(default_factory=dict[str, int])
     pruned: dict[str, int] = field(default_factory=dict[str, int])
@@ -177,6 +183,25 @@ class LinkState:
     anchor_agrees: bool | None = None
     complete: bool = False
     has_state: bool = False
+
+    def is_eager_for(self, author: str) -> bool:
+        """Return whether new updates of an author are pushed to this peer."""
+        return self.eager and author.partition(".")[0] not in self.lazy_keys
+
+    def make_eager_for(self, author: str) -> None:
+        """Push new updates of an author to this peer from now on."""
+        self.eager = True
+        self.lazy_keys.pop(author.partition(".")[0], None)
+
+    def make_lazy_for(self, author: str, authors: Iterable[str]) -> None:
+        """Only announce new updates of an author to this peer from now on.
+
+        Args:
+            author: The author.
+            authors: All authors; a link that is lazy for all of them is lazy for new ones too.
+        """
+        self.lazy_keys[author.partition(".")[0]] = None
+        self.eager = any(other.partition(".")[0] not in self.lazy_keys for other in authors)
 
 
 class Gossip:
@@ -287,7 +312,7 @@ class Gossip:
         for link in self.links.values():
             link.changed_authors[author] = None
             needs_state = self.needs(link.key, author, seq)
-            if needs_state and link.eager and link.has_state:
+            if needs_state and link.is_eager_for(author) and link.has_state:
                 self._pushes.append(PushUpdate(link.key, author, seq))
                 needs_state = False
             link.has_news = link.has_news or needs_state or link.complete or self.complete
@@ -398,8 +423,9 @@ class Gossip:
                 self.authors.record_claim(key, author, claim, most)
         link.pruned |= {author: n for author, n in state.pruned.items() if self.is_known(author)}
         if state.declined:
-            link.eager = False
             link.declined = dict(state.declined)
+            for author in filter(self.is_known, state.declined):
+                link.make_lazy_for(author, self.vector)
         link.has_news = link.has_news or (state.complete and bool(link.changed_authors))
         known = {author: seq for author, seq in state.vector.items() if author in link.vector}
         self.requests.on_vector(key, known, self.vector)
@@ -441,7 +467,7 @@ class Gossip:
             self.decline(key, author, seq)
         else:
             # New updates arrive over this link, so it is part of the tree: both sides push over it.
-            link.eager = True
+            link.make_eager_for(author)
             self.requests.on_vector(key, {author: seq}, self.vector)
 
     def on_payload_bytes(self, key: str, author: str, seq: int, now: float) -> None:
@@ -452,7 +478,7 @@ class Gossip:
     def on_request(self, key: str, author: str) -> None:
         """Record that this peer requested updates of an author: new ones are pushed to it again."""
         if link := self.links.get(key):
-            link.eager = True
+            link.make_eager_for(author)
             link.declined.pop(author, None)
 
     def on_request_failed(self, key: str, author: str, seq: int, now: float) -> None:
@@ -468,7 +494,7 @@ class Gossip:
         """Decline this peer's push in the next State; then it only announces new updates."""
         link = self.links.get(key)
         if link is not None and len(link.to_decline) < MAX_DECLINED:
-            link.eager = False
+            link.make_lazy_for(author, self.vector)
             link.to_decline[author] = max(seq, link.to_decline.get(author, 0))
 
     # ---- queries
@@ -619,7 +645,7 @@ class Gossip:
         if not self.wants_updates:
             return merged
         for to, author, seq in self.requests.choose_requests(self.links, self.vector, now):
-            self.links[to].eager = True
+            self.links[to].make_eager_for(author)
             last = merged[-1] if merged else None
             if last and (last.to, last.author, last.last) == (to, author, seq - 1):
                 merged[-1] = RequestUpdates(to, author, last.first, seq)
