@@ -7,6 +7,8 @@ from helpers.navigation import click_and_load
 from helpers.screenshots import DIALOG, check_page
 from playwright.sync_api import Browser, Page, expect
 
+from coordinator.notify.notification_types import NotificationType
+
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
 CREATE_NOTIFICATIONS = f"""
 from coordinator.accounts.models import User
@@ -130,7 +132,7 @@ def use_notifications_and_webhooks(site, page: Page) -> None:
     wait_until(failure_is_shown, "the answer to a test call", 30)
     site.manage("shell", "-v", "0", "-c", CREATE_NOTIFICATIONS)
     page.goto("/notifications/")
-    assert "Evening shift" in site.newest_email(EVE, "5 notifications")
+    assert "Evening shift" in site.newest_email(EVE, f"{len(NotificationType)} notifications")
 
 
 def delete_the_account(page: Page) -> None:
