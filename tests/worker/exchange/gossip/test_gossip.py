@@ -94,8 +94,9 @@ def test_gossip_duplicate_makes_link_lazy_and_request_makes_it_eager():
     you.on_local_update(author, 3)
     assert pushes(you.next_actions(1.3)) == [key_of(1)]
 
+
+def test_gossip_liar_that_pushes_to_all_does_not_delay_honest_updates():
     """Let a machine push its updates to everybody, declined or not, and relay nothing."""
-    """Let a machine send its updates to everybody, whoever declines, and relay nothing."""
     simulation = Simulation(4)
     simulation.introduce_to_hub()
     simulation.run(60)
