@@ -21,7 +21,7 @@ class CreditConfig(AppConfig):
         attestations_received.connect(_count_attestations, dispatch_uid="credit attestations")
 
 
-def _count_attestations(sender: Any, attestations: Any, **kwargs: Any) -> None:
+def _count_attestations(sender: Any, attestations: Any, changed: Any, **kwargs: Any) -> None:
     from coordinator.credit.attestations import record_attestations
 
-    record_attestations(attestations)
+    record_attestations(attestations, changed)

@@ -12,19 +12,34 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connection
-from django.db.models import Max, Sum
+from django.db import connection, transaction
+from django.db.models import Exists, Max, OuterRef, Sum
 from django.utils import timezone
 
+from barnraise.protocol.verdicts import Verdict
 from coordinator.credit.models import Credit
-from coordinator.fleet.models import UpdateWitness, VerdictRecord
-from coordinator.fleet.witnesses import Attestations, AuthorMachine, Vouched, record_witnesses
+from coordinator.fleet.models import UpdateWitness, VerdictRecord, VouchedAuthor
+from coordinator.fleet.verdicts import MAX_UPDATE_NUMBER
+from coordinator.fleet.witness_models import AuthorKey
+from coordinator.fleet.witnesses import (
+    Attestations,
+    AuthorMachine,
+    Vouched,
+    recompute_vouched,
+    record_witnesses,
+)
 from coordinator.replication import mirror_list
+from coordinator.replication.volunteer_salt import volunteer_pseudonyms
 from coordinator.runs.models import Run
 
+LAG_PERCENT = 10  # of a run's count, by which it may be behind what was witnessed
+DELAY = timedelta(days=2)  # after which credit that the run's count does not cover is given up
+MAX_DELAYED = 2000  # authors in one go
+LOCK = 0x63726564  # a number of our own among Postgres' advisory locks
 SIGNED_COLUMNS = ("author_header", "witness_signature")
 COLUMNS = (
     "id",
@@ -54,18 +69,43 @@ class _Counted:
     left: dict[UUID, int]
 
 
-def record_attestations(attestations: Attestations) -> None:
+def record_attestations(attestations: Attestations, changed: int | None = None) -> None:
     """Extend the authors' credit by what others vouch for, in the caller's transaction.
 
     The number of statements does not depend on how many machines report.
 
     Args:
-        attestations: each reporting machine with the attestations it sent, whose signatures are
-            checked.
+        attestations: each witnessing machine with its attestations, whose signatures are checked.
+        changed: see `record_witnesses`.
     """
-    attestations = list(attestations)
-    runs = {member.run_id: member.run for member, theirs in attestations if theirs}
-    extend_credit(runs, record_witnesses(attestations))
+    attestations = [(member, theirs) for member, theirs in attestations if theirs]
+    if attestations:
+        lock_credit()
+        runs = {member.run_id: member.run for member, _ in attestations}
+        extend_credit(runs, record_witnesses(attestations, changed))
+
+
+def lock_credit() -> None:
+    """Let this transaction alone count credit: reports and other mirrors' rows come at one time."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+
+
+def extend_delayed_credit() -> None:
+    """Credit what others vouched for before the run's count had reached it."""
+    credited = Credit.objects.filter(
+        run=OuterRef("run"), machine=OuterRef("machine"), incarnation=OuterRef("incarnation")
+    )
+    delayed = VouchedAuthor.objects.filter(
+        ~Exists(credited.filter(last__gte=OuterRef("seq"))),
+        since__gt=timezone.now() - DELAY,
+    )
+    with transaction.atomic():
+        lock_credit()
+        rows = delayed.values_list("run", "machine", "incarnation")[:MAX_DELAYED]
+        authors = [AuthorKey(*row) for row in rows]
+        runs = Run.objects.in_bulk({author.run for author in authors})
+        extend_credit(runs, recompute_vouched(runs, authors))
 
 
 def extend_credit(runs: dict[UUID, Run], vouched: list[Vouched]) -> None:
@@ -92,8 +132,11 @@ def extend_credit(runs: dict[UUID, Run], vouched: list[Vouched]) -> None:
             head.total - total,
             head.total - total if has_mirrors else reported,
             head.seq * max_tokens[author.run] - total,
-            counted.left[author.run],
         )
+        missing = tokens - counted.left[author.run]
+        if 0 < missing <= runs[author.run].ledger_tokens * LAG_PERCENT // 100:
+            continue  # the run's count follows the reports in a few seconds
+        tokens = min(tokens, counted.left[author.run])
         if head.seq <= last or tokens <= 0:
             continue
         ranges.append(_credit_range(head, last + 1, tokens, today))
@@ -136,22 +179,45 @@ def _load_counted(runs: dict[UUID, Run], authors: Iterable[AuthorMachine]) -> _C
 
 def _retracted_credit(runs: Iterable[UUID]) -> dict[UUID, int]:
     """Return run → tokens that were credited for updates that verdicts removed from its count."""
-    stays: dict[tuple[UUID, str], int] = {}  # (run, author) → its last update that stays
+    verdicts: dict[UUID, list[Verdict]] = defaultdict(list)
     for record in VerdictRecord.objects.filter(run__in=runs, proven=True):
-        for author, last in record.message.after.items():
-            place = record.run_id, author
-            stays[place] = min(last, stays.get(place, last))
+        verdicts[record.run_id].append(record.message)
     retracted: dict[UUID, int] = defaultdict(int)
-    if not stays:
+    if not verdicts:
         return retracted
-    keys = {author.partition(".")[0] for _, author in stays}
-    rows = Credit.objects.filter(run__in={run for run, _ in stays}, machine__key__in=keys)
-    names = ("run", "machine__key", "incarnation", "first", "last", "tokens")
-    for run, key, incarnation, first, last, tokens in rows.values_list(*names):
-        kept = stays.get((run, f"{key}.{incarnation}"), last)
-        removed = max(0, last - max(first - 1, kept))
-        retracted[run] += tokens * removed // (last - first + 1)
+    names = ("run", "machine__key", "machine__owner", "incarnation", "first", "last", "tokens")
+    rows = list(Credit.objects.filter(run__in=verdicts).values_list(*names))
+    pseudonyms = volunteer_pseudonyms({owner for _, _, owner, *_ in rows})
+    for run, key, owner, incarnation, first, last, tokens in rows:
+        author = f"{key}.{incarnation}"
+        kept = min(_last_kept(verdict, author, pseudonyms[owner]) for verdict in verdicts[run])
+        removed = max(0, last - max(first - 1, min(last, kept)))
+        singles: dict[int, int] = {}
+        for verdict in verdicts[run]:
+            for seq, stated in verdict.updates.get(author, {}).items():
+                if first <= seq <= min(last, kept):
+                    singles[seq] = max(stated, singles.get(seq, 0))
+        in_range = tokens * removed // (last - first + 1)
+        retracted[run] += min(tokens, in_range + sum(singles.values()))
     return retracted
+
+
+def _last_kept(verdict: Verdict, author: str, volunteer: str) -> int:
+    """Return an author's last update that a verdict leaves.
+
+    Args:
+        verdict: the verdict.
+        author: KEY.INCARNATION.
+        volunteer: the pseudonym of the person whose machine it is.
+    """
+    kept = verdict.after.get(author, MAX_UPDATE_NUMBER)
+    for excluded, party in (
+        (verdict.keys, author.partition(".")[0]),
+        (verdict.volunteers, volunteer),
+    ):
+        if party in excluded:
+            kept = min(kept, excluded[party].get(author, 0))
+    return kept
 
 
 def extend_ranges(ranges: list[Credit]) -> None:

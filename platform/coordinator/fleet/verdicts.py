@@ -317,6 +317,26 @@ def exclusion_problem(run: Run, key: str, person: UUID) -> str:
     )
 
 
+def excluded_machines(members: Sequence[Any]) -> set[tuple[UUID, UUID]]:
+    """Return the (run, machine) of those memberships that `exclusion_problem` refuses, at once.
+
+    Args:
+        members: memberships of any mirror, with their machines.
+    """
+    own_key = site_identity.identity().key
+    here = models.Q(verdict__proven=True) | models.Q(verdict__signatures__has_key=own_key)
+    rows = RunExclusion.objects.filter(here, run__in={member.run_id for member in members})
+    excluded = set(rows.values_list("run", "party"))
+    if not excluded:
+        return set()
+    people = volunteer_salt.volunteer_pseudonyms({m.machine.owner_id for m in members})
+    return {
+        (m.run_id, m.machine_id)
+        for m in members
+        if {(m.run_id, m.machine.key), (m.run_id, people[m.machine.owner_id])} & excluded
+    }
+
+
 def update_all_forces(**_: Any) -> None:
     """Bring every verdict's force up to date: another mirror list is in force."""
     for row in VerdictRecord.objects.select_related("run"):

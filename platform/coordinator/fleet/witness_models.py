@@ -25,7 +25,8 @@ class UpdateWitness(models.Model):
     """A person's machine has applied every update of an author up to one.
 
     `run_tokens` is the run's count when the site received it. `header` and `statement` are the two
-    signed parts of a `coordinator_messages.Attestation`.
+    signed parts of a `coordinator_messages.Attestation`. `changed` orders the rows that this site
+    sends to the other mirrors (`rollup.next_change_stamp`); null on a row that came from one.
     """
 
     if TYPE_CHECKING:
@@ -48,11 +49,19 @@ class UpdateWitness(models.Model):
     received = models.DateTimeField(default=timezone.now)
     header: Any = models.JSONField()
     statement: Any = models.JSONField()
+    changed = models.BigIntegerField(null=True, default=0, db_default=0)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(
                 fields=["run", "machine", "incarnation", "person"], name="one_witness_a_person"
+            )
+        ]
+        indexes = [
+            models.Index(
+                fields=["changed", "id"],
+                condition=models.Q(changed__isnull=False),
+                name="witnesses_to_publish",
             )
         ]
 
@@ -63,6 +72,11 @@ class UpdateWitness(models.Model):
     def author(self) -> AuthorKey:
         """The author."""
         return AuthorKey(self.run_id, self.machine_id, self.incarnation)
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """The order of one person's rows of an author: the last counts."""
+        return self.seq, self.digest
 
     def to_head(self) -> WitnessedHead:
         """Return it without what it was signed with."""

@@ -1,11 +1,12 @@
 """What machines have witnessed of other people's updates, and what others vouch for of each author.
 
 A machine's report brings signed headers of authors whose updates it has applied, each with its own
-signature for that. Nobody is a witness of their own machines.
+signature for that. Other mirrors send what was reported to them, with both signatures. Nobody is a
+witness of their own machines.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -16,6 +17,7 @@ from django.utils import timezone
 
 from barnraise.protocol import coordinator_messages, messages
 from barnraise.protocol.signing import digest
+from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.fleet.token_limits import volunteer_rate
 from coordinator.fleet.vouching import WitnessedHead, vouched_head
@@ -58,14 +60,24 @@ class _Claim:
     def author(self) -> AuthorKey:
         return AuthorKey(self.member.run_id, self.machine.machine, self.header.incarnation)
 
+    @property
+    def digest(self) -> str:
+        return digest(self.attestation.head.body)
 
-def record_witnesses(attestations: Attestations) -> list[Vouched]:
+    @property
+    def rank(self) -> tuple[int, str]:
+        return self.header.seq, self.digest
+
+
+def record_witnesses(attestations: Attestations, changed: int | None = None) -> list[Vouched]:
     """Store what machines witnessed, in the caller's transaction.
 
-    The number of statements does not depend on how many machines report.
+    The number of statements does not depend on how many machines report. Of each author and person
+    the last head stays, so that rows come to the same state in any order of arrival.
 
     Args:
-        attestations: each reporting machine with its attestations, whose signatures are checked.
+        attestations: each witnessing machine with its attestations, whose signatures are checked.
+        changed: the stamp of rows that were reported to this site; None for another mirror's.
 
     Returns:
         What others vouch for now, of each author that the attestations name.
@@ -78,7 +90,7 @@ def record_witnesses(attestations: Attestations) -> list[Vouched]:
     if not received:
         return []
     runs = {member.run_id: member.run for member, _, _ in received}
-    machines = load_author_machines(runs, {header.peer for _, header, _ in received})
+    machines = _load_author_machines(runs, {header.peer for _, header, _ in received})
     claims = [
         _Claim(member, machines[member.run_id, header.peer], header, attestation)
         for member, header, attestation in received
@@ -88,7 +100,7 @@ def record_witnesses(attestations: Attestations) -> list[Vouched]:
     claims = [claim for claim in claims if claim.machine.owner != claim.member.machine.owner_id]
     if not claims:
         return []
-    _store_claims(claims, timezone.now())
+    _store_claims(claims, timezone.now(), changed)
     return _store_vouched(runs, {claim.author: claim.machine for claim in claims})
 
 
@@ -119,32 +131,52 @@ def is_plausible(header: messages.Update, max_tokens: int) -> bool:
     return is_bounded and header.tokens <= header.total
 
 
-def load_author_machines(
-    runs: Iterable[UUID], keys: Iterable[str]
+def _load_author_machines(
+    runs: Mapping[UUID, Run], keys: Collection[str]
 ) -> dict[tuple[UUID, str], AuthorMachine]:
-    """Find the machines with these keys in these runs, by run and key."""
+    """Find the machines with these keys in these runs, by run and key.
+
+    A machine counts, until a row of it has arrived, as one that joined with the run's
+    creation and has reported nothing.
+    """
     # Of several mirrors' rows the one with the most tokens counts: it comes last.
     rows = (
         Membership.everywhere.filter(run__in=runs, machine__key__in=keys)
         .order_by("tokens")
         .values_list("run", "machine__key", "machine", "machine__owner", "joined", "tokens")
     )
-    return {(run, key): AuthorMachine(*machine) for run, key, *machine in rows}
+    machines = {(run, key): AuthorMachine(*machine) for run, key, *machine in rows}
+    unseen = [key for key in keys if any((run, key) not in machines for run in runs)]
+    if unseen:
+        known = Machine.objects.filter(key__in=unseen).values_list("key", "pk", "owner")
+        for key, machine, owner in known:
+            for run in runs.values():
+                unreported = AuthorMachine(machine, owner, run.created, 0)
+                machines.setdefault((run.pk, key), unreported)
+    return machines
 
 
-def _store_claims(claims: list[_Claim], now: datetime) -> None:
-    """Write the last head of each author and person; an earlier one never replaces a later one."""
+def _store_claims(claims: list[_Claim], now: datetime, changed: int | None) -> None:
+    """Write the last head of each author and person; an earlier one never replaces a later one.
+
+    Of two heads with one number, by which the author signed two histories, the one with the greater
+    digest stays at every mirror.
+    """
     newest: dict[tuple[AuthorKey, UUID], _Claim] = {}
     for claim in claims:
         place = claim.author, claim.member.machine.owner_id
-        if place not in newest or newest[place].header.seq < claim.header.seq:
+        if place not in newest or newest[place].rank < claim.rank:
             newest[place] = claim
-    rows = [_witness_row(claim, now) for _, claim in sorted(newest.items(), key=lambda i: i[0])]
+    rows = [
+        _witness_row(claim, now, changed)
+        for _, claim in sorted(newest.items(), key=lambda item: item[0])
+    ]
     kept = {(row.author, row.person_id): row for row in _rows_of({row.author for row in rows})}
     fresh = [
         row
         for row in rows
-        if (row.author, row.person_id) not in kept or kept[row.author, row.person_id].seq < row.seq
+        if (row.author, row.person_id) not in kept
+        or kept[row.author, row.person_id].rank < row.rank
     ]
     UpdateWitness.objects.bulk_create(
         fresh,
@@ -160,11 +192,12 @@ def _store_claims(claims: list[_Claim], now: datetime) -> None:
             "received",
             "header",
             "statement",
+            "changed",
         ],
     )
 
 
-def _witness_row(claim: _Claim, now: datetime) -> UpdateWitness:
+def _witness_row(claim: _Claim, now: datetime, changed: int | None) -> UpdateWitness:
     header, attestation = claim.header, claim.attestation
     return UpdateWitness(
         run_id=claim.member.run_id,
@@ -174,12 +207,13 @@ def _witness_row(claim: _Claim, now: datetime) -> UpdateWitness:
         witness_id=claim.member.machine_id,
         seq=header.seq,
         total=header.total,
-        digest=digest(attestation.head.body),
+        digest=claim.digest,
         previous=header.previous,
         run_tokens=claim.member.run.ledger_tokens,
         received=now,
         header=attestation.head.model_dump(),
         statement=attestation.statement.model_dump(),
+        changed=changed,
     )
 
 
@@ -230,6 +264,24 @@ def _store_vouched(
     return vouched
 
 
+def recompute_vouched(runs: Mapping[UUID, Run], authors: Sequence[AuthorKey]) -> list[Vouched]:
+    """Recompute, from the rows that are stored, what others vouch for of these authors.
+
+    Args:
+        runs: their runs, by id.
+        authors: the authors.
+    """
+    keys = dict(
+        Machine.objects.filter(pk__in={author.machine for author in authors}).values_list(
+            "pk", "key"
+        )
+    )
+    machines = _load_author_machines(runs, set(keys.values()))
+    return _store_vouched(
+        runs, {author: machines[author.run, keys[author.machine]] for author in authors}
+    )
+
+
 def _vouched_author(
     author: AuthorKey,
     machine: AuthorMachine,
@@ -264,7 +316,7 @@ def _delete_surplus(runs: Mapping[UUID, Run], authors: Sequence[AuthorKey]) -> N
         place=Window(
             RowNumber(),
             partition_by=[F("run"), F("machine"), F("incarnation")],
-            order_by=[owner_first.asc(), F("seq").desc(), F("received").asc()],
+            order_by=[owner_first.asc(), F("seq").desc(), F("person").asc()],
         )
     )
     surplus = list(ranked.filter(place__gt=MAX_WITNESSES).values_list("pk", flat=True))

@@ -6,7 +6,8 @@ own until the shared one arrives. Tickets that another salt signed remain valid 
 within half a day.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from blake3 import blake3
 from pydantic import Field
@@ -18,6 +19,8 @@ from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State
 from coordinator.eventlog.writer import is_restore_pending, log_transaction, record
 from coordinator.lib import site_identity
 from coordinator.replication.models import MirrorListVersion
+
+P = TypeVar("P", bound=Hashable)
 
 SALT_NAME = "volunteers"
 SALT_AGGREGATE = f"salt:{SALT_NAME}"
@@ -67,12 +70,17 @@ def ensure_salt() -> None:
                 record(event_type, name, payload)
 
 
-def volunteer_pseudonym(person: object) -> str:
+def volunteer_pseudonym(person: Hashable) -> str:
     """Return 64 hex digits that identify a person to peers without naming them."""
+    return volunteer_pseudonyms([person])[person]
+
+
+def volunteer_pseudonyms(people: Iterable[P]) -> dict[P, str]:
+    """Return `volunteer_pseudonym` of each of these people, by one look at the salt."""
     state = current_state(SALT_AGGREGATE)
     shared = private_data.load(state["about"], VolunteerSalt) if state else None
     key = bytes.fromhex(shared["salt"]) if shared else site_identity.volunteer_salt()
-    return blake3(str(person).encode(), key=key).hexdigest()
+    return {person: blake3(str(person).encode(), key=key).hexdigest() for person in people}
 
 
 AGGREGATE_TYPE = AggregateType(

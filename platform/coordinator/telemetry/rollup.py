@@ -241,7 +241,7 @@ def store_reports(sent: Sent) -> None:
         members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING
     )
     checkpoints.record_announcements(announcements)
-    attestations_received.send(None, attestations=attestations)
+    attestations_received.send(None, attestations=attestations, changed=changed)
 
 
 def next_change_stamp() -> int:

@@ -10,7 +10,7 @@ from helpers.attestations import LIFE, NEXT, altered_witness_of, witness_of
 from helpers.mirror_lists import list_entry, signed_list
 from hypothesis import HealthCheck, given, settings
 
-from barnraise.protocol import coordinator_messages
+from barnraise.protocol import coordinator_messages, verdicts
 from barnraise.protocol.signing import check_attestation
 from coordinator.accounts.deletion import delete_account
 from coordinator.accounts.models import Team
@@ -23,9 +23,10 @@ from coordinator.credit.leaderboard import (
     volunteer_record,
 )
 from coordinator.credit.models import Credit
-from coordinator.fleet.models import UpdateWitness, VouchedAuthor
+from coordinator.fleet.models import UpdateWitness, VerdictRecord, VouchedAuthor
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
+from coordinator.replication.volunteer_salt import volunteer_pseudonym
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import Token
@@ -404,3 +405,28 @@ def test_record_of_a_new_volunteer_is_empty(person):
         [],
         (1, "First peg"),
     )
+
+
+@pytest.mark.parametrize("excluded", ["key", "volunteer", "single"])
+def test_credit_removed_by_a_verdict_leaves_room_for_others(
+    credit_run, report_attestations, excluded
+):
+    run, ada, other, bob = credit_run
+    run.record_ledger_tokens(3000)
+    report_attestations(run, ada, 3000)
+    report_attestations(run, bob, 0, (ada, 3, 3000))
+    assert count_credited_tokens(ada) == 3000
+    author = f"{ada.identity.key}.{LIFE}"
+    pseudonym = volunteer_pseudonym(ada.machine.owner_id)
+    fields = {
+        "key": {"keys": {ada.identity.key: {author: 1}}},
+        "volunteer": {"volunteers": {pseudonym: {author: 1}}},
+        "single": {"updates": {author: {2: 1000, 3: 1000}}},
+    }[excluded]
+    verdict = verdicts.Verdict(run=str(run.pk), issued=1.0, **fields)
+    VerdictRecord.objects.create(
+        run=run, body=verdict.model_dump_json(), digest="0" * 64, signatures={}, proven=True
+    )
+    report_attestations(run, other, 9000)
+    report_attestations(run, bob, 0, (other, 2, 4000))
+    assert count_credited_tokens(other) == 2000, "what the verdict removed used up the count"

@@ -262,6 +262,7 @@ class Migration(migrations.Migration):
                 ("received", models.DateTimeField(default=django.utils.timezone.now)),
                 ("header", models.JSONField()),
                 ("statement", models.JSONField()),
+                ("changed", models.BigIntegerField(db_default=0, default=0, null=True)),
                 (
                     "machine",
                     models.ForeignKey(
@@ -297,6 +298,13 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("changed__isnull", False)),
+                        fields=["changed", "id"],
+                        name="witnesses_to_publish",
+                    )
+                ],
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("run", "machine", "incarnation", "person"),

@@ -1,5 +1,6 @@
 """Serve the figures of machines that report to this mirror, in pages of what changed."""
 
+import json
 import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -8,8 +9,9 @@ from uuid import UUID
 from django.db.models import BigAutoField, BooleanField, F, Func, Model, QuerySet, UUIDField, Value
 from django.db.models.lookups import GreaterThan
 
+from barnraise.protocol.coordinator_messages import SignedHeader, SignedStatement
 from barnraise.protocol.signing import digest
-from coordinator.fleet.models import Membership
+from coordinator.fleet.models import Membership, UpdateWitness
 from coordinator.lib import site_identity
 from coordinator.telemetry.models import LossPoint, Rollup, RunEvent
 from coordinator.telemetry.remote.protocol import (
@@ -17,7 +19,9 @@ from coordinator.telemetry.remote.protocol import (
     MAX_LOSSES,
     MAX_MACHINE_ROWS,
     MAX_ROLLUPS,
+    MAX_WITNESS_ROWS,
     MEMBERSHIP_FIELDS,
+    WITNESS_BYTES,
     EventRow,
     LossRow,
     MachineRow,
@@ -28,6 +32,7 @@ from coordinator.telemetry.remote.protocol import (
     TelemetryPage,
     TelemetryPosition,
     TelemetryRequest,
+    WitnessRow,
 )
 
 M = TypeVar("M", bound=Model)
@@ -57,7 +62,7 @@ def build_signed_page(wanted: TelemetryRequest, to: str) -> SignedTelemetryPage:
 
 
 def build_page(after: TelemetryPosition) -> TelemetryPage:
-    """Build the page after a position, by four queries, each answered from an index."""
+    """Build the page after a position, by five queries, each answered from an index."""
     machines: dict[tuple[str, str], int] = {}
 
     def of(run: UUID, key: str) -> int:
@@ -73,6 +78,7 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
     events = _beyond(
         RunEvent.objects.all(), after.events, MAX_EVENTS, "run", "machine__key", "kind", "at"
     )
+    witnesses, has_more_witnesses = _witnesses(after.witnesses)
     now = time.time()
     return TelemetryPage(
         frames=[_frame(m, of(m.run_id, m.machine.key), now, after.frames.moment) for m in members],
@@ -82,16 +88,22 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
             EventRow(of(run, key), str(pk), kind, at.timestamp())
             for _, pk, run, key, kind, at in events
         ],
+        witnesses=[
+            WitnessRow(of(run, key), head, statement)
+            for _, _, run, key, head, statement in witnesses
+        ],
         places=TelemetryPosition(
             frames=_place(((m.changed, m.pk) for m in members), after.frames),
             sums=_place(sums, after.sums),
             points=_place(points, after.points),
             events=_place(events, after.events),
+            witnesses=_place(witnesses, after.witnesses),
         ),
         more=len(members) == MAX_MACHINE_ROWS
         or len(sums) == MAX_ROLLUPS
         or len(points) == MAX_LOSSES
-        or len(events) == MAX_EVENTS,
+        or len(events) == MAX_EVENTS
+        or has_more_witnesses,
         machines=list(machines),
     )
 
@@ -113,6 +125,22 @@ def _beyond(rows: QuerySet[M], after: RowPosition, most: int, *names: str) -> li
     )
     selected = rows.filter(beyond, changed__isnull=False).order_by("changed", "id")[:most]
     return list(selected.values_list("changed", "id", *names) if names else selected)
+
+
+def _witnesses(after: RowPosition) -> tuple[list[Any], bool]:
+    """Select the next witness rows, about `WITNESS_BYTES` at most, and whether more may follow."""
+    names = ("run", "witness__key", "header", "statement")
+    known = UpdateWitness.objects.filter(witness__isnull=False)
+    rows = []
+    size = 0
+    selected = _beyond(known, after, MAX_WITNESS_ROWS, *names)
+    for changed, pk, run, key, header, statement in selected:
+        size += len(json.dumps([header, statement]))
+        if rows and size > WITNESS_BYTES:
+            return rows, True
+        signed = SignedHeader.model_validate(header), SignedStatement.model_validate(statement)
+        rows.append((changed, pk, run, key, *signed))
+    return rows, len(selected) == MAX_WITNESS_ROWS
 
 
 def _place(rows: Iterable[Any], before: RowPosition) -> RowPosition:

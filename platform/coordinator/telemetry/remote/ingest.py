@@ -1,7 +1,8 @@
 """Store other mirrors' figures, in rows apart from what was reported to this site.
 
-Each row has the key of the mirror that sent it, so a mirror that lies spoils only its own rows.
-Nothing of it is passed on or recorded in the event log.
+Each row has the key of the mirror that sent it, so a mirror that lies spoils only its own rows. A
+witness proves itself by two signatures and counts as if it had been reported here. Nothing of it
+is passed on or recorded in the event log.
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,12 @@ from typing import NamedTuple
 from django.db import transaction
 from django.utils import timezone
 
+from barnraise.errors import MessageError
+from barnraise.protocol.coordinator_messages import Attestation
+from barnraise.protocol.signing import check_attestation
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import NEVER, Membership
+from coordinator.fleet.verdicts import excluded_machines
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.models import LossPoint, RemoteCursor, Rollup, RunEvent
@@ -23,6 +28,7 @@ from coordinator.telemetry.remote.protocol import (
     TelemetryPage,
     TelemetryPosition,
 )
+from coordinator.telemetry.rollup import attestations_received
 
 PATIENCE = timedelta(seconds=30)  # for the event of a run or machine
 AHEAD = 60.0  # seconds that another mirror's clock may be ahead
@@ -54,6 +60,14 @@ class PageIngestResult(NamedTuple):
     more: bool = False
 
 
+class ProvenWitness(NamedTuple):
+    """A valid attestation: the index of its machine in the page, and the author's key."""
+
+    of: int
+    author: str
+    attestation: Attestation
+
+
 def store_page(key: str, after: TelemetryPosition, news: TelemetryPage) -> PageIngestResult:
     """Store a page of the mirror `key`, all or nothing; a page that arrives twice changes nothing.
 
@@ -66,6 +80,7 @@ def store_page(key: str, after: TelemetryPosition, news: TelemetryPage) -> PageI
         news: the page.
     """
     now = timezone.now()
+    proven = _prove_witnesses(news)  # costs time: before any lock
     with transaction.atomic():
         cursor = RemoteCursor.objects.select_for_update().get(pk=key)
         if cursor.position != after:
@@ -96,23 +111,71 @@ def store_page(key: str, after: TelemetryPosition, news: TelemetryPage) -> PageI
         RunEvent.objects.bulk_create(
             _events(key, news, members, now.timestamp()), ignore_conflicts=True
         )
-        waits = None in members and now < (cursor.waits or now) + PATIENCE
+        unknown = _first_unknown(news, members, proven)
+        waits = bool(unknown) and now < (cursor.waits or now) + PATIENCE
         cursor.waits = (cursor.waits or now) if waits else None
         if not waits:
             cursor.after = news.places.model_dump(mode="json")
             transaction.on_commit(lambda: _show(points, now.timestamp()))
         cursor.save(update_fields=["after", "waits"])
-    rows = len(changed_members) + len(sums) + len(points) + len(news.events)
-    return PageIngestResult(rows, _left_out(news, members, future, waits), news.more and not waits)
+        witnesses = _select_witnesses(members, proven)
+        attestations_received.send(None, attestations=witnesses, changed=None)
+    rows = len(changed_members) + len(sums) + len(points) + len(news.events) + len(witnesses)
+    unproven = len(news.witnesses) - len(proven)
+    left_out = "" if waits or not unknown else unknown
+    return PageIngestResult(
+        rows, left_out or _describe_invalid(future, unproven), news.more and not waits
+    )
 
 
-def _left_out(
-    news: TelemetryPage, members: list[Membership | None], future: int, waits: bool
+def _describe_invalid(future: int, unproven: int) -> str:
+    if unproven:
+        return f"sent {unproven} attestations whose signatures prove nothing"
+    return f"sent {future} sums of times outside the run: is its clock right?" if future else ""
+
+
+def _first_unknown(
+    news: TelemetryPage, members: list[Membership | None], proven: list[ProvenWitness]
 ) -> str:
-    if None in members and not waits:
+    """Describe a machine or run of the page that no event describes yet; "" if there is none."""
+    if None in members:
         run, machine = news.machines[members.index(None)]
         return f"names the machine {machine[:8]} in the run {run}, and no event of both has arrived"
-    return f"sent {future} sums of times outside the run: is its clock right?" if future else ""
+    authors = {witness.author for witness in proven}
+    if authors:
+        authors -= set(Machine.objects.filter(key__in=authors).values_list("key", flat=True))
+    return f"names the author {min(authors)[:8]}, and no event of it has arrived" if authors else ""
+
+
+def _prove_witnesses(news: TelemetryPage) -> list[ProvenWitness]:
+    """Return the witness rows whose two signatures are valid and belong together."""
+    proven = []
+    for row in news.witnesses:
+        run, machine = news.machines[row.of]
+        attestation = Attestation(head=row.head, statement=row.statement)
+        try:
+            header = check_attestation(attestation, run, machine)
+        except MessageError:
+            continue
+        proven.append(ProvenWitness(row.of, header.peer, attestation))
+    return proven
+
+
+def _select_witnesses(
+    members: list[Membership | None], proven: list[ProvenWitness]
+) -> list[tuple[Membership, list[Attestation]]]:
+    """Group the attestations of machines that may report here themselves by machine."""
+    witnesses: dict[int, tuple[Membership, list[Attestation]]] = {}
+    for witness in proven:
+        member = members[witness.of]
+        if member and not member.machine.revoked and member.machine.owner.is_active:
+            witnesses.setdefault(witness.of, (member, []))[1].append(witness.attestation)
+    excluded = excluded_machines([member for member, _ in witnesses.values()])
+    return [
+        (member, attestations)
+        for member, attestations in witnesses.values()
+        if (member.run_id, member.machine_id) not in excluded
+    ]
 
 
 def _members(key: str, news: TelemetryPage) -> list[Membership | None]:
@@ -124,9 +187,11 @@ def _members(key: str, news: TelemetryPage) -> list[Membership | None]:
     runs = {str(pk): run for pk, run in runs.items()}
     machines = {
         machine.key: machine
-        for machine in Machine.objects.filter(key__in={machine for _, machine in news.machines})
+        for machine in Machine.objects.select_related("owner").filter(
+            key__in={machine for _, machine in news.machines}
+        )
     }
-    rows = Membership.everywhere.select_for_update().filter(
+    rows = Membership.everywhere.select_for_update(of=("self",)).filter(
         mirror=key, run__in=runs, machine__in=machines.values()
     )
     there = {(member.run_id, member.machine_id): member for member in rows}
@@ -141,6 +206,7 @@ def _members(key: str, news: TelemetryPage) -> list[Membership | None]:
                 mirror=key, run=run, machine=machine, last_seen=NEVER, changed=None
             )
         there[place].run = run
+        there[place].machine = machine
         members.append(there[place])
     return members
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, model_validator
 
+from barnraise.protocol.coordinator_messages import SignedHeader, SignedStatement
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.reports import ExchangeView, PlanView
@@ -26,8 +27,10 @@ from barnraise.protocol.types import (
 )
 
 MAX_MACHINE_ROWS, MAX_ROLLUPS, MAX_LOSSES, MAX_EVENTS = 200, 2000, 2000, 200  # of one page
-PAGE_BYTES = 4 << 20  # of its text; such pages have a quarter of that at most
-MACHINES = MAX_MACHINE_ROWS + MAX_ROLLUPS + MAX_LOSSES + MAX_EVENTS
+MAX_WITNESS_ROWS = 100  # of one page, each with two signed documents of at most 62 kB
+WITNESS_BYTES = 1 << 20  # of a page's witness rows, approximately
+PAGE_BYTES = 4 << 20  # of its text; such pages have half of that at most
+MACHINES = MAX_MACHINE_ROWS + MAX_ROLLUPS + MAX_LOSSES + MAX_EVENTS + MAX_WITNESS_ROWS
 
 Seq = Annotated[int, Field(ge=0, lt=1 << 53)]
 Which = Annotated[int, Field(ge=0, lt=MACHINES)]  # of the page's `machines`
@@ -47,6 +50,7 @@ class TelemetryPosition(Message):
     sums: RowPosition = RowPosition()
     points: RowPosition = RowPosition()
     events: RowPosition = RowPosition()
+    witnesses: RowPosition = RowPosition()
 
 
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -147,6 +151,17 @@ class EventRow(NamedTuple):
     at: UnixTime
 
 
+class WitnessRow(NamedTuple):
+    """A machine witnessed an author's updates: the two signed parts of an `Attestation`.
+
+    `of` is the machine that signed the statement.
+    """
+
+    of: Which
+    head: SignedHeader
+    statement: SignedStatement
+
+
 class TelemetryPage(Message):
     """One page of rows.
 
@@ -159,13 +174,14 @@ class TelemetryPage(Message):
     sums: list[RollupRow] = Field(max_length=MAX_ROLLUPS)
     points: list[LossRow] = Field(max_length=MAX_LOSSES)
     events: list[EventRow] = Field(max_length=MAX_EVENTS)
+    witnesses: list[WitnessRow] = Field(default=[], max_length=MAX_WITNESS_ROWS)
     places: TelemetryPosition
     more: bool
 
     @model_validator(mode="after")
     def names_its_own(self) -> "TelemetryPage":
         """Check that every row refers to a machine of the page."""
-        rows = (*self.frames, *self.sums, *self.points, *self.events)
+        rows = (*self.frames, *self.sums, *self.points, *self.events, *self.witnesses)
         if max((row.of for row in rows), default=-1) >= len(self.machines):
             raise ValueError("a row is of a machine that the page does not name")
         return self

@@ -265,7 +265,7 @@ def test_export_and_ingest_query_counts_do_not_grow_with_machines(
             exported = export.build_page(position)
         with CaptureQueriesContext(connection) as ingest_queries:
             ingest_page(exported)
-        assert len(exported.frames) == len(reporting) and len(export_queries) == 4
+        assert len(exported.frames) == len(reporting) and len(export_queries) == 5
         size = len(exported.model_dump_json()) / len(reporting)
         assert size < 2000, f"{size:.0f} bytes a report"
         counts.append(len(ingest_queries))
