@@ -31,6 +31,7 @@ MAX_LINKS = 12  # above this many links a machine closes some
 MAX_VOLUNTEER_LINKS = 2  # links to the machines of one other person
 MAX_SIBLING_LINKS = 6  # links to machines of this machine's own volunteer
 MIN_DIALLED = 4  # links that this machine dialled, as far as there are peers to dial
+MIN_VOLUNTEERS = 5  # people linked, below which those who said goodbye are dialled again soon
 OLDEST_LINKS = 2  # links that are never closed for newer ones
 MIN_LINK_AGE = 5.0  # seconds that a link lasts at least before this machine closes it
 EXPLORE_INTERVAL = 60.0  # seconds between two links beyond TARGET_LINKS, ± a half
@@ -139,6 +140,7 @@ class PartialView:
         self._sources = [*PeerSource]  # in the order of their turns to be dialled
         self._explore_at = -math.inf  # when to look for one link beyond TARGET_LINKS
         self._link_count = 0  # at the last look
+        self._volunteer_count = 0  # volunteers among these links
 
     # ---- events: what others report
 
@@ -275,7 +277,7 @@ class PartialView:
         if known := self.passive.get(key):
             delay = REDIAL_MIN
             if said_goodbye:
-                needs_links = self._link_count < TARGET_LINKS
+                needs_links = self._volunteer_count < TARGET_LINKS
                 delay = REDIAL_AFTER_REFUSAL if needs_links else REDIAL_AFTER_GOODBYE
             known.next_dial = now + delay * (1 + self._random.random())
 
@@ -344,6 +346,9 @@ class PartialView:
             now: The time in seconds.
         """
         self._link_count = len(links)
+        self._volunteer_count = len({link.meeting.volunteer or key for key, link in links.items()})
+        if self._volunteer_count < MIN_VOLUNTEERS:
+            self._hasten_redials(now)
         room = self._count_dials(links, now)
         if room <= 0:
             return []
@@ -371,6 +376,17 @@ class PartialView:
         if chosen or now >= self._explore_at:
             self._explore_at = now + EXPLORE_INTERVAL * (0.5 + self._random.random())
         return chosen
+
+    def _hasten_redials(self, now: float) -> None:
+        """Dial soon who only said goodbye, because few people are linked.
+
+        A few volunteers could otherwise be the only ones that a machine hears of, for as long as
+        the others need not be dialled.
+        """
+        for known in self.passive.values():
+            if known.met_at and not known.failures and not known.refusals:
+                soon = now + REDIAL_MIN * (1 + self._random.random())
+                known.next_dial = min(known.next_dial, soon)
 
     def _candidates(self, links: Links, now: float) -> dict[PeerSource, list[str]]:
         """Return the keys that may be dialled now by source, in random order.
