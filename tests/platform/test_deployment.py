@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from django.core.management import call_command
 from helpers.paths import ROOT
 
 from coordinator.lib import mail_settings
@@ -47,6 +48,11 @@ def test_django_checks_find_nothing_in_a_deployed_site(state):
     done = manage("check", "--deploy", "--fail-level", "INFO", **DEPLOYED)
     assert done.returncode == 0, done.stderr
     assert "no issues" in done.stdout
+
+
+@pytest.mark.django_db
+def test_migrations_create_the_tables_of_the_models():
+    call_command("makemigrations", check_changes=True, dry_run=True, verbosity=0)  # exits with 1
 
 
 def test_deployed_site_requires_tls(state):

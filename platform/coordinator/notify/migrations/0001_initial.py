@@ -31,6 +31,10 @@ class Migration(migrations.Migration):
                             ("machine.quiet", "One of your machines stopped reporting"),
                             ("run.started", "A run of yours or of your machines started"),
                             ("run.stalled", "A run of yours stalled: no machine reports"),
+                            (
+                                "run.suspended",
+                                "A run of yours grew faster than its machines can train",
+                            ),
                             ("run.finished", "A run of yours or of your machines ended"),
                             ("ticket.refused", "A run refused one of your machines"),
                         ],
@@ -76,6 +80,10 @@ class Migration(migrations.Migration):
                             ("machine.quiet", "One of your machines stopped reporting"),
                             ("run.started", "A run of yours or of your machines started"),
                             ("run.stalled", "A run of yours stalled: no machine reports"),
+                            (
+                                "run.suspended",
+                                "A run of yours grew faster than its machines can train",
+                            ),
                             ("run.finished", "A run of yours or of your machines ended"),
                             ("ticket.refused", "A run refused one of your machines"),
                         ],

@@ -28,7 +28,11 @@ class Migration(migrations.Migration):
                 (
                     "tone",
                     models.CharField(
-                        choices=[("news", "News"), ("warning", "Warning"), ("trouble", "Trouble")],
+                        choices=[
+                            ("news", "Information"),
+                            ("warning", "Warning"),
+                            ("trouble", "Incident"),
+                        ],
                         default="news",
                         max_length=10,
                     ),
@@ -37,7 +41,9 @@ class Migration(migrations.Migration):
                 (
                     "ends",
                     models.DateTimeField(
-                        blank=True, help_text="Empty: until it is withdrawn.", null=True
+                        blank=True,
+                        help_text="Leave empty to show it until it is withdrawn.",
+                        null=True,
                     ),
                 ),
                 (
