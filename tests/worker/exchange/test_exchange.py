@@ -52,7 +52,7 @@ def test_exchanges_on_a_slow_lossy_network_agree(world):
     for seed in range(5):
         a.publish_round(seed)
         b.publish_round(100 + seed)
-    world.wait_for_agreement(a, b)
+    world.wait_for_agreement(a, b, seconds=60.0)
 
 
 def test_exchange_after_a_partition_catches_up(world):
