@@ -22,7 +22,6 @@ WEB_COMMAND = (
     "--timeout-worker-healthcheck",
     "60",
 )
-CELERY_COMMAND = ("-m", "celery", "-A", "coordinator.celery:app")
 START_SECONDS = 180.0  # until the site must be ready
 
 
@@ -66,13 +65,15 @@ class Site:
 
     def start(self) -> None:
         """Start the web server, Celery's workers and beat; return when the site is ready."""
-        celery = ("nice", "-n", "10", sys.executable, *CELERY_COMMAND)
+        from coordinator.demo.commands import beat_command, worker_command
+        from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
+
+        nice = ("nice", "-n", "10")
         web = (*WEB_COMMAND, "--port", str(self.port), "--workers", str(self.web_processes))
         self.processes.start("web", sys.executable, *web)
-        self.processes.start("celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
-        webhooks = ("worker", "-P", "solo", "-Q", "webhooks", "--loglevel", "WARNING")
-        self.processes.start("webhooks", *celery, *webhooks)
-        self.processes.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
+        self.processes.start("celery", *nice, *worker_command(TASK_QUEUE))
+        self.processes.start("webhooks", *nice, *worker_command(WEBHOOK_QUEUE))
+        self.processes.start("beat", *nice, *beat_command())
         deadline = time.monotonic() + START_SECONDS
         while not self._is_ready():
             assert time.monotonic() < deadline, self.processes.log_tail("web")

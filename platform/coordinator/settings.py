@@ -39,7 +39,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator.lib import embedded_servers, mail_settings
+from coordinator.lib import embedded_servers, mail_settings, task_queues
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE_DIR = Path(os.environ.get("BARNRAISE_STATE") or ROOT / ".state").resolve()
@@ -263,7 +263,7 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # LOGGING below speaks for workers too
 CELERY_TIMEZONE = "UTC"
 # Calls of addresses that people typed may wait for slow servers, so they have a queue and a worker
 # of their own: reports and the lifecycle of runs never wait behind them.
-CELERY_TASK_ROUTES = {"notify.webhooks": {"queue": "webhooks"}}
+CELERY_TASK_ROUTES = {"notify.webhooks": {"queue": task_queues.WEBHOOK_QUEUE}}
 CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:ResilientScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 1800)

@@ -20,13 +20,12 @@ from helpers.second_factor import AuthenticatorApp
 from playwright.sync_api import Page
 
 from coordinator.demo.commands import (
-    TASK_QUEUE,
-    WEBHOOK_QUEUE,
     beat_command,
     web_command,
     worker_command,
 )
 from coordinator.demo.processes import ProcessGroup, free_port
+from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 HARDWARE_FILE = ROOT / "build" / "hardware.json"
 DATABASE = "barnraise_live"
@@ -217,7 +216,7 @@ def submit_login(page: Page, email: str, password: str) -> None:
 def log_in(page: Page, email: str = EMAIL, password: str = PASSWORD) -> None:
     """Log in; the organiser unless another person is given."""
     submit_login(page, email, password)
-    if email == EMAIL:  # who is of the staff, and has a second factor
+    if email == EMAIL:  # a member of the staff, with a second factor
         page.get_by_label("Code").fill(organisers_app.next_code())
         click_and_load(page.get_by_role("button", name="Sign in").last)
     assert "/accounts/login" not in page.url, "the login failed"

@@ -3,6 +3,7 @@
 import time
 
 import torch
+from helpers.tickets import sign_ticket
 from helpers.wait_for import wait_until
 
 from barnraise.durable_io import write_atomically
@@ -10,7 +11,7 @@ from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.protocol.messages import Peer, Ticket
+from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
 
@@ -24,23 +25,21 @@ class HoardingPeer:
 
     def __init__(self, run, spec, folder, network, rate: int):
         self.now = time.time() - 86_400
-        ticket = Ticket(
+        ticket = sign_ticket(
+            MIRROR,
+            HOARDER.key,
             run=run,
-            peer=HOARDER.key,
-            machine=run,
             volunteer="7" * 64,
-            roles=[],
             max_tokens_per_second=rate,
             issued=self.now,
             expires=self.now + 2 * 86_400,
-            mirror=MIRROR.key,
         )
         config = ExchangeConfig(
             spec=spec,
             run=run,
             identity=HOARDER,
             incarnation="7" * 16,
-            ticket=MIRROR.sign("ticket", ticket),
+            ticket=ticket,
             mirrors=frozenset([MIRROR.key]),
             clock=lambda: self.now,
         )

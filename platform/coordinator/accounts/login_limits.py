@@ -82,7 +82,7 @@ def _read_cookie(request: HttpRequest) -> tuple[str, list[str]]:
 
 
 def record_wrong_password(request: HttpRequest, email: str) -> None:
-    """Count a guess by somebody who has not signed in to this account before."""
+    """Count a guess from a browser without an earlier sign-in to this account."""
     if not recognise_device(request, email):
         _count(f"guesses:{_account(email)}", HOUR)
 
@@ -104,7 +104,7 @@ def password_suffices(request: HttpRequest, email: str) -> bool:
 
 
 def may_send_email(request: HttpRequest, email: str) -> bool:
-    """Count an email that somebody who has not signed in causes; return whether it may be sent."""
+    """Count an email that a request without a session causes; return whether it may be sent."""
     source = login_source(request, email)
     if _count(f"emails:{_account(email)}:{digest(source)[:16]}", EMAIL_SECONDS) > MAX_EMAILS:
         return False

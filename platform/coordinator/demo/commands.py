@@ -2,8 +2,6 @@
 
 import sys
 
-TASK_QUEUE = "celery"
-WEBHOOK_QUEUE = "webhooks"  # calls of addresses that people typed, which may be slow on purpose
 WITHOUT_PARTS = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 CELERY = (sys.executable, "-m", "celery", "-A", "coordinator.celery:app")
 

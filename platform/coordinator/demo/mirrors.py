@@ -19,8 +19,9 @@ from barnraise.protocol.mirror_list import (
 )
 from barnraise.protocol.signing import Identity
 from coordinator.demo import servers
-from coordinator.demo.commands import TASK_QUEUE, WEBHOOK_QUEUE, web_command, worker_command
+from coordinator.demo.commands import web_command, worker_command
 from coordinator.demo.processes import ProcessGroup
+from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 ROOT_KEY = "root.key"  # of the mirror list; a real one never lies on a site's disk
 LIST_SECONDS = 180 * 86_400.0  # until a list expires

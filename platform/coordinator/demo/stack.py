@@ -18,8 +18,6 @@ from django.utils import timezone
 
 from coordinator.accounts.models import Enrolment, Machine, User
 from coordinator.demo.commands import (
-    TASK_QUEUE,
-    WEBHOOK_QUEUE,
     beat_command,
     web_command,
     worker_command,
@@ -27,6 +25,7 @@ from coordinator.demo.commands import (
 from coordinator.demo.multi_mirror import MirrorCluster
 from coordinator.demo.processes import ProcessGroup, free_port
 from coordinator.lib import embedded_servers, site_identity
+from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 

@@ -82,7 +82,7 @@ def sum_over_people(values: Mapping[P, float], owner: P, limits: Mapping[P, floa
     """Sum a figure that people's machines report of themselves, bounded by what others saw.
 
     A vouched person counts at most up to their limit. Any other person counts at most as much as
-    the highest who is counted so. The owner of a run, while nobody vouches for the owner, and
+    the highest of these. The owner of a run, while nobody vouches for the owner, and
     everybody in a run where nobody is vouched for and the owner is away, counts as reported.
 
     Args:

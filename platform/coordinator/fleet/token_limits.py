@@ -78,7 +78,7 @@ def machine_limit_refusal(run: Run, machine: Machine) -> str:
         return ""
     return (
         f"{settings.VOLUNTEER_MACHINES} machines of yours have joined the run {run.name} in the "
-        "last two weeks, and no more of one volunteer may: use one of those"
+        "last two weeks, and this is the limit for one volunteer: use one of those"
     )
 
 

@@ -305,7 +305,7 @@ def _vouched_author(
 
 
 def _delete_surplus(runs: Mapping[UUID, Run], authors: Sequence[AuthorKey]) -> None:
-    """Delete the witnesses beyond `MAX_WITNESSES`: the run's owner stays, then who has most."""
+    """Delete witnesses beyond `MAX_WITNESSES`; the owner's stay, then the furthest."""
     if not authors:
         return
     owner_first = Case(

@@ -10,13 +10,10 @@ from coordinator.eventlog.models import Aggregate, LogEvent
 from coordinator.fleet.models import Membership
 from coordinator.lib import heartbeats
 from coordinator.lib.counters import series_name
+from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 from coordinator.lib.valkey import valkey_client
 from coordinator.runs.models import Run, Status
 from coordinator.telemetry import report_queue
-
-# The lists of Valkey in which Celery's broker keeps waiting tasks.
-CELERY_QUEUE = "celery"
-WEBHOOK_QUEUE = "webhooks"
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def _heartbeat_ages() -> Gauge:
 def _queues() -> Gauge:
     lengths = {
         "reports": valkey_client().llen(report_queue.PENDING_KEY),
-        "tasks": valkey_client().llen(CELERY_QUEUE),
+        "tasks": valkey_client().llen(TASK_QUEUE),
         "webhooks": valkey_client().llen(WEBHOOK_QUEUE),
         "events": LogEvent.objects.filter(accepted=True, understood=False).count(),
         "aggregates": Aggregate.objects.filter(Q(stale=True) | Q(projected=False)).count(),

@@ -14,6 +14,7 @@ from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
 from coordinator.lib import heartbeats
+from coordinator.lib.task_queues import TASK_QUEUE
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.lib.valkey import valkey_client
 from coordinator.notify.models import Delivery, Notification
@@ -23,7 +24,6 @@ from coordinator.telemetry import report_queue
 
 ACTIVE_STATUSES = [RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED]
 MAX_RUNS = 12
-CELERY_QUEUE = "celery"
 # The counts read whole tables, so all open dashboards share them for one refresh interval.
 counts_cache: TtlCache[None, dict[str, Any]] = TtlCache(5.0)
 
@@ -95,7 +95,7 @@ def _queues() -> dict[str, Any]:
     with valkey_client().pipeline(transaction=False) as pipe:
         pipe.llen(report_queue.PENDING_KEY)
         pipe.lindex(report_queue.PENDING_KEY, 0)
-        pipe.llen(CELERY_QUEUE)
+        pipe.llen(TASK_QUEUE)
         pipe.info("memory")
         reports, oldest, tasks, memory = pipe.execute()
     return {

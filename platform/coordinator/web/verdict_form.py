@@ -19,7 +19,38 @@ from coordinator.web.forms import ProblemForm
 from coordinator.web.run_form_fields import number_field
 
 
-class RunVerdictForm(ProblemForm):
+class SignedDecisionForm(ProblemForm):
+    """A verdict on a run, with its public reason."""
+
+    reason = forms.CharField(
+        required=False,
+        max_length=100,
+        label="Reason",
+        help_text="Public.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+
+    def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.run = run
+
+    def save(self, actor: User) -> bool:
+        """Issue the verdict; return False, with errors at the fields, if it is refused."""
+        retractions, exclusions = self.build_requests()
+        reason = self.cleaned_data["reason"]
+        try:
+            VerdictRecord.issue(self.run, retractions, reason, exclude=exclusions, actor=actor)
+        except SpecError as error:
+            self.add_problems(error)
+            return False
+        return True
+
+    def build_requests(self) -> tuple[list[RetractionRequest], list[ExclusionRequest]]:
+        """Return what a valid form retracts, and whom it excludes."""
+        raise NotImplementedError
+
+
+class RunVerdictForm(SignedDecisionForm):
     """Updates of one machine: all from a number on, single ones, or both."""
 
     first = number_field(
@@ -32,24 +63,17 @@ class RunVerdictForm(ProblemForm):
         help_text="Numbers, separated by commas; 7:40960 also subtracts its tokens from the count.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
-    reason = forms.CharField(
-        required=False,
-        max_length=100,
-        label="Reason",
-        help_text="Public.",
-        widget=forms.TextInput(attrs={"autocomplete": "off"}),
-    )
+    field_order = ["author", "first", "updates", "reason"]
 
     def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.run = run
+        super().__init__(*args, run=run, **kwargs)
         authors = [(author.author, str(author)) for author in list_authors(run)]
         self.fields["author"] = forms.ChoiceField(
             choices=authors,
             label="Machine",
             help_text="Numbering restarts when a machine starts from scratch.",
         )
-        self.order_fields(["author"])
+        self.order_fields(self.field_order)
 
     def clean(self) -> dict[str, Any]:
         """Check what is to be removed."""
@@ -67,18 +91,12 @@ class RunVerdictForm(ProblemForm):
             self.add_problems(SpecError(retraction_problems(self.run, [retraction])))
         return {**cleaned, "retraction": retraction}
 
-    def save(self, actor: User) -> bool:
-        """Issue the verdict; return False, with errors at the fields, if it is refused."""
-        values = self.cleaned_data
-        try:
-            VerdictRecord.issue(self.run, [values["retraction"]], values["reason"], actor=actor)
-        except SpecError as error:
-            self.add_problems(error)
-            return False
-        return True
+    def build_requests(self) -> tuple[list[RetractionRequest], list[ExclusionRequest]]:
+        """Return the updates of one machine."""
+        return [self.cleaned_data["retraction"]], []
 
 
-class ExcludeForm(ProblemForm):
+class ExcludeForm(SignedDecisionForm):
     """A volunteer to exclude from a run, and whether their updates are removed."""
 
     person = forms.ModelChoiceField(
@@ -94,17 +112,10 @@ class ExcludeForm(ProblemForm):
         label="Their updates",
         help_text="Updates older than the verdict horizon stay in any case.",
     )
-    reason = forms.CharField(
-        required=False,
-        max_length=100,
-        label="Reason",
-        help_text="Public.",
-        widget=forms.TextInput(attrs={"autocomplete": "off"}),
-    )
+    field_order = ["person", "updates", "reason"]
 
     def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.run = run
+        super().__init__(*args, run=run, **kwargs)
         field = cast("forms.ModelChoiceField", self.fields["person"])
         members = run.memberships.exclude(machine__owner=run.owner_id)
         field.queryset = User.objects.filter(
@@ -112,16 +123,10 @@ class ExcludeForm(ProblemForm):
         ).order_by("name", "pk")
         field.label_from_instance = _describe_person
 
-    def save(self, actor: User) -> bool:
-        """Issue the verdict; return False, with errors at the fields, if it is refused."""
+    def build_requests(self) -> tuple[list[RetractionRequest], list[ExclusionRequest]]:
+        """Return the volunteer."""
         values = self.cleaned_data
-        exclusion = ExclusionRequest(values["person"], values["updates"] == "remove")
-        try:
-            VerdictRecord.issue(self.run, [], values["reason"], exclude=[exclusion], actor=actor)
-        except SpecError as error:
-            self.add_problems(error)
-            return False
-        return True
+        return [], [ExclusionRequest(values["person"], values["updates"] == "remove")]
 
 
 def _describe_person(obj: Any) -> str:

@@ -33,7 +33,7 @@ NamePrefix = Annotated[str, Field(pattern=r"^[0-9a-f]{0,63}$")]
 
 
 class Verdict(Message):
-    """Which updates of a run are retracted, and who is excluded from it.
+    """The retracted updates of a run, and the parties that are excluded from it.
 
     Attributes:
         run: the run.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+from helpers import tickets
 from hypothesis import given, settings
 
 from barnraise.exchange.handlers.local_author import AuthorConfig, LocalAuthor
@@ -15,7 +16,7 @@ from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, RunSpec
 
-RUN = "01890000-0000-7000-8000-000000000001"
+RUN = tickets.RUN
 SELF, MIRROR = Identity(b"\x01" * 32), Identity(b"\x02" * 32)
 SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), roots=(MIRROR.key,))
 RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))
@@ -24,18 +25,7 @@ NOW = 1_000_000.0
 
 
 def sign_ticket(rate: int, issued: float = NOW) -> messages.Signed:
-    ticket = messages.Ticket(
-        run=RUN,
-        peer=SELF.key,
-        machine=RUN,
-        volunteer="0" * 64,
-        roles=[],
-        max_tokens_per_second=rate,
-        issued=issued,
-        expires=issued + 86_400,
-        mirror=MIRROR.key,
-    )
-    return MIRROR.sign("ticket", ticket)
+    return tickets.sign_ticket(MIRROR, SELF.key, max_tokens_per_second=rate, issued=issued)
 
 
 class TrainingMachine:

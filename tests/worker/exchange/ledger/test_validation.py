@@ -2,6 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
+from helpers import tickets
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError
@@ -16,7 +17,7 @@ from barnraise.protocol import messages
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, Identity, digest
 from barnraise.spec import ModelSpec, RunSpec
 
-RUN = "01890000-0000-7000-8000-000000000001"
+RUN = tickets.RUN
 AUTHOR, MIRROR = Identity(b"\x01" * 32), Identity(b"\x02" * 32)
 SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), roots=(MIRROR.key,))
 RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))
@@ -25,18 +26,7 @@ ISSUED_MS = 1_000_000_000
 
 
 def sign_ticket(rate: int = 1000, issued: float = ISSUED) -> messages.Signed:
-    ticket = messages.Ticket(
-        run=RUN,
-        peer=AUTHOR.key,
-        machine=RUN,
-        volunteer="0" * 64,
-        roles=[],
-        max_tokens_per_second=rate,
-        issued=issued,
-        expires=issued + 86_400,
-        mirror=MIRROR.key,
-    )
-    return MIRROR.sign("ticket", ticket)
+    return tickets.sign_ticket(MIRROR, AUTHOR.key, max_tokens_per_second=rate, issued=issued)
 
 
 def parse_ticket(signed: messages.Signed) -> messages.Ticket:

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from helpers.mirror_lists import list_entry, signed_list
+from helpers.tickets import sign_ticket
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.cli.verdict import build_verdict
@@ -72,18 +73,7 @@ def header(
 
 
 def ticket(by: Identity = MIRROR) -> messages.Signed:
-    body = messages.Ticket(
-        run=RUN,
-        peer=AUTHOR.key,
-        machine=RUN,
-        volunteer="0" * 64,
-        roles=[],
-        max_tokens_per_second=1000,
-        issued=0,
-        expires=1.0,
-        mirror=by.key,
-    )
-    return by.sign("ticket", body)
+    return sign_ticket(by, AUTHOR.key, run=RUN, expires=1.0)
 
 
 def signed_verdict(

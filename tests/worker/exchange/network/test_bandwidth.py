@@ -48,7 +48,7 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     large.network.partition({b.identity.key}, {c.identity.key})
     for machine in (b, c):
         machine.add_peers(a)
-    wait_until(lambda: a.exchange.stats.peers == 2)
+    wait_until(lambda: [machine.exchange.stats.peers for machine in (a, b, c)] == [2, 1, 1])
     a.exchange.set_uplink_limit(1_000_000.0)
     started_at = time.monotonic()
     for machine, blob in ((b, blobs[0]), (c, blobs[1])):

@@ -2,7 +2,7 @@
 
 A header costs its author nothing, and reserves the bytes of all its payloads on every peer's disk
 until they are complete. The reservations have a bound in all and for each volunteer. When all is
-taken, the volunteer who has reserved most makes room for one who would have less.
+taken, the volunteer with the largest reservation makes room for one with a smaller one.
 """
 
 import math

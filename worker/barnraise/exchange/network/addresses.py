@@ -7,6 +7,8 @@ addresses count by /24 and IPv6 addresses by /64, the smallest networks that pro
 import ipaddress
 from functools import lru_cache
 
+from barnraise.protocol.ip_addresses import parse_ip
+
 IPV4_PREFIX = 24
 IPV6_PREFIX = 64
 
@@ -15,13 +17,11 @@ IPV6_PREFIX = 64
 def host_of(address: str) -> str:
     """Return the host of a host:port address; an IPv4 host that is mapped to IPv6 is IPv4."""
     host = address.rpartition(":")[0] or address
-    host = host.strip("[]").partition("%")[0]
+    host = host.strip("[]")
     try:
-        parsed = ipaddress.ip_address(host)
+        return str(parse_ip(host))
     except ValueError:
         return host.lower()
-    mapped = parsed.ipv4_mapped if parsed.version == 6 else None
-    return str(mapped or parsed)
 
 
 @lru_cache(8192)

@@ -133,7 +133,7 @@ class IrohTransport:
         return await self._incoming.get()
 
     async def _accept_connections(self, endpoint: iroh.Endpoint) -> None:
-        """Accept connections, of each address and network no more than a bounded number.
+        """Accept connections, a bounded number for each address and network.
 
         A bare connection costs memory and a task, so the bounds come before a connection is
         accepted. While many are pending, an address proves first that it receives what is sent to
