@@ -103,5 +103,5 @@ class BlobScrub:
         wanted = [WantedBlob(part.digest, part.size, part.size)]
         if await self._fetcher.fetch(wanted, REPAIR_TIMEOUT):
             self._damaged.discard(part.digest)
-            self.repaired += 1
             log.warning("%s came again, whole, from a peer", self._ledger.blobs.path(part.digest))
+            self.repaired += 1
