@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 from helpers.chromium import find_browser
 from helpers.screenshots import open_page
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+PATIENCE_MS = 240_000  # other processes may use the machine that runs the tests
 BROWSER_FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -26,6 +27,7 @@ def browser() -> Iterator[Browser]:
     assert executable, (
         "the browser tests need Chromium: `make test` installs it, or name one in $CHROMIUM"
     )
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=executable, args=BROWSER_FLAGS)
 

@@ -9,7 +9,6 @@ from helpers.navigation import new_page_loaded
 from helpers.screenshots import open_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
-PATIENCE_MS = 240_000  # other processes may use the machine that runs the tests
 EMAIL = "karin@example.org"
 FINISH_RUN = "from coordinator.runs.models import Run; assert Run.objects.find({slug!r}).finish()"
 HAS_FOCUS = "element => element === document.activeElement"
@@ -62,7 +61,6 @@ class Keys:
 
 @pytest.mark.slow
 def test_person_trains_a_run_at_360_pixels_by_keyboard_alone(site, browser: Browser):
-    expect.set_options(timeout=PATIENCE_MS)
     with open_page(browser, site, width=360) as page:
         keys = Keys(page)
         sign_up(site, page, keys)

@@ -18,7 +18,6 @@ from playwright.sync_api import expect
 
 @pytest.fixture(scope="module")
 def sites(state, tmp_path_factory):
-    expect.set_options(timeout=90_000)
     folder = tmp_path_factory.mktemp("mirrors")
     with two_mirrors(folder) as (a, b):
         names = create_run(a)
@@ -27,7 +26,6 @@ def sites(state, tmp_path_factory):
         b.manage("replication", "join", a.url, "--list", digest)
         b.start()
         yield a, b, names
-        expect.set_options(timeout=5_000)  # Playwright's default
 
 
 def tokens_of_the_curve(site: MirrorProcess, run: str) -> list[float]:

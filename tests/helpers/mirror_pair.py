@@ -118,31 +118,37 @@ def two_mirrors(folder: Path) -> Iterator[list[MirrorProcess]]:
                 connection.execute(f"DROP DATABASE IF EXISTS mirror_{site.name} WITH (FORCE)")
 
 
+PUBLISH_LIST = """
+import re
+from io import StringIO
+from django.core.management import call_command
+
+
+def mirror_list(*command):
+    output = StringIO()
+    call_command("mirror_list", *command, stdout=output)
+    return output.getvalue()
+
+
+key = mirror_list("keygen", {root!r}).strip()
+mirror_list(
+    "begin", "--url", {url!r}, "--name", "A", "--root", key, "--threshold", "1", "--to", {file!r}
+)
+mirror_list("add", "--key", {other_key!r}, "--url", {other_url!r}, "--name", "B", "--to", {file!r})
+mirror_list("sign", {file!r}, "--key", {root!r})
+mirror_list("publish", {file!r}, "--first")
+print(re.search(r"BLAKE3 (\\w{{64}})", mirror_list("show"))[1])
+"""
+
+
 def publish_list(a: MirrorProcess, b: MirrorProcess, folder: Path) -> str:
     """Publish a mirror list of both at the first mirror and return its digest."""
     file, root = str(folder / "list.json"), str(folder / "root")
-    key = a.manage("mirror_list", "keygen", root).strip()
-    a.manage(
-        "mirror_list",
-        "begin",
-        "--url",
-        a.url,
-        "--name",
-        "A",
-        "--root",
-        key,
-        "--threshold",
-        "1",
-        "--to",
-        file,
-    )
     other_key = b.shell(
         "from coordinator.lib import site_identity; print(site_identity.identity().key)"
     )
-    a.manage("mirror_list", "add", "--key", other_key, "--url", b.url, "--name", "B", "--to", file)
-    a.manage("mirror_list", "sign", file, "--key", root)
-    a.manage("mirror_list", "publish", file, "--first")
-    return re.search(r"BLAKE3 (\w{64})", a.manage("mirror_list", "show"))[1]
+    names = {"url": a.url, "root": root, "file": file, "other_key": other_key, "other_url": b.url}
+    return a.shell(PUBLISH_LIST.format(**names))
 
 
 CREATE_RUN = """

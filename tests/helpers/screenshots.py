@@ -12,6 +12,7 @@ from helpers.effort import EXHAUSTIVE
 from helpers.paths import ROOT
 from playwright.sync_api import Browser, Page
 
+PATIENCE_MS = 120_000  # other processes may use the machine that runs the tests
 SHOTS = ROOT / "build" / "screenshots"
 # Pairs of a theme and a width in pixels: a page that fits a phone fits it in both themes.
 VIEWS = (("light", 1280), ("dark", 360))
@@ -38,6 +39,7 @@ AUDIT = """async (onlyColours) => {
 def open_page(browser: Browser, site, *, width: int = 1280) -> Iterator[Page]:
     """Open a page in a new browser context; an error of its script fails the test."""
     context = browser.new_context(base_url=site.url, viewport={"width": width, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     script_errors: list[str] = []
     page.on("pageerror", lambda error: script_errors.append(str(error)))

@@ -126,13 +126,13 @@ def test_ctrl_c_interrupts_fetching_the_anchor_and_the_text(swarm):
     run.until(lambda: waiting.status.get("activity") == "preparing")
     started_at = time.monotonic()
     waiting.leave()
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < 20
 
     joining = run.start("cleo", knows=["nobody"])
     time.sleep(0.5)
     started_at = time.monotonic()
     joining.leave()
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < 20
     assert CheckpointSlots(joining.worker.joined.folder.path / "checkpoint").load() is None
 
 
@@ -143,7 +143,7 @@ def test_ctrl_c_interrupts_a_finished_worker_that_waits_for_peers(swarm):
     run.until(lambda: ada.status.get("activity") == "finishing")
     started_at = time.monotonic()
     ada.leave()
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < 20
 
 
 def test_revocation_is_stored_for_times_without_a_coordinator(swarm):

@@ -53,7 +53,7 @@ def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
     worker = site.barnraise("solo", "join", run, "--threads", "1")
     wait_until(lambda: updates_sent_by(site, "solo") >= 1, "an update")
     worker.send_signal(signal.SIGINT)
-    assert worker.wait(20) == 0, site.log("join-solo")
+    assert worker.wait(120) == 0, site.log("join-solo")
     assert "Everything is saved" in site.log("join-solo")
 
     def machines() -> list[dict]:

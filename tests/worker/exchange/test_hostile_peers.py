@@ -56,8 +56,8 @@ def assert_refused(machine, caplog, messages, reason, hello=None):
             run(asyncio.wait_for(receive_until_closed(), 15))
     machine.step()
     assert (machine.ledger.vector(), machine.anchor.digest()) == before
-    wait_until(lambda: any(reason in record.getMessage() for record in caplog.records), 5)
-    wait_until(lambda: machine.exchange.stats.peers == 0, 5)
+    wait_until(lambda: any(reason in record.getMessage() for record in caplog.records))
+    wait_until(lambda: machine.exchange.stats.peers == 0)
 
 
 STRANGER = Identity(bytes([9]) * 32)
@@ -359,7 +359,7 @@ def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, caplog):
     for seed in range(70):
         a.publish_round(seed, tokens=0, due=[0])
     c.publish_round(100)
-    wait_until(lambda: c.exchange.author in b.ledger.vector(), 5)
+    wait_until(lambda: c.exchange.author in b.ledger.vector())
     wait_until(lambda: b.ledger.vector().get(a.exchange.author, 0) > 8)
     time.sleep(2)
     assert 8 < b.ledger.vector()[a.exchange.author] < 20, "the burst, and then the pace"
@@ -506,7 +506,7 @@ def test_flood_of_messages_slows_only_its_sender(world, monkeypatch):
 
         run(flood())
         b.add_peers(a)
-        with within(10):
+        with within(30):
             for seed in range(3):
                 a.publish_round(seed)
                 world.wait_for_agreement(a, b)

@@ -287,7 +287,7 @@ def test_fork_of_a_restored_directory_is_found_and_retracted(world, updates, cap
     world.network.heal()
     for machine in (a, b, c):
         machine.add_peers(*(other for other in (a, b, c) if other is not machine))
-    wait_until(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (a, b, c)), 40)
+    wait_until(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (a, b, c)))
     assert world.wait_for_agreement(a, b, c) == world.sum_digest(
         b, lambda update_author, seq: (update_author, seq) == (old, 1)
     )
@@ -307,7 +307,7 @@ def test_fork_is_found_by_a_later_update_while_vectors_differ(world):
     b.publish_round(31)
     world.network.heal()
     b.add_peers(c)
-    wait_until(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (b, c)), 40)
+    wait_until(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (b, c)))
     world.wait_for_agreement(b, c)
 
 
@@ -317,7 +317,7 @@ def test_fork_proof_reaches_machines_that_saw_one_half(world):
     d = world.machine(4)
     world.network.heal()
     d.start().add_peers(b)
-    wait_until(lambda: d.ledger.verdicts.limits == {old: 1}, 40)
+    wait_until(lambda: d.ledger.verdicts.limits == {old: 1})
     world.wait_for_agreement(a, b, c, d, seconds=40)
 
 

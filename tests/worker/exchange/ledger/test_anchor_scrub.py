@@ -113,7 +113,7 @@ def test_anchor_scrub_without_any_source_stays_damaged_and_reports_it(world):
     update = a.publish_round(1)
     a.ledger.blobs.delete(update.fragments[2].digest)
     flip_bit(a, 2)
-    wait_until(lambda: check_fragments(a, 1) == [2], 5)
+    wait_until(lambda: check_fragments(a, 1) == [2])
     assert not repair_fragment(a, 2) and a.exchange.stats.damaged_fragment == "final"
 
 
@@ -129,7 +129,7 @@ def test_anchor_scrub_after_snapshot_uses_the_snapshots_checksums(world):
     correct_digest = world.wait_for_agreement(a, b, late)
     assert check_fragments(late, 3) == [None] * 3
     flip_bit(late, 1)
-    wait_until(lambda: check_fragments(late, 1) == [1], 5)
+    wait_until(lambda: check_fragments(late, 1) == [1])
     assert repair_fragment(late, 1) and late.anchor.digest() == correct_digest
 
 

@@ -58,7 +58,7 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     a.exchange.announce_rate(123.0)
     announced_at = time.monotonic()
     wait_until(lambda: b.exchange.server.gossip.links[a.identity.key].rate == 123.0)
-    assert time.monotonic() - announced_at < 1.0
+    assert time.monotonic() - announced_at < 3.0
     time.sleep(1.0)
     received = [machine.exchange.stats.bytes_received for machine in (b, c)]
     assert sum(received) < 1.3e6 * (time.monotonic() - started_at) + 500_000

