@@ -224,14 +224,18 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Start:
-    """The weights of another run that this one begins with.
+    """The weights that a run begins with: those of another run, or of a Hugging Face model.
+
+    Without any, the run's seed determines them.
 
     Attributes:
-        run: that run's id; "" for the weights of this run's own seed.
-        digest: BLAKE3 of the weights as one checkpoint.
+        run: the other run's id; "" for none.
+        digest: BLAKE3 of the other run's weights as one checkpoint.
         tokens: tokens that they were trained on there.
-        tokenizer: the digest of that run's tokenizer; "" for bytes.
+        tokenizer: the digest of the other run's tokenizer; "" for bytes.
         fragments: the digest of each fragment, pinned at launch.
+        model: owner/name@revision of a model on the Hugging Face hub, or `MODEL_FOLDER` for one in
+            a folder of the owner's machine; "" for none.
     """
 
     run: str = ""
@@ -239,6 +243,12 @@ class Start:
     tokens: int = 0
     tokenizer: str = ""
     fragments: tuple[str, ...] = ()
+    model: str = ""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the run begins with given weights, and not with those of its seed."""
+        return bool(self.run or self.model)
 
 
 @dataclass(frozen=True)
@@ -256,13 +266,16 @@ class RunSpec:
     max_tokens_per_update: int = 1 << 26
     verdict_horizon: int = 20  # rounds of ledger tokens for which an archive peer stores updates
     start: Start = field(default_factory=Start)
+    prompts: tuple[str, ...] = ()  # what workers write samples from, for the run's page
     format: int = FORMAT
 
     def to_json(self) -> str:
         """Return the spec's canonical text; the digest of these bytes names the run's rules."""
         raw = dataclasses.asdict(self)
-        if not self.start.run:
+        if not self.start.has_weights:
             del raw["start"]
+        if not self.prompts:
+            del raw["prompts"]
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -360,6 +373,8 @@ def problems(spec: RunSpec) -> dict[str, str]:
         )
     if wrong := _start(spec):
         problems_found["start"] = wrong
+    if wrong := _prompts(spec.prompts):
+        problems_found["prompts"] = wrong
     if spec.format != FORMAT:
         problems_found["format"] = f"this version trains format {FORMAT}, not {spec.format}"
     if not 1 <= spec.threshold <= max(1, len(spec.roots)):
@@ -434,31 +449,67 @@ def _check_recipe(recipe: Recipe, problems_found: _Problems) -> None:
 def _start(spec: RunSpec) -> str:
     """Return what is wrong with the weights that a run begins with, or ""."""
     start = spec.start
-    names = {start.digest, *start.fragments, start.tokenizer or "0" * 64}
-    if not start.run:
-        return "" if start == Start() else "names weights, but no run that they are of"
+    if not start.has_weights:
+        return "" if start == Start() else "names weights, but no run or model that they are of"
+    if not all(DIGEST.fullmatch(name) for name in start.fragments):
+        return "must name weights by their digests"
+    if wrong := _start_model(start) if start.model else _start_run(spec):
+        return wrong
+    if spec.model.layers > START_LAYERS:
+        return f"a model of more than {START_LAYERS} layers cannot begin with another's weights yet"
+    if start.fragments and len(start.fragments) != spec.model.layers + 2:
+        wanted, given = spec.model.layers + 2, len(start.fragments)
+        return f"must name {wanted} fragments, as the model has; these are {given}"
+    return ""
+
+
+def _start_run(spec: RunSpec) -> str:
+    start = spec.start
+    names = (start.digest, start.tokenizer or "0" * 64)
     if (
         not RUN_ID.fullmatch(start.run)
         or not all(DIGEST.fullmatch(name) for name in names)
         or start.tokens < 0
     ):
         return "must name a run by its id, and weights by their digests"
-    if spec.model.layers > START_LAYERS:
-        return f"a model of more than {START_LAYERS} layers cannot begin with another's weights yet"
-    if start.fragments and len(start.fragments) != spec.model.layers + 2:
-        wanted, given = spec.model.layers + 2, len(start.fragments)
-        return f"must name {wanted} fragments, as the model has; these are {given}"
     if bool(start.tokenizer) != (spec.text.tokenizer != "bytes"):
         return "has another kind of tokenizer"
     return ""
 
 
+def _start_model(start: Start) -> str:
+    if start != Start(model=start.model, fragments=start.fragments):
+        return "must name either a run or a model, not both"
+    if start.model == MODEL_FOLDER or MODEL_ID.fullmatch(start.model):
+        return ""
+    return (
+        "must name a model of the Hugging Face hub as owner/name, where need be with @revision, "
+        f"or say {MODEL_FOLDER}; '{start.model[:60]}' is neither"
+    )
+
+
+def _prompts(prompts: tuple[str, ...]) -> str:
+    """Return what is wrong with the prompts for samples, or ""."""
+    if len(prompts) > MAX_PROMPTS:
+        return f"there are at most {MAX_PROMPTS} prompts; these are {len(prompts)}"
+    for prompt in prompts:
+        if not 1 <= len(prompt) <= PROMPT_LENGTH:
+            return f"a prompt has 1 to {PROMPT_LENGTH} characters; one has {len(prompt)}"
+        if not prompt.isprintable():
+            return "a prompt holds characters that cannot be shown"
+    return ""
+
+
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+MODEL_FOLDER = "folder"  # a start from a model that lies in a folder of the owner's machine
+MAX_PROMPTS, PROMPT_LENGTH = 5, 160  # for samples; a spec stays short
 START_LAYERS = 100  # their digests lie in the spec, which stays short
 _PART = r"[\w-][\w.-]{0,95}"
 # owner/name, then /folder, @revision and #column if needed.
 DATASET = re.compile(rf"{_PART}(/{_PART}){{1,5}}(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII)
+# owner/name, then @revision if needed; a few old models have no owner.
+MODEL_ID = re.compile(rf"{_PART}(/{_PART})?(@[\w./-]{{1,100}})?", re.ASCII)
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
 
 

@@ -8,7 +8,7 @@ from barnraise import __version__
 from barnraise.cli import main
 
 COMMANDS = (
-    *("login", "plan", "limits", "join", "status", "fetch", "export", "serve"),
+    *("login", "plan", "limits", "join", "status", "fetch", "export", "serve", "sample"),
     *("prepare", "verdict", "runs", "machines"),
 )
 

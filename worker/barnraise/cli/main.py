@@ -1,7 +1,7 @@
 """Build the `barnraise` command: register its commands, print errors, set the exit code.
 
 login URL · plan · limits · join RUN · status · fetch RUN FOLDER · export RUN FOLDER · serve RUN
-runs · machines · prepare RUN PATH… · verdict RUN
+sample RUN · runs · machines · prepare RUN PATH… · verdict RUN
 """
 
 from typing import Annotated
@@ -17,6 +17,7 @@ from barnraise.cli.login import login
 from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
 from barnraise.cli.runs import runs
+from barnraise.cli.sample import sample
 from barnraise.cli.status import status
 from barnraise.cli.transfer import export, fetch, serve
 from barnraise.cli.verdict import verdict
@@ -33,7 +34,7 @@ app = typer.Typer(
 COMMANDS = {
     "Start": (login, plan, limits),
     "Train": (join, status),
-    "Use the model": (fetch, export, serve),
+    "Use the model": (fetch, export, serve, sample),
     "Organise runs": (prepare, verdict),
 }
 for purpose, functions in COMMANDS.items():

@@ -1,10 +1,12 @@
 """Run `barnraise fetch`, `serve` and `export`: get a run's weights from peers or this machine."""
 
-import contextlib
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from rich.markup import escape
 
 from barnraise.cli.console import configure_logging, out, stop_on_signals
 from barnraise.cli.machine_options import (
@@ -14,27 +16,64 @@ from barnraise.cli.machine_options import (
     measure_machine,
     open_state_dir,
 )
+from barnraise.cli.option_groups import expand_option_groups
 from barnraise.errors import CoordinatorError, StateError
+from barnraise.state_dir import StateDir
 
 if TYPE_CHECKING:
+    from barnraise.training.model_files.output_folder import ExportTarget
     from barnraise.training.train import Worker
 
 W = TypeVar("W", bound="Worker")
 RunArgument = Annotated[str, typer.Argument(help="The run's name in its address, or its id.")]
+FolderArgument = Annotated[Path, typer.Argument(help="A new folder for the model's files.")]
 
 
+class ExportFormat(StrEnum):
+    """The files that an export writes."""
+
+    HF = "hf"
+    GGUF = "gguf"
+
+
+class ExportDtype(StrEnum):
+    """The numbers in which an export writes weights."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How a model is written."""
+
+    format: Annotated[
+        ExportFormat, typer.Option(help="hf: for transformers; gguf: for llama.cpp and Ollama.")
+    ] = ExportFormat.HF
+    dtype: Annotated[ExportDtype, typer.Option(help="Numbers of the written weights.")] = (
+        ExportDtype.FP32
+    )
+    license: Annotated[
+        str, typer.Option(help="Licence in the model card, as the Hugging Face hub names it.")
+    ] = "unknown"
+
+
+@expand_option_groups
 def fetch(
     run: RunArgument,
-    folder: Annotated[Path, typer.Argument(help="Folder for the model, for Hugging Face.")],
+    folder: FolderArgument,
     digest: Annotated[
         str, typer.Option(help="Digest of the weights on the site; others are refused.")
     ] = "",
+    *,
+    options: ExportOptions,
     home: HomeOption = None,
     hardware: HardwareOption = None,
 ) -> None:
     """Download a run's weights from machines that train in it or share it."""
     from barnraise.training.model_transfer import ModelFetcher
 
+    _choose_target(open_state_dir(home), folder)  # refuse a folder before anything is fetched
     worker = _create_worker(ModelFetcher, run, home, hardware)
     worker.run()
     if worker.leaving.is_set():
@@ -45,7 +84,7 @@ def fetch(
             f"and you requested {digest}"
         )
     out.print(f"BLAKE3 of the weights: {worker.digest}", soft_wrap=True)
-    export(run, folder, home)
+    _write_export(open_state_dir(home), run, folder, options)
 
 
 def serve(
@@ -63,44 +102,57 @@ def serve(
         raise CoordinatorError(worker.reporter.refused)
 
 
+@expand_option_groups
 def export(
     run: RunArgument,
-    folder: Annotated[Path, typer.Argument(help="Folder for config.json and model.safetensors.")],
+    folder: FolderArgument,
+    *,
+    options: ExportOptions,
     home: HomeOption = None,
 ) -> None:
-    """Write this machine's last state of a run for Hugging Face's GPT-2 class."""
-    from barnraise.exchange.ledger.blob_store import BlobStore
-    from barnraise.protocol.coordinator_messages import TextManifest
-    from barnraise.protocol.signing import open_signed
-    from barnraise.spec import RunSpec
-    from barnraise.training.checkpoint import CheckpointSlots
-    from barnraise.training.export import export_model
-    from barnraise.training.join import find_saved_run
-    from barnraise.training.resume import DiskState, read_state_header
+    """Write this machine's last state of a run for other programs.
 
-    state_dir = open_state_dir(home)
-    saved_run = find_saved_run(state_dir, run)
-    if saved_run is None or saved_run.manifest is None:
-        raise StateError(f"this machine has never worked on '{run}'")
-    run_folder = state_dir.path / "runs" / saved_run.id
-    model = RunSpec.from_json(saved_run.spec).model
-    tokenizer = open_signed(saved_run.manifest, "manifest", TextManifest).tokenizer
-    tokenizer_path = BlobStore(run_folder / "blobs").path(tokenizer) if tokenizer else None
-    if read_state_header(run_folder / "state") is None:
-        checkpoint = CheckpointSlots(run_folder / "checkpoint").load()
-        if checkpoint is None:
-            raise StateError(f"this machine has no checkpoint of '{run}' yet")
-        weights, header = checkpoint
-        export_model(folder, model, weights, tokenizer_path)
-        tokens = header.tokens
+    The folder must be new or empty, or hold an earlier export without changes: nothing else is
+    ever overwritten or deleted.
+    """
+    _write_export(open_state_dir(home), run, folder, options)
+
+
+def _choose_target(state_dir: StateDir, folder: Path) -> "ExportTarget":
+    from barnraise.training.model_files.output_folder import ExportTarget
+
+    return ExportTarget.choose(folder, state_dir.path / "exports")
+
+
+def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOptions) -> None:
+    """Write the saved model of a run into a folder, complete or not at all."""
+    from barnraise.training.model_files.model_card import CardFacts
+    from barnraise.training.model_files.trained_model import EXPORT_DTYPES, TrainedModel
+    from barnraise.training.saved_model import open_saved_model
+
+    target = _choose_target(state_dir, folder)
+    dtype = EXPORT_DTYPES[options.dtype]
+    if options.format is ExportFormat.GGUF:
+        from barnraise.training.model_files.gguf_export import export_gguf as write_files
     else:
-        # A running worker would change the state on disk while it is read: lock the folder.
-        with contextlib.closing(state_dir.open_run(saved_run.id)):
-            state = DiskState(model, run_folder / "state")
-            export_model(folder, model, state, tokenizer_path)
-            tokens = state.header.tokens
-            state.close()
-    out.print(f"Wrote the weights at {tokens:,} tokens to {folder}")
+        from barnraise.training.model_files.hugging_face_export import (
+            export_hugging_face as write_files,
+        )
+    with open_saved_model(state_dir, run) as saved:
+        facts = CardFacts(
+            name=saved.name,
+            run=saved.run,
+            spec=saved.spec,
+            tokens=saved.header.tokens,
+            machines=saved.machines,
+            validation=saved.validation,
+            licence=options.license,
+        )
+        trained = TrainedModel(saved.spec.model, saved.tensors, saved.tokenizer, facts)
+        with target.replace(dtype.itemsize * saved.spec.model.parameters) as new:
+            write_files(new, trained, dtype)
+        tokens = saved.header.tokens
+    out.print(f"Wrote the weights at {tokens:,} tokens to {escape(str(folder))}", soft_wrap=True)
 
 
 def _create_worker(kind: type[W], run: str, home: Path | None, hardware_cache: Path | None) -> W:

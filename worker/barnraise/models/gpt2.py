@@ -8,14 +8,38 @@ dict of views of one flat buffer, named as in `ModelSpec.fragments()`. Shapes: B
 tokens, d width, V vocabulary. All fp32, on the device of the weights.
 """
 
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from barnraise.spec import Fragment
+from barnraise.spec import Fragment, ModelSpec
 
 NORM_EPSILON = 1e-5
 
 Weights = dict[str, Tensor]  # one fragment's tensors by name
+
+
+@dataclass
+class KeyValueCache:
+    """One layer's keys and values of one sequence.
+
+    Attributes:
+        keys: fp32 [1, heads, capacity, d / heads].
+        values: the same shape.
+        length: tokens in it, from the sequence's start.
+    """
+
+    keys: Tensor
+    values: Tensor
+    length: int = 0
+
+    @classmethod
+    def empty(cls, model: ModelSpec, capacity: int, device: torch.device) -> "KeyValueCache":
+        """Allocate a cache for `capacity` tokens."""
+        shape = (1, model.heads, capacity, model.width // model.heads)
+        return cls(torch.zeros(shape, device=device), torch.zeros(shape, device=device))
 
 
 def views(fragment: Fragment, flat: Tensor) -> Weights:
@@ -29,9 +53,10 @@ def views(fragment: Fragment, flat: Tensor) -> Weights:
     }
 
 
-def embed(weights: Weights, tokens: Tensor) -> Tensor:
-    """Embed tokens: int64 [B, T] → fp32 [B, T, d]."""
-    return F.embedding(tokens, weights["token"]) + weights["position"][: tokens.shape[1]]
+def embed(weights: Weights, tokens: Tensor, begin: int = 0) -> Tensor:
+    """Embed tokens, the first of which has the position `begin`: int64 [B, T] → fp32 [B, T, d]."""
+    positions = weights["position"][begin : begin + tokens.shape[1]]
+    return F.embedding(tokens, weights["token"]) + positions
 
 
 def block(weights: Weights, x: Tensor, heads: int) -> Tensor:
@@ -67,6 +92,33 @@ def attention(weights: Weights, x: Tensor, heads: int) -> Tensor:
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return F.linear(
         mixed.transpose(1, 2).reshape(b, t, d), weights["out.weight"], weights["out.bias"]
+    )
+
+
+def block_with_cache(weights: Weights, x: Tensor, heads: int, cache: KeyValueCache) -> Tensor:
+    """Compute one layer for tokens that follow those in the cache: [1, T, d] → [1, T, d].
+
+    Their keys and values are added to the cache.
+    """
+    x = x + _cached_attention(weights, norm(weights, "norm1", x), heads, cache)
+    return block_end(weights, x, expand(weights, norm(weights, "norm2", x)))
+
+
+def _cached_attention(weights: Weights, x: Tensor, heads: int, cache: KeyValueCache) -> Tensor:
+    _, t, d = x.shape
+    qkv = F.linear(x, weights["qkv.weight"], weights["qkv.bias"]).view(1, t, 3, heads, d // heads)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    before, after = cache.length, cache.length + t
+    cache.keys[:, :, before:after] = key
+    cache.values[:, :, before:after] = value
+    cache.length = after
+    # Row i of the new tokens sees all earlier tokens, and the new ones up to itself.
+    visible = torch.ones(t, after, dtype=torch.bool, device=x.device).tril(before)
+    mixed = F.scaled_dot_product_attention(
+        query, cache.keys[:, :, :after], cache.values[:, :, :after], attn_mask=visible
+    )
+    return F.linear(
+        mixed.transpose(1, 2).reshape(1, t, d), weights["out.weight"], weights["out.bias"]
     )
 
 

@@ -6,8 +6,16 @@ what the work between two steps takes. Tested against measurements.
 
 from barnraise.planning import cost_model
 from barnraise.planning.plan import STATE_KINDS, Plan, round_to_pages
+from barnraise.spec import MAX_PROMPTS
 
 HELD_OUT = 32  # sequences over which the validation loss is taken
+
+# Samples that a worker writes for the run's page.
+SAMPLE_TOKENS = 64  # new tokens of a sample
+SAMPLE_WINDOW = 256  # tokens of a prompt and its sample together, at most
+PREFILL_CHUNK = 64  # tokens of a prompt that pass a layer at a time
+PREFILL_WORDS = 24  # fp32 numbers for each element of the stream inside a layer
+CHOICE_BYTES = 40  # of the choice of a token, for each token of the vocabulary
 
 # Bytes an element while a round becomes an update.
 ACCUMULATE_BYTES = 16  # of a tile: a round's step is added to the residual
@@ -176,6 +184,8 @@ def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
     )
     evaluating = max(table * copies, table + streams + max(block * copies, block + forward, head))
 
+    sampling = _sampling_bytes(plan, sampled_at_once(plan), copies)
+
     largest = max(fragment.size for fragment in plan.fragments)
     tile = min(plan.tile, largest)
     encoding = ENCODE_BYTES * largest + CODEC_BYTES * min(largest, CODEC_ELEMENTS)
@@ -183,4 +193,34 @@ def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
     ending_round = max(encoding, ACCUMULATE_BYTES * tile, applying)
     if plan.staged:
         ending_round += 4 * largest
-    return max(evaluating, ending_round, DECODE_BYTES * largest)
+    return max(evaluating, ending_round, DECODE_BYTES * largest, sampling)
+
+
+def sampled_at_once(plan: Plan) -> int:
+    """Return for how many prompts a worker generates text at the same time.
+
+    All of them if their keys and values take no more memory than the tokens over which the
+    validation loss is taken; at least one.
+    """
+    cache = _cache_bytes(plan)
+    streams = HELD_OUT * cost_model.stream_bytes(plan.model, 1)
+    return max(1, min(MAX_PROMPTS, streams // cache))
+
+
+def _cache_bytes(plan: Plan) -> int:
+    """Return the bytes of one sample's keys and values, in all layers."""
+    window = min(SAMPLE_WINDOW, plan.model.context)
+    return 2 * 4 * window * plan.model.width * plan.model.layers
+
+
+def _sampling_bytes(plan: Plan, prompts: int, copies: int) -> int:
+    """Return the bytes of generating text for so many prompts, at the worst moment."""
+    model = plan.model
+    table = 4 * plan.fragments[0].size
+    block = 4 * plan.fragments[1].size
+    window = min(SAMPLE_WINDOW, model.context)
+    chunk = min(PREFILL_CHUNK, window)
+    layer = 4 * chunk * (PREFILL_WORDS * model.width + 2 * model.heads * window)
+    streams = prompts * (_cache_bytes(plan) + 4 * window * model.width)
+    working = max(block * copies, block + layer, CHOICE_BYTES * model.vocabulary)
+    return max(table * copies, table + streams + working)

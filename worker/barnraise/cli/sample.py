@@ -1,0 +1,70 @@
+"""Run `barnraise sample`: write text with a run's current weights."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import psutil
+import typer
+
+from barnraise.cli.console import out
+from barnraise.cli.machine_options import HomeOption, open_state_dir
+from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.transfer import RunArgument
+from barnraise.formats import parse_bytes
+
+RESIDENT_SHARE = 0.5  # of the memory that is free, for layers that stay loaded between two tokens
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """How text is written."""
+
+    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="New tokens, at most.")] = 100
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=100.0, help="0 always picks the likeliest token.")
+    ] = 0.8
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Probability of the tokens to pick among.")
+    ] = 0.95
+    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0
+
+
+@expand_option_groups
+def sample(
+    run: RunArgument,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
+    *,
+    options: SampleOptions,
+    memory: Annotated[
+        str, typer.Option(help="RAM for layers that stay loaded, like 4GB (default: half of free).")
+    ] = "",
+    home: HomeOption = None,
+) -> None:
+    """Write text with the weights that this machine has saved last.
+
+    One layer is unpacked at a time, so a model may be larger than memory.
+    """
+    resident = int(RESIDENT_SHARE * psutil.virtual_memory().available)
+    if memory:
+        resident = parse_bytes(memory)
+    # Importing torch takes seconds: an option that is wrong is refused before.
+    from barnraise.swap.precision import units_to_float
+    from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
+    from barnraise.text.prompt_codec import PromptCodec, TextStream
+    from barnraise.training.saved_model import open_saved_model
+
+    settings = SamplingSettings(options.tokens, options.temperature, options.top_p, options.seed)
+    with open_saved_model(open_state_dir(home), run) as saved:
+        codec = PromptCodec(saved.tokenizer)
+        sampler = Sampler(
+            saved.spec.model,
+            lambda index: units_to_float(saved.tensors[f"anchor.{index}"]),
+            resident,
+        )
+        stream = TextStream(codec, codec.encode(prompt))
+        out.print(stream.next_text(), end="", markup=False, soft_wrap=True)
+        vocabulary = TokenRange(codec.count, codec.end)
+        for _, token in sampler.generate([stream.tokens], settings, vocabulary):
+            stream.add(token)
+            out.print(stream.next_text(), end="", markup=False, soft_wrap=True)
+        out.print(stream.next_text(is_complete=True), markup=False, soft_wrap=True)

@@ -1,0 +1,209 @@
+"""Generate text layer by layer, so that a model larger than memory writes like a small one.
+
+For every new token all sequences pass one layer before the next layer's weights are loaded: the
+weights travel once a token, whatever the number of sequences. Keys and values of earlier tokens are
+cached. The weights of the first layers stay in memory as far as a budget allows; the order of use
+is a cycle, in which a fixed set is the best choice.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from barnraise.errors import StateError
+from barnraise.models import gpt2
+from barnraise.planning.memory_model import PREFILL_CHUNK
+from barnraise.spec import ModelSpec
+from barnraise.swap.arena import release_free_memory
+
+LoadWeights = Callable[[int], Tensor]  # a fragment's index → its weights, fp32 [n], on the device
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How text is generated.
+
+    Attributes:
+        tokens: new tokens, at most.
+        temperature: what logits are divided by; 0 always picks the likeliest token.
+        top_p: picks among the likeliest tokens that have this probability together.
+        seed: the same seed gives the same text from the same weights.
+    """
+
+    tokens: int = 100
+    temperature: float = 0.8
+    top_p: float = 0.95
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TokenRange:
+    """Which tokens may be generated.
+
+    Attributes:
+        count: tokens from this number on stand for no text.
+        end: the token after which a sequence is complete.
+    """
+
+    count: int
+    end: int
+
+
+@dataclass
+class _Sequence:
+    """One text being written.
+
+    Attributes:
+        number: its place among the prompts.
+        tokens: all tokens, the prompt's included.
+        caches: one for each layer.
+        generator: draws its tokens.
+        pending: how many of the last tokens have not passed the layers yet.
+        left: how many tokens may still be added.
+    """
+
+    number: int
+    tokens: list[int]
+    caches: list[gpt2.KeyValueCache]
+    generator: torch.Generator
+    pending: int
+    left: int
+    stream: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+class Sampler:
+    """Generate continuations of token sequences with weights that `load` returns."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        load: LoadWeights,
+        resident_bytes: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        """Prepare to generate; nothing is loaded yet.
+
+        Args:
+            model: the architecture.
+            load: returns a fragment's weights.
+            resident_bytes: how much memory layers may take that stay loaded between two tokens.
+            device: where the layers compute.
+        """
+        self._model = model
+        self._fragments = model.fragments()
+        self._load = load
+        self._resident_bytes = resident_bytes
+        self._device = torch.device(device)
+        self._resident: dict[int, gpt2.Weights] = {}
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], settings: SamplingSettings, vocabulary: TokenRange
+    ) -> Iterator[tuple[int, int]]:
+        """Generate a continuation of each prompt, all of them together.
+
+        Args:
+            prompts: tokens; an empty prompt begins a new document.
+            settings: how the next tokens are chosen.
+            vocabulary: which tokens may be chosen.
+
+        Yields:
+            (number of the prompt, its next token). The end token is not among them.
+
+        Raises:
+            StateError: The weights are damaged: the model's output is not a number.
+        """
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        capacity = min(self._model.context, max(1, longest) + settings.tokens)
+        active = [
+            self._new_sequence(number, prompt or [vocabulary.end], capacity, settings)
+            for number, prompt in enumerate(prompts)
+        ]
+        embedding = self._weights(0, stays=True)
+        final = self._weights(len(self._fragments) - 1, stays=True)
+        while active := [sequence for sequence in active if sequence.left > 0]:
+            for sequence in active:
+                self._embed_pending(embedding, sequence, capacity)
+            for layer in range(self._model.layers):
+                weights = self._weights(1 + layer)
+                for sequence in active:
+                    self._pass_layer(weights, layer, sequence)
+                del weights  # free it before the next layer is loaded
+            for sequence in active:
+                logits = gpt2.head(final, embedding, sequence.stream[:, -1:])[0, 0]
+                token = _choose_token(logits[: vocabulary.count], settings, sequence.generator)
+                sequence.pending = 1
+                sequence.left -= 1
+                if token == vocabulary.end:
+                    sequence.left = 0
+                    continue
+                sequence.tokens.append(token)
+                yield sequence.number, token
+        self._resident.clear()
+
+    def _new_sequence(
+        self, number: int, prompt: Sequence[int], capacity: int, settings: SamplingSettings
+    ) -> _Sequence:
+        tokens = list(prompt)[-capacity:]
+        caches = [
+            gpt2.KeyValueCache.empty(self._model, capacity, self._device)
+            for _ in range(self._model.layers)
+        ]
+        generator = torch.Generator().manual_seed((settings.seed + number) % (1 << 63))
+        return _Sequence(number, tokens, caches, generator, len(tokens), settings.tokens)
+
+    def _embed_pending(self, embedding: gpt2.Weights, sequence: _Sequence, capacity: int) -> None:
+        """Embed the tokens that have not passed the layers.
+
+        Positions are learnt, so a text that has reached the context cannot be shifted: its later
+        half begins again at the first position.
+        """
+        begin = sequence.caches[0].length
+        if begin + sequence.pending > capacity:
+            sequence.pending = max(1, capacity // 2)
+            begin = 0
+            for cache in sequence.caches:
+                cache.length = 0
+        tokens = torch.tensor([sequence.tokens[-sequence.pending :]], device=self._device)
+        sequence.stream = gpt2.embed(embedding, tokens, begin)
+
+    def _pass_layer(self, weights: gpt2.Weights, layer: int, sequence: _Sequence) -> None:
+        """Pass a sequence's new tokens through a layer, some of them at a time."""
+        cache = sequence.caches[layer]
+        parts = [
+            gpt2.block_with_cache(weights, part, self._model.heads, cache)
+            for part in sequence.stream.split(PREFILL_CHUNK, dim=1)
+        ]
+        sequence.stream = torch.cat(parts, dim=1)
+
+    def _weights(self, index: int, stays: bool = False) -> gpt2.Weights:
+        """Return a fragment's weights; they stay in memory if asked to, or if the budget allows."""
+        weights = self._resident.get(index)
+        if weights is not None:
+            return weights
+        fragment = self._fragments[index]
+        release_free_memory()
+        weights = gpt2.views(fragment, self._load(index))
+        size = 4 * fragment.size
+        if stays or size <= self._resident_bytes:
+            if not stays:
+                self._resident_bytes -= size
+            self._resident[index] = weights
+        return weights
+
+
+def _choose_token(logits: Tensor, settings: SamplingSettings, generator: torch.Generator) -> int:
+    """Choose the next token by nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751)."""
+    logits = logits.float().cpu()
+    if not math.isfinite(float(logits.sum())):
+        raise StateError("the model's output is not finite: its weights have diverged")
+    if settings.temperature <= 0:
+        return int(logits.argmax())
+    probabilities, order = torch.softmax(logits / settings.temperature, -1).sort(descending=True)
+    # The likeliest token stays, however small `top_p` is.
+    probabilities[probabilities.cumsum(-1) - probabilities >= settings.top_p] = 0.0
+    probabilities[0] = max(float(probabilities[0]), 1e-9)
+    return int(order[torch.multinomial(probabilities, 1, generator=generator)])

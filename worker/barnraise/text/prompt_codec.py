@@ -1,0 +1,87 @@
+"""Turn a prompt into a run's tokens, and generated tokens back into text for people."""
+
+import unicodedata
+
+from tokenizers import Tokenizer
+
+from barnraise.text.tokenizer import END_TOKEN
+
+REPLACEMENT = "\ufffd"
+
+
+class PromptCodec:
+    """A run's tokens as text: plain bytes, or a BPE.
+
+    Attributes:
+        count: tokens that stand for text or end a document.
+        end: the token after each document.
+    """
+
+    def __init__(self, tokenizer_file: bytes | None) -> None:
+        """Use the content of a run's tokenizer file; None for plain bytes."""
+        self._tokenizer = None
+        self.count, self.end = 256, 0
+        if tokenizer_file is not None:
+            self._tokenizer = Tokenizer.from_buffer(tokenizer_file)
+            self._tokenizer.encode_special_tokens = True  # a prompt that spells one stays text
+            self.count = self._tokenizer.get_vocab_size()
+            self.end = self._tokenizer.token_to_id(END_TOKEN)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        if self._tokenizer is None:
+            return list(text.encode("utf-8", errors="replace"))
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        if self._tokenizer is None:
+            return bytes(tokens).decode("utf-8", errors="replace")
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+class TextStream:
+    """Text that grows token by token; a token may end within a character.
+
+    Attributes:
+        tokens: all tokens so far.
+    """
+
+    def __init__(self, codec: PromptCodec, tokens: list[int]) -> None:
+        """Begin with the tokens of a prompt."""
+        self._codec = codec
+        self.tokens = list(tokens)
+        self._first = 0  # the token from which on text is decoded
+        self._shown = 0  # characters of it that were returned
+
+    def add(self, token: int) -> None:
+        """Append a token."""
+        self.tokens.append(token)
+
+    def next_text(self, is_complete: bool = False) -> str:
+        """Return the printable text that the last tokens have completed.
+
+        Args:
+            is_complete: whether nothing follows: then a character that is cut off is returned, too.
+        """
+        text = self._codec.decode(self.tokens[self._first :])
+        end = len(text)
+        if not is_complete and text.endswith((REPLACEMENT, "\r")):
+            end = len(text.rstrip(REPLACEMENT + "\r"))
+        part = text[self._shown : end]
+        self._shown = max(self._shown, end)
+        if self._shown == len(text) and part:
+            # Decode only what follows, so that a long text takes linear time.
+            self._first, self._shown = len(self.tokens), 0
+        return make_printable(part)
+
+
+def make_printable(text: str) -> str:
+    """Replace what a terminal or page would obey instead of showing: control characters and marks.
+
+    Line ends and tabs stay.
+    """
+    unified = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c)[0] != "C" else REPLACEMENT for c in unified
+    )
