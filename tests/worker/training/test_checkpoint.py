@@ -1,8 +1,6 @@
-"""The checkpoint's two slots under crashes and damage, and the export."""
+"""The checkpoint's two slots under crashes and damage."""
 
-import dataclasses
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.paths import TESTS, WORKER
-from safetensors.torch import load_file
 
-from barnraise.errors import StateError
 from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.models import gpt2 as gpt
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
-from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import FragmentSequence, StateStore
-from barnraise.text.tokenizer import train_tokenizer
 from barnraise.training.checkpoint import HEADER_FILE, TENSORS_FILE, CheckpointSlots, StateHeader
-from barnraise.training.export import export_model
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 RUN = "01890000-0000-7000-8000-000000000000"
@@ -224,103 +216,3 @@ def test_kill_9_during_a_save_never_loses_the_newest_whole_slot(tmp_path):
     )
     assert process.returncode == 0, process.stderr
     assert int(process.stdout.split()[-1]) > 8, "a save does more file operations than this"
-
-
-# ---- export ----------------------------------------------------------------------------------
-
-
-def hugging_face_gpt2(
-    config: dict, w: dict[str, torch.Tensor], tokens: torch.Tensor
-) -> torch.Tensor:
-    """Compute GPT-2's logits as transformers' `GPT2LMHeadModel` does (Conv1D: x @ W + b)."""
-    assert config["model_type"] == "gpt2" and config["activation_function"] == "gelu_new"
-
-    def norm(x, name):
-        mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
-        normalised = (x - mean) / (variance + config["layer_norm_epsilon"]).sqrt()
-        return normalised * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    def conv1d(x, name):
-        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    t, size = tokens.shape[1], config["n_embd"] // config["n_head"]
-    x = w["transformer.wte.weight"][tokens] + w["transformer.wpe.weight"][:t]
-    for i in range(config["n_layer"]):
-        h = f"transformer.h.{i}"
-        qkv = conv1d(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn")
-        query, key, value = (
-            part.unflatten(2, (config["n_head"], size)).transpose(1, 2)
-            for part in qkv.split(config["n_embd"], dim=2)
-        )
-        scores = (query @ key.mT) / math.sqrt(size)
-        scores = scores.masked_fill(
-            ~torch.ones(t, t, dtype=torch.bool).tril(), torch.finfo(torch.float32).min
-        )
-        x = x + conv1d((scores.softmax(-1) @ value).transpose(1, 2).flatten(2), f"{h}.attn.c_proj")
-        inner = conv1d(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc")
-        inner = (
-            0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
-        )
-        x = x + conv1d(inner, f"{h}.mlp.c_proj")
-    return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T  # tie_word_embeddings
-
-
-def test_export_read_by_transformers_names_gives_the_same_logits(tmp_path):
-    engine = engine_in_memory(
-        TINY, dataclasses.replace(Recipe(), learning_rate=0.03, outer_rate=1.0), 1
-    )
-    for step in range(5):  # so that norms and biases differ from their initial values
-        engine.step([torch.randint(300, (4, 17), generator=torch.Generator().manual_seed(step))])
-    list(engine.end_round(lambda values: (b"", values), 1.0))
-    tokenizer = tmp_path / "blob"
-    tokenizer.write_text(train_tokenizer([b"a file\n", b"another\n"], 300).to_str())
-    export_model(tmp_path / "out", TINY, engine.state_dict(), tokenizer)
-    export_model(tmp_path / "parts", TINY, engine.state_dict(), shard_bytes=40_000)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    named = load_file(tmp_path / "out" / "model.safetensors")
-    tokens = torch.randint(300, (3, 16), generator=torch.Generator().manual_seed(9))
-    with torch.no_grad():
-        anchors = zip(TINY.fragments(), engine.anchor.fragments, strict=True)
-        embedding, *blocks, final = [
-            gpt.views(fragment, units_to_float(units)) for fragment, units in anchors
-        ]
-        x = gpt.embed(embedding, tokens)
-        for weights in blocks:
-            x = gpt.block(weights, x, TINY.heads)
-        expected = gpt.head(final, embedding, x)
-        torch.testing.assert_close(
-            hugging_face_gpt2(config, named, tokens), expected, rtol=1e-4, atol=1e-5
-        )
-    assert (config["vocab_size"], config["n_positions"], config["tie_word_embeddings"]) == (
-        300,
-        16,
-        True,
-    )
-    assert (
-        named["transformer.h.0.attn.c_attn.weight"].shape == (32, 96)
-        and "lm_head.weight" not in named
-    )
-    assert sum(tensor.numel() for tensor in named.values()) == TINY.parameters
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == tokenizer.read_text()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
-
-    index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
-    assert index["weight_map"].keys() == named.keys() and len(set(index["weight_map"].values())) > 1
-    for name, file in index["weight_map"].items():
-        assert torch.equal(load_file(tmp_path / "parts" / file)[name], named[name])
-    export_model(tmp_path / "parts", TINY, engine.state_dict())
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-    ]
-
-
-def test_export_refuses_a_state_of_another_model(tmp_path):
-    engine = engine_in_memory(TINY, Recipe(), 1)
-    with pytest.raises(StateError, match=r"block\.2"):
-        export_model(tmp_path, dataclasses.replace(TINY, layers=3), engine.state_dict())
-    assert not list(tmp_path.iterdir())

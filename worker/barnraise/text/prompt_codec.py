@@ -25,7 +25,9 @@ class PromptCodec:
             self._tokenizer = Tokenizer.from_buffer(tokenizer_file)
             self._tokenizer.encode_special_tokens = True  # a prompt that spells one stays text
             self.count = self._tokenizer.get_vocab_size()
-            self.end = self._tokenizer.token_to_id(END_TOKEN)
+            end = self._tokenizer.token_to_id(END_TOKEN)
+            assert end is not None, "a run's tokenizer has the end token: `load_tokenizer`"
+            self.end = end
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""

@@ -1,0 +1,58 @@
+"""Small models with arbitrary weights, and the logits that our functions compute from them."""
+
+import dataclasses
+
+import torch
+
+from barnraise.exchange.ledger.anchor import initial_weights
+from barnraise.models import gpt2
+from barnraise.spec import ModelSpec, RunSpec, TextSpec
+from barnraise.text.tokenizer import train_tokenizer
+from barnraise.training.model_files.model_card import CardFacts
+from barnraise.training.model_files.trained_model import TrainedModel
+
+BYTES = ModelSpec(layers=2, width=32, heads=4, context=24, vocabulary=256)
+BPE = ModelSpec(layers=3, width=48, heads=3, context=32, vocabulary=333)
+SENTENCES = ["The barn is raised together.", "Wände, Dächer und Öfen – 大家!", "x = [1, 2]\n\ty"]
+DOCUMENTS = [sentence.encode() * 5 for sentence in SENTENCES]
+RUN = "01890000-0000-7000-8000-000000000000"
+
+
+def bpe_file(vocabulary: int = 320) -> bytes:
+    """Return the content of a BPE's file."""
+    return train_tokenizer(DOCUMENTS, vocabulary).to_str().encode()
+
+
+def make_trained_model(model: ModelSpec, tokenizer: bytes | None = None) -> TrainedModel:
+    """Return a model whose norms and biases are not at their initial values either."""
+    noise = torch.Generator().manual_seed(5)
+    tensors = {}
+    for fragment in model.fragments():
+        units = initial_weights(fragment, 3)
+        for slot in fragment.slots:  # padding stays zero
+            part = units[slot.offset : slot.offset + slot.size]
+            part += torch.randint(-(1 << 22), 1 << 22, part.shape, generator=noise).int()
+        tensors[f"anchor.{fragment.index}"] = units
+    text = TextSpec(tokenizer="bpe" if tokenizer else "bytes")
+    facts = CardFacts("Barn | one", RUN, RunSpec(model, text), 12_345, 3, (12_000, 1.5), "mit")
+    return TrainedModel(model, tensors, tokenizer, facts)
+
+
+def compute_logits(
+    trained: TrainedModel, tokens: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Return the logits of tokens [B, T] by the engine's functions, with weights rounded once."""
+    with torch.no_grad():
+        embedding, *blocks, final = (
+            gpt2.views(fragment, trained.load(fragment).to(dtype).float())
+            for fragment in trained.model.fragments()
+        )
+        x = gpt2.embed(embedding, tokens)
+        for weights in blocks:
+            x = gpt2.block(weights, x, trained.model.heads)
+        return gpt2.head(final, embedding, x)
+
+
+def with_layers(trained: TrainedModel, layers: int) -> TrainedModel:
+    """Return the same tensors as those of a model with another number of layers."""
+    return dataclasses.replace(trained, model=dataclasses.replace(trained.model, layers=layers))

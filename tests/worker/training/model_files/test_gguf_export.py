@@ -1,0 +1,106 @@
+"""A GGUF file read back by the reference reader has our tensors, architecture and tokenizer."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader, TokenType
+from helpers.trained_models import BPE, BYTES, bpe_file, compute_logits, make_trained_model
+
+from barnraise.models.gpt2 import views
+from barnraise.training.model_files.gguf_export import export_gguf
+from barnraise.training.model_files.tokenizer_files import byte_characters
+
+KINDS = {"bytes": (BYTES, None), "bpe": (BPE, bpe_file())}
+
+
+@pytest.fixture(params=KINDS)
+def trained(request):
+    """Provide a trained model of each kind of tokenizer."""
+    return make_trained_model(*KINDS[request.param])
+
+
+def field(reader: GGUFReader, name: str):
+    return reader.fields[name].contents()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_read_back_are_those_of_the_model(dtype, trained, tmp_path):
+    export_gguf(tmp_path, trained, dtype)
+    reader = GGUFReader(tmp_path / "model.gguf")
+    read = {tensor.name: tensor for tensor in reader.tensors}
+    assert len(read) == sum(len(fragment.slots) for fragment in trained.model.fragments())
+    for fragment in trained.model.fragments():
+        weights = views(fragment, trained.load(fragment))
+        for name, values in weights.items():
+            tensor = read[gguf_name(fragment.name, name)]
+            assert tuple(reversed(tensor.shape.tolist())) == tuple(values.shape)
+            data = np.array(tensor.data)
+            if dtype is torch.bfloat16 and values.dim() == 2 and name != "position":
+                got = torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
+                values = values.to(torch.bfloat16)
+            else:
+                got = torch.from_numpy(data)
+            assert torch.equal(got.reshape(values.shape), values), name
+    assert (tmp_path / "Modelfile").read_text() == "FROM ./model.gguf\n"
+
+
+def gguf_name(fragment: str, name: str) -> str:
+    """Return the name that llama.cpp's own table of GPT-2's tensors leads to."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    from barnraise.training.model_files.gpt2_names import transformers_tensors
+
+    table = get_tensor_name_map(MODEL_ARCH.GPT2, 16)
+    for layout in BPE.fragments():
+        for tensor in transformers_tensors(layout):
+            if (layout.name, tensor.slot.name) == (fragment, name):
+                stem, kind = tensor.name.rsplit(".", 1)
+                return f"{table.get_name(stem)}.{kind}"
+    raise AssertionError(name)
+
+
+def test_metadata_describes_model_and_tokenizer(trained, tmp_path):
+    export_gguf(tmp_path, trained)
+    reader = GGUFReader(tmp_path / "model.gguf")
+    model = trained.model
+    expected = {
+        "general.architecture": "gpt2",
+        "general.license": "mit",
+        "gpt2.context_length": model.context,
+        "gpt2.embedding_length": model.width,
+        "gpt2.feed_forward_length": 4 * model.width,
+        "gpt2.block_count": model.layers,
+        "gpt2.attention.head_count": model.heads,
+        "gpt2.attention.layer_norm_epsilon": pytest.approx(1e-5),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    assert {name: field(reader, name) for name in expected} == expected
+    tokens = field(reader, "tokenizer.ggml.tokens")
+    types = field(reader, "tokenizer.ggml.token_type")
+    assert len(tokens) == len(types) == len(set(tokens)) == model.vocabulary
+    assert tokens[0] == "<|endoftext|>" and types[0] == TokenType.CONTROL
+    merges = field(reader, "tokenizer.ggml.merges")
+    assert merges and all(len(merge.split(" ")) == 2 for merge in merges)
+    if trained.tokenizer is None:
+        assert tokens[1:] == byte_characters()[1:]
+    else:
+        assert tokens[-1] == f"[unused{model.vocabulary - 1}]"
+        assert all("".join(merge.split(" ")) in tokens for merge in merges)
+
+
+@pytest.mark.slow  # it converts the file by the library's own reader
+@pytest.mark.xdist_group("transformers")
+def test_transformers_computes_the_same_logits_from_the_file(trained, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    export_gguf(tmp_path, trained)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        logits = model(tokens).logits
+    torch.testing.assert_close(logits, compute_logits(trained, tokens), rtol=0, atol=1e-5)

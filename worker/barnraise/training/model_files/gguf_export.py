@@ -1,0 +1,149 @@
+"""Write a trained model as one GGUF file, for llama.cpp and Ollama.
+
+GGUF has GPT-2's architecture with the same matrices as ours; the head is tied to the token table
+when the file has no `output.weight`. The tokenizer is GPT-2's byte-level BPE.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from torch import Tensor
+
+from barnraise.models.gpt2 import NORM_EPSILON, views
+from barnraise.spec import Fragment, Slot
+from barnraise.text.tokenizer import END_TOKEN
+from barnraise.training.model_files.tokenizer_files import (
+    END_BYTE,
+    ExportedTokenizer,
+    byte_characters,
+)
+from barnraise.training.model_files.trained_model import TrainedModel
+
+MODEL_FILE, OLLAMA_FILE = "model.gguf", "Modelfile"
+# Slots outside the blocks → their names in GGUF.
+_NAMES = {
+    "token": "token_embd.weight",
+    "position": "position_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "norm.bias": "output_norm.bias",
+}
+# Parts of a block → their names there.
+_PARTS = {
+    "norm1": "attn_norm",
+    "qkv": "attn_qkv",
+    "out": "attn_output",
+    "norm2": "ffn_norm",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+_FILE_TYPES = {
+    torch.float32: LlamaFileType.ALL_F32,
+    torch.bfloat16: LlamaFileType.MOSTLY_BF16,
+}
+
+
+def export_gguf(folder: Path, trained: TrainedModel, dtype: torch.dtype = torch.float32) -> None:
+    """Write `model.gguf` and a Modelfile for Ollama. One fragment is in memory at a time.
+
+    Args:
+        folder: an empty folder.
+        trained: the model.
+        dtype: of the matrices. Vectors and positions are always fp32, as llama.cpp wants them.
+
+    Raises:
+        StateError: A fragment is missing or of another shape. Then nothing is written.
+    """
+    trained.check()
+    path = folder / MODEL_FILE
+    writer = GGUFWriter(path, "gpt2")
+    _add_metadata(writer, trained, dtype)
+    fragments = trained.model.fragments()
+    for fragment in fragments:
+        for slot in fragment.slots:
+            kind = _value_type(slot, dtype)
+            itemsize = 4 if kind is GGMLQuantizationType.F32 else 2
+            # Raw 16-bit values are described by their bytes' shape.
+            shape = slot.shape if itemsize == 4 else (*slot.shape[:-1], 2 * slot.shape[-1])
+            writer.add_tensor_info(
+                _gguf_name(fragment, slot),
+                shape,
+                np.dtype(np.float32 if itemsize == 4 else np.uint8),
+                itemsize * math.prod(slot.shape),
+                raw_dtype=kind,
+            )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for fragment in fragments:
+        weights = views(fragment, trained.load(fragment))
+        for slot in fragment.slots:
+            writer.write_tensor_data(_to_array(weights[slot.name], _value_type(slot, dtype)))
+        del weights  # free it before the next fragment is loaded
+    writer.close()
+    (folder / OLLAMA_FILE).write_text(f"FROM ./{MODEL_FILE}\n", encoding="utf-8")
+
+
+def _add_metadata(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype) -> None:
+    model = trained.model
+    if trained.facts is not None:
+        writer.add_name(trained.facts.name)
+        writer.add_license(trained.facts.licence)
+    writer.add_context_length(model.context)
+    writer.add_embedding_length(model.width)
+    writer.add_feed_forward_length(4 * model.width)
+    writer.add_block_count(model.layers)
+    writer.add_head_count(model.heads)
+    writer.add_layer_norm_eps(NORM_EPSILON)
+    writer.add_file_type(_FILE_TYPES[dtype])
+    writer.add_vocab_size(model.vocabulary)
+    tokenizer = ExportedTokenizer.of_run(trained.tokenizer)
+    tokens = list(tokenizer.tokens)
+    types = [TokenType.NORMAL] * len(tokens)
+    tokens[tokenizer.end_id] = END_TOKEN  # a NUL is not a text in every program
+    types[tokenizer.end_id] = TokenType.CONTROL
+    for number in range(len(tokens), model.vocabulary):
+        tokens.append(f"[unused{number}]")
+        types.append(TokenType.UNUSED)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([f"{left} {right}" for left, right in _merges(tokenizer)])
+    writer.add_bos_token_id(tokenizer.end_id)
+    writer.add_eos_token_id(tokenizer.end_id)
+    writer.add_pad_token_id(tokenizer.end_id)
+    writer.add_add_bos_token(False)
+
+
+def _merges(tokenizer: ExportedTokenizer) -> tuple[tuple[str, str], ...]:
+    """Return the merges; plain bytes have one that never applies.
+
+    llama.cpp does not load a file without merges. No text has two NULs.
+    """
+    if tokenizer.end_token != END_BYTE:
+        return tokenizer.merges
+    nul = byte_characters()[0]
+    return ((nul, nul),)
+
+
+def _gguf_name(fragment: Fragment, slot: Slot) -> str:
+    if not fragment.name.startswith("block."):
+        return _NAMES[slot.name]
+    part, kind = slot.name.split(".")
+    return f"blk.{fragment.name.removeprefix('block.')}.{_PARTS[part]}.{kind}"
+
+
+def _value_type(slot: Slot, dtype: torch.dtype) -> GGMLQuantizationType:
+    is_matrix = len(slot.shape) == 2 and slot.name != "position"
+    if is_matrix and dtype is torch.bfloat16:
+        return GGMLQuantizationType.BF16
+    return GGMLQuantizationType.F32
+
+
+def _to_array(values: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
+    if kind is GGMLQuantizationType.F32:
+        return values.contiguous().numpy()
+    return values.to(torch.bfloat16).contiguous().view(torch.int16).numpy().view(np.uint8)

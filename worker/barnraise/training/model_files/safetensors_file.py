@@ -1,0 +1,67 @@
+"""Write safetensors files one fragment at a time.
+
+The format: eight bytes of the header's length, the header as JSON, then the values. The safetensors
+library cannot write it without having all tensors in memory.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from barnraise.models.gpt2 import views
+from barnraise.spec import Fragment
+from barnraise.training.model_files.gpt2_names import transformers_tensors
+
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
+
+def write_fragments(
+    path: Path,
+    fragments: Sequence[Fragment],
+    load: Callable[[Fragment], Tensor],
+    dtype: torch.dtype,
+) -> None:
+    """Write fragments under their names in transformers.
+
+    Args:
+        path: the file.
+        fragments: what to write.
+        load: loads one fragment, when it is its turn.
+        dtype: of the written values, a key of `DTYPES`.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for fragment in fragments:
+        for tensor in transformers_tensors(fragment):
+            end = offset + dtype.itemsize * math.prod(tensor.shape)
+            header[tensor.name] = {
+                "dtype": DTYPES[dtype],
+                "shape": tensor.shape,
+                "data_offsets": [offset, end],
+            }
+            offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for fragment in fragments:
+            weights = views(fragment, load(fragment))
+            for tensor in transformers_tensors(fragment):
+                values = weights[tensor.slot.name]
+                values = values.t() if tensor.is_transposed else values
+                file.write(little_endian_bytes(values.to(dtype).contiguous()))
+            del weights  # free it before the next fragment is loaded
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def little_endian_bytes(values: Tensor) -> memoryview:
+    """Return a contiguous tensor's values as little-endian bytes, without a copy where possible."""
+    integers = values.view(torch.int16 if values.element_size() == 2 else torch.int32).numpy()
+    return integers.astype(integers.dtype.newbyteorder("<"), copy=False).data.cast("B")

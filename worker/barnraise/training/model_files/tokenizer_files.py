@@ -1,0 +1,98 @@
+"""Write a run's tokenizer as the transformers library reads it, for bytes as well as for BPE."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from barnraise.text.tokenizer import END_TOKEN
+
+END_BYTE = "\0"  # the end token of a run of plain bytes
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+
+
+@dataclass(frozen=True)
+class ExportedTokenizer:
+    """A run's tokenizer as other programs need it.
+
+    Attributes:
+        content: of tokenizer.json.
+        tokens: each token's text by its number, in the characters that stand for bytes.
+        merges: of a BPE, in their order; none for bytes.
+        end_token: the text of the token after each document.
+        end_id: its number.
+    """
+
+    content: bytes
+    tokens: tuple[str, ...]
+    merges: tuple[tuple[str, str], ...]
+    end_token: str
+    end_id: int
+
+    @classmethod
+    def of_run(cls, tokenizer_file: bytes | None) -> "ExportedTokenizer":
+        """Return a run's tokenizer; `tokenizer_file` is None for plain bytes."""
+        content = tokenizer_file or byte_tokenizer().to_str(pretty=True).encode()
+        tokenizer = Tokenizer.from_buffer(content)
+        end_token = END_TOKEN if tokenizer_file else END_BYTE
+        end_id = tokenizer.token_to_id(end_token)
+        assert end_id is not None, "a run's tokenizer has the end token: `load_tokenizer`"
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        tokens = [""] * (max(vocabulary.values()) + 1)
+        for token, number in vocabulary.items():
+            tokens[number] = token
+        merges = json.loads(content)["model"].get("merges", [])
+        pairs = tuple(
+            (str(merge[0]), str(merge[1])) if isinstance(merge, list) else _split_merge(merge)
+            for merge in merges
+        )
+        return cls(content, tuple(tokens), pairs, end_token, end_id)
+
+    def config(self, context: int) -> dict[str, Any]:
+        """Return the content of tokenizer_config.json for a model with this context."""
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": context,
+            "bos_token": self.end_token,
+            "eos_token": self.end_token,
+            "pad_token": self.end_token,
+            "padding_side": "left",  # generation continues at the right end
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", "attention_mask"],
+        }
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer of 256 tokens, whose numbers are the bytes.
+
+    Byte 0 ends a document. It has no character of its own among those that stand for bytes: a NUL
+    in a text is the special token itself, as in training.
+    """
+    vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
+    del vocabulary[byte_characters()[0]]
+    vocabulary[END_BYTE] = 0
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([END_BYTE])
+    return tokenizer
+
+
+def byte_characters() -> list[str]:
+    """Return the character that stands for each byte in a byte-level BPE (Radford et al. 2019).
+
+    Printable bytes stand for themselves. The others follow from U+0100 on, in order.
+    """
+    others = (byte for byte in range(256) if byte not in _PRINTABLE)
+    shifted = {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return [shifted.get(byte, chr(byte)) for byte in range(256)]
+
+
+def _split_merge(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
