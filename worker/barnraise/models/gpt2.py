@@ -54,7 +54,7 @@ def views(fragment: Fragment, flat: Tensor) -> Weights:
 
 
 def embed(weights: Weights, tokens: Tensor, begin: int = 0) -> Tensor:
-    """Embed tokens, the first of which has the position `begin`: int64 [B, T] → fp32 [B, T, d]."""
+    """Embed tokens, the first one at position `begin`: int64 [B, T] → fp32 [B, T, d]."""
     positions = weights["position"][begin : begin + tokens.shape[1]]
     return F.embedding(tokens, weights["token"]) + positions
 
