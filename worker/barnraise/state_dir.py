@@ -71,8 +71,21 @@ class StateDir:
 
     @classmethod
     def default_path(cls) -> Path:
-        """Return `$BARNRAISE_HOME`, or `~/.barnraise` if that is not set."""
-        return Path(os.environ.get("BARNRAISE_HOME") or Path.home() / ".barnraise")
+        """Return `$BARNRAISE_HOME`, or `~/.barnraise` if that is not set.
+
+        Raises:
+            StateError: neither is known: a container's user often has no home folder.
+        """
+        named = os.environ.get("BARNRAISE_HOME")
+        if named:
+            return Path(named)
+        try:
+            return Path.home() / ".barnraise"
+        except RuntimeError:
+            raise StateError(
+                "this user has no home folder: name a folder for this machine's state with "
+                "--home FOLDER or the variable BARNRAISE_HOME"
+            ) from None
 
     @property
     def membership(self) -> SiteMembership:

@@ -1,7 +1,11 @@
 """Test what all commands share: help, version, and errors as one sentence with exit code 1."""
 
+import subprocess
+import sys
+
 import pytest
 from helpers.command_line import assert_fails, run_barnraise
+from helpers.paths import WORKER
 from typer.testing import CliRunner
 
 from barnraise import __version__
@@ -49,3 +53,44 @@ def test_command_names_the_enrolment_or_run_that_it_needs(tmp_path, arguments, s
 def test_state_directory_that_cannot_be_created_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     assert_fails(run_barnraise(tmp_path / "file" / "home", "status"), "Not a directory")
+
+
+def run_in_a_bare_environment(code: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run Python code that has nothing but these variables."""
+    variables = {"PYTHONPATH": str(WORKER), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, timeout=60, check=False
+    )
+
+
+def test_user_without_home_or_passwd_entry_gets_a_sentence():
+    """As in a container that runs with a number as its user."""
+    code = (
+        "import pwd, sys\n"
+        "def unknown(*_): raise KeyError('uid not found')\n"
+        "pwd.getpwuid = unknown\n"
+        "sys.argv = ['barnraise', 'status']\n"
+        "from barnraise.cli.main import main\n"
+        "main()"
+    )
+    result = run_in_a_bare_environment(code)
+    written = result.stderr.decode()
+    assert result.returncode == 1 and "Traceback" not in written, written
+    assert "--home FOLDER" in written and "BARNRAISE_HOME" in written
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_output_that_cannot_encode_a_character_is_printed(encoding, tmp_path):
+    code = (
+        "import sys\n"
+        "from barnraise.cli import main\n"
+        "@main.app.command('shout')\n"
+        "def shout():\n"
+        "    main.out.print('grüße → 雪')\n"
+        "    raise main.BarnraiseError('no → 雪')\n"
+        "sys.argv = ['barnraise', 'shout']\n"
+        "main.main()"
+    )
+    result = run_in_a_bare_environment(code, PYTHONIOENCODING=encoding, HOME=str(tmp_path))
+    assert result.returncode == 1 and b"Traceback" not in result.stderr, result.stderr
+    assert b"? ?" in result.stdout and b"barnraise: no ? ?" in result.stderr

@@ -1,8 +1,10 @@
 """Write to the terminal, log to it, and react to Ctrl-C."""
 
+import io
 import json
 import logging
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -10,8 +12,17 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
+from barnraise.cli.redaction import SecretFilter
+
 out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
+
+
+def replace_unprintable() -> None:
+    """Print "?" for a character that a console or a file cannot encode, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def print_json(value: Any) -> None:
@@ -30,6 +41,7 @@ def configure_logging() -> None:
     if not errors.is_terminal:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(SecretFilter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

@@ -10,12 +10,13 @@ import typer
 from rich.markup import escape
 
 from barnraise import __version__
-from barnraise.cli.console import errors, out
+from barnraise.cli.console import errors, out, replace_unprintable
 from barnraise.cli.join import join, prepare
 from barnraise.cli.limits import limits
 from barnraise.cli.login import login
 from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
+from barnraise.cli.redaction import redact
 from barnraise.cli.runs import runs
 from barnraise.cli.sample import sample
 from barnraise.cli.status import status
@@ -49,10 +50,11 @@ def main() -> None:
 
     Only a bug of Barnraise shows a traceback.
     """
+    replace_unprintable()
     try:
         app()
     except (BarnraiseError, OSError) as error:
-        errors.print(f"[bold red]barnraise:[/] {escape(str(error))}", soft_wrap=True)
+        errors.print(f"[bold red]barnraise:[/] {escape(redact(str(error)))}", soft_wrap=True)
         raise SystemExit(1) from None
 
 
