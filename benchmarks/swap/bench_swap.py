@@ -38,7 +38,7 @@ from engine_child import BUILD, Child, measure_in_turns
 
 from barnraise.errors import PlanError
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.limits import Limits
+from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.planning.simulator import StepSimulation
@@ -50,6 +50,8 @@ from barnraise.swap.hardware_probe import create_model_probe, probe
 # and number of micro-batches meets each other.
 STRIDE = 83
 QUICK_STRIDE = 473
+# Speed is measured with every step committed to disk, however much that writes a day.
+MEASURED_LIMITS = Limits(crash_safety="exact", disk_writes_per_day=UNLIMITED)
 
 
 @cache
@@ -90,10 +92,11 @@ def least_memory_plan(hardware: Hardware, model: ModelSpec, sequences: int) -> P
     memory = 12 * model.vocabulary * model.width  # the embedding, its gradient, and the head's
     while memory < hardware.memory:
         try:
-            return make_plan(hardware, model, Limits(memory=memory), sequences, advise=False)
+            limits = replace(MEASURED_LIMITS, memory=memory)
+            return make_plan(hardware, model, limits, sequences, advise=False)
         except PlanError:
             memory = int(memory * 1.05)
-    return make_plan(hardware, model, Limits(), sequences)
+    return make_plan(hardware, model, MEASURED_LIMITS, sequences)
 
 
 def measure_efficiency(quick: bool) -> dict[str, float]:
@@ -194,9 +197,9 @@ def plans_by_budget(
     hardware: Hardware, model: ModelSpec, sequences: int = 2
 ) -> list[tuple[str, Plan]]:
     """Return plans with everything in RAM, with half of the moments on disk, and from disk."""
-    roomy = make_plan(hardware, model, Limits(), sequences)
+    roomy = make_plan(hardware, model, MEASURED_LIMITS, sequences)
     tight = least_memory_plan(hardware, model, sequences)
-    middle_limits = Limits(memory=tight.host_bytes + 24 * model.parameters)
+    middle_limits = replace(MEASURED_LIMITS, memory=tight.host_bytes + 24 * model.parameters)
     middle = make_plan(hardware, model, middle_limits, sequences)
     return [
         ("in RAM", roomy),
@@ -231,7 +234,12 @@ def compare_with_baselines(quick: bool) -> dict[str, dict[str, Any]]:
     # As with the baselines, the state is in RAM and nothing is written for a crash; only what the
     # exchange needs is on disk.
     memory_limit = 16 * model.parameters + (3 * 10**8 if quick else 7 * 10**8)
-    limits = Limits(memory=memory_limit, clipping="exact", crash_safety="restart")
+    limits = Limits(
+        memory=memory_limit,
+        clipping="exact",
+        crash_safety="restart",
+        disk_writes_per_day=UNLIMITED,
+    )
     plan = make_plan(measure_machine(), model, limits, sequences * micro_batches)
     plan = replace(plan, sequences=sequences, micro_batches=micro_batches)
     results: dict[str, dict[str, Any]] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from engine_child import BUILD, Child, ReceivedPayloads
 
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.limits import Limits
+from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
@@ -51,7 +51,10 @@ def make_plans(hardware: Hardware, quick: bool) -> list[tuple[str, Plan]]:
     plans = []
     for case in QUICK_CASES if quick else CASES:
         limits = Limits(
-            memory=case.memory, device_memory=case.device_memory, crash_safety="restart"
+            memory=case.memory,
+            device_memory=case.device_memory,
+            disk_writes_per_day=UNLIMITED,
+            crash_safety="restart",
         )
         model = replace(preset(case.model), context=case.context)
         plans.append((case.name, make_plan(hardware, model, limits, 2)))

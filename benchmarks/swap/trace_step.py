@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.formats import parse_bytes
-from barnraise.planning.limits import Limits
+from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.search import make_plan
 from barnraise.spec import Recipe, preset
@@ -70,7 +70,10 @@ def record_step(model_name: str, memory: int, folder: Path) -> list[Span]:
     """Train three steps within `memory` bytes and return the operations of the third."""
     model = replace(preset(model_name), context=CONTEXT)
     hardware = probe(folder, cache=Path("build/hardware.json"))
-    plan = make_plan(hardware, model, Limits(memory=memory, clipping="exact"), SEQUENCES)
+    limits = Limits(
+        memory=memory, clipping="exact", crash_safety="exact", disk_writes_per_day=UNLIMITED
+    )
+    plan = make_plan(hardware, model, limits, SEQUENCES)
     store = StateStore(plan, folder if plan.on_disk else None)
     anchor = FragmentSequence(store, "anchor")
     for i, fragment in enumerate(model.fragments()):

@@ -1,6 +1,7 @@
 """Test `barnraise limits`: limits are shown, saved and lifted."""
 
 import json
+import re
 
 from helpers.command_line import assert_fails, run_barnraise
 
@@ -26,6 +27,14 @@ def test_limits_are_shown_with_their_units(tmp_path):
     lines = [" ".join(line.split()) for line in output.splitlines()]
     assert "memory 4 GB" in lines and "disk 0 kB" in lines and "uplink 250 kB/s" in lines
     assert "device memory no limit" in lines and "Adam's moments 32 bits" in lines
+
+
+def test_limit_on_disk_writes_is_shown_even_if_nobody_set_it(tmp_path):
+    shown = " ".join(run_barnraise(tmp_path, "limits").stdout.split())
+    assert re.search(r"disk writes per day [\d.,]+ .B, 0\.3 times the drive's size", shown)
+    for option, text in (("unlimited", "no limit"), ("40GB", "40 GB")):
+        output = run_barnraise(tmp_path, "limits", "--disk-writes-per-day", option).stdout
+        assert f"disk writes per day {text}" in " ".join(output.split())
 
 
 def test_invalid_or_damaged_limits_are_a_sentence(tmp_path):

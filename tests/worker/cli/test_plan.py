@@ -45,6 +45,7 @@ def test_plan_shows_where_state_lies_and_how_long_a_step_takes(home):
     assert "gpt2-1.5b on a [small] machine, 1.56 B parameters" in output
     assert "tokens/s" in output and "limited by" in output
     assert "disk read" in output and "compute" in output and "feedback" in output
+    assert "a step; at most 32.2 GB a day" in output
 
 
 def test_plan_as_json_stays_within_the_limits(home):

@@ -1,12 +1,14 @@
 """Run `barnraise limits`: set or show how much of this machine a worker may use."""
 
 import dataclasses
+import shutil
 
 from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.formats import format_byte_rate, format_bytes
+from barnraise.planning.budgets import DRIVE_WRITES_PER_DAY, daily_write_limit
 from barnraise.planning.limits import Limits
 
 
@@ -22,13 +24,19 @@ def limits(resources: LimitOptions, home: HomeOption = None, as_json: JsonOption
         print_json(dataclasses.asdict(new_limits))
         return
     table = new_table(show_header=False)
-    for label, text in _describe_limits(new_limits):
+    drive = shutil.disk_usage(state_dir.path).total
+    for label, text in _describe_limits(new_limits, drive):
         table.add_row(label, text)
     out.print(table)
 
 
-def _describe_limits(limits: Limits) -> list[tuple[str, str]]:
-    """Return each limit's label and its value, in the order of the options."""
+def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
+    """Return each limit's label and its value, in the order of the options.
+
+    Args:
+        limits: the limits.
+        drive: bytes of the drive that the state lies on.
+    """
 
     def size(limit: int | None) -> str:
         return "no limit" if limit is None else format_bytes(limit)
@@ -38,10 +46,20 @@ def _describe_limits(limits: Limits) -> list[tuple[str, str]]:
         ("memory", size(limits.memory)),
         ("device memory", size(limits.device_memory)),
         ("disk", size(limits.disk)),
-        ("disk writes per day", size(limits.disk_writes_per_day)),
+        ("disk writes per day", _describe_daily_writes(limits, drive)),
         ("uplink", uplink),
         ("clipping", limits.clipping),
         ("crash safety", limits.crash_safety),
         ("Adam's moments", f"{limits.moments_bits} bits"),
         ("precision", limits.precision),
     ]
+
+
+def _describe_daily_writes(limits: Limits, drive: int) -> str:
+    """Describe how much may be written to the drive in a day."""
+    daily = daily_write_limit(drive, limits)
+    if daily is None:
+        return "no limit"
+    if limits.disk_writes_per_day is not None:
+        return format_bytes(daily)
+    return f"{format_bytes(daily)}, {DRIVE_WRITES_PER_DAY} times the drive's size"

@@ -74,6 +74,6 @@ def describe_machine(name: str) -> MachineDescription:
 
 def accelerator_name() -> str:
     """Return the GPU's name, or "" without one."""
-    import torch
+    from barnraise.swap.device import choose_device, device_label
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return device_label(choose_device().name)

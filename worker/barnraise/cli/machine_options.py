@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from filelock import FileLock
+from rich.markup import escape
 
 from barnraise.cli.console import errors
 from barnraise.planning.hardware import Hardware
@@ -62,20 +63,25 @@ def measure_machine(
         shared: a cache for several workers.
         device: "cpu", "cuda" or "cuda:1"; "" for the fastest one.
         threads: CPU threads that torch uses from now on; 0 leaves the number as it is.
+
+    Raises:
+        StateError: there is no such device.
     """
     import torch
 
+    from barnraise.swap.device import choose_device
+
     if threads:
         torch.set_num_threads(threads)
-    kind, _, number = device.partition(":")
-    if kind == "cuda" and number.isdigit():
-        torch.cuda.set_device(int(number))
+    choice = choose_device(device)
+    if choice.note:
+        errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)
     cache = (shared or state_dir.path / "hardware.json").absolute()
     cache.parent.mkdir(parents=True, exist_ok=True)
     if not cache.exists():
         errors.print("Measuring this machine, once …")
     with FileLock(cache.with_suffix(".lock")):
-        return probe(cache.parent, kind or None, cache)
+        return probe(cache.parent, choice.name, cache)
 
 
 def hardware_view(hardware: Hardware) -> HardwareView:

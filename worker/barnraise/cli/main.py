@@ -23,6 +23,7 @@ from barnraise.cli.status import status
 from barnraise.cli.transfer import export, fetch, serve
 from barnraise.cli.verdict import verdict
 from barnraise.errors import BarnraiseError
+from barnraise.swap.torch_environment import configure_torch_environment
 
 app = typer.Typer(
     add_completion=False,
@@ -51,6 +52,7 @@ def main() -> None:
     Only a bug of Barnraise shows a traceback.
     """
     replace_unprintable()
+    configure_torch_environment()
     try:
         app()
     except (BarnraiseError, OSError) as error:

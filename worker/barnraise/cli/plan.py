@@ -18,8 +18,8 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import ResourceOptions
 from barnraise.formats import format_parameters, parse_bytes
 from barnraise.planning import render
+from barnraise.planning.budgets import CONTEXT_BYTES, extend_to_limits
 from barnraise.planning.hardware import Hardware, UpdateRate
-from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.spec import preset
@@ -67,22 +67,25 @@ def plan(
     shape = preset(model)
     state_dir = open_state_dir(machine.home)
     limits = resources.apply_to(state_dir.limits)
-    hardware = measure_machine(state_dir, machine.hardware, threads=machine.threads)
+    is_for_gpu = machine.device.lower().startswith("cuda")
+    # A GPU may be planned for that is not here: measure what is.
+    device = "" if is_for_gpu else machine.device
+    hardware = measure_machine(state_dir, machine.hardware, device, machine.threads)
     note = ""
-    if machine.device.startswith("cuda") and hardware.device != "cuda":
+    if is_for_gpu and hardware.device == "cpu":
         hardware = assume_gpu(hardware, gpu, limits.device_memory or ASSUMED_GPU_MEMORY)
         note = (
             f"No GPU was measured here: {gpu.gpu_tflops:g} TFLOP/s and {gpu.gpu_link}/s to it "
             "are assumed."
         )
-    elif machine.device == "cpu" and hardware.device != "cpu":
-        hardware = measure_machine(state_dir, machine.hardware, "cpu", machine.threads)
-    elif limits.device_memory and hardware.device != "cuda":
+    elif is_for_gpu:
+        hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
+    elif limits.device_memory and hardware.device == "cpu":
         note = (
             "No GPU here: the layers being computed are kept in this much of the RAM. "
             "--device cuda assumes a GPU."
         )
-    training_plan = make_plan(_extend_to_limits(hardware, limits), shape, limits, sequences)
+    training_plan = make_plan(extend_to_limits(hardware, limits), shape, limits, sequences)
     if as_json:
         print_json(_plan_fields(training_plan, note))
         return
@@ -107,7 +110,7 @@ def assume_gpu(host: Hardware, gpu: AssumedGpuOptions, memory: int) -> Hardware:
     Args:
         host: the measured machine.
         gpu: the GPU's speed.
-        memory: the GPU's memory in bytes.
+        memory: bytes of the GPU's memory that are free.
     """
     flops = gpu.gpu_tflops * 1e12
     link = parse_bytes(gpu.gpu_link)
@@ -116,7 +119,8 @@ def assume_gpu(host: Hardware, gpu: AssumedGpuOptions, memory: int) -> Hardware:
         host,
         device="cuda",
         name="an assumed GPU",
-        device_memory=memory,
+        device_memory=memory + CONTEXT_BYTES,
+        device_memory_free=memory,
         dtype="bfloat16",
         matmul=((1024, flops),),
         attention=0.5 * flops,
@@ -129,16 +133,6 @@ def assume_gpu(host: Hardware, gpu: AssumedGpuOptions, memory: int) -> Hardware:
         attention_backward=0.4 * flops,
         logits=(),
         updates=(*host.updates, *updates),
-    )
-
-
-def _extend_to_limits(hardware: Hardware, limits: Limits) -> Hardware:
-    """Raise the machine's sizes to its limits, so that a larger machine can be planned for."""
-    return dataclasses.replace(
-        hardware,
-        memory=max(hardware.memory, limits.memory or 0),
-        device_memory=max(hardware.device_memory, limits.device_memory or 0),
-        disk=max(hardware.disk, limits.disk or 0),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from barnraise.formats import parse_bytes
-from barnraise.planning.limits import Limits
+from barnraise.planning.limits import UNLIMITED, Limits
 
 SIZE_OPTIONS = ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink")
 WORD_OPTIONS = ("clipping", "crash_safety")
@@ -28,7 +28,11 @@ class ResourceOptions:
     ] = ""
     disk: Annotated[str, _limit_option("Disk space its state may take.")] = ""
     disk_writes_per_day: Annotated[
-        str, _limit_option("Bytes a day its training may write to disk.")
+        str,
+        _limit_option(
+            "Bytes a day its training may write to disk; 'auto': 0.3 times the drive's size; "
+            "'unlimited'."
+        ),
     ] = ""
     clipping: Annotated[str, _limit_option("Gradient clipping: auto, exact, layer or none.")] = ""
     crash_safety: Annotated[
@@ -50,13 +54,22 @@ class ResourceOptions:
         for name in SIZE_OPTIONS:
             text = options.get(name, "")
             if text:
-                changes[name] = None if text == "auto" else parse_bytes(text)
+                changes[name] = _parse_limit(name, text)
         for name in WORD_OPTIONS:
             if options[name]:
                 changes[name] = options[name]
         if self.moments_8bit is not None:
             changes["moments_bits"] = 8 if self.moments_8bit else 32
         return dataclasses.replace(limits, **changes)
+
+
+def _parse_limit(name: str, text: str) -> int | None:
+    """Read the size of a limit; 'auto' is None, and writes to disk may be 'unlimited'."""
+    if text == "auto":
+        return None
+    if name == "disk_writes_per_day" and text == "unlimited":
+        return UNLIMITED
+    return parse_bytes(text)
 
 
 @dataclass(frozen=True)

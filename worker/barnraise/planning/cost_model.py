@@ -260,7 +260,7 @@ def block_backward_seconds(
     attention = ATTENTION_BACKWARD * attention_flops(model, sequences, context) / attention_rate
     streams = 45 * stream_bytes(model, sequences, context) / hw.elementwise
     # All gradients but those of `down` are added to a sum.
-    added = ADDED_GRADIENT_BYTES * 2 / 3 * block_parameters(model) / hw.stream
+    added = ADDED_GRADIENT_BYTES * 2 / 3 * block_parameters(model) / hw.compute_stream
     return products + attention + streams + added
 
 

@@ -16,6 +16,10 @@ from typing import Any, cast
 
 Rates = tuple[tuple[int, float], ...]  # (a size, the rate at it), ascending in size
 
+# A consumer SSD writes this part of its first gigabytes' rate when its cache is full: many fall to
+# a third, some to a tenth, after some tens of gigabytes.
+SUSTAINED_WRITES = 1 / 3
+
 # Options of glibc's mallopt, from malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -84,6 +88,11 @@ class Hardware:
         attention_backward: FLOP/s of attention's gradient, 2.5 x the forward's FLOPs.
         logits: by vocabulary V, of [256, 512] x [512, V] in the dtype that training uses here.
         updates: AdamW in every form; `adam` is the host's in fp32.
+        device_index: the GPU's number among this machine's GPUs.
+        device_memory_free: bytes of GPU memory that nobody takes, CUDA's context of this process
+            excluded; 0 if not measured.
+        disk_size: bytes of the whole drive; 0 if not measured.
+        disk_write_sustained: bytes/s that the disk writes for hours; 0 if not measured.
     """
 
     device: str
@@ -108,6 +117,25 @@ class Hardware:
     attention_backward: float = 0.0
     logits: Rates = ()
     updates: tuple[UpdateRate, ...] = ()
+    device_index: int = 0
+    device_memory_free: int = 0
+    disk_size: int = 0
+    disk_write_sustained: float = 0.0
+
+    @property
+    def device_name(self) -> str:
+        """Return the device as torch names it: "cpu", "cuda" or "cuda:1"."""
+        return f"{self.device}:{self.device_index}" if self.device_index else self.device
+
+    @property
+    def compute_stream(self) -> float:
+        """Return the bytes/s of the memory in which the blocks are computed."""
+        return self.stream if self.device == "cpu" else self.elementwise
+
+    @property
+    def sustained_disk_write(self) -> float:
+        """Return the bytes/s that the disk writes for hours; below `disk_write` if not measured."""
+        return self.disk_write_sustained or SUSTAINED_WRITES * self.disk_write
 
     def in_dtype(self, dtype: str) -> MatmulRates:
         """Return the products' rates in `dtype`, or `matmul`'s if it was not measured."""

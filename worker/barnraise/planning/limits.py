@@ -7,6 +7,7 @@ from barnraise.errors import StateError
 CLIPPINGS = ("auto", "none", "exact", "layer")
 SAFETIES = ("auto", "exact", "restart")
 PRECISIONS = ("auto", "float32", "bfloat16")
+UNLIMITED = 10**18  # bytes a day to disk that are no limit
 
 
 @dataclass(frozen=True)
@@ -14,17 +15,18 @@ class Limits:
     """What a worker may use; None means all there is, less what the system itself needs.
 
     Attributes:
-        memory: bytes of RAM for the model and its state. The program takes some 300 MB besides.
-        device_memory: bytes of GPU memory. On a machine without a GPU: the layers that are being
-            computed stay in so much of the RAM.
+        memory: bytes of RAM for the model and its state. The program takes some 300 MB besides,
+            with CUDA's libraries up to 2 GB.
+        device_memory: bytes of GPU memory, with what CUDA's libraries allocate there. On a machine
+            without a GPU: the layers that are being computed stay in so much of the RAM.
         disk: bytes of disk.
-        disk_writes_per_day: bytes a day; a consumer SSD wears out after some hundred times its
-            size.
+        disk_writes_per_day: bytes a day. None means 0.3 times the drive's size, because a consumer
+            SSD wears out after some hundred times its size; UNLIMITED means no limit.
         uplink: bytes a second that updates may take of the line.
         clipping: gradients are clipped by the global norm ("exact"), by each layer's own norm
             ("layer"), or not at all ("none").
         crash_safety: what a crash costs with state on disk: the step ("exact", twice the space) or
-            the round ("restart").
+            the round ("restart"). "auto" takes "exact" where it hardly costs time and writes.
         moments_bits: 32, or 8: a quarter of Adam's memory, slightly other results.
         precision: "float32", "bfloat16" or what pays on this machine ("auto").
     """

@@ -32,7 +32,7 @@ class Plan:
     """
 
     model: ModelSpec
-    device: str = "cpu"  # "cpu" or "cuda"
+    device: str = "cpu"  # as torch names it: "cpu", "cuda" or "cuda:1"
     threads: int = 2  # CPU threads
     # The type of the streamed weights and of the multiplications. With "bfloat16" the master copy
     # is split into two halves of 16 bits.
@@ -65,6 +65,7 @@ class Plan:
     host_gradient_slots: int = 2  # buffers in RAM for gradients that come from a device
     ring: int = 4  # buffers for tiles on their way between disk and optimizer
     tile: int = 0  # elements
+    daily_write_limit: int | None = None  # bytes to disk; None for no limit
     # The following fields are predictions.
     step_seconds: float = 0.0
     # The busiest resource: "compute", "disk", "link" or "optimizer"; "disk writes a day" if that

@@ -86,8 +86,8 @@ class Hazards(Generic[Token]):
     """Find the earlier operations that each operation must wait for.
 
     An operation waits for the last change of each buffer that it uses, and for the last change and
-    all later uses of each buffer that it changes. Tokens represent operations: spans in the
-    simulator, events in the engine. Tokens are compared by identity.
+    all later uses of each buffer that it changes. Tokens represent operations: events in the
+    engine. Tokens are compared by identity. The simulator's `Timeline` follows the same rule.
     """
 
     def __init__(self) -> None:

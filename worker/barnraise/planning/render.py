@@ -57,7 +57,7 @@ def describe_plan(plan: Plan) -> str:
     layers = plan.model.layers
     resident = count_blocks_in_memory(plan)
     groups = len(plan.forward_groups)
-    where = "on the GPU, fed from memory" if plan.device == "cuda" else "on the CPU"
+    where = "on the CPU" if plan.device == "cpu" else "on the GPU, fed from memory"
     if not plan.on_disk:
         state = "all state stays in memory"
     elif resident:
@@ -112,7 +112,7 @@ def sum_state_bytes(plan: Plan) -> dict[str, dict[str, int]]:
 def build_state_table(plan: Plan) -> Table:
     """Build the table of the bytes of each kind of state in each tier."""
     shown = [tier for tier in TIERS if tier != "device" or plan.staged]
-    heads = {**TIERS, "device": "GPU" if plan.device == "cuda" else "compute"}
+    heads = {**TIERS, "device": "compute" if plan.device == "cpu" else "GPU"}
     table = Table(box=None, pad_edge=False)
     table.add_column("", min_width=14)
     for tier in shown:
@@ -149,11 +149,6 @@ def build_figures_table(plan: Plan) -> Table:
         "layer": "by each layer's own norm",
         "none": "none",
     }
-    disk_writes = (
-        f"{format_bytes(plan.written_per_day)} a day, {format_bytes(plan.written_per_step)} a step"
-        if plan.written_per_step
-        else "none"
-    )
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", min_width=14)
     table.add_column(overflow="fold")
@@ -172,10 +167,21 @@ def build_figures_table(plan: Plan) -> Table:
             f"{tokens_per_second:,.0f} tokens/s",
         ),
         ("limited by", plan.bottleneck),
-        ("disk writes", disk_writes),
+        ("disk writes", _describe_writes(plan)),
     ):
         table.add_row(name, value)
     return table
+
+
+def _describe_writes(plan: Plan) -> str:
+    """Describe how much the steps write to disk, and how much they may write."""
+    writes = "none"
+    if plan.written_per_step:
+        daily, each = format_bytes(plan.written_per_day), format_bytes(plan.written_per_step)
+        writes = f"{daily} a day, {each} a step"
+    if plan.daily_write_limit is None:
+        return writes
+    return f"{writes}; at most {format_bytes(plan.daily_write_limit)} a day"
 
 
 # ---- timeline ----

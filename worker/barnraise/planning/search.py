@@ -20,6 +20,7 @@ from typing import Any
 from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning import cost_model, memory_model
+from barnraise.planning.budgets import compute_budgets, extend_to_limits
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan, tile_elements
@@ -27,10 +28,11 @@ from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import PRESETS, ModelSpec, preset
 
-RESERVE = 0.15  # part of the RAM left to the system and the program if no limit is set
-DEVICE_RESERVE = 0.08  # the same part of a GPU's memory
 SIMULATED = 8  # candidates of each way of clipping that are simulated first
-EXACT_COSTS = 1.10  # exact clipping is dropped only if it makes a step longer by this factor
+# Exact clipping is dropped only if it makes a step longer by this factor. Exact crash safety is
+# chosen only if it makes a step longer by less, and writes less than this many bytes a day.
+EXACT_COSTS = 1.10
+EXACT_WRITES = 10**12
 RESIDENTS = 12  # the number of fragments on the device is tried in this many steps
 GROUPS = (1, 2, 4, 8)  # blocks per kept input
 DAY = 86_400.0  # seconds
@@ -57,8 +59,8 @@ def make_plan(
     """
     search = _Search(hardware, model, limits or Limits(), step_sequences)
     best = search.best()
-    if best is None:
-        raise PlanError(search.refusal(advise))
+    if best is None or search.writes_too_much(best):
+        raise PlanError(search.refusal(best, advise))
     return best
 
 
@@ -74,12 +76,7 @@ class _Search:
         self.step_sequences = step_sequences
         self.cuda = hardware.device == "cuda"
         self.staged = self.cuda or limits.device_memory is not None
-        unreserved = int(hardware.memory * (1 - RESERVE))
-        self.memory = unreserved if limits.memory is None else limits.memory
-        self.device_memory = limits.device_memory
-        if self.device_memory is None and self.cuda:
-            self.device_memory = int(hardware.device_memory * (1 - DEVICE_RESERVE))
-        self.disk = limits.disk if limits.disk is not None else int(hardware.disk * 0.95)
+        self.budgets = compute_budgets(hardware, limits)
         self.dtype = limits.precision
         if self.dtype == "auto":
             self.dtype = hardware.dtype if self.staged else "float32"
@@ -105,7 +102,20 @@ class _Search:
         }
         fastest = min(best.values(), key=lambda plan: plan.step_seconds)
         exact = best.get("exact", fastest)
-        return exact if exact.step_seconds <= EXACT_COSTS * fastest.step_seconds else fastest
+        is_cheap = exact.step_seconds <= EXACT_COSTS * fastest.step_seconds
+        return self._with_safest_commits(exact if is_cheap else fastest)
+
+    def _with_safest_commits(self, plan: Plan) -> Plan:
+        """Commit every step if the limits leave the choice and it costs little."""
+        if self.limits.crash_safety != "auto" or not plan.on_disk:
+            return plan
+        exact = replace(plan, crash_safety="exact")
+        longest = EXACT_COSTS * plan.step_seconds
+        if self._bytes_written(exact) * DAY / longest >= EXACT_WRITES or not self._fits(exact):
+            return plan
+        exact = self._simulate(exact)
+        is_cheap = exact.step_seconds < longest and exact.written_per_day < EXACT_WRITES
+        return exact if is_cheap else plan
 
     def _pick_fastest(self, fitting: list[Plan]) -> Plan:
         """Simulate the most promising of the plans with one way of clipping; return the fastest.
@@ -143,7 +153,7 @@ class _Search:
                     )
                     yield Plan(
                         model=self.model,
-                        device=self.hardware.device,
+                        device=self.hardware.device_name,
                         threads=max(1, self.hardware.cores),
                         dtype=self.dtype,
                         staged=self.staged,
@@ -156,6 +166,7 @@ class _Search:
                         weights=("host",) * fragments,
                         moments=("host",) * fragments,
                         moments_bits=self.limits.moments_bits,
+                        daily_write_limit=self.budgets.disk_writes_per_day,
                         clipping=clipping,
                         slots=0,
                         gradient_slots=group + 1,
@@ -174,7 +185,7 @@ class _Search:
         in_memory = self._in_memory(plan)
         if in_memory is None:
             on_disk = self._on_disk(plan)
-            return [] if on_disk is None else [self._promote_tensors(on_disk)]
+            return [] if on_disk is None else [self._promote(on_disk)]
         plans = [in_memory]
         if self.cuda:
             # The device updates resident fragments between its computations, so the largest number
@@ -193,12 +204,24 @@ class _Search:
     def fits(self) -> bool:
         """Whether any plan fits."""
         smallest = [plan for plan in self._candidates() if plan.sequences == 1]
-        return any(self._in_memory(plan) or self._on_disk(plan) for plan in smallest)
+        return any(map(self._in_memory, smallest)) or any(map(self._fits_on_disk, smallest))
+
+    def _fits_on_disk(self, plan: Plan) -> bool:
+        """Whether a candidate fits on disk, and a day is enough to write what a step writes."""
+        on_disk = self._on_disk(plan)
+        if on_disk is None:
+            return False
+        return not (self.writes_too_much(on_disk) and self.writes_too_much(self._promote(on_disk)))
+
+    def writes_too_much(self, plan: Plan) -> bool:
+        """Whether a step of the plan writes more to disk than may be written in a day."""
+        daily = self.budgets.disk_writes_per_day
+        return daily is not None and self._bytes_written(plan) > daily
 
     def _fits(self, plan: Plan) -> bool:
         """Return whether a plan fits; remember it if it came nearest so far."""
         needs = memory_model.host_bytes(plan), memory_model.device_bytes(plan), plan.file_bytes()
-        budgets = self.memory, self.device_memory, self.disk
+        budgets = self.budgets.memory, self.budgets.device_memory, self.budgets.disk
         missing = max(
             need / max(1, budget)
             for need, budget in zip(needs, budgets, strict=True)
@@ -276,21 +299,27 @@ class _Search:
         layers = self.model.layers
         group = max(len(g) for g in plan.forward_groups)
         moments = ("disk",) * (layers + 2)
+        wanted = self.limits.crash_safety
         plan = replace(
-            plan, moments=moments, exchange="disk", gradients="disk", slots=group + 1, ring=2
+            plan,
+            moments=moments,
+            exchange="disk",
+            gradients="disk",
+            # It takes less disk and less time. `best` commits every step where that costs little.
+            crash_safety="restart" if wanted == "auto" else wanted,
+            slots=group + 1,
+            ring=2,
         )
         if self.staged:
             plan = replace(plan, slots=min(2 * group + 1, layers), host_gradient_slots=group + 2)
         for tier in ("host", "disk") if self.staged else ("disk",):
             placed = replace(plan, weights=("host", *[tier] * layers, "host"))
-            fitting = self._with_boundaries(placed, self._with_crash_safety)
+            fitting = self._with_boundaries(placed, self._fits)
             if fitting is not None:
-                safe = self._with_crash_safety(fitting)
-                assert safe is not None
-                return safe
+                return fitting
         return None
 
-    def _promote_tensors(self, plan: Plan) -> Plan:
+    def _promote(self, plan: Plan) -> Plan:
         """Distribute the memory that is left, in the order of what a byte saves."""
         layers = self.model.layers
         group = max(len(g) for g in plan.forward_groups)
@@ -313,15 +342,6 @@ class _Search:
         if "disk" in plan.weights and not self.staged:
             plan = self._largest_that_fits(plan, layers, _with_weights_in_memory)
         return self._replace_if_fits(plan, exchange="host")
-
-    def _with_crash_safety(self, plan: Plan) -> Plan | None:
-        """Return the plan with the safest crash safety that fits and is allowed."""
-        wanted = self.limits.crash_safety
-        for safety in ("exact", "restart") if wanted == "auto" else (wanted,):
-            safe = replace(plan, crash_safety=safety)
-            if self._fits(safe):
-                return safe
-        return None
 
     def _replace_if_fits(self, plan: Plan, **changes: Any) -> Plan:
         changed = replace(plan, **changes)
@@ -363,7 +383,13 @@ class _Search:
         )
         compute += device_update if plan.staged else host_update
         lanes = (compute, disk, host_update) if plan.staged else (compute, disk)
-        return max(lanes), sum(lanes)
+        allowed = self._least_seconds(plan)
+        return max(*lanes, allowed), max(sum(lanes), allowed)
+
+    def _least_seconds(self, plan: Plan) -> float:
+        """Return the seconds that a step's writes must last to stay within the day's."""
+        daily = self.budgets.disk_writes_per_day
+        return 0.0 if daily is None else self._bytes_written(plan) * DAY / max(1, daily)
 
     def _simulate(self, plan: Plan) -> Plan:
         """Return the plan with its predictions filled in."""
@@ -378,12 +404,9 @@ class _Search:
             "optimizer": busy[LaneName.OPTIMIZER],
         }
         binding = max(groups, key=lambda name: groups[name])
-        daily = self.limits.disk_writes_per_day
-        if daily and written:
-            allowed_seconds = written * DAY / daily
-            if seconds < allowed_seconds:
-                seconds = allowed_seconds
-                binding = "disk writes a day"
+        if seconds < self._least_seconds(plan):
+            seconds = self._least_seconds(plan)
+            binding = "disk writes a day"
         return replace(
             plan,
             step_seconds=seconds,
@@ -397,46 +420,76 @@ class _Search:
 
     # ---- refuse ----
 
-    def refusal(self, advise: bool) -> str:
-        """Explain which resource is short and, with `advise`, what would fit."""
-        assert self.shortest is not None
-        host, device, disk = self.shortest
-        short: list[str] = []
-        if host > self.memory:
-            short.append(f"{format_bytes(host)} of memory, and may use {format_bytes(self.memory)}")
-        if self.device_memory is not None and device > self.device_memory:
-            short.append(
-                f"{format_bytes(device)} of {self.hardware.name}'s memory, "
-                f"and may use {format_bytes(self.device_memory)}"
-            )
-        if disk > self.disk:
-            short.append(f"{format_bytes(disk)} of disk, and may use {format_bytes(self.disk)}")
-        needs = "; ".join(short) or "other limits than these"
-        text = f"this model does not fit: it needs at least {needs}"
+    def refusal(self, best: Plan | None, advise: bool) -> str:
+        """Explain which resource is short and, with `advise`, what would fit.
+
+        Args:
+            best: the best plan that fits, but writes too much; None if none fits.
+            advise: whether to list the nearest changes that would fit.
+        """
+        text = self._shortage() if best is None else self._excess_writes(best)
         if not advise:
             return text
-        nearest = self._nearest()
+        nearest = self._nearest(writes=best is not None)
         return f"{text}. What would fit: {'; '.join(nearest)}" if nearest else text
 
-    def _nearest(self) -> list[str]:
-        """List up to three changes, each enough by itself."""
+    def _excess_writes(self, plan: Plan) -> str:
+        daily = self.budgets.disk_writes_per_day
+        assert daily is not None
+        return (
+            f"this model does not fit: one step would write {format_bytes(plan.written_per_step)} "
+            f"to disk, and may write {format_bytes(daily)} a day"
+        )
+
+    def _shortage(self) -> str:
+        """Explain what the plan that came nearest to fit lacks."""
+        assert self.shortest is not None
+        host, device, disk = self.shortest
+        budgets = self.budgets
+        short: list[str] = []
+        if host > budgets.memory:
+            short.append(
+                f"{format_bytes(host)} of memory, and may use {format_bytes(budgets.memory)}"
+            )
+        if budgets.device_memory is not None and device > budgets.device_memory:
+            besides = budgets.device_overhead
+            short.append(
+                f"{format_bytes(device + besides)} of {self.hardware.name}'s memory, "
+                f"and may use {format_bytes(budgets.device_memory + besides)}"
+            )
+        if disk > budgets.disk:
+            short.append(f"{format_bytes(disk)} of disk, and may use {format_bytes(budgets.disk)}")
+        needs = "; ".join(short) or "other limits than these"
+        return f"this model does not fit: it needs at least {needs}"
+
+    def _nearest(self, writes: bool) -> list[str]:
+        """List up to three changes, each enough by itself.
+
+        Args:
+            writes: whether more writes to disk a day would be one of them.
+        """
         limits = self.limits
         advice: list[str] = []
 
         def fits(
             model: ModelSpec = self.model, sequences: int = self.step_sequences, **changes: Any
         ) -> bool:
-            return _Search(self.hardware, model, replace(limits, **changes), sequences).fits()
+            changed = replace(limits, **changes)
+            hardware = extend_to_limits(self.hardware, changed)
+            return _Search(hardware, model, changed, sequences).fits()
 
         smaller = [s for s in (4, 2, 1) if s < self.step_sequences and fits(sequences=s)]
         if smaller:
             advice.append(f"steps of {smaller[0]} sequences instead of {self.step_sequences}")
         if limits.moments_bits == 32 and fits(moments_bits=8):
             advice.append("Adam's moments in 8 bits")
-        budgets = {"memory": self.memory, "device_memory": self.device_memory, "disk": self.disk}
+        budgets = {"memory": self.budgets.memory, "disk": self.budgets.disk}
+        if self.budgets.device_memory is not None:
+            besides = self.budgets.device_overhead
+            budgets["device_memory"] = self.budgets.device_memory + besides
+        if writes and self.budgets.disk_writes_per_day:
+            budgets["disk_writes_per_day"] = self.budgets.disk_writes_per_day
         for name, budget in budgets.items():
-            if budget is None:
-                continue
             for factor in (1.25, 1.5, 2, 3, 4, 8, 16):
                 larger: dict[str, Any] = {name: int(budget * factor)}
                 if fits(**larger):

@@ -3,14 +3,14 @@
 Pure. The simulation takes the same program as the engine and the durations from `cost_model.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from barnraise.planning import cost_model, program
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind
+from barnraise.planning.program import LaneName, Operation, OperationKind, Resource
 
 if TYPE_CHECKING:
     from barnraise.planning.plan import Plan
@@ -20,6 +20,12 @@ COMMIT_SECONDS = 0.01  # two flushes of a disk's cache
 SQUARED_BYTES = 12
 # The number of tiles of a block that are simulated apart; a block of GPT-3 175B has 108 tiles.
 TILES = 8
+# Steps are simulated until two in a row differ by less than this fraction. A disk that is slower
+# than the rest falls behind by more in each step, until the buffers are full.
+STEADY = 0.01
+MOST_STEPS = 8
+DISK_LANES = (LaneName.READ, LaneName.WRITE)
+WRITES = (OperationKind.STORE, OperationKind.WRITE, OperationKind.SPILL)
 
 
 @dataclass(frozen=True)
@@ -31,42 +37,54 @@ class Span:
     end: float
 
 
-def simulate(
-    programs: Sequence[Sequence[Operation]], seconds: Callable[[Operation], float], eager: bool
-) -> list[list[Span]]:
-    """Simulate programs one after the other.
+class Timeline:
+    """Place programs in time, one after the other, by the rules of `program.Hazards`.
 
-    Args:
-        programs: the operations of each program, in order.
-        seconds: the duration of an operation.
-        eager: whether the engine submits operations without waiting for earlier computations, as
-            with a GPU's kernels.
-
-    Returns:
-        The spans of each program's operations, in order.
+    An operation begins when its lane is free and the operations that it waits for have ended. For
+    these only the latest end counts, so that two times a buffer stand for the tokens of `Hazards`.
     """
-    hazards: Hazards[Span] = Hazards()
-    free = dict.fromkeys(LaneName, 0.0)  # when each lane finishes its last operation
-    clock = 0.0  # when the last computation ends
-    done: list[list[Span]] = []
-    for ops in programs:
-        spans: list[Span] = []
-        for op in ops:
-            begin = max(
-                free[op.lane],
-                *(span.end for span in hazards.dependencies(op)),
-                0.0 if eager else clock,
-            )
-            span = Span(op, begin, begin + seconds(op))
-            free[op.lane] = span.end
-            if op.lane in (LaneName.READ, LaneName.WRITE):  # both lanes share one disk
-                free[LaneName.READ] = free[LaneName.WRITE] = span.end
-            if op.lane is LaneName.COMPUTE:
-                clock = span.end
-            hazards.record(op, span)
-            spans.append(span)
-        done.append(spans)
-    return done
+
+    def __init__(self, seconds: Callable[[Operation], float], eager: bool) -> None:
+        """Begin at time 0 with all lanes idle.
+
+        Args:
+            seconds: the duration of an operation.
+            eager: whether the engine submits operations without waiting for earlier computations,
+                as with a GPU's kernels.
+        """
+        self._seconds = seconds
+        self._eager = eager
+        self._lane_free = dict.fromkeys(LaneName, 0.0)  # when each lane ends its last operation
+        self._compute_end = 0.0
+        self._changed: dict[Resource, float] = {}  # when a buffer's last change ends
+        self._used: dict[Resource, float] = {}  # when its last use since that change ends
+
+    def append(self, operations: Iterable[Operation]) -> list[Span]:
+        """Return the spans of a program that follows those appended before."""
+        return [self._append_operation(op) for op in operations]
+
+    def _append_operation(self, op: Operation) -> Span:
+        changed, used = self._changed, self._used
+        begin = self._lane_free[op.lane]
+        if not self._eager and self._compute_end > begin:
+            begin = self._compute_end
+        for resource in op.uses:
+            begin = max(begin, changed.get(resource, 0.0))
+        for resource in op.changes:
+            begin = max(begin, changed.get(resource, 0.0), used.get(resource, 0.0))
+        end = begin + self._seconds(op)
+        self._lane_free[op.lane] = end
+        if op.lane in DISK_LANES:  # both lanes share one disk
+            self._lane_free[LaneName.READ] = self._lane_free[LaneName.WRITE] = end
+        elif op.lane is LaneName.COMPUTE:
+            self._compute_end = end
+        for resource in op.uses:
+            if end > used.get(resource, 0.0):
+                used[resource] = end
+        for resource in op.changes:
+            changed[resource] = end
+            used[resource] = 0.0
+        return Span(op, begin, end)
 
 
 def _coarse(plan: "Plan") -> "Plan":
@@ -82,7 +100,7 @@ def _coarse(plan: "Plan") -> "Plan":
 
 
 class StepSimulation:
-    """Simulate a plan's steps on `hardware`, after the first steps have filled the buffers."""
+    """Simulate a plan's steps on `hardware`, until each takes as long as the one before."""
 
     def __init__(self, plan: "Plan", hardware: Hardware) -> None:
         self.plan = _coarse(plan)
@@ -91,7 +109,7 @@ class StepSimulation:
 
     @cached_property
     def spans(self) -> list[Span]:
-        """Return the spans of one step that follows another.
+        """Return the spans of one step of many.
 
         Time 0 is the end of the previous step's last computation.
         """
@@ -99,18 +117,22 @@ class StepSimulation:
         second = program.step_program(
             self.plan, pending=self.plan.defers_updates, cached=first.cached
         )
-        third = second
+        later = second
         if second.cached != first.cached:
-            third = program.step_program(
+            later = program.step_program(
                 self.plan, pending=self.plan.defers_updates, cached=second.cached
             )
-        before, spans = simulate(
-            [second.operations, third.operations],
-            self.operation_seconds,
-            eager=self.plan.device == "cuda",
-        )
-        start = self._end(before)
-        return [Span(s.op, s.begin - start, s.end - start) for s in spans]
+        timeline = Timeline(self.operation_seconds, eager=self.plan.device != "cpu")
+        begin, end = 0.0, self._end(timeline.append(second.operations))
+        spans: list[Span] = []
+        for _ in range(MOST_STEPS):
+            last_seconds = end - begin
+            begin = end
+            spans = timeline.append(later.operations)
+            end = self._end(spans)
+            if abs(end - begin - last_seconds) <= STEADY * last_seconds:
+                break
+        return [Span(span.op, span.begin - begin, span.end - begin) for span in spans]
 
     @staticmethod
     def _end(spans: Sequence[Span]) -> float:
@@ -118,8 +140,26 @@ class StepSimulation:
 
     @property
     def step_seconds(self) -> float:
-        """Return the duration of a step in seconds."""
-        return self._end(self.spans) + self._undeferred
+        """Return the duration of one step of many in seconds.
+
+        No resource can be busy for longer than that, and the disk not at the rate at which it only
+        writes its cache.
+        """
+        busy = self.busy_seconds()
+        return max(
+            self._end(self.spans) + self._undeferred, *busy.values(), self._sustained_disk_seconds
+        )
+
+    @cached_property
+    def _sustained_disk_seconds(self) -> float:
+        """Return the seconds of a step's reads and writes, for a disk that never rests."""
+        slowdown = self.hardware.disk_write / self.hardware.sustained_disk_write
+        seconds = 0.0
+        for span in self.spans:
+            if span.op.lane in DISK_LANES:
+                writes = span.op.kind in WRITES
+                seconds += (span.end - span.begin) * (slowdown if writes else 1.0)
+        return seconds
 
     @property
     def _undeferred(self) -> float:
@@ -164,7 +204,7 @@ class StepSimulation:
             case OperationKind.OFFLOAD:
                 return self._size(op) * 4 / self.hardware.from_device
             case OperationKind.NORM:
-                return self._size(op) * SQUARED_BYTES / self.hardware.stream
+                return self._size(op) * SQUARED_BYTES / self.hardware.compute_stream
             case OperationKind.UPDATE:
                 elements = self._size(op)
                 if op.tile >= 0:

@@ -1,7 +1,7 @@
 """Measure a machine in under 20 seconds: its rates of arithmetic, memory, links and disk.
 
 The result is cached in a small JSON file. What changes between two starts (the memory limits, the
-free disk space) is read again each time.
+free memory of a GPU, the free disk space) is read again each time.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("barnraise")
 
-FORMAT = 3  # of the cache; raise it with every change of what is measured
+FORMAT = 4  # of the cache; raise it with every change of what is measured
 CACHE_SECONDS = 30 * 86400  # an older measurement is repeated
 
 # The sizes of the measured operations.
@@ -75,7 +75,7 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
 
     Args:
         folder: Where a scratch file of 256 MiB is written, read and removed; created if missing.
-        device: "cpu" or "cuda"; by default the fastest one that torch finds.
+        device: "cpu", "cuda" or "cuda:1"; by default what `choose_device` chooses.
         cache: A JSON file for the result. It is valid for 30 days while the device, the number of
             threads, the version of torch and the folder stay the same.
 
@@ -84,20 +84,32 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     """
     import torch
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    from barnraise.swap.device import choose_device, free_memory, total_memory, use_device
+
+    device = device or choose_device().name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StateError(f"{folder} cannot be created: {error.strerror}") from None
-    name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
+    name = cpu_name() if device == "cpu" else torch.cuda.get_device_name(device)
     key = [FORMAT, device, name, torch.get_num_threads(), torch.__version__, str(folder.resolve())]
     hardware = _load_cached(cache, key) if cache else None
+    kind, _, number = device.partition(":")
     if hardware is None:
-        hardware = measure_hardware(folder, device, name)
+        with use_device(device):
+            hardware = measure_hardware(folder, kind, name)
         if cache:
             _save_cached(cache, key, hardware)
-    free_bytes = shutil.disk_usage(folder).free
-    return dataclasses.replace(hardware, memory=memory_bytes(), disk=free_bytes)
+    disk = shutil.disk_usage(folder)
+    return dataclasses.replace(
+        hardware,
+        memory=memory_bytes(),
+        device_index=int(number or 0),
+        device_memory=total_memory(device),
+        device_memory_free=free_memory(device),
+        disk=disk.free,
+        disk_size=disk.total,
+    )
 
 
 # ---- the cache -------------------------------------------------------------------------------
@@ -153,7 +165,9 @@ def create_model_probe(folder: Path, model: ModelSpec) -> Callable[[], Hardware]
     def measure() -> Hardware:
         disk_rates = measure_disk(folder)
         rates = measure_rates(calls, "cpu", MODEL_RATES_SECONDS, fmean)
-        return _build_hardware(("cpu", cpu_name()), ["float32"], rates, disk_rates)
+        hardware = _build_hardware(("cpu", cpu_name()), ["float32"], rates, disk_rates)
+        # The disk is measured now, and priced for the same minutes.
+        return dataclasses.replace(hardware, disk_write_sustained=hardware.disk_write)
 
     return measure
 
@@ -164,16 +178,19 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
     Returns:
         The measurements, with zero for the sizes of memory and disk.
     """
+    from barnraise.swap.device import computes_bfloat16
+
     disk_rates = measure_disk(folder)  # first, because a folder that cannot be used fails at once
     retain_freed_memory()
-    trial = {
-        key: _product_calls(device, key[0].removesuffix(" forward"), (512,))[key]
-        for key in (("float32 forward", 512), ("bfloat16 forward", 512))
-    }
-    plain_rate, narrow_rate = measure_rates(trial, device, 0.3).values()
     dtypes = ["float32"]
-    if narrow_rate > NARROW_DTYPE_SPEEDUP * plain_rate:
-        dtypes.append("bfloat16")
+    if computes_bfloat16(device):
+        trial = {
+            key: _product_calls(device, key[0].removesuffix(" forward"), (512,))[key]
+            for key in (("float32 forward", 512), ("bfloat16 forward", 512))
+        }
+        plain_rate, narrow_rate = measure_rates(trial, device, 0.3).values()
+        if narrow_rate > NARROW_DTYPE_SPEEDUP * plain_rate:
+            dtypes.append("bfloat16")
     training_dtype = dtypes[-1] if device == "cuda" else "float32"
 
     calls = _memory_calls(device) | _update_calls("host")
@@ -193,7 +210,7 @@ def _build_hardware(
     """Arrange measured rates as a `Hardware`, with zero for the sizes of memory and disk.
 
     Args:
-        device: "cpu" or "cuda", and its name.
+        device: "cpu" or "cuda", and the name of the CPU or GPU.
         dtypes: The dtypes of the measured products, float32 first.
         rates: The rate of each operation.
         disk_rates: Bytes per second written and read.
@@ -216,14 +233,13 @@ def _build_hardware(
         MatmulRates(dtype, rates_by_size(f"{dtype} forward"), rates_by_size(f"{dtype} backward"))
         for dtype in dtypes
     )
-    gpu_memory = torch.cuda.get_device_properties(0).total_memory if kind == "cuda" else 0
     return Hardware(
         device=kind,
         name=name,
         cores=torch.get_num_threads(),
         memory=0,
         disk=0,
-        device_memory=gpu_memory,
+        device_memory=0,
         dtype=dtypes[-1],
         matmul=products[-1].forward,
         products=products,
@@ -260,12 +276,13 @@ def measure_rates(
     """
     import torch
 
+    from barnraise.swap.device import synchronize
+
     def time_call(call: Callable[[], Any], times: int = 1) -> float:
         start = time.perf_counter()
         for _ in range(times):
             call()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         return (time.perf_counter() - start) / times
 
     samples: dict[RateKey, list[float]] = {key: [] for key in calls}

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
-from barnraise.errors import PlanError, StateError
+from barnraise.errors import StateError
 from barnraise.exchange.compression import codec
 from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
@@ -34,10 +34,10 @@ from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
-from barnraise.planning.plan import Plan
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.search import make_plan
 from barnraise.protocol.enums import Activity, RunStatus
+from barnraise.swap.device import limit_memory
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.lr_schedule import learning_rate_scale
@@ -111,7 +111,7 @@ class Worker:
         self.phase = WorkerPhase.PLANNED
         recipe = self.spec.recipe
         self.plan = make_plan(hardware, self.spec.model, self.limits, recipe.step_sequences)
-        _check_disk_quota(self.plan, self.limits)
+        limit_memory(self.plan.device, self.limits.device_memory)
         self.saved_state = SavedState(joined.folder.path, self.plan)
         self.ledger = Ledger(joined.folder.path)
         self.blobs = self.ledger.blobs
@@ -385,7 +385,7 @@ class Worker:
                 log.info(
                     "today's %.1f GB are written to disk: training goes on tomorrow (UTC), "
                     "the exchange of updates goes on",
-                    (self.limits.disk_writes_per_day or 0) / 1e9,
+                    (self.plan.daily_write_limit or 0) / 1e9,
                 )
             was_exhausted = is_exhausted
             if not is_exhausted and not self.is_paused:
@@ -435,7 +435,7 @@ class Worker:
     @property
     def disk_quota_exhausted(self) -> bool:
         """Return whether another step would exceed today's (UTC) quota of disk writes."""
-        left = self.store.writes_left_today(self.limits.disk_writes_per_day)
+        left = self.store.writes_left_today(self.plan.daily_write_limit)
         return left is not None and left < self.plan.written_per_step
 
     # ---- preparation --------------------------------------------------------------------------
@@ -668,15 +668,6 @@ class Worker:
     def _now(self) -> float:
         """Return the run's time: seconds since 1970 by the coordinator's clock."""
         return self.joined.coordinator.now()
-
-
-def _check_disk_quota(plan: Plan, limits: Limits) -> None:
-    daily = limits.disk_writes_per_day
-    if daily is not None and daily < plan.written_per_step:
-        raise PlanError(
-            f"one step writes {plan.written_per_step / 1e9:,.1f} GB to disk, "
-            f"more than a day's {daily / 1e9:,.1f} GB"
-        )
 
 
 def _log_snapshot(tokens: int, confirmed: bool) -> None:

@@ -1,0 +1,117 @@
+"""The simulator obeys the rules of the program and predicts steps of a steady state."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.example_hardware import cpu_machine
+from helpers.plans import arbitrary_plans, from_disk, resident, tiny_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from barnraise.planning import program, simulator
+from barnraise.planning.plan import Plan
+from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind
+from barnraise.planning.simulator import Span, StepSimulation, Timeline
+from barnraise.spec import ModelSpec
+
+MACHINE = cpu_machine()
+GPU = replace(MACHINE, device="cuda", elementwise=50 * MACHINE.stream)
+DISK = (LaneName.READ, LaneName.WRITE)
+
+
+def spans_by_hazards(programs: list[tuple[Operation, ...]], seconds, eager: bool) -> list[Span]:
+    """Place programs in time with the engine's own rule."""
+    hazards: Hazards[Span] = Hazards()
+    free = dict.fromkeys(LaneName, 0.0)
+    clock = 0.0
+    spans = []
+    for op in (op for operations in programs for op in operations):
+        ends = [span.end for span in hazards.dependencies(op)]
+        begin = max(free[op.lane], *ends, 0.0 if eager else clock)
+        spans.append(Span(op, begin, begin + seconds(op)))
+        hazards.record(op, spans[-1])
+        for lane in DISK if op.lane in DISK else (op.lane,):
+            free[lane] = spans[-1].end
+        clock = spans[-1].end if op.lane is LaneName.COMPUTE else clock
+    return spans
+
+
+def programs_of(plan: Plan) -> list[tuple[Operation, ...]]:
+    first = program.step_program(plan)
+    second = program.step_program(plan, plan.defers_updates, first.cached)
+    return [first.operations, second.operations, program.flush_program(plan).operations]
+
+
+@settings(max_examples=30, deadline=None)
+@given(plan=arbitrary_plans(), eager=st.booleans(), seed=st.integers(1, 97))
+def test_operations_run_when_the_hazards_allow_it(plan, eager, seed):
+    programs = programs_of(plan)
+
+    def seconds(op: Operation) -> float:
+        return float(1 + (seed * (1 + sum(op.blocks) + 7 * op.tile + len(op.kind))) % 13)
+
+    timeline = Timeline(seconds, eager)
+    spans = [span for operations in programs for span in timeline.append(operations)]
+    assert spans == spans_by_hazards(programs, seconds, eager)
+
+
+def slow_disk_plan(**changes) -> Plan:
+    """Return a plan that keeps its state in memory and commits each step to disk."""
+    model = ModelSpec(layers=8, width=64, heads=2, context=64, vocabulary=512)
+    on_disk = from_disk(resident(model))
+    in_memory = ("host",) * 10
+    return replace(
+        on_disk, weights=in_memory, moments=in_memory, exchange="host", ring=0, **changes
+    )
+
+
+@pytest.mark.parametrize("clipping", ["exact", "layer"])
+@pytest.mark.parametrize("slowness", [0.5, 1.1, 3.0, 10.0])
+def test_step_lasts_as_long_as_its_writes_in_the_long_run(clipping, slowness):
+    """The first steps write into buffers; the backlog is seen only when these are full."""
+    plan = slow_disk_plan(clipping=clipping)
+    fast = StepSimulation(plan, replace(MACHINE, disk_write=1e15, disk_read=1e15))
+    written = sum(plan.total_bytes(kind, i) for kind in ("weights", "moments") for i in range(10))
+    rate = written / (slowness * fast.step_seconds)
+    machine = replace(MACHINE, disk_write=rate, disk_write_sustained=rate, disk_read=1e15)
+    steps = StepSimulation(plan, machine)
+    assert steps.step_seconds >= max(fast.step_seconds, slowness * fast.step_seconds) * 0.999
+    assert steps.step_seconds <= (1.05 + slowness) * fast.step_seconds + simulator.COMMIT_SECONDS
+    unmeasured = StepSimulation(plan, replace(machine, disk_write_sustained=0.0))
+    assert unmeasured.step_seconds >= 3 * slowness * fast.step_seconds * 0.999
+
+
+def test_simulated_steps_end_when_one_is_as_long_as_the_last(monkeypatch):
+    appended = []
+    append = Timeline.append
+
+    def count(self, operations):
+        appended.append(1)
+        return append(self, operations)
+
+    monkeypatch.setattr(Timeline, "append", count)
+    assert StepSimulation(tiny_plan("resident"), MACHINE).spans
+    assert len(appended) == 2
+    appended.clear()
+    slow = replace(MACHINE, disk_write=1e5)
+    spans = StepSimulation(slow_disk_plan(), slow).spans
+    assert 3 <= len(appended) <= simulator.MOST_STEPS + 1
+    computed = [span for span in spans if span.op.lane is LaneName.COMPUTE]
+    assert min(span.begin for span in computed) >= 0
+
+
+def test_work_on_a_gpu_is_priced_at_its_memory_and_not_at_the_ram(monkeypatch):
+    plan = replace(tiny_plan("staged"), device="cuda")
+    norm = Operation(OperationKind.NORM, LaneName.COMPUTE, (1,), gradients=(0,))
+    backward = Operation(OperationKind.BACKWARD, LaneName.COMPUTE, (1,))
+    for op in (norm, backward):
+        seconds = [
+            StepSimulation(plan, replace(GPU, stream=stream)).operation_seconds(op)
+            for stream in (1e9, 1e12)
+        ]
+        assert seconds[0] == seconds[1], "the speed of RAM does not matter to a GPU"
+        on_cpu = [
+            StepSimulation(tiny_plan(), replace(MACHINE, stream=stream)).operation_seconds(op)
+            for stream in (1e9, 1e12)
+        ]
+        assert on_cpu[0] > on_cpu[1]

@@ -1,0 +1,159 @@
+"""The device is chosen with a sentence for everything that is not as a user might expect."""
+
+import re
+
+import pytest
+import torch
+from helpers.command_line import assert_fails, run_barnraise
+
+from barnraise.errors import StateError
+from barnraise.swap import device as devices
+from barnraise.swap.device import choose_device
+
+CARDS = ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090"]
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Let torch list two GPUs; return the failure of each one's kernels, by its number."""
+    failures: dict[int, str] = {}
+    ones = torch.ones
+
+    def create(*shape, device="cpu", **options):
+        if device.startswith("cuda:") and int(device[5:]) in failures:
+            raise RuntimeError(failures[int(device[5:])])
+        return ones(*shape, **options)
+
+    monkeypatch.setattr(torch, "ones", create)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(CARDS))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: CARDS[index])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    return failures
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """Let torch find no GPU, whatever this machine has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def is_one_sentence(text: str) -> bool:
+    return bool(text) and "\n" not in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize("name", ["gpu", "hip", "cuda:x", "cuda:", "cpu:1", "mps:0", "cuda:-1"])
+def test_name_of_no_device_is_refused_with_a_sentence(gpus, name):
+    with pytest.raises(StateError) as caught:
+        choose_device(name)
+    assert re.fullmatch(f"there is no device '{name}': write cpu, .*", str(caught.value))
+
+
+def test_gpu_is_named_as_torch_names_it(gpus):
+    assert choose_device("cpu").name == "cpu"
+    assert choose_device("cuda") == choose_device("CUDA:0") == devices.DeviceChoice("cuda")
+    assert choose_device("cuda:1") == devices.DeviceChoice("cuda:1")
+    both = choose_device()
+    assert both.name == "cuda" and "one of 2 GPUs" in both.note
+
+
+def test_number_of_no_gpu_is_refused_with_those_there_are(gpus):
+    with pytest.raises(StateError, match=r"no device 'cuda:2': .*cuda:1 \(NVIDIA GeForce RTX 4090"):
+        choose_device("cuda:2")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_gpu_that_is_not_here_is_refused_with_the_reason(monkeypatch, name):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(StateError, match=f"no device '{name}': this PyTorch is built for CPUs"):
+        choose_device(name)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with pytest.raises(StateError, match="update the driver"):
+        choose_device(name)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_accelerator_that_is_not_supported_leads_to_the_cpu(monkeypatch):
+    for name, product in (("mps", "Apple's GPU"), ("xpu", "Intel's GPU"), ("XPU", "Intel's GPU")):
+        choice = choose_device(name)
+        assert choice.name == "cpu" and f"{product} (" in choice.note
+        assert "is not supported yet" in choice.note
+    for module, note in ((torch.backends.mps, "MPS"), (torch.xpu, "XPU")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "is_available", lambda: True)
+            assert choose_device().name == "cpu" and note in choose_device().note
+    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
+    assert choose_device() == devices.DeviceChoice("cpu"), "a machine without GPU needs no note"
+    monkeypatch.setattr(devices.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    assert choose_device().note.startswith("Training on the CPU: ")
+
+
+@pytest.mark.parametrize(
+    ("failure", "meaning"),
+    [
+        (
+            "CUDA error: no kernel image is available for execution on the device\nCUDA kernel",
+            r"too old for this PyTorch \(the card is sm_61; this PyTorch is for sm_75 sm_90\)",
+        ),
+        ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "another program has it"),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB.", "taken all of its memory"),
+        ("CUDA error: uncorrectable ECC error encountered", "restart the machine"),
+        ("something new\nwith details", "cuda:0 cannot be used: something new$"),
+    ],
+)
+@pytest.mark.parametrize("requested", ["", "cuda"])
+def test_gpu_that_cannot_compute_is_replaced_with_the_reason(gpus, failure, meaning, requested):
+    gpus.update({0: failure, 1: failure} if not requested else {0: failure})
+    choice = choose_device(requested)
+    assert choice.name == "cpu" and choice.note.startswith("Training on the CPU: cuda:0 cannot")
+    assert re.search(meaning, choice.note.split("; cuda:1")[0]) and is_one_sentence(choice.note)
+
+
+def test_first_gpu_that_computes_is_chosen(gpus):
+    gpus[0] = "CUDA error: no kernel image is available"
+    choice = choose_device()
+    assert choice.name == "cuda:1" and choice.note.startswith(
+        "cuda:0 cannot be used: it is too old"
+    )
+
+
+def test_gpu_that_computes_wrong_results_is_not_used(gpus, monkeypatch):
+    monkeypatch.setattr(torch, "ones", lambda *shape, **options: torch.full(shape, 1.5))
+    assert "computes wrong results" in choose_device("cuda").note
+
+
+def test_cpu_has_no_memory_of_its_own():
+    assert devices.total_memory("cpu") == devices.free_memory("cpu") == 0
+    assert devices.peak_memory("cpu") == 0 and devices.describe_memory("cpu") == ""
+    devices.limit_memory("cpu", 10**9)
+    devices.synchronize("cpu")
+    with devices.use_device("cpu"):
+        assert devices.computes_bfloat16("cpu") and devices.device_label("cpu") == ""
+
+
+def test_limit_is_a_part_of_the_whole_memory(monkeypatch):
+    set_fractions = []
+    monkeypatch.setattr(devices, "total_memory", lambda device: 8 * 10**9)
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda fraction, device: set_fractions.append((fraction, device)),
+    )
+    devices.limit_memory("cuda:1", None)
+    devices.limit_memory("cuda:1", 2 * 10**9)
+    devices.limit_memory("cuda:1", 24 * 10**9)
+    assert set_fractions == [(0.25, "cuda:1"), (1.0, "cuda:1")]
+
+
+def test_command_with_an_unknown_device_prints_one_sentence(tmp_path):
+    result = run_barnraise(tmp_path, "plan", "--model", "gpt-nano", "--device", "gpu")
+    assert_fails(result, "there is no device 'gpu': write cpu, cuda, or cuda:1")

@@ -1,0 +1,98 @@
+"""Compute how much of a machine a plan may use, from its sizes and its owner's limits. Pure."""
+
+from dataclasses import dataclass, replace
+
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import UNLIMITED, Limits
+
+MEMORY_RESERVE = 0.15  # part of the RAM left to the system and the program if no limit is set
+# What a process with CUDA's libraries takes of the RAM besides one without them, at most.
+CUDA_PROCESS_BYTES = 1_500_000_000
+FREE_DISK = 0.95  # part of the free disk that the state may take if no limit is set
+
+# What a process takes of a GPU's memory besides the plan:
+CONTEXT_BYTES = 600_000_000  # CUDA's context, in the figures of a GPU that was not measured
+# The workspaces of cuBLAS for the two threads that compute, those of cuDNN, and the kernels, which
+# are loaded when they are first used.
+WORKSPACE_BYTES = 192_000_000
+DEVICE_MARGIN = 0.03  # static buffers rounded up to 2 MiB, and gaps between tensors
+
+# A consumer SSD is made for about 600 times its size over five years, a third of it a day.
+DRIVE_WRITES_PER_DAY = 0.3
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How much of each resource a plan may use.
+
+    Attributes:
+        memory: bytes of RAM.
+        device_memory: bytes of the device's memory; None where there is no memory but RAM.
+        device_overhead: bytes of the device's memory that are left to what no plan counts.
+        disk: bytes of disk.
+        disk_writes_per_day: bytes a day; None for no limit.
+    """
+
+    memory: int
+    device_memory: int | None
+    device_overhead: int
+    disk: int
+    disk_writes_per_day: int | None
+
+
+def compute_budgets(hardware: Hardware, limits: Limits) -> Budgets:
+    """Return what a plan may use of a machine within its owner's limits."""
+    memory = limits.memory
+    if memory is None:
+        memory = int(hardware.memory * (1 - MEMORY_RESERVE))
+        memory -= CUDA_PROCESS_BYTES if hardware.device != "cpu" else 0
+    device_memory, overhead = _device_budget(hardware, limits)
+    return Budgets(
+        memory=max(0, memory),
+        device_memory=device_memory,
+        device_overhead=overhead,
+        disk=int(hardware.disk * FREE_DISK) if limits.disk is None else limits.disk,
+        disk_writes_per_day=daily_write_limit(hardware.disk_size or hardware.disk, limits),
+    )
+
+
+def _device_budget(hardware: Hardware, limits: Limits) -> tuple[int | None, int]:
+    """Return the bytes of the device's memory that a plan may use, and those left besides.
+
+    On a GPU, the owner's limit includes what CUDA's libraries take, and no limit makes more of the
+    memory free than there is. Without a GPU, the limit is of a window in RAM.
+    """
+    limit = limits.device_memory
+    if hardware.device == "cpu":
+        return limit, 0
+    free = hardware.device_memory_free or max(0, hardware.device_memory - CONTEXT_BYTES)
+    usable = free if limit is None else min(free, limit)
+    budget = max(0, int(usable * (1 - DEVICE_MARGIN)) - WORKSPACE_BYTES)
+    return budget, usable - budget
+
+
+def daily_write_limit(disk_size: int, limits: Limits) -> int | None:
+    """Return the bytes a day that may be written to a disk of this size; None for no limit."""
+    if limits.disk_writes_per_day is None:
+        return int(DRIVE_WRITES_PER_DAY * disk_size)
+    return None if limits.disk_writes_per_day >= UNLIMITED else limits.disk_writes_per_day
+
+
+def extend_to_limits(hardware: Hardware, limits: Limits) -> Hardware:
+    """Raise a machine's sizes to the limits, so that a larger machine can be planned for."""
+    extended = replace(
+        hardware,
+        memory=max(hardware.memory, limits.memory or 0),
+        disk=max(hardware.disk, limits.disk or 0),
+        disk_size=max(hardware.disk_size, limits.disk or 0) if hardware.disk_size else 0,
+    )
+    wanted = limits.device_memory or 0
+    if hardware.device == "cpu" or wanted <= (hardware.device_memory_free or 0):
+        return extended
+    # A card of that size would have as much less free as this one has.
+    taken = CONTEXT_BYTES
+    if hardware.device_memory_free:
+        taken = hardware.device_memory - hardware.device_memory_free
+    if wanted <= hardware.device_memory - taken:
+        return extended
+    return replace(extended, device_memory=wanted + taken, device_memory_free=wanted)

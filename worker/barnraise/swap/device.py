@@ -1,0 +1,309 @@
+"""The device that computes, behind one seam: its choice, streams, events, pinning and memory.
+
+Behind it are NVIDIA's GPUs with CUDA and AMD's with ROCm, which torch offers under the same names,
+and the CPU, which has neither streams nor memory of its own. No other file names `torch.cuda`. What
+torch offers for other accelerators (Apple's MPS, Intel's XPU) lacks registered memory or streams;
+with these a machine trains on its CPU, and says so.
+"""
+
+import contextlib
+import shutil
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from barnraise.errors import StateError
+from barnraise.formats import format_bytes
+
+# Devices that torch names and that do not train here yet.
+UNSUPPORTED = {"mps": "Apple's GPU (MPS)", "xpu": "Intel's GPU (XPU)"}
+TRIAL_WIDTH = 64  # of the products that show whether a GPU computes at all
+WHERE_TO_INSTALL = "README.md lists the installations of PyTorch that Barnraise supports"
+
+Stream = torch.cuda.Stream
+StreamEvent = torch.cuda.Event
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """The device that a worker trains on.
+
+    Attributes:
+        name: as torch names it: "cpu", "cuda" or "cuda:1".
+        note: a sentence for people, why it is not the device that they might expect; "" otherwise.
+    """
+
+    name: str
+    note: str = ""
+
+
+# ---- choice --------------------------------------------------------------------------------------
+
+
+def choose_device(requested: str = "") -> DeviceChoice:
+    """Choose the device to train on.
+
+    A GPU that cannot be used (too old for this PyTorch, taken by another program, broken) is
+    replaced by the CPU, and an accelerator that is not supported too; the note says why and what
+    would help.
+
+    Args:
+        requested: "cpu", "cuda" or "cuda:1"; "" for the first GPU that can be used, or else the
+            CPU.
+
+    Raises:
+        StateError: there is no device with this name.
+    """
+    kind, _, number = requested.lower().partition(":")
+    is_numbered = kind == "cuda" and number.isdigit()
+    if kind not in ("", "cpu", "cuda", *UNSUPPORTED) or (":" in requested and not is_numbered):
+        raise StateError(
+            f"there is no device '{requested}': write cpu, cuda, or cuda:1 for the second GPU"
+        )
+    if kind == "cpu":
+        return DeviceChoice("cpu")
+    if kind in UNSUPPORTED:
+        return DeviceChoice("cpu", _unsupported_note(kind))
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        if kind:
+            raise StateError(f"there is no device '{requested}': {_explain_missing_gpu()}")
+        return DeviceChoice("cpu", _note_without_gpu())
+    if number and int(number) >= count:
+        names = ", ".join(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count))
+        raise StateError(f"there is no device '{requested}': this machine has {names}")
+    candidates = [int(number or 0)] if kind else list(range(count))
+    return _first_usable(candidates, count)
+
+
+def _first_usable(candidates: list[int], count: int) -> DeviceChoice:
+    """Return the first GPU of the candidates that computes, or the CPU, with the reasons."""
+    obstacles: list[str] = []
+    for index in candidates:
+        obstacle = find_obstacle(index)
+        if not obstacle:
+            name = f"cuda:{index}" if index else "cuda"
+            if not obstacles and count > len(candidates):
+                return DeviceChoice(name)
+            if not obstacles and count > 1:
+                obstacles.append(
+                    f"This worker trains on one of {count} GPUs; another one, with a --home of its "
+                    f"own and --device cuda:{(index + 1) % count}, can use the next"
+                )
+            return DeviceChoice(name, ". ".join(obstacles))
+        obstacles.append(obstacle)
+    return DeviceChoice("cpu", f"Training on the CPU: {'; '.join(obstacles)}")
+
+
+def _unsupported_note(kind: str) -> str:
+    return f"Training on the CPU: {UNSUPPORTED[kind]} is not supported yet"
+
+
+def _note_without_gpu() -> str:
+    """Return a note if this machine seems to have an accelerator that will not be used."""
+    if torch.backends.mps.is_available():
+        return _unsupported_note("mps")
+    if torch.xpu.is_available():
+        return _unsupported_note("xpu")
+    has_driver = shutil.which("nvidia-smi") is not None
+    return f"Training on the CPU: {_explain_missing_gpu()}" if has_driver else ""
+
+
+def _explain_missing_gpu() -> str:
+    """Explain why torch offers no GPU, and what would help."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"this PyTorch is built for CPUs only; {WHERE_TO_INSTALL}"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return _explain_failure(error)
+    return "this machine has no GPU that PyTorch supports"
+
+
+def device_label(name: str) -> str:
+    """Return what a GPU is called, as a shop would name it; "" for the CPU."""
+    return torch.cuda.get_device_name(name) if has_streams(torch.device(name)) else ""
+
+
+def find_obstacle(index: int) -> str:
+    """Return why a GPU cannot compute and what would help; "" if it can.
+
+    Products of small matrices are computed, because torch also lists GPUs that it has no kernels
+    for, or that another program has taken.
+    """
+    name = f"cuda:{index}"
+    try:
+        x = torch.ones(TRIAL_WIDTH, TRIAL_WIDTH, device=name)
+        total = float((x @ x).sum())
+        label = torch.cuda.get_device_name(index)
+    except (RuntimeError, AssertionError) as error:
+        return f"{name} cannot be used: {_explain_failure(error, index)}"
+    if total != float(TRIAL_WIDTH**3):
+        return f"{name} ({label}) computes wrong results: it is broken, overheated or overclocked"
+    return ""
+
+
+def computes_bfloat16(device: str) -> bool:
+    """Return whether a device multiplies matrices in bfloat16 at all; old GPUs raise an error."""
+    try:
+        x = torch.ones(TRIAL_WIDTH, TRIAL_WIDTH, device=device, dtype=torch.bfloat16)
+        return float((x @ x)[0, 0]) == float(TRIAL_WIDTH)
+    except RuntimeError:
+        return False
+
+
+# What a failure of CUDA says, and what it means for a user.
+EXPLANATIONS = (
+    (
+        ("no kernel image", "not compatible with the current"),
+        "it is too old for this PyTorch{arch}; an installation of PyTorch for an older version of "
+        "CUDA may support it",
+    ),
+    (
+        ("driver version is insufficient", "driver on your system is too old"),
+        "the GPU's driver is too old for this PyTorch: update the driver",
+    ),
+    (("no nvidia driver", "no cuda-capable device"), "no GPU, or no driver of one, is installed"),
+    (
+        ("busy or unavailable", "exclusive", "device is in use"),
+        "another program has it to itself: end that program, or wait for it",
+    ),
+    (
+        ("out of memory", "out_of_memory"),
+        "other programs have taken all of its memory: end one of them",
+    ),
+    (
+        ("ecc error", "uncorrectable"),
+        "its memory has errors: restart the machine; if that does not help, the card is broken",
+    ),
+)
+
+
+def _explain_failure(error: BaseException, index: int | None = None) -> str:
+    """Return what an error of torch's means for a user, or its first line."""
+    text = str(error)
+    for signs, meaning in EXPLANATIONS:
+        if any(sign in text.lower() for sign in signs):
+            return meaning.format(arch=_describe_generation(index))
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+def _describe_generation(index: int | None) -> str:
+    """Describe a GPU's generation and those that this PyTorch has kernels for, in brackets."""
+    if index is None:
+        return ""
+    with contextlib.suppress(RuntimeError, AssertionError):
+        major, minor = torch.cuda.get_device_capability(index)
+        built_for = " ".join(torch.cuda.get_arch_list())
+        return f" (the card is sm_{major}{minor}; this PyTorch is for {built_for})"
+    return ""
+
+
+# ---- streams and events --------------------------------------------------------------------------
+
+
+def has_streams(device: torch.device | None) -> bool:
+    """Whether work is submitted to a device's streams; the CPU computes in the calling thread."""
+    return device is not None and device.type == "cuda"
+
+
+def use_device(device: torch.device | str | None) -> AbstractContextManager[object]:
+    """Return a context in which a GPU is this thread's current one; each thread has its own."""
+    resolved = torch.device(device) if isinstance(device, str) else device
+    if resolved is None or not has_streams(resolved):
+        return contextlib.nullcontext()
+    return torch.cuda.device(resolved)
+
+
+def new_stream(device: torch.device) -> Stream:
+    """Return a new stream of a GPU."""
+    return torch.cuda.Stream(device)
+
+
+def current_stream(device: torch.device) -> Stream:
+    """Return the stream to which this thread submits its work for a GPU."""
+    return torch.cuda.current_stream(device)
+
+
+def use_stream(stream: Stream) -> AbstractContextManager[object]:
+    """Return a context in which this thread submits its work to a stream."""
+    return torch.cuda.stream(stream)
+
+
+def record_event(stream: Stream) -> StreamEvent:
+    """Return an event that a stream records after everything submitted to it so far."""
+    event = torch.cuda.Event(enable_timing=False)
+    event.record(stream)
+    return event
+
+
+def synchronize(device: str) -> None:
+    """Wait until a device has done everything that was submitted to it."""
+    if has_streams(torch.device(device)):
+        torch.cuda.synchronize(device)
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def register_host_memory(address: int, size: int) -> int:
+    """Pin pages of this process, so that copies of them run alongside a GPU's kernels.
+
+    Returns:
+        0, or the driver's error number if the system refuses.
+    """
+    return int(_runtime().cudaHostRegister(address, size, 0))
+
+
+def unregister_host_memory(address: int) -> None:
+    """Unpin pages that were registered."""
+    _runtime().cudaHostUnregister(address)
+
+
+def _runtime() -> Any:
+    """Return CUDA's runtime library, which torch loads but does not annotate.
+
+    Under ROCm it has the same names.
+    """
+    return torch.cuda.cudart()
+
+
+def total_memory(device: str) -> int:
+    """Return the bytes of a device's own memory; 0 for the CPU."""
+    if not has_streams(torch.device(device)):
+        return 0
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes of a device's memory that no program takes; 0 for the CPU.
+
+    CUDA's context of this process is in place afterwards, so it is not part of them.
+    """
+    if not has_streams(torch.device(device)):
+        return 0
+    torch.cuda.empty_cache()  # what torch's allocator holds and nobody uses is free as well
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def limit_memory(device: str, size: int | None) -> None:
+    """Make torch's allocator refuse to take more than `size` bytes of a GPU's memory."""
+    total = total_memory(device)
+    if total and size is not None:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+
+
+def peak_memory(device: str) -> int:
+    """Return the most bytes of a GPU's memory that tensors have held at once; 0 for the CPU."""
+    return torch.cuda.max_memory_allocated(device) if total_memory(device) else 0
+
+
+def describe_memory(device: str) -> str:
+    """Describe how much of a device's memory is free, for an error message; "" for the CPU."""
+    total = total_memory(device)
+    if not total:
+        return ""
+    name = torch.cuda.get_device_name(device)
+    return f"{name} has {format_bytes(free_memory(device))} of {format_bytes(total)} free"
