@@ -143,10 +143,14 @@ def test_two_demo_mirrors_agree_and_survive_each_other(tmp_path):
     finally:
         for mirror in mirrors:
             mirror.stop()
-    assert not [
+    wait_until(lambda: not processes_in(tmp_path), first)
+
+
+def processes_in(folder):
+    return [
         process
         for process in psutil.process_iter(["cwd"])
-        if str(tmp_path) in (process.info["cwd"] or "")
+        if str(folder) in (process.info["cwd"] or "")
     ]
 
 
