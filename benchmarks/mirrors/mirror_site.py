@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from coordinator.demo.mirrors import CELERY, SERVERS, SITE, DemoMirror
+from coordinator.demo.mirrors import BEAT, CELERY, SERVERS, SITE, DemoMirror
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -94,6 +94,7 @@ class Site(DemoMirror):
 
     _load_driver: LoadDriverProcess | None = None
     has_fault = False
+    servers_options = ("--manual",)  # the drill decides how long a killed server is away
 
     @property
     def _command_environment(self) -> dict[str, str]:
@@ -162,8 +163,9 @@ class Site(DemoMirror):
         return len(killed)
 
     def kill_celery(self) -> None:
-        """Kill Celery."""
-        self.processes.kill(CELERY)
+        """Kill Celery and its scheduler."""
+        for name in (CELERY, BEAT):
+            self.processes.kill(name)
 
     def is_celery_busy(self) -> bool:
         """Return whether Celery is in the middle of a task."""
@@ -178,7 +180,7 @@ class Site(DemoMirror):
 
     def log_contains(self, text: str) -> bool:
         """Return whether the log of its web server or of its Celery contains the text."""
-        logs = [self.processes.logs / f"{name}.log" for name in (SITE, CELERY)]
+        logs = [self.processes.logs / f"{name}.log" for name in (SITE, CELERY, BEAT)]
         return any(text in log.read_text(errors="replace") for log in logs)
 
     def stop(self) -> None:

@@ -19,12 +19,9 @@ from helpers.paths import ROOT, TESTS
 from helpers.second_factor import AuthenticatorApp
 from playwright.sync_api import Page
 
-from coordinator.demo.commands import (
-    beat_command,
-    web_command,
-    worker_command,
-)
-from coordinator.demo.processes import ProcessGroup, free_port
+from coordinator.demo.commands import beat_command, web_command, worker_command
+from coordinator.demo.processes import ChildCommand, free_port
+from coordinator.demo.supervisor import Supervisor
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 HARDWARE_FILE = ROOT / "build" / "hardware.json"
@@ -59,7 +56,7 @@ class Site:
         assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]
         self.example_names: dict[str, str] = {}
         self.url = f"http://127.0.0.1:{self.port}"
-        self.processes = ProcessGroup(folder / "logs")
+        self.processes = Supervisor(folder / "logs")
         self.environment = {
             "DATABASE_URL": database,
             "REDIS_URL": valkey,
@@ -84,7 +81,7 @@ class Site:
         wait_until(self.is_answering, "the site", 180)
 
     def is_answering(self) -> bool:
-        assert self.processes.children["site"].poll() is None, self.log("site")
+        assert not self.processes.failure, self.processes.failure
         try:
             return httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200
         except httpx.HTTPError:
@@ -125,12 +122,14 @@ class Site:
         return self.example_names
 
     def start_web(self) -> None:
-        self.processes.start("site", *web_command(self.port), **self.environment)
+        self._supervise("site", web_command(self.port))
 
     def start_celery(self) -> None:
-        worker = worker_command(TASK_QUEUE, WEBHOOK_QUEUE)
-        self.processes.start("celery", *worker, **self.environment)
-        self.processes.start("beat", *beat_command(), **self.environment)
+        self._supervise("celery", worker_command(TASK_QUEUE, WEBHOOK_QUEUE))
+        self._supervise("beat", beat_command())
+
+    def _supervise(self, name: str, command: tuple[str, ...]) -> None:
+        self.processes.supervise(name, ChildCommand(command, self.environment))
 
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
         """Start the real `barnraise` command on a machine called `name`."""

@@ -1,15 +1,23 @@
-"""Test a deployed configuration: Django's checks, cookies for TLS alone, and the mail URL."""
+"""Test a deployed configuration: checks, cookies for TLS alone, the mail URL, docs/deploy."""
 
+import configparser
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
-from django.core.management import call_command
+import yaml
+from django.core.management import call_command, get_commands
 from helpers.paths import ROOT
 
+from coordinator.demo.commands import WITHOUT_PARTS
 from coordinator.lib import mail_settings
+from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 DEPLOYED = {
     "BARNRAISE_HOSTS": "barn.example.org",
@@ -111,3 +119,84 @@ def test_email_url_sets_the_mail_settings(url, expected):
 def test_invalid_email_url_is_refused(url):
     with pytest.raises(ValueError, match="EMAIL_URL must start with"):
         mail_settings.settings(url)
+
+
+# ---- the files of docs/deploy
+
+DEPLOY = ROOT / "docs" / "deploy"
+SERVICES = ("web", "celery", "webhooks", "beat")
+
+
+def read_unit(name: str) -> configparser.ConfigParser:
+    """Parse a systemd unit; each of its keys may occur once."""
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str
+    unit.read_string((DEPLOY / name).read_text().replace("\\\n", " "))
+    return unit
+
+
+def systemd_commands() -> dict[str, str]:
+    units = {name: read_unit(f"barnraise-{name}.service")["Service"] for name in SERVICES}
+    assert {unit["Restart"] for unit in units.values()} == {"always"}
+    return {name: unit["ExecStart"] for name, unit in units.items()}
+
+
+def procfile_commands() -> dict[str, str]:
+    lines = (DEPLOY / "Procfile").read_text().splitlines()
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def compose_commands() -> dict[str, str]:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    long_lived = {name: each for name, each in services.items() if name != "migrate"}
+    assert {each["restart"] for each in long_lived.values()} == {"always"}
+    assert all("healthcheck" in services[name] for name in ("postgres", "valkey", "web"))
+    return {name: services[name]["command"] for name in SERVICES}
+
+
+@pytest.mark.parametrize("read", [systemd_commands, procfile_commands, compose_commands])
+def test_deploy_file_runs_the_four_services_with_commands_that_exist(read):
+    commands = {name: shlex.split(command) for name, command in read().items()}
+    assert set(commands) == set(SERVICES)
+    for command in commands.values():
+        program = Path(sys.executable).parent / Path(command[0]).name
+        assert program.exists() and command[0].endswith(f".venv/bin/{program.name}")
+        target = next(part for part in command if ":" in part and "coordinator" in part)
+        module, _, name = target.partition(":")
+        assert hasattr(import_module(module), name)
+    for name, queue in (("celery", TASK_QUEUE), ("webhooks", WEBHOOK_QUEUE)):
+        assert commands[name][commands[name].index("-Q") + 1] == queue
+        assert set(WITHOUT_PARTS) <= set(commands[name])
+    assert {"beat", "--pidfile="} <= set(commands["beat"])
+    assert {"--no-proxy-headers", "--ws-max-size"} <= set(commands["web"])
+
+
+def test_compose_file_passes_only_settings_that_exist():
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    documented = (ROOT / "platform" / "coordinator" / "settings.py").read_text()
+    assert all(
+        re.search(rf"^{name}\b", documented, re.M) for name in compose["x-site"]["environment"]
+    )
+
+
+def test_health_check_asks_and_restarts_services_that_exist():
+    command = read_unit("barnraise-health.service")["Service"]["ExecStart"]
+    restarted = re.search(r"try-restart ([^;]+);", command)[1].split()
+    assert "/readyz" in command and restarted
+    assert all((DEPLOY / f"{name}.service").exists() for name in restarted)
+    assert read_unit("barnraise-health.timer")["Timer"]["OnUnitActiveSec"] == "1min"
+
+
+def test_documents_name_management_commands_and_files_that_exist():
+    texts = [(ROOT / "docs" / name).read_text() for name in ("site.md", "operate.md")]
+    texts += [path.read_text() for path in DEPLOY.iterdir()]
+    named = {name for text in texts for name in re.findall(r"manage\.py ([a-z_]+)", text)}
+    assert "run_site" in named and named <= set(get_commands())
+    files = {name for text in texts for name in re.findall(r"\]\((deploy/[^)]+)\)", text)}
+    assert files and all((ROOT / "docs" / name).exists() for name in files)
+
+
+def test_guide_to_a_site_starts_no_command_without_supervision():
+    guide = (ROOT / "docs" / "site.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", guide, re.S)
+    assert blocks and not any("celery -A" in block or "uvicorn" in block for block in blocks)

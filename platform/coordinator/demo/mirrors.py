@@ -19,8 +19,9 @@ from barnraise.protocol.mirror_list import (
 )
 from barnraise.protocol.signing import Identity
 from coordinator.demo import servers
-from coordinator.demo.commands import web_command, worker_command
-from coordinator.demo.processes import ProcessGroup
+from coordinator.demo.commands import beat_command, web_command, worker_command
+from coordinator.demo.processes import ChildCommand
+from coordinator.demo.supervisor import Supervisor
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 ROOT_KEY = "root.key"  # of the mirror list; a real one never lies on a site's disk
@@ -31,6 +32,8 @@ SERVERS_STOP_SECONDS = 75.0
 # Names of a mirror's processes.
 SITE = "site"
 CELERY = "celery"
+BEAT = "beat"
+PARTS = (SITE, CELERY, BEAT)  # all but the servers
 SERVERS = "servers"
 RAISING = "raise"
 # Plain HTTP on one machine, ten requests a second.
@@ -40,8 +43,8 @@ _http = httpx.Client(verify=False, trust_env=False)
 class DemoMirror:
     """Run one mirror.
 
-    Nothing runs before it is started. What is started is ended by `stop` or, if this process was
-    killed, by the next `DemoMirror` of the same folder.
+    Nothing runs before it is started. Its web server, its Celery and its servers are started again
+    when they end, unless `kill` or `stop` has ended them.
 
     Args:
         folder: Its state folder.
@@ -50,6 +53,8 @@ class DemoMirror:
         host: Its address.
         through: Command that runs its commands, such as a network namespace.
     """
+
+    servers_options: tuple[str, ...] = ()  # of `coordinator.demo.servers`
 
     def __init__(
         self,
@@ -68,7 +73,7 @@ class DemoMirror:
         self.through = tuple(through)
         self.url = f"http://{host}:{port}"
         self.key = Identity.load_or_create(folder / "mirror.key").key
-        self.processes = ProcessGroup(folder / "logs")
+        self.processes = Supervisor(folder / "logs")
         self.environment = {
             "BARNRAISE_STATE": str(folder),
             "BARNRAISE_NAME": name,
@@ -87,14 +92,23 @@ class DemoMirror:
 
     def run(self, name: str, *command: str | Path, **environment: str) -> subprocess.Popen:
         """Run Python with these arguments as a process of this mirror."""
-        variables = {**self.environment, **environment}
-        return self.processes.start(name, *self.through, sys.executable, *command, **variables)
+        child = self._child(*command, **environment)
+        return self.processes.start_child(name, child)
+
+    def supervise(self, name: str, *command: str | Path, **environment: str) -> None:
+        """Run Python with these arguments as a process that is started again when it ends."""
+        self.processes.supervise(name, self._child(*command, **environment))
+
+    def _child(self, *command: str | Path, **environment: str) -> ChildCommand:
+        arguments = (*self.through, sys.executable, *map(str, command))
+        return ChildCommand(arguments, {**self.environment, **environment})
 
     def start_servers(self) -> None:
         """Start its Postgres and Valkey."""
         (self.folder / servers.URLS).unlink(missing_ok=True)
         self.environment |= {"DATABASE_URL": "", "REDIS_URL": ""}
-        self.run(SERVERS, "-m", "coordinator.demo.servers", self.folder)
+        options = self.servers_options
+        self.supervise(SERVERS, "-m", "coordinator.demo.servers", self.folder, *options)
 
     def find_servers(self) -> bool:
         """Return whether its servers answer; if so, pass their URLs to its processes."""
@@ -124,16 +138,18 @@ class DemoMirror:
     def start_web(self, **environment: str) -> None:
         """Start its web server."""
         _, *serve = web_command(self.port, self.host)
-        self.run(SITE, *serve, "--timeout-graceful-shutdown", "3", **environment)
+        self.supervise(SITE, *serve, "--timeout-graceful-shutdown", "3", **environment)
 
     def start_celery(self, **environment: str) -> None:
-        """Start Celery as one worker of all queues with an embedded scheduler."""
+        """Start Celery as one worker of all queues, and its scheduler."""
         _, *work = worker_command(TASK_QUEUE, WEBHOOK_QUEUE)
-        self.run(CELERY, *work, "--beat", **environment)
+        self.supervise(CELERY, *work, **environment)
+        _, *schedule = beat_command()
+        self.supervise(BEAT, *schedule, **environment)
 
     def kill(self) -> None:
         """Kill its processes, except for the servers, as a power cut would."""
-        for name in (SITE, CELERY):
+        for name in PARTS:
             if name in self.processes.children:
                 self.processes.kill(name)
 
@@ -144,17 +160,15 @@ class DemoMirror:
 
     @property
     def is_running(self) -> bool:
-        """Return whether both processes were started and neither has ended."""
-        children = [self.processes.children.get(name) for name in (SITE, CELERY)]
+        """Return whether all processes were started and none has ended."""
+        children = [self.processes.children.get(name) for name in PARTS]
         return all(child is not None and child.poll() is None for child in children)
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids of its web server and its Celery."""
+        """Return the process ids of its web server and of Celery's two processes."""
         return [
-            self.processes.children[name].pid
-            for name in (SITE, CELERY)
-            if name in self.processes.children
+            self.processes.children[name].pid for name in PARTS if name in self.processes.children
         ]
 
     # ---- its status

@@ -76,11 +76,10 @@ class MirrorCluster:
         return next(((mirror, name) for mirror, name in failures if name), None)
 
     def newly_dead(self) -> list[DemoMirror]:
-        """Return mirrors with a dead process that were not returned before."""
-        fresh = [
-            mirror for mirror in self.all if not mirror.is_running and mirror.key not in self._gone
-        ]
-        self._gone |= {mirror.key for mirror in fresh}
+        """Return mirrors that have lost a process since the last call."""
+        dead = [mirror for mirror in self.all if not mirror.is_running]
+        fresh = [mirror for mirror in dead if mirror.key not in self._gone]
+        self._gone = {mirror.key for mirror in dead}
         return fresh
 
     @property

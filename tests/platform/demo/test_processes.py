@@ -1,12 +1,15 @@
 """Test the demo's processes: none is left behind, whatever happens to the demo."""
 
+import json
 import subprocess
 import sys
-import textwrap
+import threading
 import time
 
 import psutil
 import pytest
+from helpers import wait_for
+from helpers.paths import ROOT
 
 from barnraise.protocol.mirror_list import parse_list
 from coordinator.demo.mirrors import CELERY, DemoMirror, build_mirror_list, common_state_hash
@@ -49,25 +52,67 @@ def test_failed_child_is_named_and_its_log_is_readable(tmp_path):
     assert "a last line" in group.log_tail("clumsy")
 
 
-def test_group_ends_orphans_of_a_killed_group(tmp_path):
-    script = f"""
-        import os, signal, sys
-        sys.path.insert(0, "platform")
-        from django.conf import settings
-        settings.configure(ROOT=__import__("pathlib").Path.cwd())
-        from coordinator.demo.processes import ProcessGroup
-        family = ProcessGroup(__import__("pathlib").Path({str(tmp_path)!r}))
-        child = family.start("orphan", sys.executable, *{SLEEP!r})
-        print(child.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
+START_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, "platform")
+from coordinator.demo.processes import ProcessGroup
+child = ProcessGroup(Path(sys.argv[1])).start("orphan", *sys.argv[2:])
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def start_and_die(folder) -> int:
+    """Start a child in a process that is killed then, and return the child's pid."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", START_AND_DIE, folder, sys.executable, *SLEEP],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    orphan = psutil.Process(int(done.stdout))
-    assert orphan.is_running()
+    return int(done.stdout)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of the killed")
+def test_children_of_a_killed_process_end_with_it(tmp_path):
+    pid = start_and_die(tmp_path)
+    wait_for.wait_until(lambda: has_ended(pid))
+
+
+def test_group_ends_orphans_of_a_killed_group(tmp_path):
+    orphan = subprocess.Popen([sys.executable, *SLEEP])
+    started = psutil.Process(orphan.pid).create_time()
+    (tmp_path / "children.json").write_text(json.dumps([(orphan.pid, started)]))
     ProcessGroup(tmp_path)
-    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+    assert has_ended(orphan.pid)
+    orphan.wait()  # which reaps it
+
+
+def test_children_outlive_the_thread_that_started_them(tmp_path):
+    group = ProcessGroup(tmp_path)
+    starter = threading.Thread(target=group.start, args=("child", sys.executable, *SLEEP))
+    starter.start()
+    starter.join()
+    started = group.start("later", sys.executable, "-c", "")  # after the thread has ended
+    assert started.wait(20) == 0 and group.children["child"].poll() is None
+    group.stop()
+
+
+def test_child_that_has_ended_already_can_be_killed(tmp_path):
+    group = ProcessGroup(tmp_path)
+    group.start("brief", sys.executable, "-c", "").wait(20)
+    group.kill("brief")
+    assert not group.children
 
 
 def test_free_port_skips_a_port_in_use():

@@ -174,7 +174,7 @@ def print_mirrors(several: MirrorCluster, path: str, console: Console) -> None:
         )
     console.print(
         f"  {len(several.all)} mirrors joined in {several.setup_seconds:.1f} s; kill any: the "
-        "others go on\n"
+        "others go on, and it is started again\n"
     )
 
 
@@ -185,7 +185,7 @@ def print_dead_mirrors(several: MirrorCluster | None, console: Console) -> None:
     for mirror in several.newly_dead():
         running = ", ".join(other.url for other in several.running)
         console.print(
-            f"{mirror.name} at {mirror.url} is gone. Still running: "
+            f"{mirror.name} at {mirror.url} is gone and is started again. Still running: "
             f"{running or 'none, but training continues'}",
             soft_wrap=True,
         )
