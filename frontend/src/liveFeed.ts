@@ -10,7 +10,8 @@ import { MirrorSelector, type Mirror } from "./failover";
 import type { Store } from "./store";
 import type { Delta, Snapshot } from "./types";
 
-export type ConnectionStatus = "connecting" | "live" | "reconnecting" | "refused";
+/** "silent": connected, and nothing has arrived for `LATE_MS`. */
+export type ConnectionStatus = "connecting" | "live" | "silent" | "reconnecting" | "refused";
 
 /** The part of a WebSocket that the feed uses. */
 export interface Socket {
@@ -34,7 +35,9 @@ export interface Environment {
 /** The mirror does not let this reader see the run, or does not have it. */
 export class RefusedError extends Error {}
 
-// Without a delta for so long the connection counts as lost; the site sends one every 5 s at least.
+// The site sends a delta every 3 s at least. Without one for `LATE_MS` the page says that its
+// figures are delayed, and for `SILENCE_MS` the connection counts as lost.
+export const LATE_MS = 4_500;
 export const SILENCE_MS = 20_000;
 export const GAP_WAIT_MS = 1_500; // for a late delta to arrive before a snapshot is fetched
 const SNAPSHOT_TIMEOUT_MS = 15_000; // a mirror that takes longer counts as unavailable
@@ -50,6 +53,7 @@ export class LiveFeed {
   private mirror = 0; // the mirror whose deltas the store has; each mirror numbers its own
   private shownMirror = 0; // the mirror that the listener was last called with
   private readonly timers = new Map<TimerName, number>();
+  private lateTimer: number | null = null; // runs on while the connection is made again
 
   constructor(
     private readonly store: Store,
@@ -77,6 +81,7 @@ export class LiveFeed {
       else this.retry();
     };
     this.restartSilenceTimer();
+    if (this.lateTimer === null && !this.store.isSilent) this.restartLateTimer();
   }
 
   /** Retry at once if a retry is scheduled: the network is back, or the page is visible again. */
@@ -87,6 +92,7 @@ export class LiveFeed {
   /** Close the connection and cancel all timers. */
   stop(): void {
     this.disconnect();
+    this.cancelLateTimer();
   }
 
   /** Whether events of this socket still count: it has not been replaced by another one. */
@@ -99,6 +105,7 @@ export class LiveFeed {
     const delta = JSON.parse(text) as Delta;
     if (delta.type !== "delta") return;
     const outcome = this.store.applyDelta(delta);
+    if (outcome === "applied") this.markCurrent();
     this.updateGapTimer(socket, outcome === "gap");
   }
 
@@ -110,6 +117,7 @@ export class LiveFeed {
       const outcome = this.store.applySnapshot(snapshot);
       this.selector.markSuccess();
       this.setStatus("live");
+      if (outcome !== "stale") this.markCurrent();
       if (!this.selector.isHome && !this.timers.has("homeCheck")) this.scheduleHomeCheck(socket);
       this.updateGapTimer(socket, outcome === "gap");
     } catch (error) {
@@ -164,6 +172,27 @@ export class LiveFeed {
     }
     this.disconnect();
     this.setStatus("refused");
+  }
+
+  /** The store has everything that the site has sent, so it is current for now. */
+  private markCurrent(): void {
+    this.restartLateTimer();
+    this.store.setSilent(false);
+    if (this.status === "silent") this.setStatus("live");
+  }
+
+  private restartLateTimer(): void {
+    this.cancelLateTimer();
+    this.lateTimer = this.environment.setTimer(LATE_MS, () => {
+      this.lateTimer = null;
+      this.store.setSilent(true);
+      if (this.status === "live") this.setStatus("silent");
+    });
+  }
+
+  private cancelLateTimer(): void {
+    if (this.lateTimer !== null) this.environment.clearTimer(this.lateTimer);
+    this.lateTimer = null;
   }
 
   private restartSilenceTimer(): void {

@@ -12,6 +12,7 @@ import { EventList } from "./views/eventList";
 import { LossChart } from "./views/lossChart";
 import { MachineTable } from "./views/machineTable";
 import { RunFigures } from "./views/runFigures";
+import { RunNotices } from "./views/runNotices";
 import { ThroughputChart } from "./views/throughputChart";
 import { createBrowserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
 
@@ -36,6 +37,8 @@ export function startRunPage(page: HTMLElement): void {
     new EventList(requireElement(page, "[data-events]"), preferences),
   ];
   drawOnChange(store, views);
+  const notices = new RunNotices(page, Date.now() / 1000);
+  store.subscribe(() => notices.draw(store));
 
   // Receive snapshots and deltas. Other mirrors show public runs only.
   const mirrors = parseMirrors(page);

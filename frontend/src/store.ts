@@ -34,6 +34,8 @@ export class Store {
   /** The mirror's clock, in seconds since 1970. */
   now = 0;
   run: Run | null = null;
+  /** Whether no message has arrived for so long that what is shown may be wrong. */
+  isSilent = false;
   readonly workers = new Map<string, Machine>();
   readonly plans = new Map<string, PlanView>();
   readonly curves: Record<CurveName, Point[]> = { train: [], validation: [], rate: [], clock: [] };
@@ -89,6 +91,13 @@ export class Store {
     }
     this.applyNext(delta);
     return this.finishChange();
+  }
+
+  /** State whether messages have stopped arriving. */
+  setSilent(isSilent: boolean): void {
+    if (isSilent === this.isSilent) return;
+    this.isSilent = isSilent;
+    this.notify();
   }
 
   /** Replace the machines' curves, which are fetched apart from snapshots and deltas. */

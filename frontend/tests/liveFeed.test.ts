@@ -2,6 +2,7 @@ import { beforeEach, describe, expect, test } from "vitest";
 import { FIRST_HOME_CHECK_MS, MirrorSelector } from "../src/failover";
 import {
   GAP_WAIT_MS,
+  LATE_MS,
   LiveFeed,
   RefusedError,
   SILENCE_MS,
@@ -218,9 +219,41 @@ describe("LiveFeed with one mirror", () => {
     site.advanceTime(SILENCE_MS - 1);
     site.sendDelta(createDelta(11));
     site.advanceTime(SILENCE_MS - 1);
-    expect(feed.status).toBe("live");
+    expect(feed.status).toBe("silent");
     site.advanceTime(1);
     expect(feed.status).toBe("reconnecting");
+  });
+
+  test("says so when nothing has arrived for five seconds, until a delta arrives", async () => {
+    await connect();
+    site.advanceTime(LATE_MS - 1);
+    expect([feed.status, store.isSilent]).toEqual(["live", false]);
+    site.advanceTime(1);
+    expect([feed.status, store.isSilent]).toEqual(["silent", true]);
+    site.sendDelta(createDelta(11));
+    expect([feed.status, store.isSilent]).toEqual(["live", false]);
+    expect(statuses).toEqual(["live", "silent", "live"]);
+  });
+
+  test("says so while it connects for the first time, and through reconnections", async () => {
+    site.closeConnection();
+    site.advanceTime(LATE_MS);
+    expect([feed.status, store.isSilent]).toEqual(["reconnecting", true]);
+    await connect();
+    expect([feed.status, store.isSilent]).toEqual(["live", false]);
+    site.closeConnection();
+    expect(store.isSilent).toBe(false);
+    site.advanceTime(LATE_MS);
+    expect([feed.status, store.isSilent]).toEqual(["reconnecting", true]);
+  });
+
+  test("says so while deltas are missing, although others arrive", async () => {
+    await connect();
+    for (let number = 12; number <= 16; number++) {
+      site.advanceTime(1_000);
+      site.sendDelta(createDelta(number));
+    }
+    expect(store.isSilent).toBe(true);
   });
 
   test("ignores the snapshot of a connection that was lost in the meantime", async () => {

@@ -8,6 +8,7 @@ import type { ConnectionStatus } from "../liveFeed";
 const STATUS_LABELS: Record<ConnectionStatus, string> = {
   connecting: "Connecting",
   live: "Live",
+  silent: "No answer",
   reconnecting: "Reconnecting",
   refused: "Not available",
 };

@@ -6,7 +6,6 @@ import {
   formatDuration,
   formatInteger,
   formatLoss,
-  formatMoment,
   formatPercent,
 } from "../format";
 import type { Store } from "../store";
@@ -38,14 +37,10 @@ const UNKNOWN = "–";
 export class RunFigures {
   private readonly elements = new Map<string, HTMLElement[]>(); // by data-figure
   private readonly statusChip: HTMLElement;
-  private readonly waitingNotice: HTMLElement;
-  private readonly delayedNotice: HTMLElement;
   private agree: boolean | null = null;
 
   constructor(private readonly page: HTMLElement) {
     this.statusChip = requireElement(page, "[data-status-chip]");
-    this.waitingNotice = requireElement(page, "[data-waiting]");
-    this.delayedNotice = requireElement(page, "[data-delayed]");
     for (const element of page.querySelectorAll<HTMLElement>("[data-figure]")) {
       const name = element.dataset.figure!;
       this.elements.set(name, [...(this.elements.get(name) ?? []), element]);
@@ -73,15 +68,10 @@ export class RunFigures {
       time_left: formatTimeLeft(run),
       agree: formatAgreement(this.agree),
       elapsed,
-      waiting: run.waiting ?? "",
-      delayed_since: run.delayed_since ? formatMoment(run.delayed_since, store.now) : "",
     };
     for (const [name, text] of Object.entries(figures)) {
       for (const element of this.elements.get(name) ?? []) setText(element, text);
     }
-    // What a run waits for follows from figures: delayed ones would state what is no longer true.
-    this.waitingNotice.hidden = !run.waiting || run.delayed_since !== null;
-    this.delayedNotice.hidden = run.delayed_since === null;
     if (this.page.dataset.status !== run.status) this.removeOldNotices();
     this.page.dataset.status = run.status;
     this.page.dataset.agree = String(this.agree);

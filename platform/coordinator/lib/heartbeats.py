@@ -17,7 +17,9 @@ from coordinator.lib.valkey import valkey_client
 log = logging.getLogger("coordinator.lib.heartbeats")
 
 KEY = "heartbeats"  # Valkey's hash: part → seconds since 1970
-DELAYED_SECONDS = 2.5  # beyond a part's interval, after which pages say that figures are delayed
+# Beyond a part's interval, after which pages say that figures are delayed. With the time until
+# watchers receive it, that is within five seconds of the first report that they do not see.
+DELAYED_SECONDS = 1.5
 STOPPED_SECONDS = 30.0  # after which the site is not ready
 
 
@@ -33,7 +35,7 @@ class Part(StrEnum):
 
 
 INTERVALS = {Part.SCHEDULE: 1.0, Part.REPORTS: 2.0, Part.EVENTS: 5.0}  # seconds between advances
-_READ_SECONDS = 1.0  # for which a process reuses what it has read
+_READ_SECONDS = 0.5  # for which a process reuses what it has read
 _recorded: TtlCache[None, dict[Part, float]] = TtlCache(_READ_SECONDS)
 # Part → when it last advanced, in seconds since 1970, as far as this process knows. A part that has
 # never advanced, or whose heartbeat Valkey lost, counts from when this process first missed it.

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 BROADCAST_SECONDS = 1.0  # between two deltas
 LOCK_MILLISECONDS = 5_000  # after which another process takes over from a silent broadcaster
-KEEPALIVE_SECONDS = 5.0  # an empty delta is sent this often, so that watchers notice an outage
+KEEPALIVE_SECONDS = 2.0  # an empty delta is sent this often, so that watchers notice an outage
 QUEUE_LENGTH = 8  # deltas that may wait for one watcher
 # A delta goes to the watchers in batches, so that the event loop also serves other requests.
 FAN_OUT_BATCH = 25  # watchers

@@ -12,6 +12,7 @@ from coordinator.lib import heartbeats
 from coordinator.lib.counters import series_name
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 from coordinator.lib.valkey import valkey_client
+from coordinator.live.broadcaster import watchers
 from coordinator.runs.models import Run, Status
 from coordinator.telemetry import report_queue
 
@@ -73,7 +74,10 @@ def _heartbeat_ages() -> Gauge:
     return Gauge(
         "barnraise_heartbeat_age_seconds",
         "How long ago each background part last advanced",
-        [({"part": part.value}, age) for part, age in heartbeats.read_ages().items()],
+        [
+            *(({"part": part.value}, age) for part, age in heartbeats.read_ages().items()),
+            ({"part": "broadcasts"}, watchers.longest_silence()),
+        ],
     )
 
 

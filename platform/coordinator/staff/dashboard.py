@@ -35,19 +35,17 @@ def collect_dashboard() -> dict[str, Any]:
         A dict with "counts", "runs", "delayed_since", "queues", "errors" and "at"; "queues" and
         "errors" are None while Valkey is unreachable.
     """
+    since = heartbeats.delayed_since()
     try:
         queues = _queues()
-        since = heartbeats.delayed_since()
-        delayed_since = _local_time(since) if since else None
         errors = [{**row, "at": _local_time(row["at"])} for row in recent_errors.list_recent()]
     except redis.exceptions.RedisError:
         queues = None
-        delayed_since = None
         errors = None
     return {
         "counts": counts_cache.get(None, _counts),
         "runs": _runs(),
-        "delayed_since": delayed_since,
+        "delayed_since": _local_time(since) if since else None,
         "queues": queues,
         "errors": errors,
         "at": timezone.now(),

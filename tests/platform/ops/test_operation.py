@@ -26,7 +26,7 @@ from coordinator.telemetry.retention import DAY, delete_old_rows
 from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
-LABELS = {"view", "method", "status", "task", "outcome", "le", "queue", "part"}
+LABELS = {"view", "method", "status", "task", "outcome", "le", "queue", "part", "process"}
 DELAYED = "Figures are delayed since"
 
 
@@ -106,12 +106,12 @@ def test_pages_say_since_when_figures_are_delayed(client, valkey, person, launch
     run, _ = launched_run(person())
     set_heartbeats(valkey)
     for path in ("/runs/", f"/runs/{run.slug}/"):
-        assert DELAYED not in client.get(path).content.decode().replace("hidden>Figures", "")
+        assert DELAYED not in client.get(path).content.decode().replace("hidden><span>Figures", "")
     set_heartbeats(valkey, reports=60.0)
     since = f"{datetime.fromtimestamp(time.time() - 60, UTC):%H:%M}"
     assert f"{DELAYED} {since} UTC" in client.get("/runs/").content.decode()
     page = client.get(f"/runs/{run.slug}/").content.decode()
-    assert f'role="status">{DELAYED} <span data-figure="delayed_since">{since} UTC' in page
+    assert f'role="status"><span>{DELAYED} <span data-delayed-since>{since} UTC' in page
     live = client.get(f"/live/{run.pk}/").json()["run"]["delayed_since"]
     assert live == pytest.approx(time.time() - 60, abs=5)
 
