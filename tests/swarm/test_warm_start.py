@@ -4,12 +4,16 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
+from helpers.trained_models import BPE, bpe_file, compute_logits, make_trained_model
 
-from barnraise.errors import StateError
+from barnraise.errors import StateError, UnsupportedModelError
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import StateDir
+from barnraise.training.model_files.hugging_face_export import export_hugging_face
 from barnraise.training.prefetch import fetch_start_weights
+from barnraise.training.start_model import load_start_model
 from barnraise.training.warm_start import fetch_initial_weights
 
 
@@ -56,6 +60,53 @@ def test_warm_started_run_continues_identically_on_every_machine(ended_run, swar
     assert all(heir.status["checksum"]["corruptions"] == 0 for heir in heirs), (
         "the anchor is compared with its own initial weights"
     )
+
+
+def test_run_begins_with_a_model_in_a_folder_and_states_its_loss(swarm, tmp_path, caplog):
+    run = swarm(token_budget=30_000)
+    theirs = make_trained_model(run.spec.model)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    export_hugging_face(folder, theirs)
+    draft = replace(run.spec, model=replace(run.spec.model, layers=7), start=Start(model="folder"))
+    blobs = BlobStore(run.home("ada").path / "runs" / run.manifest.run / "blobs")
+    initial = load_start_model(draft, blobs.store, folder)
+    assert initial.model == run.spec.model and initial.tokenizer is None
+    start = replace(draft.start, fragments=tuple(initial.fragments))
+    run.spec = replace(run.spec, start=start)
+    assert not problems(run.spec) and RunSpec.from_json(run.spec.to_json()) == run.spec
+
+    workers = [run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])]
+    run.until(lambda: all("validation_first" in worker.status for worker in workers))
+    for worker in workers:
+        worker.join(120)
+    loss = mean_loss(theirs, workers[0].worker.held_out)
+    firsts = [worker.status["validation_first"] for worker in workers]
+    # One of them may start with the other's first updates.
+    assert (0, pytest.approx(loss, abs=1e-4)) in firsts
+    assert f"begins at a loss of {loss:.2f}" in caplog.text
+    assert len({worker.status["anchor"] for worker in workers}) == 1
+    assert workers[0].status["validation_last"][1] < loss
+
+
+def mean_loss(trained, batches) -> float:
+    """Return the mean loss on token batches, computed from the exported weights."""
+    logits = torch.cat([compute_logits(trained, batch[:, :-1]) for batch in batches])
+    targets = torch.cat([batch[:, 1:] for batch in batches])
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+
+def test_model_that_a_run_cannot_train_is_refused_at_once(swarm, tmp_path):
+    run = swarm()
+    draft = replace(run.spec, start=Start(model="folder"))
+    with pytest.raises(UnsupportedModelError, match="prepare RUN --model"):
+        load_start_model(draft, lambda data: "0" * 64, None)
+    export_hugging_face(tmp_path, make_trained_model(BPE, bpe_file()))
+    with pytest.raises(UnsupportedModelError, match="byte-pair encoding"):
+        load_start_model(draft, lambda data: "0" * 64, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    with pytest.raises(UnsupportedModelError, match="model_type"):
+        load_start_model(draft, lambda data: "0" * 64, tmp_path)
 
 
 def test_machine_without_the_start_weights_says_why(ended_run, tmp_path):

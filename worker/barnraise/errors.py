@@ -3,6 +3,7 @@
 BarnraiseError
 ├── SpecError          a run's spec or one of its fields is invalid (also a ValueError)
 ├── StateError         a state folder belongs to another run or version, is damaged, or is in use
+│   └── UnsupportedModelError  a run cannot begin with this Hugging Face model
 ├── PlanError          a model does not fit into what a machine may use
 ├── DamageError        data read from a disk differs from the data that was written
 ├── TextError          text could not be prepared, or a shard does not match its digest
@@ -36,6 +37,10 @@ class SpecError(BarnraiseError, ValueError):
 
 class StateError(BarnraiseError):
     """Report a state folder that cannot be used."""
+
+
+class UnsupportedModelError(StateError):
+    """Report a Hugging Face model that a run would not train exactly. Trying again is useless."""
 
 
 class PlanError(BarnraiseError):

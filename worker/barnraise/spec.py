@@ -295,6 +295,21 @@ class RunSpec:
         return spec
 
 
+def adopt_model(spec: RunSpec, model: ModelSpec) -> RunSpec:
+    """Return a spec with the architecture of the model that it begins with.
+
+    An update may hold as many rounds as before, whose tokens grow with the context.
+    """
+    longer = max(1, -(-model.context // spec.model.context))
+    return dataclasses.replace(
+        spec,
+        model=model,
+        max_tokens_per_update=min(
+            RunSpec.max_tokens_per_update, spec.max_tokens_per_update * longer
+        ),
+    )
+
+
 def _build(cls: Any, raw: Any, where: str) -> Any:
     """Build a dataclass from plain JSON, strict about names and types."""
     if not isinstance(raw, dict):

@@ -3,6 +3,8 @@
 from barnraise.errors import MessageError
 from barnraise.protocol import coordinator_messages, messages
 from barnraise.protocol.signing import open_signed
+from barnraise.spec import ModelSpec, RunSpec, adopt_model
+from barnraise.spec import problems as spec_problems
 from coordinator.accounts.models import Machine
 from coordinator.api.authentication import ApiError
 from coordinator.runs.models import Run
@@ -23,7 +25,10 @@ def check_manifest(
     except MessageError as error:
         raise ApiError(422, str(error), {"signature": str(error)}) from None
     spec = run.spec
-    problems: dict[str, str] = {}
+    problems = _start_problems(spec, manifest)
+    if spec.start.model and manifest.model:
+        spec = adopt_model(spec, ModelSpec(**manifest.model.model_dump()))
+        problems |= spec_problems(spec)
     if manifest.run != str(run.pk):
         problems["run"] = f"this manifest is for run {manifest.run}"
     if manifest.vocabulary != spec.model.vocabulary:
@@ -32,9 +37,7 @@ def check_manifest(
         )
     if (manifest.tokenizer is None) != (spec.text.tokenizer == "bytes"):
         problems["tokenizer"] = "must name the tokenizer's file, except for bytes, which have none"
-    if spec.start.run and manifest.tokenizer != (spec.start.tokenizer or None):
-        problems["tokenizer"] = "must be that of the run whose weights this one starts from"
-    if len(manifest.start) != (spec.model.layers + 2 if spec.start.run else 0):
+    if len(manifest.start) != (spec.model.layers + 2 if spec.start.has_weights else 0):
         problems["start"] = (
             "must name each fragment of the initial weights, and none if the seed determines them"
         )
@@ -49,3 +52,15 @@ def check_manifest(
         details = "; ".join(f"{field}: {sentence}" for field, sentence in problems.items())
         raise ApiError(422, f"the manifest does not fit the run: {details}", problems)
     return manifest
+
+
+def _start_problems(spec: RunSpec, manifest: coordinator_messages.TextManifest) -> dict[str, str]:
+    """Return a sentence for each field that does not fit what the run begins with."""
+    problems: dict[str, str] = {}
+    if spec.start.run and manifest.tokenizer != (spec.start.tokenizer or None):
+        problems["tokenizer"] = "must be that of the run whose weights this one starts from"
+    if bool(manifest.model) != bool(spec.start.model):
+        problems["model"] = (
+            "must describe the Hugging Face model that the run begins with, and nothing otherwise"
+        )
+    return problems

@@ -17,7 +17,7 @@ from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.mirror_list import quorum
 from barnraise.protocol.signing import digest
-from barnraise.spec import RunSpec, Start, TextSpec, problems
+from barnraise.spec import ModelSpec, RunSpec, Start, TextSpec, adopt_model, problems
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
 from coordinator.lib.exceptions import UserError
@@ -306,7 +306,8 @@ class Run(models.Model):
         if field_problems:
             raise SpecError(field_problems)
         before = self.spec
-        spec = dataclasses.replace(spec, start=before.start)
+        if before.start.run:
+            spec = dataclasses.replace(spec, start=before.start)
         changed_start_fields = _start_fields_changed(before, spec)
         if changed_start_fields:
             raise SpecError(changed_start_fields)
@@ -401,7 +402,7 @@ class Run(models.Model):
         Args:
             owner: whose the draft is.
             name: what it is called; "" for this run's name and "(copy)".
-            start: weights of this run that the copy begins with.
+            start: weights that the copy begins with; None for those that this run began with.
 
         Raises:
             SpecError: with a sentence for each field that is not valid.
@@ -470,14 +471,16 @@ class Run(models.Model):
         roots = mirror_list.launch_roots()
         signed = messages.Signed.model_validate(self.manifest)
         spec = self.spec
-        fragments = tuple(json.loads(signed.body).get("start", ()))
+        manifest = coordinator_messages.TextManifest.model_validate_json(signed.body)
+        if manifest.model:  # of a Hugging Face model, which only the owner's machine has read
+            spec = adopt_model(spec, ModelSpec(**manifest.model.model_dump()))
         return dataclasses.replace(
             spec,
             roots=roots,
             threshold=quorum(len(roots)),
             owner=signed.key,
             manifest=digest(signed.body),
-            start=dataclasses.replace(spec.start, fragments=fragments),
+            start=dataclasses.replace(spec.start, fragments=tuple(manifest.start)),
         )
 
     def _control(self, action: str, actor: Any, **columns: Any) -> bool:
@@ -528,9 +531,9 @@ def _start_fields_changed(before: RunSpec, spec: RunSpec) -> dict[str, str]:
     return field_problems
 
 
-def _manifest_inputs(spec: RunSpec) -> tuple[TextSpec, int, int]:
+def _manifest_inputs(spec: RunSpec) -> tuple[TextSpec, int, int, str]:
     """Return what a manifest is built from and checked against."""
-    return spec.text, spec.model.vocabulary, spec.model.context
+    return spec.text, spec.model.vocabulary, spec.model.context, spec.start.model
 
 
 def _draft_problems(name: str, spec: RunSpec, report_every: float, quorum: int) -> dict[str, str]:

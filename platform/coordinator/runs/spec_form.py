@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from barnraise.errors import SpecError
-from barnraise.spec import AUTO, ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
+from barnraise.spec import AUTO, ModelSpec, Recipe, RunSpec, Start, TextSpec, preset, problems
 
 # An update may claim the tokens of so many rounds: enough for longer rounds, not for a whole budget
 # at once.
@@ -14,8 +14,10 @@ UPDATE_ROUNDS = 16
 OFFERED = {"recipe.codec": AUTO}  # what forms preselect; the spec's own default is older
 # With the strategy "auto" rounds end together by the clock, and fragments are published one by one.
 AUTO_STRATEGY = "streams"
+# These fields of a spec's parts can be set; of its start only the model, for scripts.
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
 TOP_FIELDS = ("seed", "max_tokens_per_update", "verdict_horizon")
+LINES = "lines"  # the type of a field with a text on each line
 TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -59,7 +61,8 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
         "seed": secrets.randbits(63),
         "max_tokens_per_update": max_tokens,
     } | values[""]
-    spec = RunSpec(model=model, text=text, recipe=recipe, **top)
+    start = Start(**values["start"])
+    spec = RunSpec(model=model, text=text, recipe=recipe, start=start, **top)
     field_problems = {**problems(spec), **field_problems}
     if field_problems:
         raise SpecError(field_problems)
@@ -73,7 +76,7 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
         The values by part ("model", "text", "recipe"; "" for the spec's own fields) and name, and a
         sentence for each field that is not valid.
     """
-    values: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "")}
+    values: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "start", "")}
     field_problems: dict[str, str] = {}
     types = {
         f"{part}.{field.name}": (part, field.name, field.type)
@@ -81,19 +84,26 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
         for field in dataclasses.fields(cls)
     }
     types |= {name: ("", name, int) for name in TOP_FIELDS}
+    types |= {"start.model": ("start", "model", str), "prompts": ("", "prompts", LINES)}
     for name, value in fields.items():
         if name not in types:
             field_problems[str(name)[:100]] = "is not a field of a run"
         elif value not in (None, ""):
             part, key, type_ = types[name]
             try:
-                values[part][key] = (
-                    _texts(value) if type_ == tuple[str, ...] else _number(value, type_)
-                )
+                values[part][key] = _parse_value(value, type_)
             except (ValueError, OverflowError, TypeError):
                 label = TYPE_LABELS.get(type_, "a list of texts")
                 field_problems[name] = f"must be {label}, not '{str(value)[:40]}'"
     return values, field_problems
+
+
+def _parse_value(value: Any, type_: Any) -> Any:
+    """Return a field's value, or its text, in the field's type."""
+    if type_ == LINES:
+        lines = value.splitlines() if isinstance(value, str) else map(str, value)
+        return tuple(line.strip() for line in lines if line.strip())
+    return _texts(value) if type_ == tuple[str, ...] else _number(value, type_)
 
 
 def _texts(value: Any) -> tuple[str, ...]:

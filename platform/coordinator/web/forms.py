@@ -8,7 +8,16 @@ from uuid import UUID
 from django import forms
 
 from barnraise.errors import SpecError
-from barnraise.spec import AUTO, PRESETS, ModelSpec, RunSpec, preset
+from barnraise.spec import (
+    AUTO,
+    MAX_PROMPTS,
+    PRESETS,
+    PROMPT_LENGTH,
+    ModelSpec,
+    RunSpec,
+    preset,
+)
+from barnraise.spec import problems as spec_problems
 from coordinator.accounts.models import User
 from coordinator.lib.exceptions import UserError
 from coordinator.runs.join_policy import JoinPolicy
@@ -30,6 +39,7 @@ from coordinator.web.run_form_fields import (
     terms_fields,
     text_field,
 )
+from coordinator.web.start_fields import START_FIELDS, read_start, start_as_typed, start_fields
 
 SHAPE = ("layers", "width", "heads", "context", "vocabulary")
 DEFAULT_PRESET = "gpt-nano"
@@ -180,6 +190,7 @@ class RunForm(ProblemForm):
     ) -> None:
         """Build the fields; `owner` is needed for a new run only."""
         self.run = run
+        self._owner = owner
         if run:
             kwargs["initial"] = _run_as_typed(run)
         super().__init__(*args, **kwargs)
@@ -188,6 +199,7 @@ class RunForm(ProblemForm):
             "Training ends after this many tokens, all machines together.",
             DEFAULT_BUDGET,
         )
+        self.fields.update(start_fields(owner, run))
         self.fields["text.source"] = choice_field("Text", SOURCE_LABELS)
         self.fields["text.places"] = text_field(
             "Dataset or addresses",
@@ -198,6 +210,13 @@ class RunForm(ProblemForm):
             9_000,
         )
         self.fields["text.tokenizer"] = choice_field("Tokenizer", TOKENIZER_LABELS)
+        self.fields["prompts"] = text_field(
+            "Sample prompts",
+            f"Up to {MAX_PROMPTS}, one per line. At each checkpoint a machine continues them, and "
+            "the run's page shows the text.",
+            3,
+            2 * MAX_PROMPTS * PROMPT_LENGTH,
+        )
         self.fields.update(terms_fields(run.owner if run else owner))
         self.fields["volunteers"] = number_field("Expected volunteers", "", str(DEFAULT_VOLUNTEERS))
         for section in ADVANCED.values():
@@ -232,7 +251,12 @@ class RunForm(ProblemForm):
             problems["name"] = "give the run a name of 1 to 80 characters"
         self.add_problems(SpecError(problems))
         try:
-            cleaned["spec"] = spec_from_fields(spec_fields, cleaned.get("preset") or DEFAULT_PRESET)
+            chosen = read_start(cleaned, self._owner)
+            preset_name = cleaned.get("preset") or DEFAULT_PRESET
+            spec = spec_from_fields({**spec_fields, **chosen.spec_fields}, preset_name)
+            cleaned["spec"] = dataclasses.replace(spec, start=chosen.start)
+            cleaned["parent"] = chosen.parent
+            self.add_problems(SpecError(spec_problems(cleaned["spec"])))
         except SpecError as error:
             self.add_problems(error)
         return {**cleaned, **run_fields, "terms": terms}
@@ -246,6 +270,7 @@ class RunForm(ProblemForm):
                     cleaned["name"],
                     cleaned["spec"],
                     join_policy=cleaned["terms"],
+                    parent=cleaned["parent"],
                     **{name: cleaned[name] for name in RUN_FIELDS},
                 )
                 return Run.create(owner, new)
@@ -275,6 +300,10 @@ class RunForm(ProblemForm):
     def basic_fields(self) -> list[forms.BoundField]:
         """List the fields of text and budget."""
         return [self[name] for name in BASIC_FIELDS]
+
+    def start_fields(self) -> list[forms.BoundField]:
+        """List the fields of the weights that the run begins with."""
+        return [self[name] for name in START_FIELDS if name in self.fields]
 
     def terms_fields(self) -> list[forms.BoundField]:
         """List the fields of access and notes."""
@@ -357,6 +386,8 @@ def _run_as_typed(run: Run) -> dict[str, Any]:
     if spec.recipe.codec == AUTO:
         values["recipe.strategy"] = AUTO
     values["text.places"] = "\n".join(spec.text.places)
+    values["prompts"] = "\n".join(spec.prompts)
+    values |= start_as_typed(spec)
     return {**values, **terms_as_typed(run.join_policy), "name": run.name, "preset": preset_name}
 
 

@@ -91,9 +91,14 @@ RUN_FIELDS: dict[str, int | float] = {
     "quorum": 1,
     "report_every": 5.0,
 }  # belong to the run, not to its spec
-BASIC_FIELDS = ("recipe.token_budget", "text.source", "text.places", "text.tokenizer")
+BASIC_FIELDS = (
+    *("recipe.token_budget", "text.source", "text.places", "text.tokenizer", "prompts"),
+)
 TERMS_FIELDS = ("access", "team", "min_memory", "min_device_memory", "notes")
-NON_SPEC_FIELDS = ("name", "preset", "volunteers", *RUN_FIELDS, *TERMS_FIELDS)
+NON_SPEC_FIELDS = (
+    *("name", "preset", "volunteers", "start.kind", "start.checkpoint", "start.model"),
+    *(*RUN_FIELDS, *TERMS_FIELDS),
+)
 
 
 def number_field(label: str, note: str, placeholder: str) -> forms.CharField:

@@ -7,10 +7,11 @@ from django.test import Client
 from helpers.pages import field_error
 
 from barnraise.protocol import coordinator_messages, enums, reports
-from barnraise.spec import RunSpec, Start
+from barnraise.spec import ModelSpec, RunSpec, Start
 from coordinator.audit.models import AuditEntry
 from coordinator.runs.join_policy import JoinPolicy
-from coordinator.runs.models import Run
+from coordinator.runs.models import NewRun, Run
+from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
@@ -181,6 +182,37 @@ def test_clone_from_a_foreign_or_invalid_checkpoint_is_refused(run_with_checkpoi
     for pk in (checkpoint.pk, "nonsense"):
         assert client.post(f"/runs/{other.slug}/clone/", {"checkpoint": str(pk)}).status_code == 404
     assert Run.objects.count() == 2
+
+
+def test_run_adopts_the_hugging_face_model_that_its_owner_converted(person, manifest, volunteer):
+    owner = person()
+    fields = {"start.model": "openai-community/gpt2@main", "recipe.token_budget": 100_000}
+    run = Run.create(owner, NewRun("Tuned", spec_from_fields(fields)))
+    ada = volunteer(owner)
+    run.launch()
+    shape = {"layers": 2, "width": 64, "heads": 2, "context": 512, "vocabulary": 300}
+    good = {"vocabulary": 300, "model": shape, "start": ["4" * 64] * 4}
+
+    def post_manifest(**changed) -> list[str]:
+        """Post a manifest with changes; return the fields that are refused."""
+        signed = ada.identity.sign("manifest", manifest(run, **{**good, **changed}))
+        answer = ada.send_request("POST", f"/runs/{run.slug}/manifest", signed)
+        if answer.status_code == 200:
+            return []
+        return list(coordinator_messages.Problem.model_validate_json(answer.content).fields)
+
+    assert post_manifest(model=None) == ["model", "vocabulary", "start"]
+    assert post_manifest(start=["4" * 64] * 6) == ["start"]
+    assert post_manifest(vocabulary=2048) == ["vocabulary"]
+    assert post_manifest(model=shape | {"heads": 3}) == ["model.heads"]
+    per_update = run.spec.max_tokens_per_update
+    assert post_manifest() == []
+    run.refresh_from_db()
+    assert RunSpec.from_json(run.spec_text) == run.spec
+    assert run.spec.model == ModelSpec(**shape)
+    assert run.spec.start == Start(model=fields["start.model"], fragments=("4" * 64,) * 4)
+    assert run.spec.max_tokens_per_update == 4 * per_update, "as many rounds, four times as long"
+    assert run.clone(owner).spec.start == Start(model=fields["start.model"])
 
 
 def test_manifest_with_weights_is_refused_if_the_run_starts_from_seed(

@@ -5,7 +5,10 @@ import re
 import pytest
 from helpers.pages import field_error, text
 
+from barnraise.protocol.reports import CheckpointView
+from barnraise.spec import Start
 from coordinator.runs.models import Run
+from coordinator.telemetry.rollup import drain_queue
 from coordinator.web.forms import RunForm
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built_frontend")]
@@ -127,6 +130,59 @@ def test_draft_is_editable_until_its_launch(signed_in):
     assert "cannot be changed" in text(response)
     run.refresh_from_db()
     assert run.name == "Renamed"
+
+
+def test_run_form_starts_from_a_hugging_face_model(signed_in):
+    client, _ = signed_in()
+    start = {**GOOD, "start.kind": "model", "start.model": "owner/tiny@v1"}
+    client.post("/runs/new/", start)
+    run = Run.objects.get()
+    assert run.spec.start == Start(model="owner/tiny@v1")
+    page = client.get(f"/runs/{run.slug}/edit/").content.decode()
+    assert 'value="owner/tiny@v1"' in page and re.search(r'value="model"[^>]*checked', page)
+    assert "owner/tiny@v1" in client.get(f"/runs/{run.slug}/").content.decode()
+    client.post(f"/runs/{run.slug}/edit/", {**start, "start.model": "folder"})
+    run.refresh_from_db()
+    assert run.spec.start.model == "folder"
+    assert "--model FOLDER" in client.get(f"/runs/{run.slug}/").content.decode()
+    client.post(f"/runs/{run.slug}/edit/", {**start, "start.kind": "random"})
+    run.refresh_from_db()
+    assert run.spec.start == Start()
+    for model, error in (("", "name the model"), ("../secret", "owner/name")):
+        answer = client.post("/runs/new/", {**start, "start.model": model})
+        assert answer.status_code == 422 and error in text(answer).lower()
+
+
+def test_run_form_starts_from_another_run(signed_in, launched_run, numbered_report):
+    client, ada = signed_in()
+    assert "start.checkpoint" not in client.get("/runs/new/").content.decode()
+    run, machine = launched_run(ada, name="Dusk")
+    view = CheckpointView(
+        tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
+    )
+    machine.report(run, numbered_report(4, checkpoint=view))
+    drain_queue()
+    checkpoint = run.checkpoints.get()
+    assert "Dusk, 4,000 tokens" in client.get("/runs/new/").content.decode()
+    start = {**GOOD, "name": "Dawn", "start.kind": "run", "start.checkpoint": str(checkpoint.pk)}
+    answer = client.post("/runs/new/", {**start, "start.checkpoint": ""})
+    assert "Choose a checkpoint" in field_error(answer.content.decode(), "start.checkpoint")
+    client.post("/runs/new/", {**start, "preset": "gpt-micro", "model.layers": "9"})
+    created = Run.objects.get(name="Dawn")
+    assert created.spec.start == checkpoint.to_start() and created.parent == run
+    assert created.spec.model == run.spec.model
+
+
+def test_run_form_sets_up_to_five_sample_prompts(signed_in):
+    client, _ = signed_in()
+    client.post("/runs/new/", {**GOOD, "prompts": " Once upon \n\n def f(x):\nWände "})
+    run = Run.objects.get()
+    assert run.spec.prompts == ("Once upon", "def f(x):", "Wände")
+    page = client.get(f"/runs/{run.slug}/edit/").content.decode()
+    assert "Once upon\ndef f(x):\nWände" in page
+    for prompts in ("\n".join("abcdef"), "x" * 161):
+        answer = client.post("/runs/new/", {**GOOD, "prompts": prompts})
+        assert field_error(answer.content.decode(), "prompts")
 
 
 def test_draft_edit_page_of_another_person_is_not_found(signed_in, draft):

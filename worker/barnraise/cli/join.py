@@ -95,13 +95,16 @@ def join(
 
 
 def prepare(
-    run: Annotated[str, typer.Argument(help="A draft of yours whose text comes from files.")],
+    run: Annotated[str, typer.Argument(help="A draft of yours: its name in its address, or id.")],
     paths: Annotated[
-        list[Path], typer.Argument(help="Text files, .jsonl files, or folders of them.")
-    ],
+        list[Path] | None, typer.Argument(help="Text files, .jsonl files, or folders of them.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of the Hugging Face model that the run begins with.")
+    ] = None,
     home: HomeOption = None,
 ) -> None:
-    """Prepare your run's text from files of this machine.
+    """Prepare your run's text, and the model it begins with, from files of this machine.
 
     The files stay here: join with this machine, and it serves them to the others.
     """
@@ -115,8 +118,9 @@ def prepare(
         state_dir,
         stop_on_signals(),
         lambda: measure_machine(state_dir, None),
+        model_folder=model,
     )
-    view = prepare_text(state_dir, run, paths, fetch_weights)
+    view = prepare_text(state_dir, run, paths or [], fetch_weights)
     tokens = sum(shard.tokens for shard in open_manifest(view).train)
     next_command = f"[bold]barnraise join {escape(run)}[/]"
     out.print(f"The text has {tokens:,} tokens. Next, on this machine: {next_command}")

@@ -37,6 +37,16 @@ class Shard(Message):
     tokens: Count
 
 
+class ModelShape(Message):
+    """The architecture of a Hugging Face model that a run begins with."""
+
+    layers: int = Field(ge=1, le=256)
+    width: int = Field(ge=16, le=65_536)
+    heads: int = Field(ge=1, le=512)
+    context: int = Field(ge=8, le=16_384)
+    vocabulary: int = Field(ge=256, le=65_536)
+
+
 class TextManifest(Message):
     """The text of a run as token shards. The run's owner signs it."""
 
@@ -47,6 +57,8 @@ class TextManifest(Message):
     held_out: list[Shard] = Field(min_length=1, max_length=100)
     # The fragments that a warm-started run begins with. Empty: the seed determines the weights.
     start: list[Digest] = Field(default=[], max_length=300)
+    # Of the Hugging Face model that the run begins with: the launch pins it.
+    model: ModelShape | None = None
 
 
 class Directive(Message):

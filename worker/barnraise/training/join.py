@@ -8,21 +8,33 @@ the answer that its folder stores.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
-from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, MessageError, StateError
+from barnraise.errors import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    MessageError,
+    StateError,
+    UnsupportedModelError,
+)
 from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.protocol.coordinator_messages import Directive, JoinReply, RunView, TextManifest
+from barnraise.protocol.coordinator_messages import (
+    Directive,
+    JoinReply,
+    ModelShape,
+    RunView,
+    TextManifest,
+)
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView
 from barnraise.protocol.signing import M, TicketPolicy, check_ticket, digest, open_signed
-from barnraise.spec import RunSpec
+from barnraise.spec import ModelSpec, RunSpec, adopt_model
 from barnraise.state_dir import RunDir, StateDir
 from barnraise.text import shards, sources
 
@@ -75,15 +87,17 @@ class JoinedRun:
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The weights of another run, stored as blobs.
+    """The weights of another run or of a Hugging Face model, stored as blobs.
 
     Attributes:
         fragments: each fragment's digest.
-        tokenizer: content of that run's tokenizer file; None for bytes.
+        tokenizer: content of the other run's or model's tokenizer file; None for bytes.
+        model: the architecture of a Hugging Face model, which the run adopts.
     """
 
     fragments: Sequence[str] = ()
     tokenizer: bytes | None = None
+    model: ModelSpec | None = None
 
 
 # Obtains the weights that a spec begins with, or raises StateError. The second argument stores a
@@ -171,7 +185,8 @@ def prepare_text(
     """
     coordinator = FailoverClient.from_state_dir(home)
     view = coordinator.fetch_run(name)
-    if RunSpec.from_json(view.spec).text.source != "files":
+    draft = RunSpec.from_json(view.spec)
+    if draft.text.source != "files" and (paths or not draft.start.model):
         raise StateError(
             f"the text of '{view.name}' does not come from files: "
             "any machine of its owner prepares it"
@@ -258,15 +273,19 @@ def _build_text(
     draft = RunSpec.from_json(reply.run.spec)
     initial_weights = InitialWeights()
     blobs = BlobStore(folder.path / "blobs")
-    if draft.start.run:
+    if draft.start.has_weights:
         assert weights is not None, "a machine that may be told to prepare can get the weights"
         try:
             initial_weights = weights(draft, blobs.store)
+        except UnsupportedModelError:
+            raise
         except StateError as error:
             log.warning(
                 "the weights that '%s' begins with cannot be had now: %s", reply.run.name, error
             )
             return False
+        if initial_weights.model is not None:
+            draft = adopt_model(draft, initial_weights.model)
     log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
     documents = sources.read_documents(draft.text, paths)
     manifest = shards.prepare_text(
@@ -277,7 +296,12 @@ def _build_text(
         documents,
         initial_weights.tokenizer,
     )
-    manifest = manifest.model_copy(update={"start": list(initial_weights.fragments)})
+    manifest = manifest.model_copy(
+        update={
+            "start": list(initial_weights.fragments),
+            "model": initial_weights.model and ModelShape(**asdict(initial_weights.model)),
+        }
+    )
     try:
         coordinator.submit_manifest(reply.run.id, manifest)
     except CoordinatorUnreachableError as error:

@@ -1,6 +1,6 @@
 """Fetch from peers, by digest, what a machine needs before its first step.
 
-That is the run's text, and the weights that a warm-started run begins with.
+That is the run's text, and the weights of another run or model that the run begins with.
 """
 
 import logging
@@ -74,7 +74,7 @@ def fetch_text(
 def fetch_start_weights(
     exchange: Exchange, blobs: BlobStore, spec: RunSpec, should_stop: Callable[[], bool]
 ) -> bool:
-    """Fetch the weights that a warm-started run begins with; other runs need none.
+    """Fetch the weights of another run or model that a run begins with; other runs need none.
 
     Returns:
         False when `should_stop` gave up.
@@ -84,7 +84,7 @@ def fetch_start_weights(
             the run signed others.
     """
     start = spec.start
-    if not start.run:
+    if not start.has_weights:
         return True
     fragments = spec.model.fragments()
     byte_counts = [4 * fragment.size for fragment in fragments]
@@ -99,7 +99,8 @@ def fetch_start_weights(
                 f"the {fragment.name} that this run is to begin with is of another model"
             )
         hasher.update(data)
-    if hasher.hexdigest() != start.digest:
+    # Of a model from elsewhere only its fragments have digests; each was compared with its own.
+    if start.run and hasher.hexdigest() != start.digest:
         raise StateError(
             f"the weights this run is to begin with are {hasher.hexdigest()[:16]}…, and its rules "
             f"say {start.digest[:16]}…: tell its owner"

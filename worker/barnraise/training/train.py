@@ -464,8 +464,12 @@ class Worker:
             self._replay_updates(peers_vector)
         if self.leaving.is_set():
             self.save_checkpoint(closing=True)
-        else:
-            self.evaluate_if_due()  # the loss of the anchor from which this machine starts
+            return
+        self.evaluate_if_due()  # the loss of the anchor from which this machine starts
+        validation = self.metrics.last_validation
+        if self.spec.start.has_weights and validation and validation[0] == 0:
+            loss = validation[1]
+            log.info("the run begins at a loss of %.4f nats a token on the held-out text", loss)
 
     def initialise_state(
         self, header: StateHeader | None, snapshot: Snapshot | None = None

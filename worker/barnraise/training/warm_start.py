@@ -1,4 +1,4 @@
-"""Warm start: obtain the weights of another run for a run that begins with them.
+"""Warm start: obtain the weights of another run or model for a run that begins with them.
 
 The weights come from this machine's own folder of that run, if it stands at them, else from that
 run's peers. This happens once per run, on its owner's machine. All other machines fetch the weights
@@ -24,6 +24,7 @@ from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import InitialWeights, join_run
 from barnraise.training.model_transfer import ModelFetcher
 from barnraise.training.resume import DiskState, read_state_header
+from barnraise.training.start_model import load_start_model
 
 log = logging.getLogger("barnraise")
 
@@ -47,6 +48,7 @@ def fetch_initial_weights(
     measure: Callable[[], Hardware],
     spec: RunSpec,
     store_blob: Callable[[bytes | memoryview], str],
+    model_folder: Path | None = None,
 ) -> InitialWeights:
     """Fetch the weights that `spec.start` names.
 
@@ -56,11 +58,15 @@ def fetch_initial_weights(
         measure: returns this machine's hardware; called only where it is needed.
         spec: of the run that begins with the weights.
         store_blob: stores a fragment and returns its digest.
+        model_folder: of a Hugging Face model, if it is on this machine.
 
     Raises:
+        UnsupportedModelError: A run would not train the Hugging Face model exactly.
         StateError: The weights cannot be had now; the text says why.
     """
     start = spec.start
+    if start.model:
+        return load_start_model(spec, store_blob, model_folder)
     local_weights = _load_local_weights(home, spec, store_blob)
     if local_weights is not None:
         return local_weights

@@ -79,7 +79,8 @@ def slug_digest(slug: str) -> str:
 
 def manifest_inputs(draft: dict[str, Any]) -> list[Any]:
     """Return what a manifest is built from."""
-    return [draft["text"], draft["model"]["vocabulary"], draft["model"]["context"]]
+    model, start = draft["model"], draft.get("start", {})
+    return [draft["text"], model["vocabulary"], model["context"], start.get("model", "")]
 
 
 def join_policy_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:

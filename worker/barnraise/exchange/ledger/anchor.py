@@ -373,17 +373,17 @@ def fragment_from_bytes(data: bytes) -> torch.Tensor:
 def load_initial_fragment(spec: RunSpec, index: int, blobs: BlobStore) -> torch.Tensor | None:
     """Return a fragment before the first update.
 
-    It comes from the seed, or from the run that this one continues.
+    It comes from the seed, or from the run or model that this run begins with.
 
     Args:
         spec: The run's spec.
         index: The fragment.
-        blobs: Where the weights of the other run are stored.
+        blobs: Where the weights that the run begins with are stored.
 
     Returns:
         int32[n]; None if the blob is not here or damaged.
     """
-    if not spec.start.run:
+    if not spec.start.has_weights:
         return initial_weights(spec.model.fragments()[index], spec.seed)
     data = blobs.read_verified(spec.start.fragments[index])
     return None if data is None else fragment_from_bytes(data)

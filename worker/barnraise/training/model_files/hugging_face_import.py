@@ -1,0 +1,252 @@
+"""Read a GPT-2 of the transformers library as the initial weights of a run.
+
+Everything that the weights need to compute the same function is checked by name. What a run would
+train differently is refused, and never approximated.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import ByteLevelBPETokenizer
+from torch import Tensor
+
+from barnraise.errors import StateError
+from barnraise.exchange.ledger.anchor import fragment_to_bytes
+from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
+from barnraise.text.tokenizer import END_TOKEN
+from barnraise.training.model_files.gpt2_config import CONFIG_FILE, read_model
+from barnraise.training.model_files.gpt2_names import (
+    PREFIX,
+    TransformersTensor,
+    transformers_tensors,
+)
+from barnraise.training.model_files.hugging_face_export import INDEX_FILE, SINGLE_FILE
+from barnraise.training.model_files.tokenizer_files import TOKENIZER_FILE, byte_tokenizer
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEAD = "lm_head.weight"  # a copy of the token table, in some files
+# The causal mask, which old files store as if it were weights.
+MASK_ENDINGS = (".attn.bias", ".attn.masked_bias")
+MAX_WEIGHT = 30.0  # the anchor's fixed point ends at 32
+MAX_JSON_BYTES = 64 << 20
+# What is downloaded of a model on the hub.
+HUB_FILES = [
+    CONFIG_FILE,
+    "model*.safetensors",
+    INDEX_FILE,
+    TOKENIZER_FILE,
+    "vocab.json",
+    "merges.txt",
+]
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A model that was read.
+
+    Attributes:
+        model: its architecture.
+        fragments: the digest of each fragment, as stored.
+        tokenizer: content of its tokenizer's file; None for plain bytes.
+    """
+
+    model: ModelSpec
+    fragments: Sequence[str]
+    tokenizer: bytes | None
+
+
+def import_hugging_face(
+    folder: Path, store_blob: Callable[[bytes | memoryview], str]
+) -> ImportedModel:
+    """Convert the model in a folder to a run's fixed point, one fragment at a time.
+
+    Args:
+        folder: holds config.json, the weights as safetensors, and the tokenizer.
+        store_blob: stores a fragment and returns its digest.
+
+    Raises:
+        StateError: The folder holds no model that a run trains exactly. The message names the
+            setting, tensor or file.
+    """
+    model = read_model(_read_json(folder / CONFIG_FILE))
+    tokenizer = _read_tokenizer(folder, model)
+    with _WeightFiles(folder) as files:
+        files.check_names(model)
+        fragments = [
+            store_blob(fragment_to_bytes(_read_fragment(files, fragment)))
+            for fragment in model.fragments()
+        ]
+    return ImportedModel(model, fragments, tokenizer)
+
+
+def download_model(name: str) -> Path:
+    """Download a model of the Hugging Face hub into its cache.
+
+    Tokens, proxies, retries and the place of the cache follow the rules of `huggingface_hub`.
+
+    Args:
+        name: owner/name, where need be with @revision.
+
+    Returns:
+        The folder of its files.
+
+    Raises:
+        StateError: It cannot be downloaded; the text says why.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise StateError(
+            "a model of the Hugging Face hub needs one more package: pip install huggingface_hub"
+        ) from None
+    repository, _, revision = name.partition("@")
+    try:
+        folder = snapshot_download(repository, revision=revision or None, allow_patterns=HUB_FILES)
+    except Exception as error:  # the library raises errors of several other libraries as well
+        lines = str(error).strip().splitlines()
+        reason = lines[0][:300] if lines else type(error).__name__
+        raise StateError(f"the model {name} could not be downloaded: {reason}") from None
+    return Path(folder)
+
+
+class _WeightFiles:
+    """The tensors of one or several safetensors files, by their names without `PREFIX`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open_files = contextlib.ExitStack()
+        self._tensors: dict[str, tuple[Any, str]] = {}  # name → open file, name in it
+
+    def __enter__(self) -> "_WeightFiles":
+        for path in _weight_paths(self._folder):
+            try:
+                file = self._open_files.enter_context(safe_open(path, "pt"))
+            except (OSError, SafetensorError) as error:
+                raise StateError(f"{path} is no whole safetensors file: {error}") from None
+            for name in file.keys():  # noqa: SIM118 -- the file is no mapping
+                self._tensors[name.removeprefix(PREFIX)] = file, name
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open_files.close()
+
+    def check_names(self, model: ModelSpec) -> None:
+        """Refuse weights that lack a tensor of the model, or have one that it does not."""
+        expected = {
+            tensor.name.removeprefix(PREFIX)
+            for fragment in model.fragments()
+            for tensor in transformers_tensors(fragment)
+        }
+        found = {name for name in self._tensors if not name.endswith(MASK_ENDINGS)} - {HEAD}
+        for missing in sorted(expected - found):
+            raise StateError(f"the weights in {self._folder} have no tensor {missing}")
+        for unknown in sorted(found - expected):
+            raise StateError(
+                f"the weights in {self._folder} have a tensor {unknown}, which a run does not train"
+            )
+        if HEAD in self._tensors and not torch.equal(self._read(HEAD), self._read("wte.weight")):
+            raise StateError(
+                f"the tensor {HEAD} is not the token table wte.weight: a run trains a tied head "
+                "(tie_word_embeddings)"
+            )
+
+    def read(self, tensor: TransformersTensor) -> Tensor:
+        """Read a tensor as fp32 in our orientation.
+
+        Raises:
+            StateError: It has another shape or type, or numbers that a run cannot represent.
+        """
+        values = self._read(tensor.name.removeprefix(PREFIX))
+        if list(values.shape) != tensor.shape:
+            raise StateError(
+                f"the tensor {tensor.name} has the shape {list(values.shape)}, "
+                f"and {CONFIG_FILE} states {tensor.shape}"
+            )
+        if values.dtype not in FLOAT_DTYPES:
+            raise StateError(f"the tensor {tensor.name} holds {values.dtype}, not floating point")
+        values = values.float()
+        largest = float(values.abs().max())
+        if not largest < MAX_WEIGHT:  # also true of NaN
+            raise StateError(
+                f"the tensor {tensor.name} holds {largest:g}: the weights of a run stay below "
+                f"{MAX_WEIGHT:g}"
+            )
+        return values.t() if tensor.is_transposed else values
+
+    def _read(self, name: str) -> Tensor:
+        file, name_there = self._tensors[name]
+        try:
+            return file.get_tensor(name_there)
+        except (OSError, SafetensorError) as error:
+            raise StateError(f"the tensor {name} cannot be read: {error}") from None
+
+
+def _weight_paths(folder: Path) -> Iterator[Path]:
+    """Yield the files that hold the weights. An index may name files of the same folder only."""
+    if (folder / SINGLE_FILE).exists():
+        yield folder / SINGLE_FILE
+        return
+    if not (folder / INDEX_FILE).exists():
+        raise StateError(
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are read"
+        )
+    weight_map = _read_json(folder / INDEX_FILE).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    for name in sorted(map(str, names)):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise StateError(f"{INDEX_FILE} names {name[:60]!r}, which is no file of its folder")
+        yield folder / name
+
+
+def _read_fragment(files: _WeightFiles, fragment: Fragment) -> Tensor:
+    """Return a fragment as int32 [n] units; padding is zero."""
+    units = torch.zeros(fragment.size, dtype=torch.int32)
+    for tensor in transformers_tensors(fragment):
+        slot = tensor.slot
+        values = files.read(tensor).reshape(-1).double().mul_(1 << UNIT_BITS).round_()
+        units[slot.offset : slot.offset + slot.size] = values.int()
+    return units
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise StateError(f"{path} is too large to be what its name says")
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise StateError(f"{path.parent} has no {path.name}") from None
+    except (ValueError, RecursionError):
+        raise StateError(f"{path} is no valid JSON") from None
+    if not isinstance(content, dict):
+        raise StateError(f"{path} is no JSON object")
+    return content
+
+
+def _read_tokenizer(folder: Path, model: ModelSpec) -> bytes | None:
+    """Return the content of the model's tokenizer file; None for our own one of plain bytes."""
+    if (folder / TOKENIZER_FILE).exists():
+        content = (folder / TOKENIZER_FILE).read_bytes()
+        is_bytes = model.vocabulary == 256 and _is_byte_tokenizer(content)
+        return None if is_bytes else content
+    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
+    if not (vocabulary.exists() and merges.exists()):
+        raise StateError(f"{folder} has no {TOKENIZER_FILE}, nor vocab.json with merges.txt")
+    try:
+        tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
+        tokenizer.add_special_tokens([END_TOKEN])
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise StateError(f"the tokenizer in {folder} cannot be read: {error}") from None
+    return tokenizer.to_str().encode()
+
+
+def _is_byte_tokenizer(content: bytes) -> bool:
+    try:
+        return json.loads(content) == json.loads(byte_tokenizer().to_str())
+    except ValueError:
+        return False
