@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import stranger_attacks
+from child_processes import ChildProcesses, ChildStatus
 from drill_machine import FORK, DrillMachine, read_json
 from stranger import AttackSetup
 
-END_SECONDS = 10.0  # for an attack to end by itself
+END_SECONDS = 30.0  # for an attack to end by itself
 
 
 class AttackProcess:
@@ -19,12 +20,11 @@ class AttackProcess:
         started_at: When it started, in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        setup: AttackSetup,
-    ) -> None:
+    def __init__(self, setup: AttackSetup, children: ChildProcesses) -> None:
         """Start the attack."""
         self.setup = setup
+        self._should_run = True
+        children.watch(self._child_statuses)
         self.started_at = time.time()
         self._process: BaseProcess = FORK.Process(
             target=stranger_attacks.run_attack, args=(setup,), daemon=True
@@ -41,25 +41,18 @@ class AttackProcess:
         """What the attack has counted so far: its acts and how they were refused."""
         return {"counts": {}, "refusals": {}} | read_json(self.setup.record)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.is_alive()
-
-    def log_text(self) -> str:
-        """Return the end of the process's log."""
-        path = self.setup.record.with_suffix(".log")
-        return path.read_text()[-1500:] if path.exists() else ""
+    def _child_statuses(self) -> list[ChildStatus]:
+        if not self._should_run:
+            return []
+        log = self.setup.record.with_suffix(".log")
+        return [ChildStatus(f"'{self.setup.attack}'", self._process.exitcode, log)]
 
     def end(self) -> None:
         """End the attack; kill it if it does not end."""
+        self._should_run = False
         if self._process.is_alive() and self._process.pid is not None:
             self._process.terminate()
             self._process.join(END_SECONDS)
-        self.kill()
-
-    def kill(self) -> None:
-        """Kill the process."""
         if self._process.is_alive():
             self._process.kill()
             self._process.join(END_SECONDS)

@@ -17,12 +17,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
+from child_processes import ChildProcesses, ChildStatus
 from flood_peer import FLOODS
 
 MAX_DELAY_RATIO = 2.0  # of an honest update's delay under a flood to that in quiet
@@ -71,11 +76,15 @@ class FloodResult:
 class PeerProcess:
     """A process of `flood_peer.py` and the lines that it prints."""
 
-    def __init__(self, role: str, folder: Path, port: int) -> None:
+    def __init__(self, bench: ChildProcesses, role: str, folder: Path, port: int) -> None:
         """Start it."""
+        self.bench = bench
+        self.role = role
         script = Path(__file__).with_name("flood_peer.py")
         folder.mkdir(parents=True, exist_ok=True)
-        self.errors = (folder / "errors").open("w")
+        self.log = folder / "errors"
+        self.errors = self.log.open("w")
+        self._should_run = True
         self.process = subprocess.Popen(
             [sys.executable, str(script), role, str(folder), str(port)],
             stdout=subprocess.PIPE,
@@ -85,6 +94,12 @@ class PeerProcess:
         self.usage = psutil.Process(self.process.pid)
         self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
+        bench.watch(self._child_statuses)
+
+    def _child_statuses(self) -> list[ChildStatus]:
+        if not self._should_run:
+            return []
+        return [ChildStatus(self.role, self.process.poll(), self.log)]
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -93,7 +108,8 @@ class PeerProcess:
 
     def wait_until_ready(self) -> None:
         """Wait for its first line."""
-        self._lines.get(timeout=60)
+        self.bench.wait_until(lambda: not self._lines.empty(), f"the {self.role}'s start", 60)
+        self._lines.get()
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines since the last call."""
@@ -104,6 +120,7 @@ class PeerProcess:
 
     def stop(self) -> None:
         """Kill it."""
+        self._should_run = False
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self.errors.close()
@@ -112,15 +129,18 @@ class PeerProcess:
 class FloodTrial:
     """Two machines, one of them flooded."""
 
-    def __init__(self, folder: Path, quiet_seconds: float, flood_seconds: float) -> None:
+    def __init__(
+        self, bench: ChildProcesses, folder: Path, quiet_seconds: float, flood_seconds: float
+    ) -> None:
         """Start the machines in `folder`."""
+        self.bench = bench
         self.folder = folder
         self.quiet_seconds = quiet_seconds
         self.flood_seconds = flood_seconds
         self.port = free_port()
-        self.victim = PeerProcess("victim", folder / "victim", self.port)
+        self.victim = PeerProcess(bench, "victim", folder / "victim", self.port)
         self.victim.wait_until_ready()
-        self.honest = PeerProcess("honest", folder / "honest", self.port)
+        self.honest = PeerProcess(bench, "honest", folder / "honest", self.port)
         self.honest.wait_until_ready()
         time.sleep(WARM_UP_SECONDS)
 
@@ -129,7 +149,7 @@ class FloodTrial:
         quiet, _, _ = self._measure(self.quiet_seconds)
         memory_before = self.victim.usage.memory_info().rss
         disk_before = folder_bytes(self.folder / "victim")
-        attack = PeerProcess(flood, self.folder / "attack", self.port)
+        attack = PeerProcess(self.bench, flood, self.folder / "attack", self.port)
         time.sleep(FLOOD_LEAD_SECONDS)
         cpu_before = sum(self.victim.usage.cpu_times()[:2])
         started_at = time.monotonic()
@@ -200,20 +220,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     quiet_seconds, flood_seconds = (4.0, 5.0) if options.quick else (15.0, 45.0)
     results: dict[str, FloodResult] = {}
-    for flood in options.only or FLOODS:
-        with tempfile.TemporaryDirectory() as folder:
-            trial = FloodTrial(Path(folder), quiet_seconds, flood_seconds)
-            try:
-                results[flood] = result = trial.run(flood)
-            finally:
-                trial.stop()
-        print(
-            f"{flood:17} {result.quiet_ms:6.0f} ms → {result.flood_ms:6.0f} ms "
-            f"(×{result.ratio:.2f}, worst {result.worst_ms:.0f} ms, {result.missing} missing), "
-            f"memory {result.growth_mb:+.1f} MB, disk {result.disk_mb:+.1f} MB, "
-            f"{100 * result.cpu_share:.0f} % of a core, {result.accepted} updates accepted",
-            flush=True,
+    with ExitStack() as cleanup:
+        folder = Path(
+            cleanup.enter_context(tempfile.TemporaryDirectory(prefix="barnraise-floods-"))
         )
+        bench = ChildProcesses(folder, cleanup)
+        for flood in options.only or FLOODS:
+            trial = FloodTrial(
+                bench, folder / flood.replace(" ", "-"), quiet_seconds, flood_seconds
+            )
+            results[flood] = result = trial.run(flood)
+            trial.stop()
+            print(
+                f"{flood:17} {result.quiet_ms:6.0f} ms → {result.flood_ms:6.0f} ms "
+                f"(×{result.ratio:.2f}, worst {result.worst_ms:.0f} ms, {result.missing} missing), "
+                f"memory {result.growth_mb:+.1f} MB, disk {result.disk_mb:+.1f} MB, "
+                f"{100 * result.cpu_share:.0f} % of a core, {result.accepted} updates accepted",
+                flush=True,
+            )
     summary = {
         "floods": len(results),
         "honest_update_delay_ratio": round(max(r.ratio for r in results.values()), 2),

@@ -7,8 +7,8 @@ one volunteer's noise is retracted. At the end every announced update is on ever
 anchors have the same bits. See docs/benchmarks/exchange_drill.md.
 
 The script prints a line for each trial, and one JSON object as its last line. `--quick`: fewer
-kills and shorter waits. `--width` trains another model; the exchange's share of the CPU falls with
-its size (`--only nothing`).
+kills and shorter waits. `--profile` shows where the exchange's threads spend their time. `--width`
+trains another model; the exchange's share of the CPU falls with its size (`--only nothing`).
 """
 
 import argparse
@@ -18,15 +18,20 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
+from child_processes import ChildProcesses, OverdueError, Progress
 from drill_machine import (
     FORK,
     UPLINK,
@@ -37,8 +42,9 @@ from drill_machine import (
     last_update,
     recompute_anchor_digest,
 )
-from drill_worker import MIRROR, RUN
+from drill_worker import MIRROR, PROFILE, RUN
 from hostile_peer import Attacker
+from thread_profile import format_profiles
 
 from barnraise.cli.verdict import build_verdict
 from barnraise.durable_io import write_atomically
@@ -62,6 +68,9 @@ RECIPE = Recipe(
     codec="dense4",
     evaluate_every=150_000,
 )
+# If the machines make no step for so long, nothing more is waited for; see `AvailableClock`.
+STALL_SECONDS = 120.0
+MIN_MEASURED_UPDATES = 3  # of each machine, during which CPU shares are measured
 # The last line has these keys even if their trial was not run.
 REQUIRED_RESULTS = (
     "agree",
@@ -78,7 +87,10 @@ REQUIRED_RESULTS = (
 
 @dataclass(frozen=True)
 class Durations:
-    """How long the trials last, in seconds, and how many kills there are."""
+    """How long the trials last, in seconds, and how many kills there are.
+
+    What must follow a trial is waited for, and may take longer.
+    """
 
     kills: int = 50
     between_kills: float = 1.5  # on average
@@ -94,15 +106,24 @@ FULL = Durations()
 class Drill:
     """The machines, what is done to them, and what was measured."""
 
-    def __init__(self, folder: Path, durations: Durations, model: ModelSpec, seed: int) -> None:
+    def __init__(
+        self,
+        children: ChildProcesses,
+        folder: Path,
+        durations: Durations,
+        model: ModelSpec,
+        seed: int,
+    ) -> None:
         """Prepare the text and the run's specification.
 
         Args:
+            children: watches and ends the machines' processes.
             folder: holds everything; empty.
             durations: how long the trials last.
             model: what is trained.
             seed: decides which machines are killed when.
         """
+        self.children = children
         self.folder = folder
         self.durations = durations
         self.random = random.Random(seed)
@@ -121,7 +142,7 @@ class Drill:
         )
         self.machines: list[DrillMachine] = []
         self.world = DrillWorld(
-            folder, blobs.folder, self.spec, signed.model_dump_json(), self.machines
+            children, folder, blobs.folder, self.spec, signed.model_dump_json(), self.machines
         )
         self.results: dict[str, Any] = {
             "kills": 0,
@@ -137,33 +158,38 @@ class Drill:
 
     # ---- waiting ------------------------------------------------------------------------------
 
-    def wait_until(self, happened: Callable[[], object], event: str, seconds: float = 90.0) -> None:
-        """Wait until `happened` returns true; `event` names it where it does not in time."""
-        end = time.monotonic() + seconds
-        while not happened():
-            assert time.monotonic() < end, (
-                f"not in {seconds:.0f} s: {event}\n{self.describe_machines()}"
-            )
-            time.sleep(0.1)
+    def wait_until(self, happened: Callable[[], object], event: str, rounds: int = 60) -> None:
+        """Wait until `happened` returns true, as long as the machines train on.
+
+        Args:
+            happened: called ten times a second.
+            event: names it where it does not happen.
+            rounds: that an average machine trains before it should have happened.
+        """
+        progress = Progress(self.count_rounds, rounds)
+        try:
+            self.children.wait_until(happened, event, STALL_SECONDS, progress)
+        except OverdueError as error:
+            raise OverdueError(f"{error}\n{self.describe_machines()}") from None
+
+    def count_rounds(self) -> float:
+        """Count the rounds that an average machine has trained."""
+        steps = sum(machine.status.get("step", 0) for machine in self.machines)
+        return steps / RECIPE.round_steps / len(self.machines)
 
     def describe_machines(self) -> str:
         """Return the status and the end of the log of every machine."""
-        return "\n".join(f"{m.name}: {m.status}\n{m.log_text()[-1500:]}" for m in self.machines)
+        return "\n".join(f"{m.name}: {m.status}\n{m.log_tail()}" for m in self.machines)
 
-    def wait_for_updates(
-        self, machines: list[DrillMachine], count: int = 1, seconds: float = 120.0
-    ) -> None:
+    def wait_for_updates(self, machines: list[DrillMachine], count: int = 1) -> None:
         """Wait until each of these machines has published `count` more updates."""
         goals = {m.name: m.updates_sent + count for m in machines}
         self.wait_until(
             lambda: all(m.updates_sent >= goals[m.name] for m in machines),
             "new updates of each",
-            seconds,
         )
 
-    def wait_for_rounds(
-        self, machines: list[DrillMachine], count: int, seconds: float = 300.0
-    ) -> None:
+    def wait_for_rounds(self, machines: list[DrillMachine], count: int) -> None:
         """Wait until each machine has trained `count` more rounds, of several updates each."""
         goals = {
             m.name: m.status["step"] + count * m.status["exchange"]["round_steps"] for m in machines
@@ -171,10 +197,9 @@ class Drill:
         self.wait_until(
             lambda: all(m.status["step"] >= goals[m.name] for m in machines),
             "new rounds of each",
-            seconds,
         )
 
-    def wait_until_synced(self, machines: list[DrillMachine], seconds: float = 120.0) -> None:
+    def wait_until_synced(self, machines: list[DrillMachine]) -> None:
         """Wait until each machine has what each has published so far."""
         published = published_updates(machines)
 
@@ -185,7 +210,7 @@ class Drill:
                         return False
             return True
 
-        self.wait_until(is_synced, "everybody's updates with everybody", seconds)
+        self.wait_until(is_synced, "everybody's updates with everybody")
 
     # ---- the trials ---------------------------------------------------------------------------
 
@@ -196,7 +221,12 @@ class Drill:
         bytes_before = [machine.status["peer_bytes"] for machine in four]
         published_before = [machine.count_published() for machine in four]
         started = time.monotonic()
-        time.sleep(self.durations.steady)
+        goals = {machine.name: machine.updates_sent + MIN_MEASURED_UPDATES for machine in four}
+        self.children.sleep(self.durations.steady)
+        self.wait_until(
+            lambda: all(machine.updates_sent >= goals[machine.name] for machine in four),
+            "updates of each to measure",
+        )
         seconds = time.monotonic() - started
 
         cpu_shares, uplink_shares = [], []
@@ -224,6 +254,8 @@ class Drill:
             "parameters": self.spec.model.parameters,
             "round_steps": round(steps / rounds, 1),
         }
+        if self.world.setup_changes["profiled"]:
+            print(format_profiles(m.state_dir.path / PROFILE for m in four), flush=True)
 
     def kill_machines(self, four: list[DrillMachine]) -> None:
         """Kill random machines at random moments; each starts again within a second."""
@@ -256,22 +288,26 @@ class Drill:
             other_keys = json.dumps([machine.key for machine in other])
             for machine in half:
                 machine.write_order("severed", other_keys)
-        time.sleep(self.durations.partition)
-        with four[0].open_ledger() as one, four[3].open_ledger() as two:
-            both_went_on = not one.has_received(two.vector()) and not two.has_received(one.vector())
+        self.children.sleep(self.durations.partition)
+
+        def both_went_on() -> bool:
+            with four[0].open_ledger() as one, four[3].open_ledger() as two:
+                return not (one.has_received(two.vector()) or two.has_received(one.vector()))
+
+        self.wait_until(both_went_on, "updates of both halves")
         for machine in four:
             machine.remove_order("severed")
         self.wait_for_updates(four)
         self.wait_until_synced(four)
-        self.results["partitions_healed"] = int(both_went_on)
+        self.results["partitions_healed"] = 1
 
     def join_late(self) -> None:
         """Let a machine join that has neither text nor weights."""
         joiner = self.add_machine("late")
         shutil.rmtree(joiner.folder / "blobs")
         joiner.start()
-        self.wait_for_updates([joiner], 1, 180)
-        assert "took the anchor at" in joiner.log_text(), joiner.log_text()
+        self.wait_for_updates([joiner])
+        assert "took the anchor at" in joiner.log_text(), joiner.log_tail()
         joiner.leave()
 
     def set_clock_ahead(self, victim: DrillMachine) -> None:
@@ -287,13 +323,11 @@ class Drill:
             machine.write_order("hurry")
         self.wait_for_updates(four, 1)
         first.write_order("flip")
-        self.wait_until(lambda: "is whole again" in first.log_text(), "the anchor's repair", 180)
+        self.wait_until(lambda: "is whole again" in first.log_text(), "the anchor's repair")
         self.results["corruptions_found"] += 1
 
         flip_bit(stored_payload(second))
-        self.wait_until(
-            lambda: "came again, whole" in second.log_text(), "the payload's repair", 240
-        )
+        self.wait_until(lambda: "came again, whole" in second.log_text(), "the payload's repair")
         self.results["corruptions_found"] += 1
         for machine in (first, second):
             machine.remove_order("hurry")
@@ -316,19 +350,16 @@ class Drill:
         victim.clear_log()
         limits = (20_000, resource.RLIM_INFINITY)
         resource.prlimit(victim.process.pid, resource.RLIMIT_FSIZE, limits)
-        victim.wait_for_exit(120.0)
-        assert "join again" in victim.log_text(), victim.log_text()[-500:]
+        victim.wait_for_exit()
+        assert "join again" in victim.log_text(), victim.log_tail()
         victim.start()
         self.wait_for_updates([victim])
 
     def start_twice(self, victim: DrillMachine) -> None:
         """Start a second worker on the same folder, which must be refused."""
-        first = victim.process
-        victim.start()
-        status = victim.wait_for_exit()
-        log_end = victim.log_text()[-400:]
-        assert status == 1 and "another" in log_end, log_end
-        victim.process = first
+        status = victim.start_second()
+        log_tail = victim.log_tail()
+        assert status == 1 and "another" in log_tail, log_tail
 
     def restore_backup(self, four: list[DrillMachine]) -> None:
         """Replace a folder by an old copy that publishes before it reaches a peer.
@@ -354,9 +385,9 @@ class Drill:
         def proven_forks() -> set[str]:
             return {author for machine in others for author in forked_authors(machine)}
 
-        self.wait_until(proven_forks, "the proof of the fork", 120)
+        self.wait_until(proven_forks, "the proof of the fork")
         self.wait_until(
-            lambda: all(forked_authors(machine) for machine in four), "the proof everywhere", 120
+            lambda: all(forked_authors(machine) for machine in four), "the proof everywhere"
         )
         self.wait_for_updates(four)
         self.results["forks_cut"] = len(proven_forks())
@@ -390,14 +421,12 @@ class Drill:
         """Let one more volunteer publish noise, and retract it by a verdict."""
         poisoner = self.add_machine("poisoner")
         poisoner.start()
-        self.wait_for_updates([poisoner], 1, 180)
+        self.wait_for_updates([poisoner])
         loss_before = median(machine.loss for machine in four)
         last_good = poisoner.updates_sent
         poisoner.write_order("poison")
-        self.wait_until(lambda: poisoner.updates_sent >= last_good + 3, "its poison", 180)
-        self.wait_until(
-            lambda: four[0].loss > loss_before * 1.05, "a higher loss of the others", 120
-        )
+        self.wait_until(lambda: poisoner.updates_sent >= last_good + 3, "its poison")
+        self.wait_until(lambda: four[0].loss > loss_before * 1.05, "a higher loss of the others")
         poisoner.leave()
         with poisoner.open_ledger() as ledger:
             author = next(a for a in ledger.vector() if a.startswith(poisoner.key))
@@ -410,7 +439,7 @@ class Drill:
                 for machine in four
             )
 
-        self.wait_until(is_retracted, "the verdict with everybody", 120)
+        self.wait_until(is_retracted, "the verdict with everybody")
         self.wait_for_rounds(four, 5)
         loss_after = median(machine.loss for machine in four)
         healed = loss_after <= loss_before * 1.01
@@ -436,12 +465,12 @@ class Drill:
         for machine in four:
             machine.send_signal(signal.SIGINT)
         for machine in four:
-            machine.wait_for_exit(90.0)
+            machine.wait_for_exit()
         announced = published_updates(four)
         for machine in four:
             machine.start(finished=True)
         for machine in four:
-            assert machine.wait_for_exit(180.0) == 0, machine.log_text()[-500:]
+            machine.wait_for_success()
         lost = 0
         for machine in four:
             with machine.open_ledger() as ledger:
@@ -513,6 +542,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--width", type=int, default=MODEL.width, help="of the model")
     parser.add_argument(
+        "--profile", action="store_true", help="profile the exchange's threads in the first trial"
+    )
+    parser.add_argument(
         "--only",
         default="",
         help="only trials whose names contain one of these words, as in: bits,full",
@@ -525,24 +557,26 @@ def main() -> None:
     arguments = parse_arguments()
     FORK.set_forkserver_preload(["drill_worker"])
     words = [word for word in arguments.only.split(",") if word]
-    with tempfile.TemporaryDirectory(prefix="barnraise-drill-") as folder:
+    with ExitStack() as cleanup:
+        folder = Path(
+            cleanup.enter_context(
+                tempfile.TemporaryDirectory(prefix="barnraise-drill-", ignore_cleanup_errors=True)
+            )
+        )
         drill = Drill(
-            Path(folder),
+            ChildProcesses(folder, cleanup),
+            folder,
             QUICK if arguments.quick else FULL,
             replace(MODEL, width=arguments.width),
             arguments.seed,
         )
+        drill.world.setup_changes["profiled"] = arguments.profile
         four = [drill.add_machine(name) for name in ("north", "east", "south", "west")]
         for machine in four:
             machine.start()
-        try:
-            for name, trial in drill.trials(four):
-                if not words or any(word in name for word in words):
-                    drill.run_trial(name, trial)
-        finally:
-            for machine in drill.machines:
-                if machine.process is not None and machine.process.is_alive():
-                    machine.process.kill()
+        for name, trial in drill.trials(four):
+            if not words or any(word in name for word in words):
+                drill.run_trial(name, trial)
     print(json.dumps({key: drill.results.get(key) for key in REQUIRED_RESULTS} | drill.results))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import drill_worker
+from child_processes import ChildProcesses, ChildStatus, read_tail
 from drill_worker import RUN, Setup
 
 from barnraise.durable_io import write_atomically
@@ -25,12 +26,14 @@ from barnraise.state_dir import RunDir, StateDir
 
 FORK = multiprocessing.get_context("forkserver")
 UPLINK = 600_000  # bytes per second that each volunteer gives
+EXIT_SECONDS = 120.0  # for a machine that leaves or finishes
 
 
 @dataclass
 class DrillWorld:
     """What all machines of a drill share."""
 
+    children: ChildProcesses
     folder: Path
     text: Path  # a folder of blobs
     spec: RunSpec
@@ -55,6 +58,15 @@ class DrillMachine:
             world.text, self.folder / "blobs", copy_function=os.link, dirs_exist_ok=True
         )
         self.process: BaseProcess | None = None
+        self._should_run = False
+        self._may_finish = False
+        world.children.watch(self._child_statuses)
+
+    def _child_statuses(self) -> list[ChildStatus]:
+        if self.process is None or not self._should_run:
+            return []
+        log = self.state_dir.path / "log"
+        return [ChildStatus(self.name, self.process.exitcode, log, self._may_finish)]
 
     def start(self, **changes: Any) -> None:
         """Start a worker on the folder; `changes` are fields of its `Setup`."""
@@ -73,23 +85,45 @@ class DrillMachine:
             daemon=True,
         )
         self.process.start()
+        self._should_run = True
+        self._may_finish = changes.get("finished", False)
 
     def send_signal(self, number: int = signal.SIGKILL) -> None:
         """Send the process a signal; by default kill it."""
         assert self.process is not None and self.process.pid is not None
+        if number in (signal.SIGKILL, signal.SIGINT):
+            self._should_run = False
         os.kill(self.process.pid, number)
 
-    def wait_for_exit(self, seconds: float = 20.0) -> int:
+    def wait_for_exit(self, seconds: float = EXIT_SECONDS) -> int:
         """Wait until the process has ended, and return its exit code."""
-        assert self.process is not None
-        self.process.join(seconds)
-        assert self.process.exitcode is not None, f"{self.name} did not end"
-        return self.process.exitcode
+        process = self.process
+        assert process is not None
+        self._should_run = False
+        self.world.children.wait_until(
+            lambda: process.exitcode is not None, f"the end of {self.name}", seconds
+        )
+        assert process.exitcode is not None
+        return process.exitcode
 
     def leave(self) -> None:
         """Interrupt the worker and wait until it has left the run properly."""
         self.send_signal(signal.SIGINT)
-        assert self.wait_for_exit(60.0) == 0, f"{self.name}: {self.log_text()[-500:]}"
+        self.wait_for_success()
+
+    def wait_for_success(self) -> None:
+        """Wait until the process has ended without an error."""
+        status = self.wait_for_exit()
+        assert status == 0, f"{self.name} ended with {status}:\n{self.log_tail()}"
+
+    def start_second(self) -> int:
+        """Start a second worker on the folder while one runs; return its exit code."""
+        first = self.process
+        self.start()
+        status = self.wait_for_exit()
+        self.process = first
+        self._should_run = True
+        return status
 
     @property
     def status(self) -> dict[str, Any]:
@@ -127,6 +161,10 @@ class DrillMachine:
         """Return the worker's log."""
         path = self.state_dir.path / "log"
         return path.read_text() if path.exists() else ""
+
+    def log_tail(self) -> str:
+        """Return the last lines of the worker's log."""
+        return read_tail(self.state_dir.path / "log")
 
     def clear_log(self) -> None:
         """Empty the worker's log, which it appends to."""

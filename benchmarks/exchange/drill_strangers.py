@@ -19,13 +19,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
 from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
 from attack_process import AttackProcess, attack_setup
+from child_processes import ChildProcesses, OverdueError, Progress
 from drill_machine import FORK, DrillMachine, DrillWorld, recompute_anchor_digest
 from drill_worker import MIRROR, RUN
 from loss_curve import read_curve, relative_gap
@@ -63,8 +67,9 @@ TICKET_MARGIN = 2  # a site's ticket allows so many times what its machine train
 REST_SECONDS = 0.02  # after each step: a volunteer's machine leaves its other programs some room
 UPLINK = 5_000_000  # bytes per second: every link that receives updates costs some of it
 HONEST_NAMES = ("north", "east", "south")
-STALL_SECONDS = 90.0  # without any step of an honest machine the drill fails
-EXIT_SECONDS = 180.0  # for a machine that finishes
+# Without any step of an honest machine for so long the drill fails; see `AvailableClock`.
+STALL_SECONDS = 90.0
+STEP_PROGRESS = 1e-6  # what a step counts next to an update
 # What must be reached.
 MAX_LOSS_GAP = 0.01
 MAX_DELAY_RATIO = 2.0
@@ -131,16 +136,6 @@ class Swarm:
         """Keys of the honest machines."""
         return {machine.key for machine in self.machines}
 
-    def kill(self) -> None:
-        """Kill everything that still runs."""
-        self.samples.stop()
-        for attack in self.attacks:
-            attack.kill()
-        for machine in self.machines:
-            if machine.process is not None and machine.process.is_alive():
-                machine.process.kill()
-                machine.process.join(10)
-
     # ---- waiting ------------------------------------------------------------------------------
 
     def wait_until(
@@ -154,38 +149,22 @@ class Swarm:
             most: Honest updates after which it should have happened.
 
         Raises:
-            AssertionError: If a process died, no machine makes a step, or it takes too long.
+            ChildDiedError: If a process died.
+            OverdueError: If no machine makes a step, or it takes too long.
         """
-        first = self.count_updates()
-        steps, moved_at = self.count_steps(), time.monotonic()
-        while not happened():
-            self.check_processes()
-            now = time.monotonic()
-            if (new_steps := self.count_steps()) != steps:
-                steps, moved_at = new_steps, now
-            stalled = now > moved_at + STALL_SECONDS
-            published = self.count_updates() - first
-            assert not stalled and published <= most, (
-                f"{'nothing moves' if stalled else f'{published} updates later'}: {event} has not "
-                f"happened\n{self.describe_machines()}"
-            )
-            time.sleep(0.25)
+        progress = Progress(self._count_progress, most)
+        try:
+            self.world.children.wait_until(happened, event, STALL_SECONDS, progress)
+        except OverdueError as error:
+            raise OverdueError(f"{error}\n{self.describe_machines()}") from None
 
-    def check_processes(self) -> None:
-        """Fail if an honest machine or an attack has died, with the end of its log."""
-        for machine in self.machines:
-            process = machine.process
-            assert process is None or process.is_alive(), (
-                f"{machine.name} died with {process.exitcode}:\n{machine.log_text()[-2000:]}"
-            )
-        for attack in self.attacks:
-            assert attack.is_alive, f"'{attack.setup.attack}' died:\n{attack.log_text()}"
+    def _count_progress(self) -> float:
+        """Count the updates, and as a fraction the steps: any step is progress."""
+        return self.count_updates() + self.count_steps() * STEP_PROGRESS
 
     def describe_machines(self) -> str:
         """Return the status and the end of the log of every machine."""
-        return "\n".join(
-            f"{m.name}: {str(m.status)[:600]}\n{m.log_text()[-1200:]}" for m in self.machines
-        )
+        return "\n".join(f"{m.name}: {str(m.status)[:600]}\n{m.log_tail()}" for m in self.machines)
 
     def count_steps(self) -> int:
         """Count the steps of all machines."""
@@ -233,7 +212,8 @@ class Swarm:
         folder = self.world.folder / "attacks"
         spec = self.world.spec.to_json()
         process = AttackProcess(
-            attack_setup(attack, volunteer, spec, victims, folder, rate, *extra)
+            attack_setup(attack, volunteer, spec, victims, folder, rate, *extra),
+            self.world.children,
         )
         self.attacks.append(process)
         return process
@@ -247,13 +227,15 @@ class Swarm:
 class StrangersDrill:
     """The two runs, the site, and what was measured."""
 
-    def __init__(self, folder: Path, scale: Scale) -> None:
+    def __init__(self, children: ChildProcesses, folder: Path, scale: Scale) -> None:
         """Prepare the text and the run's spec.
 
         Args:
+            children: Watches and ends all processes.
             folder: Holds everything; empty.
             scale: How long the drill trains and floods.
         """
+        self.children = children
         self.folder = folder
         self.scale = scale
         self.results: dict[str, Any] = {}
@@ -292,7 +274,9 @@ class StrangersDrill:
             "uplink": UPLINK,
             "mirror_lists": lists.model_dump_json(),
         }
-        return Swarm(DrillWorld(folder, self._text, self.spec, self._manifest, [], changes))
+        return Swarm(
+            DrillWorld(self.children, folder, self._text, self.spec, self._manifest, [], changes)
+        )
 
     # ---- trials -------------------------------------------------------------------------------
 
@@ -560,11 +544,11 @@ class StrangersDrill:
         for machine in swarm.machines:
             machine.send_signal(signal.SIGINT)
         for machine in swarm.machines:
-            assert machine.wait_for_exit(EXIT_SECONDS) == 0, machine.log_text()[-2000:]
+            machine.wait_for_success()
         for machine in swarm.machines:
             machine.start(finished=True)
         for machine in swarm.machines:
-            assert machine.wait_for_exit(EXIT_SECONDS) == 0, machine.log_text()[-2000:]
+            machine.wait_for_success()
         poisoned, not_undone = set(swarm.samples.divergent), set()
         vectors = {machine.name: read_vector(machine) for machine in swarm.machines}
         for machine in swarm.machines:
@@ -628,10 +612,10 @@ class StrangersDrill:
         required = {"attacks": len(self.names)} | {key: self.results.get(key) for key in keys}
         return json.dumps(required | self.results | {"not_reached": self.shortfalls})
 
-    def close(self) -> None:
-        """End everything that still runs."""
-        self.reference.kill()
-        self.attacked.kill()
+    def stop_samples(self) -> None:
+        """Stop sampling the machines."""
+        self.reference.samples.stop()
+        self.attacked.samples.stop()
 
 
 def read_vector(machine: DrillMachine) -> dict[str, int]:
@@ -690,21 +674,26 @@ def main() -> None:
     """Run all trials."""
     arguments = parse_arguments()
     FORK.set_forkserver_preload(["drill_worker", "stranger_attacks"])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything below is ended
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="barnraise-strangers-") as folder:
-        drill = StrangersDrill(Path(folder), QUICK if arguments.quick else FULL)
-        try:
-            for name, trial in drill.trials():
-                if arguments.without_site and name == "liars at a site":
-                    continue
-                trial_started = time.monotonic()
-                print(f"  {name} …", flush=True)
-                trial()
-                seconds = time.monotonic() - trial_started
-                print(f"  {name}: {seconds:.0f} s", flush=True)
-        finally:
-            drill.close()
+    with ExitStack() as cleanup:
+        folder = Path(
+            cleanup.enter_context(
+                tempfile.TemporaryDirectory(
+                    prefix="barnraise-strangers-", ignore_cleanup_errors=True
+                )
+            )
+        )
+        children = ChildProcesses(folder, cleanup)
+        drill = StrangersDrill(children, folder, QUICK if arguments.quick else FULL)
+        cleanup.callback(drill.stop_samples)
+        for name, trial in drill.trials():
+            if arguments.without_site and name == "liars at a site":
+                continue
+            trial_started = time.monotonic()
+            print(f"  {name} …", flush=True)
+            trial()
+            seconds = time.monotonic() - trial_started
+            print(f"  {name}: {seconds:.0f} s", flush=True)
     drill.results["seconds"] = round(time.monotonic() - started)
     print(drill.last_line())
     if drill.shortfalls:

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import torch
 from arrival_log import ArrivalLog
+from thread_profile import ThreadProfile
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import BarnraiseError
@@ -45,6 +46,7 @@ from barnraise.training.train import Worker
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 UNREACHABLE_COORDINATOR = "http://127.0.0.1:9"  # nothing answers there, throughout the drill
 MIRROR = Identity(b"m" * 32)
+PROFILE = "profile.json"  # of a machine's exchange, in its state folder
 UNLIMITED_TOKENS = 1 << 30  # per second: more than any machine trains
 # Nothing is measured, as a drill's models fit anywhere.
 MACHINE = Hardware(
@@ -82,6 +84,7 @@ class Setup:
     max_tokens_per_second: int = UNLIMITED_TOKENS  # of its ticket
     rest_seconds: float = 0.0  # after each step, so that the machine's cores are never all busy
     mirror_lists: str = ""  # the `MirrorLists` that its coordinator has sent it
+    profiled: bool = False  # Its exchange's threads are profiled, which makes them slower.
 
 
 def issue_ticket(
@@ -133,11 +136,15 @@ def run_worker(setup: Setup) -> None:
 def _train(setup: Setup, state_dir: StateDir, leaving: threading.Event) -> None:
     orders = Orders(state_dir.path)
     meter = CpuMeter()
+    profile = ThreadProfile(EXCHANGE_THREADS) if setup.profiled else None
     ArrivalLog(state_dir.path / "arrivals").wrap_ledger()
 
     def on_status(_: dict[str, Any]) -> None:
         orders.obey(worker)
+        transport.cut_off(orders.severed_peers())
         meter.write(state_dir.path / "cpu.json")
+        if profile is not None:
+            profile.write(state_dir.path / PROFILE)
 
     transport = SeverableTransport(state_dir.identity.secret, setup.port, orders.severed_peers)
     worker = DrillWorker(
@@ -307,12 +314,14 @@ class SeverableTransport(IrohTransport):
         """
         super().__init__(secret, host="127.0.0.1", port=port)
         self._severed_peers = severed_peers
+        self._severed: set[str] = set()
         self._open_channels: set[Channel] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        """Start, and watch for peers to cut off."""
+        """Start; see `Transport.start`."""
+        self._loop = asyncio.get_running_loop()
         await super().start()
-        self._spawn(self._cut_channels())
 
     async def connect(self, peer: Peer) -> Channel:
         """Connect to a peer unless it is cut off.
@@ -336,14 +345,19 @@ class SeverableTransport(IrohTransport):
         self._open_channels.add(channel)
         return channel
 
-    async def _cut_channels(self) -> None:
-        while True:
-            severed = self._severed_peers()
-            for channel in [c for c in self._open_channels if c.peer in severed]:
-                channel.close("the network is cut")
-                self._open_channels.discard(channel)
-            # Not more often: the meter counts this task's time as the exchange's.
-            await asyncio.sleep(1.0)
+    def cut_off(self, severed: set[str]) -> None:
+        """Cut these peers off, if that is new. Call it from the training loop's thread.
+
+        A task that looks for orders now and then would count as the exchange's own time.
+        """
+        if severed != self._severed and self._loop is not None:
+            self._severed = severed
+            self._loop.call_soon_threadsafe(self._close_channels, severed)
+
+    def _close_channels(self, severed: set[str]) -> None:
+        for channel in [c for c in self._open_channels if c.peer in severed]:
+            channel.close("the network is cut")
+            self._open_channels.discard(channel)
 
 
 # ---- the exchange's cost ----------------------------------------------------------------------

@@ -13,6 +13,7 @@ everything. Run nothing else on the machine meanwhile.
 import argparse
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -23,7 +24,11 @@ from statistics import median
 from typing import Any
 
 import psycopg
-from mirror_site import Site, wait_until
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
+from child_processes import ChildProcesses
+from mirror_site import Site
 
 from coordinator.demo.mirrors import build_mirror_list
 from coordinator.demo.processes import free_port
@@ -47,13 +52,15 @@ def run_task(site: Site, name: str, *arguments: float) -> dict[str, Any]:
     return json.loads(site.manage("shell", "-v", "0", "-c", code).strip().splitlines()[-1])
 
 
-def measure_bootstrap(first: Site, second: Site, digest: str) -> dict[str, float]:
+def measure_bootstrap(
+    bench: ChildProcesses, first: Site, second: Site, digest: str
+) -> dict[str, float]:
     """Let the second mirror, whose tables are empty, join the first one."""
     start = time.monotonic()
     second.manage("replication", "join", first.url, "--list", digest)
     seconds = time.monotonic() - start
     second.start_web()
-    wait_until(second.answers, "the second mirror", 60)
+    bench.wait_until(second.answers, "the second mirror", 60)
     first.manage("replication", "pull")  # fetches the log that the second one has begun
     expected = run_task(first, "state")
     state = run_task(second, "state")
@@ -152,7 +159,9 @@ def change_lags(changes: list[tuple[int, float]], seen: list[tuple[float, int]])
     return lags
 
 
-def start_mirrors(folder: Path, cleanup: ExitStack) -> tuple[list[Site], str]:
+def start_mirrors(
+    folder: Path, bench: ChildProcesses, cleanup: ExitStack
+) -> tuple[list[Site], str]:
     """Start the first mirror, and the second one's servers with empty tables.
 
     Returns:
@@ -169,13 +178,14 @@ def start_mirrors(folder: Path, cleanup: ExitStack) -> tuple[list[Site], str]:
     list_file.write_text(signed.model_dump_json())
     for site in sites:
         cleanup.callback(site.stop)
+        bench.watch(site.child_statuses)
         site.start_servers()
     for site in sites:
-        wait_until(site.find_servers, f"{site.name}'s servers", 120)
+        bench.wait_until(site.find_servers, f"{site.name}'s servers", 120)
         site.manage("migrate", "-v", "0")
     first.manage("mirror_list", "publish", str(list_file), "--first")
     first.start_web()
-    wait_until(first.answers, "the first mirror", 60)
+    bench.wait_until(first.answers, "the first mirror", 60)
     return sites, signed.digest
 
 
@@ -183,13 +193,14 @@ def measure(
     folder: Path, events: int, seconds: float, interval: float, cleanup: ExitStack
 ) -> dict[str, Any]:
     """Measure all three parts and return their figures."""
-    sites, list_digest = start_mirrors(folder, cleanup)
+    bench = ChildProcesses(folder, cleanup)
+    sites, list_digest = start_mirrors(folder, bench, cleanup)
     first, second = sites
     filled = run_task(first, "fill", events)
     took = f"{filled['seconds']:.0f} s"
     print(f"  {filled['events']:,} events in the first log, folded there in {took}", flush=True)
 
-    figures: dict[str, Any] = measure_bootstrap(first, second, list_digest)
+    figures: dict[str, Any] = measure_bootstrap(bench, first, second, list_digest)
     print(f"  the second mirror received them in {figures['bootstrap_s']} s", flush=True)
 
     figures |= run_task(first, "growth")

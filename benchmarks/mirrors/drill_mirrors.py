@@ -15,7 +15,6 @@ requirement was missed. `--quick`: the same with shorter waits, about six minute
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,15 +26,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
 from bench_mirrors import configure_settings
+from child_processes import ChildProcesses
 from faults import QUICK, Durations, Faults
-from mirror_site import Site, wait_until
+from mirror_site import Site, read_common_state
 from mirror_watchers import WatcherGroup
 from mirror_workers import WorkerGroup
 from network import Loopback, Network, supports_namespaces
 from random_changes import RandomChanges
 
-from coordinator.demo.mirrors import build_mirror_list, common_state_hash
+from coordinator.demo.mirrors import build_mirror_list
 from coordinator.demo.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +47,8 @@ WORKERS = 6
 WATCHERS = 20
 CHANGE_SECONDS = 0.7  # between two changes
 DISK_SIZE = "400m"  # of the mirror whose disk fills
-REPORT_SECONDS = 10  # within which every worker must have reported to a mirror
+# Within which every worker must have reported to a mirror; see `AvailableClock`.
+REPORT_SECONDS = 10
 SPEC_FIELDS = {
     "text.tokenizer": "bytes",
     "recipe.token_budget": 1 << 40,
@@ -73,11 +76,14 @@ Fault = tuple[str, Callable[[], str]]
 class MirrorGroup:
     """Start and stop the three mirrors of the drill, which are set up by the real commands."""
 
-    def __init__(self, folder: Path, cleanup: ExitStack) -> None:
+    def __init__(self, folder: Path, drill: ChildProcesses, cleanup: ExitStack) -> None:
         self.folder = folder
+        self.drill = drill
         self.people: dict[str, str] = {}  # name → id
-        network = Network if supports_namespaces() else Loopback
-        self.network = cleanup.enter_context(network(MIRRORS))
+        self.network: Network | Loopback = Loopback()
+        if supports_namespaces():
+            self.network = Network(MIRRORS, cleanup)
+            self.network.create()
         self.sites = [
             Site(
                 folder / name.lower(),
@@ -88,10 +94,10 @@ class MirrorGroup:
             )
             for n, name in enumerate(NAMES)
         ]
-        cleanup.callback(self._stop)
+        for site in self.sites:
+            drill.watch(site.child_statuses)
         self.small_disk = _mount_small_disk(self.sites[-1], cleanup)
-        if self.small_disk is not None:
-            cleanup.callback(self._stop)  # before the disk is unmounted
+        cleanup.callback(self._stop)  # before the disk is unmounted
 
     def _stop(self) -> None:
         with ThreadPoolExecutor(MIRRORS) as pool:
@@ -109,18 +115,20 @@ class MirrorGroup:
             role = ["--publish"] if site is first else ["--join", first.url]
             site.start_servers()
             site.start_setup(*role, "--list", str(list_file))
-        _wait_for_setup(first)
+        self._wait_for_setup(first)
         first.start_load_driver()
         names = [f"volunteer-{n}" for n in range(1, WORKERS + 1)]
         self.people = first.require("people", names=names)["people"]
         first.start()
         for site in others:
-            _wait_for_setup(site)
+            self._wait_for_setup(site)
             site.start_load_driver()
             site.start()
         for site in self.sites:
-            wait_until(site.answers, f"{site.name}'s answer", 120)
-        wait_until(lambda: common_state_hash(self.sites), "one state at the beginning", 120)
+            self.drill.wait_until(site.answers, f"{site.name}'s answer", 120)
+        self.drill.wait_until(
+            lambda: read_common_state(self.sites), "one state at the beginning", 120
+        )
         for site in self.sites:
             site.require("token")
         seconds = time.monotonic() - start
@@ -128,15 +136,8 @@ class MirrorGroup:
         where = "each in its own network namespace" if has_namespaces else "on one address"
         print(f"  three mirrors, {where}: up and in one state in {seconds:.0f} s", flush=True)
 
-
-def _wait_for_setup(site: Site) -> None:
-    def is_set_up() -> bool:
-        if failed := site.processes.failed_process():
-            log_tail = site.processes.log_tail(failed)
-            raise RuntimeError(f"{site.name} did not come up: {log_tail}")
-        return site.is_set_up()
-
-    wait_until(is_set_up, site.name, 240)
+    def _wait_for_setup(self, site: Site) -> None:
+        self.drill.wait_until(site.is_set_up, f"{site.name}'s first data", 240)
 
 
 def _mount_small_disk(site: Site, cleanup: ExitStack) -> Path | None:
@@ -144,13 +145,12 @@ def _mount_small_disk(site: Site, cleanup: ExitStack) -> Path | None:
     folder = site.folder / "postgres"
     folder.mkdir()
     options = f"size={DISK_SIZE},mode=0755"
+    # Before it is mounted, so that it is unmounted whatever happens.
+    cleanup.callback(subprocess.run, ["umount", "--lazy", folder], check=False, capture_output=True)
     mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "drill", folder], capture_output=True, check=False
     )
-    if mount.returncode:
-        return None
-    cleanup.callback(subprocess.run, ["umount", "--lazy", folder], check=False)
-    return folder
+    return None if mount.returncode else folder
 
 
 @dataclass
@@ -166,31 +166,32 @@ def start_training(mirrors: MirrorGroup, seed: int, cleanup: ExitStack) -> Parti
     """Start the run, its workers, the watchers and the random changes."""
     start = time.monotonic()
     sites = mirrors.sites
+    drill = mirrors.drill
     first = sites[0]
-    workers = WorkerGroup(mirrors.folder / "volunteers", WORKERS)
+    workers = WorkerGroup(mirrors.folder / "volunteers", WORKERS, drill)
     cleanup.callback(workers.stop)
     workers.measure_hardware(ROOT / "build" / "hardware.json")
     workers.enrol(first, {name: mirrors.people[name] for name in workers.names})
     owner = mirrors.people["volunteer-1"]
     run = first.require("launch", name="The drill", fields=SPEC_FIELDS, owner=owner)
     workers.run = run["run"]
-    wait_until(lambda: common_state_hash(sites), "the run at all mirrors", 60)
+    drill.wait_until(lambda: read_common_state(sites), "the run at all mirrors", 60)
 
     # The owner's machine prepares the text; the others join once the spec is fixed.
     workers.start(1, run["slug"])
-    wait_until(
+    drill.wait_until(
         lambda: all(site.require("run_status", run=run["run"])["status"] for site in sites),
         "the run's launch",
         120,
     )
     for n in workers.numbers[1:]:
         workers.start(n, run["slug"])
-    wait_until(lambda: _all_train(workers), "six machines that train", 240)
+    drill.wait_until(lambda: _all_train(workers), "six machines that train", 240)
 
-    watchers = WatcherGroup(WATCHERS, run["run"], [site.url for site in sites])
+    watchers = WatcherGroup(WATCHERS, run["run"], [site.url for site in sites], drill.clock)
     watchers.start()
     cleanup.callback(watchers.stop)
-    wait_until(lambda: watchers.connected == WATCHERS, "twenty watchers", 60)
+    drill.wait_until(lambda: watchers.connected == WATCHERS, "twenty watchers", 60)
 
     changes = RandomChanges(sites, CHANGE_SECONDS, seed)
     changes.start()
@@ -206,8 +207,6 @@ def start_training(mirrors: MirrorGroup, seed: int, cleanup: ExitStack) -> Parti
 
 
 def _all_train(workers: WorkerGroup) -> bool:
-    log_tail = workers.processes.log_tail
-    assert workers.alive == len(workers.processes.children), log_tail("worker-1")
     statuses = [workers.status(n) for n in workers.numbers]
     return all(status is not None and status["step"] > 0 for status in statuses)
 
@@ -219,12 +218,13 @@ class Drill:
         self, mirrors: MirrorGroup, participants: Participants, durations: Durations
     ) -> None:
         self.mirrors = mirrors
+        self.drill = mirrors.drill
         self.sites = mirrors.sites
         self.workers = participants.workers
         self.watchers = participants.watchers
         self.changes = participants.changes
         self.durations = durations
-        self.faults = Faults(self.sites, self.changes, mirrors.network, durations)
+        self.faults = Faults(self.drill, self.sites, self.changes, mirrors.network, durations)
         self.result: dict[str, Any] = {}
 
     # ---- the faults
@@ -273,7 +273,7 @@ class Drill:
             print(f"  {name} ({time.monotonic() - fault_start:.0f} s): {observed}", flush=True)
             for missed in self.faults.missed[missed_before:]:
                 print(f"    MISSED {missed}", flush=True)
-            time.sleep(self.durations.between_faults)
+            self.drill.sleep(self.durations.between_faults)
         self.result["faults_s"] = round(time.monotonic() - start)
 
     # ---- the end
@@ -283,17 +283,17 @@ class Drill:
         faults = self.faults
         self.changes.wait_until_idle()
         state_seconds = faults.wait_or_miss(
-            lambda: common_state_hash(self.sites), "one state at the end", 120
+            lambda: read_common_state(self.sites), "one state at the end", 120
         )
-        connect_seconds = faults.wait_or_miss(
-            lambda: self.watchers.connected == WATCHERS and self._count_reporting() == WORKERS,
-            "all connected",
-            60,
-        )
-        self.result |= {
-            "workers_connected": self._count_reporting(),
-            "watchers_connected": self.watchers.connected,
-        }
+
+        def count_connected() -> bool:
+            self.result["watchers_connected"] = self.watchers.connected
+            self.result["workers_connected"] = self._count_reporting()
+            return self.result["watchers_connected"] == WATCHERS and (
+                self.result["workers_connected"] == WORKERS
+            )
+
+        connect_seconds = faults.wait_or_miss(count_connected, "all connected", 60)
         self.workers.stop_watching()
         self.result["training_pauses"] = len(self.workers.pauses)
         print(
@@ -303,7 +303,7 @@ class Drill:
         )
         self._pause_run()
         self._check_credit()
-        faults.wait_or_miss(lambda: common_state_hash(self.sites), "one state after training", 60)
+        faults.wait_or_miss(lambda: read_common_state(self.sites), "one state after training", 60)
         self.result |= self._compare_mirrors() | {
             "accepted_changes": sum(self.changes.made.values()),
             "events": len(self.changes.accepted),
@@ -312,6 +312,8 @@ class Drill:
             "unexpected_refusals": self.changes.unexpected[:5],
             "converged_s": max(faults.converged.values(), default=state_seconds),
             "converged": faults.converged,
+            "converged_wall": faults.converged_wall,
+            "restarts": {site.name: dict(site.processes.restarts) for site in self.sites},
             "hostile": faults.answers,
             "watchers_longest_silence_s": round(
                 max(watcher.longest_silence for watcher in self.watchers.watchers), 1
@@ -326,23 +328,29 @@ class Drill:
         missing: set[str] = set()
         for site in self.sites:
             missing |= set(site.require("missing_events", digests=digests)["missing"])
-        rows = {site.require("rows")["rows"] for site in self.sites}
+        rows = {site.name: site.require("rows") for site in self.sites}
+        is_one_set = len({answer["rows"] for answer in rows.values()}) == 1
+        counts = {name: answer["counts"] for name, answer in rows.items()}
+        self.faults.require(
+            "the end", is_one_set, f"the rows of people, machines and runs differ: {counts}"
+        )
         return {
             "mirrors": MIRRORS,
-            "one_state_hash": common_state_hash(self.sites) is not None,
-            "one_set_of_rows": len(rows) == 1,
+            "one_state_hash": read_common_state(self.sites) is not None,
+            "one_set_of_rows": is_one_set,
             "lost_changes": len(missing),
         }
 
     def _count_reporting(self) -> int:
         """Return the number of machines that reported to some mirror within ten seconds."""
         reporting: set[str] = set()
+        seconds = REPORT_SECONDS / self.drill.clock.share
         for site in self.sites:
             members = site.require("members", run=self.workers.run)["members"]
             reporting |= {
                 key
                 for key, (age, activity) in members.items()
-                if age < REPORT_SECONDS and activity != "left"
+                if age < seconds and activity != "left"
             }
         return len(reporting & {self.workers.key(n) for n in self.workers.numbers})
 
@@ -392,8 +400,6 @@ def main() -> None:
     )
     options = parser.parse_args()
     configure_settings()
-    # Make SIGTERM an exception, so that everything is stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     with ExitStack() as cleanup:
         temporary = tempfile.TemporaryDirectory(
             prefix="barnraise-mirrors-", ignore_cleanup_errors=True
@@ -401,7 +407,8 @@ def main() -> None:
         folder = options.keep or Path(cleanup.enter_context(temporary))
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)  # if root runs the drill, Postgres runs as another user
-        mirrors = MirrorGroup(folder, cleanup)
+        children = ChildProcesses(folder, cleanup)
+        mirrors = MirrorGroup(folder, children, cleanup)
         mirrors.start()
         participants = start_training(mirrors, options.seed, cleanup)
         drill = Drill(mirrors, participants, QUICK if options.quick else Durations())

@@ -13,25 +13,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mirror_site import Site, wait_until
+from child_processes import ChildProcesses, OverdueError
+from mirror_site import Site, read_common_state
 from network import Loopback, Network
 from random_changes import RandomChanges
 
 from barnraise.protocol.signing import digest
-from coordinator.demo.mirrors import common_state_hash
 
+# Seconds count in proportion to the share of the machine that others leave: `AvailableClock`.
 TARGET_SECONDS = 10.0  # after healing, within which all mirrors must publish one state
 MAX_WAIT_SECONDS = 90.0  # after which the drill stops waiting for it
 RESTART_SECONDS = 120  # within which a restarted process must answer
 HOUR = 3600.0
+ACCEPT_SECONDS = 120.0  # within which a site without a fault must accept a change
+BUSY_SECONDS = 15.0  # within which Celery works on a burst of events
 BURST_EVENTS = 30
+BURSTS = 3  # that are tried until Celery is seen at work
 CLOCK_WARNING = "this machine's clock is"
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds that each phase of the drill takes."""
+    """Seconds that each phase of the drill takes, at least: its effects are waited for."""
 
     steady: float = 25.0
     killed: float = 25.0  # a mirror
@@ -58,16 +62,20 @@ class Faults:
     """Apply faults, one after another.
 
     Attributes:
-        converged: Fault → seconds from its healing until all mirrors published one state.
+        converged: Fault → seconds from its healing until all mirrors published one state, in
+            proportion to the share of the machine that others left.
+        converged_wall: The same by an ordinary clock.
         missed: A sentence for each requirement that was not met.
         answers: Attack → how it was answered.
     """
 
+    drill: ChildProcesses
     sites: list[Site]
     changes: RandomChanges
     network: Network | Loopback
     durations: Durations
     converged: dict[str, float] = field(default_factory=dict)
+    converged_wall: dict[str, float] = field(default_factory=dict)
     missed: list[str] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
 
@@ -76,10 +84,12 @@ class Faults:
     def measure_convergence(self, name: str) -> float:
         """Return the seconds until all mirrors publish one state, with no changes meanwhile."""
         self.changes.wait_until_idle()
+        started = time.monotonic()
         seconds = self.wait_or_miss(
-            lambda: common_state_hash(self.sites), f"one state after {name}", MAX_WAIT_SECONDS
+            lambda: read_common_state(self.sites), f"one state after {name}", MAX_WAIT_SECONDS
         )
         self.converged[name] = round(seconds, 1)
+        self.converged_wall[name] = round(time.monotonic() - started, 1)
         if seconds > TARGET_SECONDS:
             self.missed.append(
                 f"{name}: one state only {seconds:.1f} s after healing, not {TARGET_SECONDS:.0f}"
@@ -92,8 +102,8 @@ class Faults:
     ) -> float:
         """Wait for a condition; return the seconds, or all of them if the requirement is missed."""
         try:
-            return wait_until(condition, description, seconds)
-        except TimeoutError as error:
+            return self.drill.wait_until(condition, description, seconds)
+        except OverdueError as error:
             self.missed.append(str(error))
             return seconds
 
@@ -105,11 +115,21 @@ class Faults:
     def _accepted_changes(self) -> int:
         return sum(self.changes.made.values())
 
+    def _wait_for_changes(self, seconds: float, *accepted: Callable[[], int]) -> None:
+        """Wait for so many seconds, and until each of these numbers of changes has grown."""
+        before = [count() for count in accepted]
+        self.drill.sleep(seconds)
+        self.wait_or_miss(
+            lambda: all(count() > old for count, old in zip(accepted, before, strict=True)),
+            "changes that are accepted during the fault",
+            ACCEPT_SECONDS,
+        )
+
     # ---- the faults
 
     def do_nothing(self) -> str:
         """Wait without a fault."""
-        time.sleep(self.durations.steady)
+        self._wait_for_changes(self.durations.steady, self._accepted_changes)
         seconds = self.measure_convergence("nothing")
         accepted = self._accepted_changes()
         return f"{accepted} changes were accepted; one state {seconds:.1f} s after the last"
@@ -119,10 +139,10 @@ class Faults:
         before = self._accepted_changes()
         site.has_fault = True
         site.kill()
-        time.sleep(self.durations.killed)
+        self._wait_for_changes(self.durations.killed, self._accepted_changes)
         elsewhere = self._accepted_changes() - before
         site.start()
-        start_seconds = wait_until(site.answers, f"{site.name} again", RESTART_SECONDS)
+        start_seconds = self.drill.wait_until(site.answers, f"{site.name} again", RESTART_SECONDS)
         site.has_fault = False
         seconds = self.measure_convergence(f"{site.name} killed")
         self.require(f"{site.name} killed", elsewhere, "the others accepted nothing meanwhile")
@@ -139,7 +159,11 @@ class Faults:
             self.missed.append("cut off: not done, there are no network namespaces here")
             return "not done: it takes Linux and root"
         self.network.cut(number)
-        time.sleep(self.durations.cut)
+        self._wait_for_changes(
+            self.durations.cut,
+            lambda: self.changes.made[site.name],
+            lambda: self._accepted_changes() - self.changes.made[site.name],
+        )
         self.changes.wait_until_idle()
         here = self.changes.made[site.name] - before[site.name]
         elsewhere = self._accepted_changes() - sum(before.values()) - here
@@ -171,12 +195,12 @@ class Faults:
         accepted_before = self._accepted_changes()
         refused_before = self.changes.refused[site.name]
         processes = kill()
-        time.sleep(self.durations.server)
+        self._wait_for_changes(self.durations.server, self._accepted_changes)
         accepted = self._accepted_changes() - accepted_before
         refused = self.changes.refused[site.name] - refused_before
         site.restart_servers()
-        wait_until(site.answers, f"{site.name} with {server}", RESTART_SECONDS)
-        wait_until(
+        self.drill.wait_until(site.answers, f"{site.name} with {server}", RESTART_SECONDS)
+        self.drill.wait_until(
             lambda: site.request("state")["ok"], f"{site.name}'s load driver with {server}", 60
         )
         site.has_fault = False
@@ -193,20 +217,16 @@ class Faults:
         """Kill a mirror's Celery in the middle of a task, and start it again."""
         other = next(each for each in self.sites if each is not site)
         self.changes.wait_until_idle()
-        for number in range(BURST_EVENTS):  # for Celery to pull
-            reply = other.require("account", name=f"burst-{number}-{time.time_ns()}")
-            self.changes.record_events(other, "account", reply)
-        try:
-            wait_until(site.is_celery_busy, "Celery in the middle of a task", 15)
+        if self._wait_for_busy_celery(site, other):
             moment = "in the middle of a task"
-        except TimeoutError:
+        else:
             moment = "between two tasks: it was never caught in one"
             self.missed.append("Celery in mid-task: it was never caught in one")
         site.kill_celery()
         self.changes.resume()
-        time.sleep(self.durations.server)
+        self.drill.sleep(self.durations.server)
         site.start_celery()
-        start_seconds = wait_until(
+        start_seconds = self.drill.wait_until(
             lambda: site.require("celery")["works"], f"{site.name}'s Celery again", RESTART_SECONDS
         )
         seconds = self.measure_convergence("Celery killed")
@@ -214,6 +234,19 @@ class Faults:
             f"killed {moment}, started again after {self.durations.server:.0f} s and back in "
             f"{start_seconds:.1f} s: one state {seconds:.1f} s later"
         )
+
+    def _wait_for_busy_celery(self, site: Site, other: Site) -> bool:
+        """Make bursts of events at another mirror until the site's Celery works on one."""
+        for _ in range(BURSTS):
+            for number in range(BURST_EVENTS):
+                reply = other.require("account", name=f"burst-{number}-{time.time_ns()}")
+                self.changes.record_events(other, "account", reply)
+            try:
+                self.drill.wait_until(site.is_celery_busy, "Celery's work", BUSY_SECONDS)
+            except OverdueError:
+                continue
+            return True
+        return False
 
     def fill_disk(self, site: Site, folder: Path) -> str:
         """Fill the disk of a mirror's database.
@@ -227,8 +260,12 @@ class Faults:
         ballast = folder / "ballast"
         size = _fill_file_system(ballast)
         error = ""
-        deadline = time.monotonic() + self.durations.full_disk
-        while time.monotonic() < deadline:
+        clock = self.drill.clock
+        start = clock.now()
+        # Until it has refused something; if it refuses nothing, not for ever.
+        while (seconds := clock.now() - start) < self.durations.full_disk or (
+            not error and seconds < ACCEPT_SECONDS
+        ):
             reply = site.request("account", 20.0, name=f"full-{time.time_ns()}")
             if reply["ok"]:
                 self.changes.record_events(site, "account", reply)
@@ -238,7 +275,7 @@ class Faults:
         accepted = self._accepted_changes() - accepted_before
         ballast.unlink()
         site.restart_servers()
-        wait_until(
+        self.drill.wait_until(
             lambda: site.answers() and site.request("state")["ok"],
             f"{site.name} with free space",
             RESTART_SECONDS,
@@ -262,7 +299,7 @@ class Faults:
         self._restart_with(site, **wrong)
         self.changes.resume()
         made_before = self.changes.made[site.name]
-        time.sleep(self.durations.wrong_clock)
+        self._wait_for_changes(self.durations.wrong_clock, lambda: self.changes.made[site.name])
         self.changes.wait_until_idle()
         reply = site.require("clock")
         clock_ahead = reply["time"] - time.time()
@@ -290,10 +327,10 @@ class Faults:
         site.stop_load_driver()
         site.start(**environment)
         site.start_load_driver(**environment)
-        wait_until(site.answers, f"{site.name} again", RESTART_SECONDS)
+        self.drill.wait_until(site.answers, f"{site.name} again", RESTART_SECONDS)
         site.require("token")
         if environment:
-            wait_until(
+            self.drill.wait_until(
                 lambda: abs(site.require("state")["offset"]) > 60, "the others' time there", 60
             )
 

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+from child_processes import ChildStatus, list_statuses
 
-from coordinator.demo.mirrors import BEAT, CELERY, SERVERS, SITE, DemoMirror
+from coordinator.demo.mirrors import BEAT, CELERY, RAISING, SERVERS, SITE, DemoMirror
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -23,6 +25,8 @@ MANAGE = (sys.executable, str(ROOT / "manage.py"))
 LOAD_DRIVER = f"import sys; sys.path.append({str(HERE)!r}); import load_driver; load_driver.main()"
 BUSY_PERCENT = 20  # CPU of a Celery that works: a process that waits for a task sleeps
 LOAD_DRIVER_LOG = "load-driver.log"
+REQUIRED_SECONDS = 600.0  # for an answer without which a drill cannot go on
+STATUS_SECONDS = 10.0  # within which a mirror on a busy machine answers what its state is
 
 
 class LoadDriverProcess:
@@ -63,14 +67,27 @@ class LoadDriverProcess:
             try:
                 self._process.stdin.write(json.dumps(message) + "\n")
                 self._process.stdin.flush()
-                deadline = time.monotonic() + seconds
-                while True:
-                    remaining = max(0.01, deadline - time.monotonic())
-                    reply = self._replies.get(timeout=remaining)
-                    if reply["number"] == self._number:
-                        return reply
-            except (queue.Empty, BrokenPipeError):
-                return {"ok": False, "error": f"no answer in {seconds:.0f} s", "events": []}
+            except (BrokenPipeError, ValueError):  # it died, or its input was closed
+                return {"ok": False, "error": "the load driver has ended", "events": []}
+            return self._await_reply(seconds)
+
+    def _await_reply(self, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while (remaining := deadline - time.monotonic()) > 0:
+            try:
+                reply = self._replies.get(timeout=min(1.0, remaining))
+            except queue.Empty:
+                if self._process.poll() is None:
+                    continue
+                return {"ok": False, "error": "the load driver has died", "events": []}
+            if reply["number"] == self._number:
+                return reply
+        return {"ok": False, "error": f"no answer in {seconds:.0f} s", "events": []}
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        return self._process.poll()
 
     def stop(self) -> None:
         """End the process."""
@@ -132,7 +149,7 @@ class Site(DemoMirror):
 
     def require(self, action: str, **arguments: Any) -> dict[str, Any]:
         """Run an action that must succeed, and return the reply."""
-        reply = self.request(action, **arguments)
+        reply = self.request(action, REQUIRED_SECONDS, **arguments)
         assert reply["ok"], f"{self.name}: {action}: {reply['error']}"
         return reply
 
@@ -140,6 +157,23 @@ class Site(DemoMirror):
         """Stop the load driver, if it runs."""
         if self._load_driver is not None:
             self._load_driver.stop()
+            self._load_driver = None
+
+    def child_statuses(self) -> list[ChildStatus]:
+        """Return the statuses of its processes and of its load driver."""
+        logs = self.processes.logs
+        restarted = self.processes.supervised_names()  # again, if they have ended
+        others = {
+            name: child for name, child in self.processes.children.items() if name not in restarted
+        }
+        statuses = list_statuses(others, logs, may_finish=(RAISING,))
+        if failure := self.processes.failure:
+            statuses.append(ChildStatus("supervision", 1, logs / f"{CELERY}.log", cause=failure))
+        driver = self._load_driver
+        if driver is not None:
+            log = logs / LOAD_DRIVER_LOG
+            statuses.append(ChildStatus("load driver", driver.exit_code, log))
+        return [replace(status, name=f"{self.name}'s {status.name}") for status in statuses]
 
     # ---- faults
 
@@ -176,7 +210,7 @@ class Site(DemoMirror):
 
     def answers(self) -> bool:
         """Return whether its web server answers."""
-        return self.fetch_status(5.0) is not None
+        return self.fetch_status(STATUS_SECONDS) is not None
 
     def log_contains(self, text: str) -> bool:
         """Return whether the log of its web server or of its Celery contains the text."""
@@ -189,18 +223,15 @@ class Site(DemoMirror):
         super().stop()
 
 
-def wait_until(condition: Callable[[], object], description: str, seconds: float) -> float:
-    """Wait for a condition and return the seconds that this took.
-
-    Raises:
-        TimeoutError: If it is not true within `seconds`.
-    """
-    start = time.monotonic()
-    while not condition():
-        if time.monotonic() - start > seconds:
-            raise TimeoutError(f"{description}: not within {seconds:.0f} seconds")
-        time.sleep(0.1)
-    return time.monotonic() - start
+def read_common_state(sites: Sequence[Site]) -> str | None:
+    """Return the state hash that all mirrors publish; None if one is silent or they differ."""
+    hashes = set()
+    for site in sites:
+        status = site.fetch_status(STATUS_SECONDS)
+        if status is None:
+            return None
+        hashes.add(status["state"])
+    return hashes.pop() if len(hashes) == 1 else None
 
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:

@@ -8,10 +8,10 @@ import asyncio
 import json
 import random
 import threading
-import time
 from collections.abc import Sequence
 
 import httpx
+from available_clock import AvailableClock
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 from websockets.typing import Origin
@@ -24,7 +24,7 @@ class Watcher:
     """Follow a run at one mirror after another.
 
     Attributes:
-        last_received: Monotonic seconds.
+        last_received: Seconds on the drill's clock.
         moves: Number of moves to another mirror.
         snapshots: Number of snapshots fetched.
         gaps: Number of gaps between deltas.
@@ -32,8 +32,11 @@ class Watcher:
         longest_silence: In seconds.
     """
 
-    def __init__(self, number: int, run: str, mirrors: Sequence[str]) -> None:
+    def __init__(
+        self, number: int, run: str, mirrors: Sequence[str], clock: AvailableClock
+    ) -> None:
         self.run = run
+        self.clock = clock
         self.mirrors = list(mirrors)
         self.last_received = -1e9
         self.moves = 0
@@ -52,7 +55,12 @@ class Watcher:
     @property
     def is_connected(self) -> bool:
         """Return whether something arrived within `SILENCE_SECONDS`."""
-        return time.monotonic() - self.last_received < SILENCE_SECONDS
+        return self.clock.now() - self.last_received < SILENCE_SECONDS
+
+    @property
+    def patience(self) -> float:
+        """Return the silence in seconds after which it moves, at this machine's present load."""
+        return SILENCE_SECONDS / self.clock.share
 
     async def watch(self, http: httpx.AsyncClient) -> None:
         """Follow the run until the task is cancelled."""
@@ -67,11 +75,11 @@ class Watcher:
     async def _follow_mirror(self, http: httpx.AsyncClient) -> None:
         url = f"ws{self.url.removeprefix('http')}/ws/runs/{self.run}/"
         async with connect(
-            url, origin=Origin(self.url), open_timeout=6, close_timeout=1, proxy=None
+            url, origin=Origin(self.url), open_timeout=self.patience, close_timeout=1, proxy=None
         ) as socket:
             await self._fetch_snapshot(http)
             while True:
-                delta = json.loads(await asyncio.wait_for(socket.recv(), SILENCE_SECONDS))
+                delta = json.loads(await asyncio.wait_for(socket.recv(), self.patience))
                 self._record_arrival()
                 self.deltas += 1
                 if delta["seq"] <= self._seq:
@@ -83,7 +91,7 @@ class Watcher:
                     self._seq = delta["seq"]
 
     async def _fetch_snapshot(self, http: httpx.AsyncClient) -> None:
-        answer = await http.get(f"{self.url}/live/{self.run}/")
+        answer = await http.get(f"{self.url}/live/{self.run}/", timeout=self.patience)
         if answer.status_code != 200:
             raise ValueError(f"{self.url} answered {answer.status_code}")
         self._seq = answer.json()["seq"]
@@ -91,7 +99,7 @@ class Watcher:
         self._record_arrival()
 
     def _record_arrival(self) -> None:
-        now = time.monotonic()
+        now = self.clock.now()
         if self.last_received > 0:
             self.longest_silence = max(self.longest_silence, now - self.last_received)
         self.last_received = now
@@ -100,9 +108,9 @@ class Watcher:
 class WatcherGroup(threading.Thread):
     """Run all watchers in one thread."""
 
-    def __init__(self, count: int, run: str, mirrors: Sequence[str]) -> None:
+    def __init__(self, count: int, run: str, mirrors: Sequence[str], clock: AvailableClock) -> None:
         super().__init__(name="watchers", daemon=True)
-        self.watchers = [Watcher(number, run, mirrors) for number in range(count)]
+        self.watchers = [Watcher(number, run, mirrors, clock) for number in range(count)]
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
 
@@ -111,7 +119,7 @@ class WatcherGroup(threading.Thread):
         self._loop.run_until_complete(self._watch())
 
     async def _watch(self) -> None:
-        async with httpx.AsyncClient(timeout=6) as http:
+        async with httpx.AsyncClient() as http:
             tasks = [asyncio.create_task(watcher.watch(http)) for watcher in self.watchers]
             await self._stopped.wait()
             for task in tasks:

@@ -7,13 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mirror_site import Site, wait_until
+from child_processes import ChildProcesses, list_statuses
+from mirror_site import Site
 
 from barnraise.state_dir import StateDir
 from coordinator.demo.processes import ProcessGroup
 
 HERE = Path(__file__).parent
-WINDOW_SECONDS = 10.0  # a machine that takes no step for this long has paused
+# A machine that takes no step for so long has paused; see `AvailableClock`.
+WINDOW_SECONDS = 10.0
 POLL_SECONDS = 0.5  # between two readings of the status files
 
 
@@ -22,16 +24,21 @@ class WorkerGroup:
 
     Attributes:
         run: Id of the run that they train.
-        steps: Machine → (monotonic seconds, step) of each reading.
+        steps: Machine → (seconds, step) of each reading.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, drill: ChildProcesses) -> None:
         self.folder = folder
+        self.drill = drill
         self.numbers = range(1, count + 1)
         self.processes = ProcessGroup(folder / "logs")
         self.run = ""
         self.steps: dict[int, list[tuple[float, int]]] = {n: [] for n in self.numbers}
         self._watching = threading.Event()
+        tasks = ("measure", *(f"login-{n}" for n in self.numbers))
+        drill.watch(
+            lambda: list_statuses(self.processes.children, self.processes.logs, may_finish=tasks)
+        )
 
     @property
     def names(self) -> list[str]:
@@ -59,7 +66,9 @@ class WorkerGroup:
         measuring = self.processes.start(
             "measure", sys.executable, "-m", "barnraise", *command, **self._environment
         )
-        assert measuring.wait(400) == 0, self.processes.log_tail("measure")
+        self.drill.wait_until(
+            lambda: measuring.poll() == 0, "the measurement of this computer", 400
+        )
         del self.processes.children["measure"]
 
     def enrol(self, site: Site, people: dict[str, str]) -> None:
@@ -77,7 +86,7 @@ class WorkerGroup:
             site.require("approve_machines", owners=people)
             return all(self.processes.children[f"login-{n}"].poll() == 0 for n in self.numbers)
 
-        wait_until(all_enrolled, "six machines' enrolment", 180)
+        self.drill.wait_until(all_enrolled, "six machines' enrolment", 180)
         for n in self.numbers:
             del self.processes.children[f"login-{n}"]
 
@@ -108,7 +117,7 @@ class WorkerGroup:
             for n in self.numbers:
                 status = self.status(n)
                 if status is not None:
-                    self.steps[n].append((time.monotonic(), status["step"]))
+                    self.steps[n].append((self.drill.clock.now(), status["step"]))
             time.sleep(POLL_SECONDS)
 
     def stop_watching(self) -> None:

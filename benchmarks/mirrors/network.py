@@ -5,10 +5,15 @@ elsewhere the drill reports that it could not cut off a mirror.
 """
 
 import os
+import re
 import subprocess
 import sys
+from contextlib import ExitStack
 
-SUBNET = "10.83.0"
+import psutil
+
+PREFIX = "bm"  # of all names, followed by the pid of the drill
+NAMESPACE = re.compile(rf"^{PREFIX}(\d+)n\d+\b", re.MULTILINE)
 
 
 def supports_namespaces() -> bool:
@@ -20,15 +25,24 @@ def supports_namespaces() -> bool:
 
 
 class Network:
-    """A bridge and `count` namespaces. As a context manager it removes them on exit."""
+    """A bridge and `count` namespaces.
 
-    def __init__(self, count: int) -> None:
-        self.tag = f"bm{os.getpid() % 100_000}"
+    Args:
+        count: Number of mirrors.
+        cleanup: Its end removes the namespaces, also if only some of them were made.
+    """
+
+    def __init__(self, count: int, cleanup: ExitStack) -> None:
+        self.tag = f"{PREFIX}{os.getpid()}"
+        self.subnet = f"10.83.{os.getpid() % 250}"  # two drills can run at one time
         self.count = count
+        cleanup.callback(_remove, self.tag)
 
-    def __enter__(self) -> "Network":
+    def create(self) -> None:
+        """Create the bridge and the namespaces, and remove those of drills that were killed."""
+        _remove_leftovers()
         _ip("link", "add", f"{self.tag}b", "type", "bridge")
-        _ip("addr", "add", f"{SUBNET}.1/24", "dev", f"{self.tag}b")
+        _ip("addr", "add", f"{self.subnet}.1/24", "dev", f"{self.tag}b")
         _ip("link", "set", f"{self.tag}b", "up")
         for n in range(self.count):
             name = self._namespace(n)
@@ -41,16 +55,10 @@ class Network:
             _ip("-n", name, "addr", "add", f"{self.host(n)}/24", "dev", mirror_end)
             _ip("-n", name, "link", "set", mirror_end, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for n in range(self.count):  # deletes both ends of the namespace's veth pair too
-            _ip("netns", "del", self._namespace(n), check=False)
-        _ip("link", "del", f"{self.tag}b", check=False)
 
     def host(self, n: int) -> str:
         """Return the address of mirror `n`."""
-        return f"{SUBNET}.{10 + n}"
+        return f"{self.subnet}.{10 + n}"
 
     def command_prefix(self, n: int) -> tuple[str, ...]:
         """Return the command that runs other commands in the namespace of mirror `n`."""
@@ -71,14 +79,6 @@ class Network:
 class Loopback:
     """The substitute without namespaces: all mirrors share one address, and none can be cut off."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __enter__(self) -> "Loopback":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
     def host(self, n: int) -> str:
         """Return the address of mirror `n`."""
         return "127.0.0.1"
@@ -88,5 +88,24 @@ class Loopback:
         return ()
 
 
-def _ip(*arguments: str, check: bool = True) -> None:
-    subprocess.run(["ip", *arguments], check=check, capture_output=not check)
+def _remove_leftovers() -> None:
+    for pid in set(NAMESPACE.findall(_ip("netns", "list"))):
+        if not psutil.pid_exists(int(pid)):
+            _remove(f"{PREFIX}{pid}")
+
+
+def _remove(tag: str) -> None:
+    """Remove what there is of a drill's network."""
+    for name in _ip("netns", "list").splitlines():
+        if name.startswith(f"{tag}n"):  # deletes both ends of the namespace's veth pair too
+            _ip("netns", "del", name.split()[0], check=False)
+    _ip("link", "del", f"{tag}b", check=False)
+
+
+def _ip(*arguments: str, check: bool = True) -> str:
+    """Run a command of `ip` and return its output."""
+    errors = None if check else subprocess.DEVNULL
+    result = subprocess.run(
+        ["ip", *arguments], check=check, stdout=subprocess.PIPE, stderr=errors, text=True
+    )
+    return result.stdout

@@ -15,17 +15,21 @@ import asyncio
 import gc
 import json
 import resource
-import shutil
 import signal
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import uvloop
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
+from child_processes import ChildProcesses
 from site_stack import Site
 
 if TYPE_CHECKING:  # these import Django's models, which need the settings that `Site` prepares
@@ -236,6 +240,7 @@ def measure_loads(
             continue
         Run.objects.filter(pk=run.pk).update(report_every=every)
         figures = uvloop.run(run_load(site, run, simulated, LoadSize(watchers, every, duration)))
+        site.children.catch_signals()
         reports_before += figures["reports"]
         figures["lost_reports"] = count_lost_reports(run, reports_before)
         print(json.dumps(figures), flush=True)
@@ -283,16 +288,15 @@ def main() -> None:
     watchers = default if options.watchers is None else options.watchers
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
-    # Make SIGTERM an exception, so that the `finally` below stops the site.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    folder = Path(tempfile.mkdtemp(prefix="barnraise-bench-"))
-    site = Site(folder, options.web)
     result: dict[str, Any] = {"workers": workers, "watchers": watchers}
-    try:
+    with ExitStack() as cleanup:
+        temporary = tempfile.TemporaryDirectory(
+            prefix="barnraise-bench-", ignore_cleanup_errors=True
+        )
+        folder = Path(cleanup.enter_context(temporary))
+        site = Site(folder, options.web, ChildProcesses(folder, cleanup))
+        cleanup.callback(site.stop)
         result |= measure(site, workers, watchers, options)
-    finally:
-        site.stop()
-        shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(result))
 
 

@@ -194,22 +194,18 @@ class LiedSite:
         """Wait until the site has stored all confirmed reports; return the run's count.
 
         Raises:
-            AssertionError: If the site does not store them in time.
+            OverdueError: If the site does not store them in time.
         """
         witnesses = [*self.honest, *self.sybils, *self.pair]
         posted = {w.machine.pk: w.seq for w in witnesses if w.seq}
-        started = time.monotonic()
-        while True:
+
+        def are_stored() -> bool:
+            drain_queue()  # as the site's own task does, which may be late on a busy machine
             rows = Membership.objects.filter(run=self.run, machine__in=posted)
             stored = dict(rows.values_list("machine", "high_water_mark"))
-            if all(stored.get(pk, 0) >= seq for pk, seq in posted.items()):
-                break
-            died = self.site.processes.failed_process()
-            assert died is None, f"{died} died: {self.site.processes.log_tail(died or '')}"
-            waited = time.monotonic() - started
-            assert waited < WAIT_SECONDS, f"not stored in {WAIT_SECONDS:.0f} s: {stored}"
-            drain_queue()  # as the site's own task does, which may be late on a busy machine
-            time.sleep(0.2)
+            return all(stored.get(pk, 0) >= seq for pk, seq in posted.items())
+
+        self.site.children.wait_until(are_stored, "all confirmed reports", WAIT_SECONDS)
         run = Run.objects.get(pk=self.run.pk)
         advance_run(run)
         run.refresh_from_db()

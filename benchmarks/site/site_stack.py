@@ -3,11 +3,11 @@
 import os
 import secrets
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import psutil
+from child_processes import ChildProcesses, list_statuses
 
 WEB_COMMAND = (
     "-m",
@@ -34,10 +34,12 @@ class Site:
     Args:
         folder: State folder of the site.
         web_processes: Number of processes that serve pages, the API and websockets.
+        children: Watches and ends all processes.
     """
 
-    def __init__(self, folder: Path, web_processes: int) -> None:
+    def __init__(self, folder: Path, web_processes: int, children: ChildProcesses) -> None:
         self.folder = folder
+        self.children = children
         self.web_processes = web_processes
         folder.chmod(0o755)  # if root runs the benchmark, Postgres runs as another user
         os.environ |= {
@@ -60,6 +62,7 @@ class Site:
 
         call_command("migrate", verbosity=0, interactive=False)
         self.processes = ProcessGroup(folder / "logs")
+        children.watch(lambda: list_statuses(self.processes.children, self.processes.logs))
         self.port = free_port(8700)
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -74,10 +77,7 @@ class Site:
         self.processes.start("celery", *nice, *worker_command(TASK_QUEUE))
         self.processes.start("webhooks", *nice, *worker_command(WEBHOOK_QUEUE))
         self.processes.start("beat", *nice, *beat_command())
-        deadline = time.monotonic() + START_SECONDS
-        while not self._is_ready():
-            assert time.monotonic() < deadline, self.processes.log_tail("web")
-            time.sleep(0.2)
+        self.children.wait_until(self._is_ready, "the site's readiness", START_SECONDS)
 
     def _is_ready(self) -> bool:
         try:

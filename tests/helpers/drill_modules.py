@@ -6,10 +6,13 @@ from types import ModuleType
 
 from helpers.paths import ROOT
 
+FOLDERS = ("exchange", "mirrors", "shared")
+
 
 def import_drill_module(name: str) -> ModuleType:
-    """Return a module of `benchmarks/exchange`."""
-    folder = str(ROOT / "benchmarks" / "exchange")
-    if folder not in sys.path:
-        sys.path.append(folder)
+    """Return a module of the drills' folders in `benchmarks`."""
+    for folder in FOLDERS:
+        path = str(ROOT / "benchmarks" / folder)
+        if path not in sys.path:
+            sys.path.append(path)
     return importlib.import_module(name)
