@@ -22,6 +22,21 @@ export function smoothPoints(points: Point[], scale: number): Point[] {
   });
 }
 
+/**
+ * Return how many tokens the smoothing looks back.
+ *
+ * It is the range of three points, but at least 1/80 and at most 1/30 of the whole curve.
+ */
+export function smoothingScale(points: Point[]): number {
+  const range = (points.at(-1)?.[0] ?? 0) - (points[0]?.[0] ?? 0);
+  return range * Math.min(1 / 30, Math.max(1 / 80, 3 / points.length));
+}
+
+/** Return the last loss of the smoothed curve; undefined without points. */
+export function lastSmoothedLoss(points: Point[]): number | undefined {
+  return smoothPoints(points, smoothingScale(points)).at(-1)?.[1];
+}
+
 /** Put several curves on one x axis, as uPlot needs them; null where a curve has no point. */
 export function alignCurves(...curves: Point[][]): [number[], ...(number | null)[][]] {
   const xs = new Set(curves.flatMap((points) => points.map(([x]) => x)));

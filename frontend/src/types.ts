@@ -107,6 +107,8 @@ export interface Run {
   rate: number;
   /** Seconds since 1970; null until the training starts. */
   started: number | null;
+  /** Seconds since 1970; null until the run is finished or cancelled. */
+  ended: number | null;
   /** Updates that all machines have published. */
   updates: number;
   /** Machines that ever joined. */
@@ -136,6 +138,8 @@ export interface RunChanges {
   rate?: number;
   /** Seconds since 1970; null until the training starts. */
   started?: number | null;
+  /** Seconds since 1970; null until the run is finished or cancelled. */
+  ended?: number | null;
   /** Updates that all machines have published. */
   updates?: number;
   /** Machines that ever joined. */

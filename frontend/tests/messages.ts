@@ -63,6 +63,7 @@ export function createSnapshot(seq: number, changes: Partial<Snapshot> = {}): Sn
       budget: 10_000,
       rate: 10,
       started: 1,
+      ended: null,
       updates: 3,
       workers_alive: 1,
       workers_known: 1,

@@ -2,7 +2,13 @@
 
 import pytest
 
-from barnraise.formats import format_byte_rate, format_bytes, format_parameters, format_seconds
+from barnraise.formats import (
+    format_byte_rate,
+    format_bytes,
+    format_duration,
+    format_parameters,
+    format_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +47,18 @@ def test_bytes_have_the_unit_of_their_size(count, text):
 )
 def test_duration_has_the_unit_of_its_length(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (40.4, "40 s"),
+        (2_100, "35 min"),
+        (19_200, "5 h 20 min"),
+        (47 * 3600, "47 h 00 min"),
+        (2.6 * 86_400, "3 days"),
+        (1_500 * 86_400, "1,500 days"),
+    ],
+)
+def test_duration_has_the_unit_in_which_people_wait(seconds, text):
+    assert format_duration(seconds) == text

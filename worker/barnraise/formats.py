@@ -37,6 +37,18 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h"
 
 
+def format_duration(seconds: float) -> str:
+    """Write how long people wait: 40 s, 35 min, 5 h 20 min, 3 days."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{seconds / 86_400:,.0f} days"
+
+
 def parse_bytes(text: str) -> int:
     """Read a size as people type it: '24GB', '1.5T', '800 mb' or, with binary units, '4GiB'.
 

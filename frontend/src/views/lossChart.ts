@@ -13,7 +13,7 @@ import {
   formatMoment,
   formatPercent,
 } from "../format";
-import { alignCurves, smoothPoints } from "../movingAverage";
+import { alignCurves, smoothingScale, smoothPoints } from "../movingAverage";
 import type { PreferenceControls, Preferences } from "../preferences";
 import type { Store } from "../store";
 import type { Point, Run, WorkerCurve } from "../types";
@@ -69,8 +69,7 @@ export class LossChart {
     const mapX = createXMapping(xAxis, this.stepTokens, clock);
 
     // Curves
-    const range = (train.at(-1)?.[0] ?? 0) - (train[0]?.[0] ?? 0);
-    const scale = range * smoothingShare(train.length) * SMOOTHING_FACTORS[smoothing];
+    const scale = smoothingScale(train) * SMOOTHING_FACTORS[smoothing];
     const smoothAndMap = (points: Point[]) =>
       mapPoints(scale ? smoothPoints(points, scale) : points, mapX);
     this.trainCurve = trainCurve ? smoothAndMap(train) : [];
@@ -216,15 +215,6 @@ export class LossChart {
       ...machines,
     ];
   }
-}
-
-/**
- * Return how far the smoothing looks back, as a share of the range of tokens.
- *
- * It is the range of three points, but at least 1/80 and at most 1/30 of the whole.
- */
-function smoothingShare(points: number): number {
-  return Math.min(1 / 30, Math.max(1 / 80, 3 / points));
 }
 
 /** Return the last point whose x is at most `x`. */

@@ -8,8 +8,9 @@ import {
   formatLoss,
   formatPercent,
 } from "../format";
+import { lastSmoothedLoss } from "../movingAverage";
 import type { Store } from "../store";
-import type { Point, Run, RunStatus } from "../types";
+import type { Run, RunStatus } from "../types";
 import { formatAgreement } from "./exchangeSummary";
 
 export const STATUS_LABELS: Record<RunStatus, string> = {
@@ -30,7 +31,6 @@ const CONTROL_STATUSES: Record<string, readonly RunStatus[]> = {
   cancel: ["draft", "recruiting", "training", "paused"],
 };
 const BEFORE_LAUNCH = ["launch", "edit"]; // controls that are hidden once a launch is requested
-const RECENT_POINTS = 8; // of the training loss, whose mean is shown: single steps are noisy
 const UNKNOWN = "–";
 
 /** Shows the run's values, status and controls. */
@@ -52,11 +52,10 @@ export class RunFigures {
     if (!run) return;
     // While no two machines can be compared, the last result stays.
     this.agree = run.agree ?? this.agree;
-    const elapsed = run.started ? formatDuration(Math.max(0, store.now - run.started)) : UNKNOWN;
     const figures = {
       status: STATUS_LABELS[run.status],
       validation: formatLoss(store.curves.validation.at(-1)?.[1]),
-      train: formatLoss(meanOfRecent(store.curves.train)),
+      train: formatLoss(lastSmoothedLoss(store.curves.train)),
       rate: formatCount(run.rate),
       workers_alive: formatInteger(run.workers_alive),
       workers_known: formatInteger(run.workers_known),
@@ -67,7 +66,7 @@ export class RunFigures {
       progress: formatPercent(run.tokens / run.budget),
       time_left: formatTimeLeft(run),
       agree: formatAgreement(this.agree),
-      elapsed,
+      elapsed: formatElapsed(run, store.now),
     };
     for (const [name, text] of Object.entries(figures)) {
       for (const element of this.elements.get(name) ?? []) setText(element, text);
@@ -95,10 +94,10 @@ export class RunFigures {
   }
 }
 
-function meanOfRecent(points: Point[]): number | undefined {
-  const recent = points.slice(-RECENT_POINTS);
-  if (!recent.length) return undefined;
-  return recent.reduce((sum, point) => sum + point[1], 0) / recent.length;
+/** The time from the run's start to its end, or until now. */
+export function formatElapsed(run: Run, now: number): string {
+  if (run.started === null) return UNKNOWN;
+  return formatDuration(Math.max(0, (run.ended ?? now) - run.started));
 }
 
 function formatTimeLeft(run: Run): string {

@@ -42,6 +42,8 @@ class LiveRun(LiveMessage):
     """Tokens per second over all machines that report, bounded by what other people saw."""
     started: float | None
     """Seconds since 1970; null until the training starts."""
+    ended: float | None
+    """Seconds since 1970; null until the run is finished or cancelled."""
     updates: int
     """Updates that all machines have published."""
     workers_known: int

@@ -190,6 +190,7 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "people": count.people,
         "rate": sum_over_people(_speeds(run, rows), owner, speeds),
         "started": run.started.timestamp() if run.started else None,
+        "ended": run.finished.timestamp() if run.finished else None,
         "updates": round(sum_over_people(_sum_by_person(rows, "updates_sent"), owner, updates)),
         "workers_known": len(rows),
         "workers_alive": alive,

@@ -233,6 +233,14 @@ def test_snapshot_of_many_machines_lists_alive_and_counts_all(
     assert (captured.run["workers_known"], captured.run["workers_alive"]) == (4, 2)
 
 
+def test_snapshot_of_an_ended_run_has_the_time_of_its_end(person, launched_run):
+    run, _ = launched_run(person())
+    assert RunSnapshot.capture(run).run["ended"] is None
+    assert run.finish()
+    run.refresh_from_db()
+    assert RunSnapshot.capture(run).run["ended"] == round(run.finished.timestamp(), 3)
+
+
 def test_loss_series_averages_losses_at_the_same_token_count():
     points = [
         {"kind": "train", "tokens": tokens, "loss": loss}

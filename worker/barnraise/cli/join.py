@@ -14,6 +14,7 @@ import typer
 from rich.live import Live
 from rich.markup import escape
 
+from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import configure_logging, out, stop_on_signals
 from barnraise.cli.machine_options import (
     HomeOption,
@@ -37,7 +38,7 @@ LOG_SECONDS = 10.0  # between two lines of the status in a log
 
 @expand_option_groups
 def join(
-    run: Annotated[str, typer.Argument(help="The run's name in its address, or its id.")],
+    run: RunArgument,
     machine: MachineOptions,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="UDP port for peers; 0: any free one.")

@@ -9,6 +9,7 @@ import psutil
 import typer
 from rich.markup import escape
 
+from barnraise.cli.addresses import parse_site_address
 from barnraise.cli.console import errors, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.coordinator_client.client import CoordinatorClient
@@ -26,7 +27,7 @@ def login(
 ) -> None:
     """Enrol this machine at a site: it shows a code that you approve in the browser."""
     state_dir = open_state_dir(home)
-    coordinator = CoordinatorClient(url if "//" in url else f"https://{url}", state_dir.identity)
+    coordinator = CoordinatorClient(parse_site_address(url), state_dir.identity)
     mirror = coordinator.pin_mirror()
     enrolment = coordinator.request_enrolment(describe_machine(name))
     out.print(

@@ -13,19 +13,18 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import StateError
-from barnraise.formats import parse_bytes
+from barnraise.formats import format_duration, parse_bytes
 from barnraise.protocol.coordinator_messages import RunSummary
 from barnraise.protocol.verdicts import Verdict
 
 UPLINKS_MBPS = (20, 100)  # the uplinks for which the site estimates a run's duration
-
-RunArgument = Annotated[str, typer.Argument(help="The run's name in its address, or its id.")]
 
 
 class RunAction(StrEnum):
@@ -352,7 +351,7 @@ def estimate(
             need["machine"],
             f"{need['step_seconds']:.2f} s",
             f"{need['tokens_per_second']:,.0f}",
-            *(f"{pace['seconds'] / 86_400:,.2f} days" for pace in need["paces"]),
+            *(format_duration(pace["seconds"]) for pace in need["paces"]),
         )
     out.print(table)
 

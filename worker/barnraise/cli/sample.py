@@ -6,10 +6,10 @@ from typing import Annotated
 import psutil
 import typer
 
+from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
-from barnraise.cli.transfer import RunArgument
 from barnraise.formats import parse_bytes
 
 RESIDENT_SHARE = 0.5  # of the memory that is free, for layers that stay loaded between two tokens

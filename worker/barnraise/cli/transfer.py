@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.markup import escape
 
+from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import configure_logging, out, stop_on_signals
 from barnraise.cli.machine_options import (
     HardwareOption,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from barnraise.training.train import Worker
 
 W = TypeVar("W", bound="Worker")
-RunArgument = Annotated[str, typer.Argument(help="The run's name in its address, or its id.")]
 FolderArgument = Annotated[Path, typer.Argument(help="A new folder for the model's files.")]
 
 

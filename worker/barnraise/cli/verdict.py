@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import new_table, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
@@ -49,7 +50,7 @@ class ExclusionOptions:
 
 @expand_option_groups
 def verdict(
-    run: Annotated[str, typer.Argument(help="The run's name in its address, or its id.")],
+    run: RunArgument,
     peer: Annotated[
         str,
         typer.Option(help="Whose updates: a machine's key or its beginning; KEY.LIFE for one."),

@@ -1,0 +1,51 @@
+"""Test how addresses that people paste are read."""
+
+import pytest
+
+from barnraise.cli.addresses import parse_run, parse_site_address
+from barnraise.errors import StateError
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("https://train.example.org", "https://train.example.org"),
+        ("https://train.example.org/", "https://train.example.org"),
+        ("https://train.example.org/runs/first-barn/?x=1#loss", "https://train.example.org"),
+        (" train.example.org ", "https://train.example.org"),
+        ("train.example.org:8443/runs/", "https://train.example.org:8443"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("localhost:8000/runs/x/", "http://localhost:8000"),
+        ("192.168.1.20", "http://192.168.1.20"),
+        ("[::1]:8000", "http://[::1]:8000"),
+        ("barn.local:8000", "http://barn.local:8000"),
+        ("8.8.8.8", "https://8.8.8.8"),
+        ("http://203.0.113.9:80", "http://203.0.113.9:80"),
+    ],
+)
+def test_site_address_is_read_from_whatever_people_paste(text, address):
+    assert parse_site_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ftp://train.example.org", "https://", "https://host:port/", "http://a:b@host", "[::1"],
+)
+def test_what_is_no_address_is_refused_with_a_sentence(text):
+    with pytest.raises(StateError, match="address"):
+        parse_site_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "run"),
+    [
+        ("first-barn", "first-barn"),
+        ("0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b", "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"),
+        ("https://train.example.org/runs/first-barn/", "first-barn"),
+        ("http://127.0.0.1:8000/runs/first-barn/extend/?a=/b/", "first-barn"),
+        ("train.example.org/runs/first-barn", "first-barn"),
+        ("/runs/first-barn/", "first-barn"),
+    ],
+)
+def test_run_is_read_from_its_name_or_its_page(text, run):
+    assert parse_run(text) == run
