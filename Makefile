@@ -6,7 +6,7 @@ TOKENS ?=
 MIRRORS ?=
 QUICK ?=
 
-.PHONY: setup demo test test-fast test-all audit bench-swap bench-swap-cuda bench-site study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
+.PHONY: setup demo test test-fast test-all audit bench-swap bench-gpu bench-site study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -45,9 +45,11 @@ test-all: setup
 bench-swap: .venv/.installed
 	@$(BIN)/python benchmarks/swap/bench_swap.py $(if $(QUICK),--quick)
 
-# Measure the swap engine on a GPU whose memory is capped, against FSDP2 and DeepSpeed.
-bench-swap-cuda: .venv/.installed
-	@$(BIN)/python benchmarks/swap/bench_swap_cuda.py $(if $(QUICK),--quick)
+# What a GPU says about the swap engine, in nine minutes; CALL=second: 2.7B and torchao; CALL=third: the study with 32 M
+# parameters. A bare checkout on a machine with torch needs no make: python3 benchmarks/gpu_first.py
+CALL ?= first
+bench-gpu: .venv/.installed
+	@$(BIN)/python benchmarks/gpu_first.py --call $(CALL)
 
 # What one site bears with 2,000 workers and 2,000 watchers, 15 minutes. QUICK=1: a tenth, 3 minutes.
 bench-site: setup

@@ -1,18 +1,12 @@
-"""Train FSDP2 or DeepSpeed with CPU offload on a GPU in this process, for bench_swap_cuda.py.
+"""Train what a user would otherwise choose on a GPU: plain torch, FSDP2 and torchao with offload.
 
-`cuda_baseline.py '["fsdp2", "gpt3-1.3b", 1024, 16, 4, 8000000000]'`: the baseline, the model, the
-micro-batch's tokens, micro-batches a step, steps, and bytes of GPU memory.
-
-Layers, tokens, clipping and recomputation are those of baseline_train.py, with bf16 products and
-fp32 master weights: FSDP2 by its MixedPrecisionPolicy, DeepSpeed by its bf16 mode with its own
-CPUAdam.
+For gpu_first.py. Layers, tokens, clipping and recomputation are those of baseline_train.py, with
+bf16 products and fp32 master weights: FSDP2 by its MixedPrecisionPolicy, the others by autocast.
 """
 
-import itertools
-import json
-import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -24,30 +18,57 @@ from baseline_train import (
     GPT,
     LEARNING_RATE,
     WEIGHT_DECAY,
+    Batch,
     Step,
-    deepspeed_step,
     init_single_process_group,
     parameter_groups,
     torch_step,
 )
-from baselines import batches
 from torch import nn
 
-from barnraise.spec import ModelSpec, preset
+from barnraise.spec import ModelSpec
+
+LOSS = "sliced"
 
 
-def build_fsdp2(model: ModelSpec, _micro_batches: int, _sequences: int) -> Step:
+@dataclass(frozen=True)
+class GpuTraining:
+    """What a baseline trains.
+
+    Attributes:
+        model: the model's shape.
+        sequences: of a micro-batch.
+        micro_batches: of a step.
+        steps: of the training; the first is the warm-up.
+        device: "cuda", or "cpu" to show that the program runs.
+    """
+
+    model: ModelSpec
+    sequences: int
+    micro_batches: int
+    steps: int
+    device: str
+
+
+def build_plain(training: GpuTraining) -> Step:
+    """Return the step of plain torch with everything on the GPU."""
+    module = GPT(training.model, LOSS).to(training.device)
+    return _with_autocast(torch_step(module), training.device)
+
+
+def build_fsdp2(training: GpuTraining) -> Step:
     """Return the step of FSDP2 with CPU offload."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    init_single_process_group("nccl")
+    is_gpu = training.device == "cuda"
+    init_single_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo")
     options: dict[str, Any] = {
-        "mesh": init_device_mesh("cuda", (1,)),
-        "offload_policy": CPUOffloadPolicy(),
+        "mesh": init_device_mesh(training.device, (1,)),
+        "offload_policy": CPUOffloadPolicy(pin_memory=is_gpu),
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
     }
-    module = GPT(model, "sliced")
+    module = GPT(training.model, LOSS)
     for block in module.blocks:
         fully_shard(block, **options)
     fully_shard(module, **options)
@@ -55,67 +76,76 @@ def build_fsdp2(model: ModelSpec, _micro_batches: int, _sequences: int) -> Step:
     return torch_step(module, sharded.set_requires_gradient_sync)
 
 
-def build_deepspeed(model: ModelSpec, micro_batches: int, sequences: int) -> Step:
-    """Return the step of DeepSpeed ZeRO-3 with optimizer and parameters offloaded to the CPU."""
-    import deepspeed  # type: ignore  # installed by hand on the GPU's machine
-    from deepspeed.ops.adam import DeepSpeedCPUAdam  # type: ignore  # as above
+def build_torchao(training: GpuTraining) -> Step:
+    """Return the step of torchao's CPUOffloadOptimizer: weights on the GPU, moments in RAM."""
+    from torchao.optim import CPUOffloadOptimizer  # type: ignore  # installed by hand
 
-    init_single_process_group("nccl")
-    deepspeed.init_distributed("nccl", auto_mpi_discovery=False, verbose=False)
-    config = {
-        "train_micro_batch_size_per_gpu": sequences,
-        "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": CLIP_NORM,
-        "steps_per_print": 1 << 30,
-        "bf16": {"enabled": True},
-        "zero_optimization": {
-            "stage": 3,
-            "overlap_comm": True,
-            "offload_optimizer": {"device": "cpu", "pin_memory": True},
-            "offload_param": {"device": "cpu", "pin_memory": True},
-            "reduce_bucket_size": model.width**2,
-            "stage3_prefetch_bucket_size": int(0.9 * model.width**2),
-            "stage3_param_persistence_threshold": 10 * model.width,
-        },
-    }
-    with deepspeed.zero.Init(config_dict_or_path=config):
-        module: nn.Module = GPT(model, "sliced")
-    optimizer = DeepSpeedCPUAdam(
+    module = GPT(training.model, LOSS).to(training.device)
+    optimizer = CPUOffloadOptimizer(
         parameter_groups(module),
+        torch.optim.AdamW,
+        offload_gradients=False,
+        fused=True,
         lr=LEARNING_RATE,
         betas=BETAS,
         eps=EPSILON,
         weight_decay=WEIGHT_DECAY,
-        adamw_mode=True,
     )
-    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
-    return deepspeed_step(engine)
+
+    def step(micro_batches: list[Batch]) -> float:
+        total = 0.0
+        for tokens, targets in micro_batches:
+            loss = module(tokens, targets) / len(micro_batches)
+            loss.backward()
+            total += loss.item()
+        nn.utils.clip_grad_norm_(module.parameters(), CLIP_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return _with_autocast(step, training.device)
 
 
-BUILDERS = {"fsdp2": build_fsdp2, "deepspeed": build_deepspeed}
+def _with_autocast(step: Step, device: str) -> Step:
+    """Return a step whose products are in bf16."""
+
+    def run(micro_batches: list[Batch]) -> float:
+        with torch.autocast(device, torch.bfloat16):
+            return step(micro_batches)
+
+    return run
 
 
-def main() -> None:
-    """Train and print tokens/s and the peak of torch's GPU memory."""
-    baseline, name, micro_tokens, micro_batches, steps, cap = json.loads(sys.argv[1])
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
-    model = replace(preset(name), context=min(micro_tokens, preset(name).context))
-    step = BUILDERS[baseline](model, micro_batches, micro_tokens // model.context)
-    seconds = []
-    for step_batches in itertools.islice(batches(model, micro_tokens, micro_batches), steps):
-        pairs = [(batch[:, :-1].cuda(), batch[:, 1:].cuda()) for batch in step_batches]
-        torch.cuda.synchronize()
+BUILDERS: dict[str, Callable[[GpuTraining], Step]] = {
+    "plain": build_plain,
+    "fsdp2": build_fsdp2,
+    "torchao": build_torchao,
+}
+
+
+def measure(baseline: str, training: GpuTraining) -> dict[str, Any]:
+    """Train a baseline in this process.
+
+    Returns:
+        Tokens per second by the median step, the seconds of each step and the losses.
+    """
+    step = BUILDERS[baseline](training)
+    shape = (training.sequences, training.model.context + 1)
+    seconds: list[float] = []
+    losses: list[float] = []
+    for _ in range(training.steps):
+        batches = [
+            torch.randint(training.model.vocabulary, shape, device=training.device)
+            for _ in range(training.micro_batches)
+        ]
         started = time.perf_counter()
-        step(pairs)
-        torch.cuda.synchronize()
+        losses.append(step([(batch[:, :-1], batch[:, 1:]) for batch in batches]))
+        if training.device == "cuda":
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    result = {
-        "tokens_per_second": micro_tokens * micro_batches / median(seconds[1:]),
-        "device_gb": torch.cuda.max_memory_allocated() / 1e9,
+    tokens = training.micro_batches * training.sequences * training.model.context
+    return {
+        "tokens_per_second": tokens / median(seconds[1:]),
+        "seconds": [round(each, 4) for each in seconds],
+        "losses": [round(loss, 4) for loss in losses],
     }
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

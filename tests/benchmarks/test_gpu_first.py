@@ -1,0 +1,111 @@
+"""The benchmark for a GPU runs on a bare machine, part by part, and loses no row."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.drill_modules import import_drill_module
+from helpers.paths import ROOT
+from helpers.wait_for import wait_until
+
+PROGRAM = ROOT / "benchmarks" / "gpu_first.py"
+gpu_first = import_drill_module("gpu_first")
+TINY = gpu_first.Session("cpu", tiny=True)
+# Fails the import of every package but torch and numpy, in a program's children too.
+ONLY_TORCH = """
+import sys
+BLOCKED = {"pydantic", "typer", "rich", "httpx", "safetensors", "blake3", "cryptography", "psutil"}
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_program(folder, *arguments: str) -> list[dict]:
+    """Run the benchmark as on a bare machine, and return the lines of its parts."""
+    (folder / "sitecustomize.py").write_text(ONLY_TORCH)
+    environment = {**os.environ, "OUT": str(folder), "PYTHONPATH": str(folder)}
+    command = [sys.executable, str(PROGRAM), "--device", "cpu", "--tiny", *arguments]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = (folder / "gpu_first.jsonl").read_text()
+    assert printed.stdout == lines, printed.stderr
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def test_smoke_exercises_a_plan_on_disk(monkeypatch):
+    """One of the plans; the slow test below runs all parts."""
+    plans = gpu_first.list_smoke_plans(TINY)
+    assert {"memory", "resident bf16", "some resident, 8 bits", "disk exact"} <= set(plans)
+    chosen = {"disk restart": plans["disk restart"]}
+    monkeypatch.setattr(gpu_first, "list_smoke_plans", lambda session: chosen)
+    (row,) = gpu_first.run_smoke(TINY)
+    assert row["plan"] == "disk restart" and "failure" not in row and len(row["losses"]) == 4
+
+
+def test_memory_and_speed_are_of_plans_as_the_planner_made_them():
+    (memory,) = gpu_first.measure_memory(TINY)
+    assert memory["planned"] > 0 and {"steps", "apply", "evaluate", "state"} <= set(memory)
+    (speed,) = gpu_first.measure_speed(TINY)
+    assert speed["tokens_per_second"] > 0 and speed["predicted"] > 0
+    assert speed["plan"]["sequences"] * speed["plan"]["micro_batches"] == 4
+
+
+def test_first_call_takes_at_most_nine_minutes():
+    assert gpu_first.CALL_SECONDS <= 540
+    assert {part for call in gpu_first.CALLS.values() for part in call} == set(gpu_first.PARTS)
+
+
+@pytest.fixture
+def part(monkeypatch, tmp_path):
+    """Return a function that lets parts be a program that prints a row, and then does more."""
+    program = tmp_path / "part.py"
+    monkeypatch.setattr(gpu_first, "__file__", str(program))
+
+    def write(then: str) -> None:
+        program.write_text(f"print('ROW {{\"a\": 1}}', flush=True)\nprint('why')\n{then}\n")
+
+    return write
+
+
+def test_part_that_fails_leaves_its_rows_and_its_last_lines(part):
+    part("raise SystemExit(3)")
+    result = gpu_first.start_part("smoke", TINY, 300.0)
+    assert result["rows"] == [{"a": 1}] and result["failure"] == "ended with status 3"
+    assert result["output"] == ["why"]
+
+
+def test_part_that_does_not_end_is_killed_and_leaves_its_rows(part, monkeypatch, tmp_path):
+    marker = tmp_path / "printed"
+    part(f"import pathlib, time; pathlib.Path({str(marker)!r}).touch(); time.sleep(600)")
+
+    class ImpatientProcess(subprocess.Popen):
+        def wait(self, timeout=None):
+            if timeout is None:
+                return super().wait()
+            wait_until(marker.exists)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(gpu_first.subprocess, "Popen", ImpatientProcess)
+    result = gpu_first.start_part("smoke", TINY, 80.0)
+    assert result["rows"] == [{"a": 1}] and result["failure"] == "not finished after 80 s"
+
+
+def test_program_is_valid_in_python_3_11():
+    """A machine with a GPU may have 3.11 or 3.12."""
+    ast.parse(PROGRAM.read_text(), feature_version=(3, 11))
+
+
+@pytest.mark.slow
+def test_first_call_runs_end_to_end_on_a_bare_machine(tmp_path):
+    results = run_program(tmp_path)
+    assert [result["part"] for result in results] == list(gpu_first.CALLS["first"])
+    for result in results:
+        assert "failure" not in result, result
+        assert result["rows"] and not [row for row in result["rows"] if "failure" in row], result
+    exact = next(result["rows"] for result in results if result["part"] == "exact")
+    assert len(exact) == 16 and all(row["same_bits"] for row in exact)
