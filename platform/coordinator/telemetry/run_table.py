@@ -23,6 +23,7 @@ from coordinator.lib import heartbeats
 from coordinator.runs import lifecycle
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
+from coordinator.telemetry.checkpoint_votes import PEOPLE_NEEDED, count_votes
 
 
 class EpochSeconds(Func):
@@ -129,7 +130,7 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         )
         row["rate"] = row["rate"] if row["alive"] else 0.0
         machines.append(row)
-    common = {vector: _commonest(anchors) for vector, anchors in _at_one_vector(machines).items()}
+    common = {vector: _commonest(reports) for vector, reports in _at_one_vector(machines).items()}
     for row in machines:
         row["behind"] = max(0, run.ledger_tokens - row["ledger_tokens"])
         compared = row["alive"] and row["anchor"] and row["vector"] in common
@@ -201,31 +202,51 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def weights_agree(rows: list[dict[str, Any]]) -> bool | None:
-    """Return whether live machines with the same updates have the same weights.
+    """Return whether live machines with the same updates have the same weights, by people.
 
-    None if no two can be compared.
+    One person alone, with however many machines, does not deny what two others or more report.
+
+    Returns:
+        None if no two machines can be compared.
     """
     comparable = _at_one_vector(rows).values()
-    return all(len(set(anchors)) == 1 for anchors in comparable) if comparable else None
+    return all(_is_undisputed(reports) for reports in comparable) if comparable else None
 
 
-def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return version vector → anchors of live machines, where two or more can be compared."""
-    digests = [(row["vector"], row["anchor"]) for row in rows if row["alive"] and row["anchor"]]
-    counts = Counter(vector for vector, _ in digests)
-    groups: dict[str, list[str]] = {}
-    for vector, anchor in digests:
-        if counts[vector] > 1:
-            groups.setdefault(vector, []).append(anchor)
-    return groups
+def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[tuple[str, str]]]:
+    """Return version vector → (anchor, person) of live machines, where two or more are compared."""
+    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for row in rows:
+        if row["alive"] and row["anchor"]:
+            groups[row["vector"]].append((row["anchor"], row["owner"]))
+    return {vector: reports for vector, reports in groups.items() if len(reports) > 1}
 
 
-def _commonest(anchors: list[str]) -> str | None:
-    """Return the most common anchor.
+def _is_undisputed(reports: list[tuple[str, str]]) -> bool:
+    """Return whether machines have the same anchor, or at most one person of several has another.
 
-    None if two are equally common: of two machines that differ neither is known to be right.
+    Args:
+        reports: (anchor, person) of each machine.
     """
-    (anchor, most), *others = Counter(anchors).most_common(2)
+    if len({anchor for anchor, _ in reports}) == 1:
+        return True
+    votes = count_votes(reports).values()
+    people = sorted((vote.people for vote in votes), reverse=True)
+    return any(vote.confirmed for vote in votes) and sum(people[1:]) < PEOPLE_NEEDED
+
+
+def _commonest(reports: list[tuple[str, str]]) -> str | None:
+    """Return the anchor that most people report or, where all machines are one person's, most.
+
+    None if two are equally common: of two that differ neither is known to be right.
+
+    Args:
+        reports: (anchor, person) of each machine.
+    """
+    counts = Counter(anchor for anchor, _ in reports)
+    if len({person for _, person in reports}) > 1:
+        counts = Counter({name: vote.people for name, vote in count_votes(reports).items()})
+    (anchor, most), *others = counts.most_common(2)
     return None if others and others[0][1] == most else anchor
 
 

@@ -383,7 +383,12 @@ def test_points_are_read_once_by_cursor(person, launched_run, numbered_report):
 
 def test_machines_agree_when_equal_vectors_mean_equal_weights():
     def build_row(vector, anchor, alive=True):
-        return {"vector": vector, "anchor": anchor, "alive": alive}
+        return {
+            "vector": vector,
+            "anchor": anchor,
+            "alive": alive,
+            "owner": "Ada",
+        }
 
     assert run_table.weights_agree([]) is None
     assert run_table.weights_agree([build_row("a", "1"), build_row("b", "2")]) is None
@@ -398,6 +403,25 @@ def test_machines_agree_when_equal_vectors_mean_equal_weights():
         )
         is None
     )
+
+
+def test_one_liars_machines_do_not_deny_that_weights_are_identical():
+    """Let one person report other weights with three machines, then two people with one each."""
+
+    def agree(*reports: str) -> bool | None:
+        return run_table.weights_agree(
+            [
+                {"vector": "v", "anchor": anchor, "alive": True, "owner": owner}
+                for owner, anchor in reports
+            ]
+        )
+
+    assert agree("A1", "B1", "M2", "M2", "M2") is True
+    assert agree("A1", "B1", "M2", "M3") is True, "who contradicts themself has no vote"
+    assert agree("A1", "B1", "M2", "N2") is False
+    assert agree("A1", "B1", "C1", "M2", "N3") is False
+    assert agree("A1", "M2") is False and agree("A1", "A1", "A2") is False
+    assert agree("A1", "A2", "B1", "B2") is False
 
 
 def test_live_rows_parse_only_rows_that_changed(valkey):
