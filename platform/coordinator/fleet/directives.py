@@ -2,15 +2,18 @@
 
 from datetime import timedelta
 
+from django.db import connection, transaction
 from django.utils import timezone
 
 from barnraise.protocol import enums, messages
+from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import is_paused
 from coordinator.fleet.models import Membership
 from coordinator.fleet.peer_addresses import shareable_addresses
 from coordinator.fleet.run_broadcast import MAX_PEER_HINTS, get_broadcast
 from coordinator.fleet.token_limits import OUTGROWN, has_outgrown_ticket, ticket_rate
 from coordinator.runs import tickets
+from coordinator.runs.models import Run
 
 
 def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Signed | None:
@@ -32,14 +35,24 @@ def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Si
     is_fresh = expires and expires - now >= timedelta(seconds=tickets.RENEW_SECONDS)
     if is_fresh and not always and not has_outgrown_ticket(membership):
         return None
-    rate = ticket_rate(membership)
-    if is_fresh and not always and rate < OUTGROWN * membership.max_tokens_per_second:
-        return None  # another ticket would hardly allow more
-    expires = now + timedelta(seconds=tickets.TICKET_SECONDS)
-    Membership.objects.filter(pk=membership.pk).update(
-        ticket_expires=expires, max_tokens_per_second=rate
-    )
+    with transaction.atomic():
+        _lock_tickets(run, membership.machine)
+        membership.refresh_from_db(fields=["ticket_expires", "max_tokens_per_second"])
+        rate = ticket_rate(membership)
+        if is_fresh and not always and rate < OUTGROWN * membership.max_tokens_per_second:
+            return None  # another ticket would hardly allow more
+        expires = now + timedelta(seconds=tickets.TICKET_SECONDS)
+        Membership.objects.filter(pk=membership.pk).update(
+            ticket_expires=expires, max_tokens_per_second=rate
+        )
     return tickets.sign_ticket(run, membership.machine, rate, now.timestamp())
+
+
+def _lock_tickets(run: Run, machine: Machine) -> None:
+    """Let nobody else sign tickets of the same volunteer, whose machines share a limit."""
+    with connection.cursor() as cursor:
+        lock = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))"
+        cursor.execute(lock, [f"tickets of {machine.owner_id} in {run.pk}"])
 
 
 def build_directive(membership: Membership) -> messages.Signed:
