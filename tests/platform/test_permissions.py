@@ -229,7 +229,7 @@ TABLE = {
 ACTION_FORM = "_form_submitted=1&reason=because&tokens=1000&first=5"
 ADMIN_ACTIONS = {  # each has a dialog to look at, and a POST that acts
     "accounts/user/{person}": ["make_organiser", "remove_organiser", "ban", "unban", "erase"],
-    "accounts/machine/{machine}": ["revoke"],
+    "accounts/machine/{machine}": ["revoke", "reinstate"],
     "accounts/team/{team_id}": ["disband"],
     "runs/run/{run_id}": ["pause", "resume", "extend", "finish", "cancel"],
     "fleet/membership/{membership}": ["remove_updates"],

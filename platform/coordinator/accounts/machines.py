@@ -10,6 +10,10 @@ from uuid6 import uuid7
 
 from coordinator.audit.log import record
 from coordinator.eventlog import private_data, writer
+from coordinator.eventlog.projection import current_state
+from coordinator.lib import site_identity
+from coordinator.lib.exceptions import UserError
+from coordinator.replication import mirror_list
 
 BLANK_DESCRIPTION = {  # a `messages.MachineDescription` that says nothing
     "hostname": "",
@@ -145,5 +149,34 @@ class Machine(models.Model):
             if changed:
                 writer.record("machine.revoke", self.key, {"at": now})
                 record("machine.revoke", self, actor=actor, reason=reason)
+        self.refresh_from_db(fields=["revoked", "revoked_reason"])
+        return changed
+
+    def reinstate(self, *, actor: Any = None) -> bool:
+        """End a revocation that this site's staff decided.
+
+        Returns:
+            False if it is not revoked.
+
+        Raises:
+            UserError: Its owner revoked it, is banned or has left; or half of the mirrors revoke
+                it.
+        """
+        if not self.owner.is_active:
+            raise UserError("its owner is banned or has left")
+        if self.revoked and not self.revoked_reason:
+            raise UserError(
+                "its owner revoked it, so it may be in other hands: they enrol it with a new key"
+            )
+        with writer.log_transaction():
+            decided = current_state(f"machine:{self.key}") or {"revoked": {}}
+            others = {*decided["revoked"]} - {site_identity.identity().key}
+            if mirror_list.binds_this_site(others):
+                raise UserError("half of the mirrors revoke it, and this site follows them")
+            revoked = Machine.objects.filter(pk=self.pk, revoked__isnull=False)
+            changed = revoked.update(revoked=None, revoked_reason="") == 1
+            if changed:
+                writer.record("machine.reinstate", self.key, {})
+                record("machine.reinstate", self, actor=actor)
         self.refresh_from_db(fields=["revoked", "revoked_reason"])
         return changed

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
+from allauth.mfa.models import Authenticator
 from django.apps import apps
 from django.contrib.auth.models import AbstractBaseUser, BaseUserManager, PermissionsMixin
 from django.db import models
@@ -157,11 +158,28 @@ class User(AbstractBaseUser, PermissionsMixin):
     # ---- permissions -------------------------------------------------------------------------
 
     @cached_property
+    def acts_as_staff(self) -> bool:
+        """Whether the person has the powers of staff now: they need a second factor, too.
+
+        A password that was guessed or stolen elsewhere would otherwise be every run of the site.
+        """
+        return self.is_active and self.is_staff and self.has_second_factor()
+
+    def has_second_factor(self) -> bool:
+        """Return whether a log-in asks for more than the password."""
+        factors = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
+        return Authenticator.objects.filter(user=self, type__in=factors).exists()
+
+    def renounce_staff_powers(self) -> None:
+        """Act as a volunteer until this object is dropped, as scripts do: no token is staff."""
+        vars(self)["acts_as_staff"] = False
+
+    @cached_property
     def may_create_runs(self) -> bool:
         """Whether the person may create runs on this site."""
         if not self.is_active:
             return False
-        if self.is_staff or self.organiser:
+        if self.acts_as_staff or self.organiser:
             return True
         return SiteSettings.current().organisers == SiteSettings.Organisers.EVERYBODY
 
@@ -175,7 +193,7 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     def _is_staff_for(self, app_label: str) -> bool:
         is_own_app = apps.is_installed(f"coordinator.{app_label}")
-        return self.is_active and self.is_staff and is_own_app
+        return is_own_app and self.acts_as_staff
 
     # ---- decisions about the person ----------------------------------------------------------
 
@@ -209,6 +227,11 @@ class User(AbstractBaseUser, PermissionsMixin):
             raise UserError("only a superuser makes people staff, or takes that from them")
         if right == "is_staff" and self == actor:
             raise UserError("nobody takes that from themselves: ask another superuser")
+        if right == "is_staff" and given and not self.has_second_factor():
+            raise UserError(
+                f"{self.shown_name} has no second factor yet, and a thief of the password could set "
+                "one up: ask them to add an authenticator app or a passkey first"
+            )
         with writer.log_transaction():
             rows = User.objects.filter(pk=self.pk, **{right: not given})
             changed = rows.update(**{right: given}) == 1
@@ -218,7 +241,8 @@ class User(AbstractBaseUser, PermissionsMixin):
                 label = right.removeprefix("is_")
                 record(f"user.{label if given else f'not_{label}'}", self, actor=actor)
         self.refresh_from_db(fields=[right])
-        vars(self).pop("may_create_runs", None)
+        for cached in ("may_create_runs", "acts_as_staff"):
+            vars(self).pop(cached, None)
         return changed
 
     def ban(self, actor: Any, reason: str) -> bool:

@@ -165,6 +165,7 @@ def token_auth(scope: str) -> Callable[[HttpRequest], Token]:
                 f"this token may not do that: it has the scopes {', '.join(token.scopes)}, "
                 f"not {scope}",
             )
+        token.user.renounce_staff_powers()
         token.record_use()
         return token
 

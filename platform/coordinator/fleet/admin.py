@@ -141,13 +141,26 @@ class MachineAdmin(ReadOnlyAdmin):
     ordering = ["-id"]  # the most recently enrolled first
     search_fields = ["hostname", "key", "owner__email", "owner__name", "=id"]
     list_select_related = ["owner"]
-    actions_detail = ["revoke"]
+    actions_detail = ["revoke", "reinstate"]
+
+    @decision(
+        "Reinstate this machine",
+        dialog_options("Reinstate this machine", "This site accepts its key again."),
+    )
+    def reinstate(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
+        """End this site's revocation of the machine's key."""
+
+        def accept(machine: Machine) -> bool:
+            return machine.reinstate(actor=request.user)
+
+        done = "{name} may take part again."
+        return self.decide(request, object_id, accept, done, "{name} is not banned.")
 
     @decision(
         "Ban this machine",
         dialog_options(
             "Ban this machine",
-            "Its key is revoked permanently: this site and its peers refuse it.",
+            "Its key is revoked: this site and its peers refuse it until the staff reinstate it.",
             BanForm,
         ),
         ActionVariant.DANGER,

@@ -5,15 +5,22 @@ otherwise be half of a report's cost.
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 from uuid import UUID
 
+from django.utils import timezone
+
+from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS
 from coordinator.fleet.models import Membership
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
+from coordinator.runs.tickets import TICKET_SECONDS
 
 MAX_AGE_SECONDS = 1.0
 MAX_PEER_HINTS = 64  # in one reply
 MAX_REVOKED_KEYS = 1000  # in one directive: the most recently revoked
+# Directives name a revoked key for so long: by then no peer accepts a ticket from before.
+REVOCATION_SECONDS = TICKET_SECONDS + ORPHANED_TICKET_GRACE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,8 @@ def get_broadcast(run: Run, *, fresh: bool = False) -> RunBroadcast:
 
 def load_broadcast(run: Run) -> RunBroadcast:
     """Load a run's broadcast from the database."""
-    revoked = Membership.objects.filter(run=run, machine__revoked__isnull=False)
+    since = timezone.now() - timedelta(seconds=REVOCATION_SECONDS)
+    revoked = Membership.objects.filter(run=run, machine__revoked__gt=since)
     revoked = revoked.order_by("-machine__revoked").values_list("machine__key", flat=True)
     # Machines may report to any mirror; all mirrors know their addresses. Two short queries are
     # faster than one join, which reads every machine.

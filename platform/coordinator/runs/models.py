@@ -225,7 +225,7 @@ class Run(models.Model):
         """Return whether this person may edit, launch, pause, resume or cancel it."""
         if not getattr(user, "is_active", False):
             return False
-        return self.owner_id == user.pk or user.is_staff
+        return self.owner_id == user.pk or user.acts_as_staff
 
     def accepts_machines_of(self, user: Any) -> bool:
         """Return whether this person's machines may join, whatever their hardware."""

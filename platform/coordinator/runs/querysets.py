@@ -20,7 +20,7 @@ class RunQuerySet(models.QuerySet):
         Everybody sees launched runs. Only the owner and staff see a draft, or a run that was
         cancelled as a draft.
         """
-        if getattr(user, "is_staff", False):
+        if getattr(user, "acts_as_staff", False):
             return self
         own = Q(owner=user) if getattr(user, "pk", None) else Q(pk=None)
         return self.filter(own | ~Q(spec_text=""))

@@ -4,8 +4,8 @@ A password that was guessed or stolen elsewhere would otherwise be every account
 """
 
 from collections.abc import Callable
+from typing import Any, cast
 
-from allauth.mfa.models import Authenticator
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -13,12 +13,6 @@ from django.shortcuts import redirect
 ADMIN_PATH = "/admin/"
 # Pages that people use to sign out, or that sign nobody in.
 OPEN_PATHS = ("/admin/login/", "/admin/logout/")
-
-
-def has_second_factor(user: object) -> bool:
-    """Return whether a log-in of this person asks for more than the password."""
-    factors = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
-    return Authenticator.objects.filter(user=user, type__in=factors).exists()
 
 
 class StaffSecondFactorMiddleware:
@@ -33,7 +27,8 @@ class StaffSecondFactorMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """Serve the request, except for the admin's pages to staff without a second factor."""
         is_admin_page = request.path.startswith(ADMIN_PATH) and request.path not in OPEN_PATHS
-        if is_admin_page and request.user.is_staff and not has_second_factor(request.user):
+        user = cast(Any, request.user)
+        if is_admin_page and user.is_staff and not user.has_second_factor():
             messages.warning(
                 request,
                 "The admin is for staff with a second factor. Add an authenticator app or a "

@@ -16,6 +16,7 @@ from coordinator.replication import comparison, mirror_list
 @require_safe
 def show_mirrors(request: HttpRequest) -> HttpResponse:
     """Show all mirrors."""
+    is_staff = getattr(request.user, "acts_as_staff", False)
     rows = comparison.compare_mirrors()
     newest = mirror_list.newest_list()
     context = {
@@ -24,6 +25,6 @@ def show_mirrors(request: HttpRequest) -> HttpResponse:
         "list": newest,
         "expires": datetime.fromtimestamp(newest.expires, UTC) if newest else None,
         "state": state_hash(),
-        "heads": comparison.compare_logs(rows) if request.user.is_staff else (),
+        "heads": comparison.compare_logs(rows) if is_staff else (),
     }
     return render(request, "mirrors.html", context)

@@ -271,6 +271,9 @@ def test_only_superusers_grant_staff_and_nobody_revokes_their_own(verified_perso
         ada.grant("is_staff", clerk)
     with pytest.raises(UserError, match="themselves"):
         root.grant("is_staff", root, given=False)
+    with pytest.raises(UserError, match="second factor"):
+        ada.grant("is_staff", root)
+    add_authenticator_app(ada)
     assert ada.grant("is_staff", root)
     with pytest.raises(UserError, match="superuser"):
         ada.ban(clerk, "a quarrel")

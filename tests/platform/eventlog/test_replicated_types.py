@@ -18,6 +18,7 @@ from helpers.rebuild_site import (
     rebuild_in_random_order,
     replicated_rows,
 )
+from helpers.second_factor import add_authenticator_app
 
 from barnraise.protocol import coordinator_messages, reports
 from barnraise.protocol.signing import Identity, digest
@@ -75,6 +76,7 @@ def test_people_rights_and_names_are_rebuilt(person, rebuilt_rows):
     ada, bob = person(), person("bob@example.org", name="Bob")
     ada.rename("Ada")
     ada.grant("organiser", root)
+    add_authenticator_app(bob)
     bob.grant("is_staff", root)
     bob.grant("is_staff", root, False)
     bob.set_password("another-barn-7")
@@ -143,8 +145,11 @@ def test_machines_are_rebuilt(person, volunteer, rebuilt_rows):
     one, other = volunteer(ada, 1), volunteer(ada, 2)
     one.machine.rename("the attic")
     other.machine.revoke(actor=ada, reason="sold")
-    rows = rebuilt_rows("machine.enrol", "machine.about", "machine.revoke")
-    assert sorted(row["hostname"] for row in rows["Machine"]) == ["pc-2", "the attic"]
+    third = volunteer(ada, 3).machine
+    third.revoke(actor=ada, reason="a mistake")
+    third.reinstate(actor=ada)
+    rows = rebuilt_rows("machine.enrol", "machine.about", "machine.revoke", "machine.reinstate")
+    assert sorted(row["hostname"] for row in rows["Machine"]) == ["pc-2", "pc-3", "the attic"]
 
 
 def test_machine_enrolled_through_a_code_is_rebuilt(person, rebuilt_rows):
@@ -572,6 +577,27 @@ def test_rogue_mirror_neither_bans_nor_revokes_alone(person, volunteer):
         ada.refresh_from_db()
         machine.refresh_from_db()
         assert ada.is_active == (machine.revoked is None) == (count < 2), "half of four bind all"
+
+
+def test_rogue_mirror_reinstates_no_machine(person, volunteer):
+    machine = volunteer(person()).machine
+    rogue = LogBuilder(71)
+    own = site_identity.identity()
+    entries = [
+        list_entry(identity, f"https://{identity.key[:8]}.example.org")
+        for identity in (own, rogue.identity, Identity(b"3" * 32), Identity(b"4" * 32))
+    ]
+    first = signed_list(1, *entries)
+    mirror_list.ingest_lists([first], first.digest)
+    machine.revoke(reason="noise")
+    rogue.append("machine.reinstate", machine.key, {})
+    ingest.ingest_events(rogue.events)
+    machine.refresh_from_db()
+    assert machine.revoked, "only this site ends what it decided"
+    assert machine.reinstate() and machine.revoked is None
+    projection.rebuild()
+    machine.refresh_from_db()
+    assert machine.revoked is None
 
 
 def test_rogue_mirror_neither_adds_nor_removes_a_second_factor(person):

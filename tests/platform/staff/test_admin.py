@@ -2,19 +2,24 @@
 
 import logging
 import re
+from datetime import timedelta
 
 import pytest
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
 from django.test import Client
+from django.utils import timezone
+from helpers.second_factor import add_authenticator_app
 
 from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Machine, SiteSettings, Team
 from coordinator.audit.models import AuditEntry
+from coordinator.fleet.run_broadcast import REVOCATION_SECONDS, load_broadcast
 from coordinator.lib import embedded_servers
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.staff.models import Announcement
+from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "wooden-barn-9"
@@ -100,6 +105,33 @@ def test_machine_ban_needs_a_reason_and_records_it(staff, person, volunteer):
     assert entry.detail == {"reason": "mines coins"} and entry.actor.email == "root@example.org"
 
 
+def test_machine_ban_ends_when_staff_reinstate_it(staff, person, volunteer, launched_run):
+    ada = person()
+    run, _ = launched_run(person("bob@example.org"))
+    member = volunteer(ada, 5)
+    member.join(run)
+    path = f"accounts/machine/{member.machine.pk}"
+    decide(staff, f"{path}/revoke", reason="noise")
+    assert member.machine.key in load_broadcast(run).revoked
+    assert "may take part again" in decide(staff, f"{path}/reinstate")
+    assert "not banned" in decide(staff, f"{path}/reinstate")
+    assert not load_broadcast(run).revoked and member.join(run)
+    member.machine.refresh_from_db()
+    member.machine.revoke(actor=ada)
+    assert "owner revoked it" in decide(staff, f"{path}/reinstate")
+
+
+def test_revocation_leaves_directives_once_no_ticket_is_left(person, volunteer, launched_run):
+    run, _ = launched_run(person())
+    member = volunteer(person("bob@example.org"), 5)
+    member.join(run)
+    member.machine.revoke(reason="noise")
+    assert load_broadcast(run).revoked == (member.machine.key,)
+    long_ago = timezone.now() - timedelta(seconds=REVOCATION_SECONDS)
+    Machine.objects.filter(pk=member.machine.pk).update(revoked=long_ago)
+    assert not load_broadcast(run).revoked
+
+
 def test_staff_promotes_bans_and_erases_people(staff, person):
     ada = person(name="Ada")
     assert "Done" in decide(staff, f"accounts/user/{ada.pk}/make_organiser")
@@ -108,6 +140,8 @@ def test_staff_promotes_bans_and_erases_people(staff, person):
     ada.refresh_from_db()
     assert ada.organiser and not ada.is_active and ada.ban_reason == "spam"
     assert "may sign in again" in decide(staff, f"accounts/user/{ada.pk}/unban")
+    assert "second factor" in decide(staff, f"accounts/user/{ada.pk}/make_staff")
+    add_authenticator_app(ada)
     assert "Done" in decide(staff, f"accounts/user/{ada.pk}/make_staff")
     assert "deleted" in decide(staff, f"accounts/user/{ada.pk}/erase")
     ada.refresh_from_db()
@@ -286,3 +320,32 @@ def test_recovery_codes_alone_are_no_second_factor_of_staff(person, client, valk
     Authenticator.objects.filter(user=clerk).update(type=Authenticator.Type.RECOVERY_CODES)
     client.force_login(clerk)
     assert client.get("/admin/")["Location"] == "/accounts/2fa/"
+
+
+def test_stolen_password_of_staff_without_second_factor_controls_no_run(
+    person, draft, launched_run, client, valkey
+):
+    owner, clerk = person(), person("clerk@example.org", is_staff=True)
+    run, _ = launched_run(owner)
+    hidden = draft(owner, "Hidden")
+    client.force_login(clerk)
+    assert client.get(f"/runs/{hidden.slug}/").status_code == 200
+    Authenticator.objects.filter(user=clerk).delete()
+    assert client.get(f"/runs/{hidden.slug}/").status_code == 404
+    assert client.post(f"/runs/{run.slug}/pause/").status_code in (403, 404)
+    run.refresh_from_db()
+    assert run.status == "training" and "Hidden" not in client.get("/runs/").content.decode()
+    assert not client.get("/mirrors/").context["heads"]
+
+
+def test_stolen_token_of_staff_controls_no_run_of_others(
+    person, draft, launched_run, client, valkey
+):
+    owner, clerk = person(), person("clerk@example.org", is_staff=True)
+    (run, _), hidden = launched_run(owner), draft(owner, "Hidden")
+    _, text = Token.create(clerk, "script", ["runs:read", "runs:write"], 30)
+    headers = {"Authorization": f"Bearer {text}"}
+    assert client.get(f"/api/v1/runs/{hidden.slug}", headers=headers).status_code == 404
+    assert client.post(f"/api/v1/runs/{run.slug}/actions/pause", headers=headers).status_code == 403
+    run.refresh_from_db()
+    assert run.status == "training"

@@ -62,13 +62,17 @@ class MachineRevoked(Message):
     at: AwareDatetime
 
 
+class MachineReinstated(Message):
+    """The mirror that revoked the key accepts it again."""
+
+
 def fold(facts: Sequence[Fact]) -> State | None:
     """Merge the events of a key.
 
     A key that was enrolled at two mirrors at once belongs to the person of the lowest (hlc, id),
-    because its signatures cannot be two people's. A revocation is final: the machine may be in
-    other hands, and a new key costs nothing. It binds the mirror that decided it, which issues no
-    more tickets, and all mirrors once half of them agree.
+    because its signatures cannot be two people's. A revocation binds the mirror that decided it,
+    which issues no more tickets until it reinstates the key, and all mirrors once half of them
+    agree. No mirror ends another one's revocation.
     """
     enrolled = [fact.payload for fact in facts if fact.action == "enrol"]
     if not enrolled:
@@ -77,6 +81,8 @@ def fold(facts: Sequence[Fact]) -> State | None:
     for fact in facts:
         if fact.action == "revoke":
             revoked.setdefault(fact.mirror, fact.payload.at.isoformat())
+        elif fact.action == "reinstate":
+            revoked.pop(fact.mirror, None)
     first = enrolled[0]
     about = [fact.payload.about for fact in facts if fact.action == "about"] or [first.about]
     return {
@@ -177,7 +183,12 @@ def existing_events() -> Iterable[EventDraft]:
             yield "machine.revoke", machine.key, {"at": machine.revoked}
 
 
-shapes = {"enrol": MachineEnrolled, "about": MachineDescribed, "revoke": MachineRevoked}
+shapes = {
+    "enrol": MachineEnrolled,
+    "about": MachineDescribed,
+    "revoke": MachineRevoked,
+    "reinstate": MachineReinstated,
+}
 AGGREGATE_TYPE = AggregateType(
     "machine",
     shapes,
