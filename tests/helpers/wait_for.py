@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from barnraise.exchange.handlers.snapshot_client import SnapshotTrust
+
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until a condition holds; fail the test after `seconds`."""
@@ -55,14 +57,15 @@ def stepping(*machines, then: Callable[[object], None] | None = None) -> Iterato
     assert not failures
 
 
-def join_peers(machine, *others, timeout: float = 30.0, trust_one: bool = False):
+def join_peers(machine, *others, timeout: float = 30.0, trust_one: bool = False, confirmed=None):
     """Join as the training loop does: load a snapshot if there is one, then all later updates.
 
     Returns:
         The snapshot, or None.
     """
     machine.add_peers(*others)
-    snapshot = machine.exchange.fetch_snapshot(timeout, trust_one=trust_one)
+    trust = SnapshotTrust(trust_one, confirmed or {})
+    snapshot = machine.exchange.fetch_snapshot(timeout, trust=trust)
     if snapshot is not None:
         machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     machine.start()

@@ -17,6 +17,7 @@ from barnraise.coordinator_client.failover import MIRROR_LIST_FILE, FailoverClie
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool, WorkerFigures
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol.coordinator_messages import (
+    ConfirmedAnchor,
     Directive,
     JoinReply,
     MirrorView,
@@ -45,12 +46,14 @@ class Mirror(FakeCoordinator):
     Attributes:
         lists: The mirror lists that it serves.
         join_requests: The requests of machines that joined.
+        anchors: (digest of a version vector, digest of the anchor) that it calls confirmed.
     """
 
     def __init__(self, number: int):
         super().__init__(Identity(bytes([number]) * 32))
         self.lists: list[SignedMirrorList] = []
         self.join_requests: list[dict] = []
+        self.anchors: list[tuple[str, str]] = []
         self.routes[f"POST /runs/{RUN}/join"] = self.join_run
         for after in range(4):
             self.routes[f"GET /mirrors/list?after={after}"] = lambda body, after=after: MirrorLists(
@@ -64,7 +67,16 @@ class Mirror(FakeCoordinator):
         spec = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes")).to_json()
         run = RunView(id=RUN, slug="a-run", name="A run", status=RunStatus.TRAINING, spec=spec)
         peers = [Peer(key=self.identity.key, addresses=["127.0.0.1:1"])]
-        return JoinReply(run=run, ticket=None, directive=self.signed_directive(), peers=peers)
+        return JoinReply(
+            run=run,
+            ticket=None,
+            directive=self.signed_directive(),
+            peers=peers,
+            confirmed_anchors=[
+                ConfirmedAnchor(vector=vector, digest=anchor, people=2)
+                for vector, anchor in self.anchors
+            ],
+        )
 
     def publish_list(self, signed: SignedMirrorList) -> None:
         """Serve this list alone, and announce it in directives."""
@@ -187,7 +199,8 @@ def test_reporter_refused_by_one_mirror_alone_goes_on(mirrors, reporter, status)
 
 
 def test_reporter_refused_by_most_mirrors_stops(mirrors, reporter):
-    wait_until(lambda: mirrors[0].reports)
+    # A first visit that finds a mirror failing would keep the reporter from asking it.
+    wait_until(lambda: mirrors[0].reports and all(mirror.join_requests for mirror in mirrors))
     for mirror in mirrors[:2]:
         mirror.failing = (403, "this machine was revoked")
     wait_until(lambda: reporter.refused)
@@ -369,3 +382,26 @@ def test_selector_retries_later_up_to_a_bound_and_at_random_times(monkeypatch):
         selector.pick() == "a"
         and selector.next_retry_at() < 1000.0 + 1.5 * failover_module.FIRST_WAIT
     )
+
+
+def test_lying_mirror_alone_confirms_no_anchor(mirrors, client, reporter):
+    """Let one mirror of three name weights of its choice; two name the honest ones."""
+    honest, false = ("1" * 64, "2" * 64), ("3" * 64, "4" * 64)
+    mirrors[0].anchors = [false, honest]
+    mirrors[1].anchors = [honest]
+    client.request_anchors()
+    wait_until(lambda: client.confirmed_anchors(RUN))
+    assert client.confirmed_anchors(RUN) == dict([honest])
+    mirrors[0].anchors = [(honest[0], false[1])]
+    client.request_anchors()
+    wait_until(lambda: not client.confirmed_anchors(RUN))
+
+
+def test_only_mirror_confirms_an_anchor_alone(home, mirrors):
+    mirrors[2].lists = []
+    mirrors[2].directive |= {"mirror_list_version": 0, "mirror_list_digest": None}
+    mirrors[2].anchors = [("1" * 64, "2" * 64)]
+    alone = FailoverClient.from_state_dir(home)
+    alone.join_run(RUN, [])
+    assert alone.confirmed_anchors(RUN) == {"1" * 64: "2" * 64}
+    alone.close()

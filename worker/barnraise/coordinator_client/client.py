@@ -108,6 +108,13 @@ class CoordinatorClient:
     def receive_mirror_lists(self, lists: Sequence[SignedMirrorList]) -> None:
         """Ignore mirror lists: only the key that was pinned at login is trusted."""
 
+    def confirmed_anchors(self, run: str) -> dict[str, str]:
+        """Return the anchors that the site's mirrors list as confirmed: none are kept here."""
+        return {}
+
+    def request_anchors(self) -> None:
+        """Do nothing: only a `FailoverClient` keeps confirmed anchors."""
+
     def now(self) -> float:
         """Return seconds since 1970 by the coordinator's clock, as far as it is known."""
         return self._http.now()

@@ -11,6 +11,7 @@ import math
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ from barnraise.protocol.mirror_list import (
     SignedMirrorList,
     merge_chain,
     parse_list,
+    quorum,
     rank_mirrors,
 )
 from barnraise.protocol.reports import HardwareView, Report
@@ -154,6 +156,9 @@ class FailoverClient:
         self._announcements: dict[str, MachineAnnouncement] = {}  # by run
         self._joined: set[tuple[str, str]] = set()  # (mirror, run)
         self._new_peers: list[Peer] = []  # that mirrors named and no report has returned yet
+        # (mirror, run) → digest of a version vector → digest of the anchor there
+        self._anchors: dict[tuple[str, str], dict[str, str]] = {}
+        self._wants_anchors = False  # whether the next visits ask our own mirror, too
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._next_announcement_at = 0.0  # monotonic
@@ -216,6 +221,7 @@ class FailoverClient:
         self._announcements[run] = MachineAnnouncement(tuple(addresses), hardware)
         reply = self._call_any(lambda client: client.join_run(run, addresses, hardware))
         self._joined.add((self._current, run))
+        self._store_anchors(self._current, run, reply)
         self._read_directive(reply.directive)
         return reply
 
@@ -260,6 +266,34 @@ class FailoverClient:
         self._wake.set()
         for client in list(self._clients.values()):
             client.close()
+
+    # ---- confirmed anchors
+
+    def confirmed_anchors(self, run: str) -> dict[str, str]:
+        """Return the anchors that enough mirrors list as confirmed by two people.
+
+        As with all that binds machines, half of the mirrors must: one of them alone could name
+        weights of its choice. Mirrors answer one after the other, from the first report on.
+
+        Returns:
+            Digest of a version vector → digest of the anchor there, the newest first.
+        """
+        with self._lock:
+            keys = [mirror.key for mirror in self._live_mirrors()]
+            lists = [self._anchors.get((key, run), {}) for key in keys]
+        votes = Counter(anchor for anchors in lists for anchor in anchors.items())
+        needed = quorum(len(keys))
+        return dict(anchor for anchor, count in votes.items() if count >= needed)
+
+    def request_anchors(self) -> None:
+        """Ask all mirrors again, in the background, which anchors are confirmed."""
+        self._wants_anchors = True
+        self.visit_mirrors_now()
+
+    def _store_anchors(self, key: str, run: str, reply: JoinReply) -> None:
+        anchors = {anchor.vector: anchor.digest for anchor in reply.confirmed_anchors}
+        with self._lock:
+            self._anchors[key, run] = anchors
 
     # ---- the mirror list
 
@@ -397,6 +431,7 @@ class FailoverClient:
             lambda client: client.join_run(run, list(own.addresses), own.hardware)
         )
         self._joined.add((self._current, run))
+        self._store_anchors(self._current, run, reply)
         return reply
 
     # ---- visits to the other mirrors
@@ -417,12 +452,13 @@ class FailoverClient:
             self._wake.clear()
             now = time.monotonic()
             keys = self._selector.due_for_retry(now)
+            wants_anchors, self._wants_anchors = self._wants_anchors, False
             if now >= self._next_announcement_at:
                 keys = list(self._selector.order)
                 self._next_announcement_at = now + ANNOUNCE_SECONDS * random.uniform(0.8, 1.2)
             for key in keys:
                 if not self._closed.is_set():
-                    self._visit_mirror(self._clients[key])
+                    self._visit_mirror(self._clients[key], wants_anchors)
             next_visit_at = min(self._next_announcement_at, self._selector.next_retry_at())
             self._wake.wait(max(0.0, next_visit_at - time.monotonic()))
 
@@ -430,7 +466,7 @@ class FailoverClient:
         self._selector.mark_failed(key, time.monotonic())
         self._wake.set()  # the visiting thread has to plan a retry
 
-    def _visit_mirror(self, client: CoordinatorClient) -> None:
+    def _visit_mirror(self, client: CoordinatorClient, wants_anchors: bool) -> None:
         """Ask a mirror for a newer list, and announce this machine to it."""
         newest = self.newest_list
         key = client.mirror
@@ -439,8 +475,9 @@ class FailoverClient:
             if lists:
                 self.receive_mirror_lists(lists)
             for run, own in list(self._announcements.items()):
-                if key != self._current or self._selector.is_away(key):
+                if wants_anchors or key != self._current or self._selector.is_away(key):
                     reply = client.join_run(run, list(own.addresses), own.hardware)
+                    self._store_anchors(key, run, reply)
                     with self._lock:
                         self._new_peers = [*reply.peers, *self._new_peers][:MAX_PEERS]
             self._selector.mark_reachable(key)

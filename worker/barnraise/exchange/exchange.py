@@ -26,8 +26,10 @@ from barnraise.errors import StateError
 from barnraise.exchange.handlers.blob_fetcher import WantedBlob
 from barnraise.exchange.handlers.local_author import AuthorConfig, LocalAuthor
 from barnraise.exchange.handlers.snapshot_client import (
+    MAJORITY_ONLY,
     MIN_FETCH_RATE,
     Snapshot,
+    SnapshotTrust,
     load_base_snapshot,
 )
 from barnraise.exchange.handlers.update_queue import ReceivedUpdate, UpdateQueue
@@ -104,6 +106,7 @@ class Exchange:
         assert transport.key == config.identity.key
         spec = config.spec
         self._fragment_count = len(spec.model.fragments())
+        self._evaluate_every = spec.recipe.evaluate_every
         rules = UpdateRules.from_spec(spec, config.run, config.mirrors)
         self._ledger = ledger
         author_config = AuthorConfig(
@@ -335,6 +338,13 @@ class Exchange:
         if self.server.gossip.anchor_digests.get(vector) != anchor:
             self.thread.call(self.server.gossip.on_anchor_digest, vector, anchor)
 
+    def remember_vector(self, anchor: Anchor) -> None:
+        """Remember the anchor's version vector: a coordinator may confirm the anchor there."""
+        milestone = anchor.tokens // self._evaluate_every
+        self.server.snapshot_server.remember_vector(
+            anchor.vector_digest(), anchor.vector, milestone
+        )
+
     # ---- pacing
 
     def compute_weight(self, rate: float) -> float:
@@ -496,7 +506,7 @@ class Exchange:
         self,
         timeout: float,
         should_stop: ShouldStop = lambda: False,
-        trust_one: bool = False,
+        trust: SnapshotTrust = MAJORITY_ONLY,
     ) -> Snapshot | None:
         """Return the anchor to start from, if the run is under way. Blocks; call before `start`.
 
@@ -505,8 +515,8 @@ class Exchange:
         Args:
             timeout: Seconds for peers to answer; bytes that arrive extend it.
             should_stop: Ends the call early.
-            trust_one: Whether to take the anchor of the only linked volunteer, which nobody
-                confirms. A ledger that has updates never does.
+            trust: When to take the anchor of the only linked volunteer. A ledger that has updates
+                never does.
 
         Returns:
             None when the peers are at the run's start, when not enough of them agree within
@@ -518,9 +528,7 @@ class Exchange:
             if base is not None or not self._ledger.pruned():
                 return base
         self.open()
-        return self.thread.run(
-            self.server.snapshot_client.join(timeout, trust_one), None, should_stop
-        )
+        return self.thread.run(self.server.snapshot_client.join(timeout, trust), None, should_stop)
 
     @property
     def agreed_vector(self) -> dict[str, int]:

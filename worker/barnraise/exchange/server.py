@@ -494,7 +494,7 @@ class PeerServer:
     async def _on_snapshot_request(
         self, connection: Connection, request: messages.SnapshotRequest, payload: memoryview
     ) -> None:
-        self.snapshot_server.on_request(connection.key, request.vector, self._loop.time())
+        self.snapshot_server.on_request(connection.key, request, self._loop.time())
         self.wake()
 
     async def _on_snapshot_manifest(

@@ -222,11 +222,13 @@ class BlobMissing(Message):
 class SnapshotRequest(Message):
     """A request to freeze the anchor at `vector` and to answer with its `SnapshotManifest`.
 
-    Without a vector the receiver chooses its current one.
+    Without a vector the receiver chooses its current one; with `confirmed`, digests of version
+    vectors as coordinators list them, it chooses the first of these that it knows.
     """
 
     type: Literal["snapshot_request"] = "snapshot_request"
     vector: VersionVector | None = None
+    confirmed: list[Digest] = Field(default=[], max_length=8)
 
 
 class SnapshotManifest(Message):

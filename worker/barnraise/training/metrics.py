@@ -4,7 +4,6 @@
 as it is. The status file shows the same figures, with a few that concern only this machine.
 """
 
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import CheckpointView, MeasuredLoss, PlanView
-from barnraise.protocol.signing import digest
 from barnraise.swap.engine import StepStats
 
 log = logging.getLogger("barnraise")
@@ -107,7 +105,7 @@ class TrainingMetrics:
             anchor: it is on disk, or the ledger leads to it.
             size: of the anchor's fragments, in bytes.
         """
-        vector = anchor_vector_digest(anchor)
+        vector = anchor.vector_digest()
         known_digest = self._digests[1] if vector == self._digests[0] else None
         anchor_digest = known_digest or anchor.digest()
         self._digests = (vector, anchor_digest)
@@ -141,7 +139,7 @@ class TrainingMetrics:
             addresses: at which peers can reach this machine.
         """
         self._last_status_at = time.monotonic()
-        vector = anchor_vector_digest(anchor)
+        vector = anchor.vector_digest()
         if vector != self._digests[0] or self._digests[1] is None:
             self._digests = (vector, self._digest_if_affordable(anchor))
         if self._losses and self.tokens_per_second == 0.0:
@@ -224,13 +222,3 @@ class TrainingMetrics:
         self._points.append(MeasuredLoss(kind="train", tokens=ledger_tokens, loss=mean))
         self._losses = []
         self._last_point_at = time.monotonic()
-
-
-def anchor_vector_digest(anchor: Anchor) -> str:
-    """Return the digest of the set of updates in an anchor.
-
-    Machines with equal digests must have bit-identical anchors.
-    """
-    vector = dict(anchor.vector)
-    content = [vector, anchor.retracted] if anchor.retracted else vector
-    return digest(json.dumps(content, sort_keys=True))

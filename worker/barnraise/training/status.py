@@ -89,6 +89,7 @@ class StatusPublisher:
         # To the peers.
         if figures.anchor:
             self._exchange.report_anchor_digest(figures.vector, figures.anchor)
+            self._exchange.remember_vector(anchor)
         self._exchange.announce_rate(self._metrics.tokens_per_second)
 
         # From the coordinator.

@@ -25,7 +25,7 @@ from barnraise.errors import StateError
 from barnraise.exchange.compression import codec
 from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.handlers.snapshot_client import Snapshot
+from barnraise.exchange.handlers.snapshot_client import Snapshot, SnapshotTrust
 from barnraise.exchange.ledger.anchor import Anchor, load_initial_fragment
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.iroh_transport import IrohTransport
@@ -329,6 +329,7 @@ class Worker:
             self.metrics.record_validation(self.anchor.tokens, loss)
             anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
             self.metrics.record_checkpoint(self.anchor, anchor_bytes)
+            self.exchange.remember_vector(self.anchor)
 
     def report_status(self, at_once: bool = False) -> None:
         """Publish the status to the coordinator, the status file and the peers, when it is due."""
@@ -550,18 +551,21 @@ class Worker:
             trust_one: whether a single volunteer's anchor is taken, if nobody else is connected.
         """
         knows_peers = self.joined.peers or self.ledger.peer_store.peers()
+        coordinator = self.joined.coordinator
         tries = 0
         while True:
             snapshot = self.exchange.fetch_snapshot(
                 SNAPSHOT_SECONDS if knows_peers else 0.0,
                 self.poll_should_stop,
-                trust_one,
+                SnapshotTrust(trust_one, coordinator.confirmed_anchors(self.joined.run)),
             )
             has_all_updates = self.ledger.vector() and not self.ledger.pruned()
             is_waiting = self.exchange.waiting_reason is not None
             is_behind = is_waiting or self.exchange.needs_snapshot
             if snapshot or has_all_updates or self.leaving.is_set() or not is_behind:
                 return snapshot
+            if is_waiting:
+                coordinator.request_anchors()
             tries += not is_waiting
             if tries >= SNAPSHOT_TRIES:
                 return None

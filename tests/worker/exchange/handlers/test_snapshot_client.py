@@ -6,13 +6,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from helpers.poisoned_machine import is_poisoned, poison
 from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.handlers import snapshot_client as client_module
 from barnraise.exchange.handlers import snapshot_server, update_sender
-from barnraise.exchange.handlers.snapshot_client import choose_majority
+from barnraise.exchange.handlers.snapshot_client import SnapshotTrust, choose_majority
 from barnraise.exchange.handlers.snapshot_server import PendingRequest, SnapshotServer
 from barnraise.exchange.ledger.anchor import fragment_to_bytes
 from barnraise.protocol.messages import SnapshotManifest
@@ -386,9 +387,55 @@ def test_joiner_with_one_volunteer_waits_unless_told_to_trust(world, monkeypatch
     with stepping(a):
         assert joiner.exchange.fetch_snapshot(3.0) is None
         assert "--trust-one" in joiner.exchange.waiting_reason
-        snapshot = joiner.exchange.fetch_snapshot(10.0, trust_one=True)
+        snapshot = joiner.exchange.fetch_snapshot(10.0, trust=SnapshotTrust(True))
     assert snapshot is not None and not snapshot.confirmed
     assert joiner.exchange.waiting_reason is None
+
+
+def test_joiner_with_one_volunteer_takes_what_the_site_confirms(world, monkeypatch):
+    monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
+    (a,) = honest_machines(world, 1)
+    a.exchange.remember_vector(a.anchor)
+    listed = {"e" * 64: "e" * 64, a.anchor.vector_digest(): a.anchor.digest()}
+    a.publish_round(8)
+    joiner = world.machine(2)
+    with stepping(a):
+        snapshot = join_peers(joiner, a, confirmed=listed)
+    assert snapshot.confirmed and joiner.exchange.waiting_reason is None
+    world.wait_for_agreement(a, joiner)
+
+
+@pytest.mark.parametrize("lie", ["other updates", "other weights", "unknown anchor"])
+def test_single_lying_volunteer_does_not_pass_for_the_site(world, monkeypatch, lie):
+    """Let the only volunteer serve other weights where the site lists an anchor."""
+    monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
+    (a,) = honest_machines(world, 1)
+    listed = {a.anchor.vector_digest(): a.anchor.digest()}
+    liar = a
+    if lie == "other updates":
+        (liar,) = liars(world, 9)
+        server = liar.exchange.server.snapshot_server
+        server.remember_vector(a.anchor.vector_digest(), liar.anchor.vector, 0)
+    elif lie == "other weights":
+        a.exchange.remember_vector(a.anchor)
+        a.anchor.fragments[0][5] += 1
+    joiner = world.machine(4)
+    with stepping(liar):
+        assert join_peers(joiner, liar, timeout=5.0, confirmed=listed) is None
+    assert "only one volunteer" in joiner.exchange.waiting_reason
+    assert not joiner.ledger.vector() and not is_poisoned(joiner)
+
+
+def test_lying_mirror_and_an_honest_volunteer_give_no_weights(world, monkeypatch):
+    monkeypatch.setattr(client_module, "MAX_REPLAYED_UPDATES", 0)
+    (a,) = honest_machines(world, 1)
+    a.exchange.remember_vector(a.anchor)
+    joiner = world.machine(4)
+    joiner.add_peers(a)
+    trust = SnapshotTrust(confirmed={a.anchor.vector_digest(): "f" * 64})
+    with stepping(a):
+        assert joiner.exchange.fetch_snapshot(5.0, trust=trust) is None
+    assert not joiner.ledger.vector()
 
 
 def test_second_machine_of_a_volunteer_believes_the_first(world):
@@ -410,6 +457,6 @@ def test_folder_with_updates_takes_no_weights_from_one_volunteer(world, monkeypa
     server = a.exchange.server
     with stepping(a, liar):
         wait_until(lambda: a.exchange.stats.peers == 1)
-        joining = server.snapshot_client.join(4.0, trust_one=True)
+        joining = server.snapshot_client.join(4.0, SnapshotTrust(True))
         assert a.exchange.thread.run(joining, None) is None
     assert not is_poisoned(a)

@@ -5,15 +5,16 @@ digests are compared: when more than half of the linked volunteers, and at least
 ones, the snapshot is confirmed. The bytes then arrive as blobs, from all peers that have them, and
 are checked by digest. The headers at which the snapshot stands are validated as updates are.
 
-Without agreement nothing is taken: the machine waits, and states why. The one exception is a first
-join with a single volunteer, to whom the machine's owner has decided to trust.
+Without agreement nothing is taken: the machine waits, and states why. There are two exceptions for
+a first join with a single volunteer: an anchor that coordinators list as confirmed by two people,
+and a machine whose owner has decided to trust that volunteer.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -28,7 +29,12 @@ from barnraise.exchange.handlers.snapshot_server import (
     VerdictProofs,
     blob_digests,
 )
-from barnraise.exchange.ledger.anchor import Retracted, fragment_from_bytes
+from barnraise.exchange.ledger.anchor import (
+    Retracted,
+    digest_fragments,
+    digest_vector,
+    fragment_from_bytes,
+)
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.snapshot_heads import read_heads, read_signed, validate_heads
@@ -60,6 +66,8 @@ ONE_VOLUNTEER = (
 )
 DISAGREEMENT = "the connected volunteers do not agree on the weights: waiting until most of them do"
 TRUST_HINT = " (barnraise join --trust-one takes them unconfirmed)"
+CONFIRMED_TIMEOUT = 10.0  # seconds for a peer to freeze an anchor that coordinators list
+MAX_CONFIRMED = 8  # such anchors of one request
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,23 @@ class Snapshot:
     heads: dict[str, Update]
     confirmed: bool
     retracted: Retracted = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SnapshotTrust:
+    """When a machine without updates takes the anchor of the only linked volunteer.
+
+    Attributes:
+        one_volunteer: Always, unconfirmed.
+        confirmed: Digest of a version vector → digest of the anchor there, as coordinators list
+            them, the newest first: if it is one of these.
+    """
+
+    one_volunteer: bool = False
+    confirmed: Mapping[str, str] = field(default_factory=dict)
+
+
+MAJORITY_ONLY = SnapshotTrust()  # never
 
 
 @dataclass(frozen=True)
@@ -231,9 +256,19 @@ class SnapshotClient:
     # ---- requests
 
     async def request(
-        self, key: str, vector: dict[str, int] | None, timeout: float
+        self,
+        key: str,
+        vector: dict[str, int] | None,
+        timeout: float,
+        confirmed: Sequence[str] = (),
     ) -> SnapshotManifest | None:
         """Request a peer's snapshot at `vector`, or at one of its choice.
+
+        Args:
+            key: The peer.
+            vector: Author → sequence number.
+            timeout: Seconds.
+            confirmed: Digests of version vectors: the peer chooses the first one that it knows.
 
         Returns:
             None when the peer does not answer within `timeout` seconds.
@@ -243,7 +278,9 @@ class SnapshotClient:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[SnapshotManifest] = loop.create_future()
         self._requests[key] = vector, answer
-        self._connections[key].send_message(SnapshotRequest(vector=vector))
+        self._connections[key].send_message(
+            SnapshotRequest(vector=vector, confirmed=list(confirmed))
+        )
         try:
             async with asyncio.timeout(timeout):
                 return await answer
@@ -267,14 +304,14 @@ class SnapshotClient:
 
     # ---- snapshots
 
-    async def join(self, timeout: float, trust_one: bool = False) -> Snapshot | None:
+    async def join(self, timeout: float, trust: SnapshotTrust = MAJORITY_ONLY) -> Snapshot | None:
         """Fetch a snapshot and begin the ledger there; return None when there is none to fetch.
 
         Args:
             timeout: Seconds for peers to answer; bytes that arrive extend it.
-            trust_one: Whether one volunteer suffices, if this machine has no updates yet.
+            trust: When one volunteer suffices. It never does if this machine has updates.
         """
-        fetched = await self.fetch(timeout, trust_one and not self._ledger.vector())
+        fetched = await self.fetch(timeout, MAJORITY_ONLY if self._ledger.vector() else trust)
         if fetched is None:
             return None
         manifest = fetched.manifest
@@ -294,12 +331,14 @@ class SnapshotClient:
         for ticket in fetched.tickets:
             self._ledger.peer_store.store_ticket(ticket)
 
-    async def fetch(self, timeout: float, trust_one: bool = False) -> FetchedSnapshot | None:
+    async def fetch(
+        self, timeout: float, trust: SnapshotTrust = MAJORITY_ONLY
+    ) -> FetchedSnapshot | None:
         """Fetch a snapshot from all peers that have it.
 
         Args:
             timeout: Seconds for peers to answer; bytes that arrive extend it.
-            trust_one: Whether to take what the only linked volunteer has, unconfirmed.
+            trust: When to take what the only linked volunteer has.
 
         Returns:
             None when the peers are at the run's start, when not enough volunteers agree within
@@ -307,11 +346,11 @@ class SnapshotClient:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
-        vector = await self._choose_vector(end, trust_one)
+        vector = await self._choose_vector(end, trust)
         if vector is None:
             return None
         async with SnapshotWitnesses(self, vector) as witnesses:
-            agreed = await witnesses.agree(end, trust_one)
+            agreed = await witnesses.agree(end, trust)
             if agreed is None:
                 self._state_waiting(DISAGREEMENT)
                 return None
@@ -320,11 +359,29 @@ class SnapshotClient:
                 log.warning("the snapshot did not come whole")
                 return None
             fetched = await self._read_fetched(agreed, witnesses)
+        if fetched is not None and not fetched.confirmed:
+            is_listed = await self._run_on_disk(self._is_listed, fetched, trust.confirmed)
+            if not (is_listed or trust.one_volunteer):
+                log.warning("the only connected volunteer has other weights than the site confirms")
+                return None
+            fetched = replace(fetched, confirmed=is_listed)
         if fetched is not None:
             self.waiting_reason = None
             if not fetched.confirmed:
                 log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
         return fetched
+
+    def _is_listed(self, fetched: FetchedSnapshot, confirmed: Mapping[str, str]) -> bool:
+        """Return whether a snapshot is an anchor that coordinators list as confirmed.
+
+        The digest of its version vector leaves no choice of updates, and that of its fragments none
+        of weights.
+        """
+        manifest = fetched.manifest
+        retracted = fetched.verdicts.retracted_within(manifest.vector)
+        listed = confirmed.get(digest_vector(manifest.vector, retracted))
+        fragments = FragmentBlobs(self._ledger.blobs, manifest.fragments)
+        return listed is not None and digest_fragments(fragments) == listed
 
     def _state_waiting(self, reason: str) -> None:
         """Record why no snapshot is taken; log it the first time."""
@@ -469,7 +526,7 @@ class SnapshotClient:
 
     # ---- the peers' answers
 
-    async def _choose_vector(self, end: float, trust_one: bool) -> dict[str, int] | None:
+    async def _choose_vector(self, end: float, trust: SnapshotTrust) -> dict[str, int] | None:
         """Wait until most linked volunteers have something; return the vector that most have.
 
         Returns:
@@ -496,17 +553,36 @@ class SnapshotClient:
                 continue
             agreed = self._gossip.agreed_vector
             is_alone = len(vectors) == 1 and self.this_volunteer not in vectors
-            if is_alone and not trust_one:
+            if is_alone and not trust.one_volunteer:
                 if self._gossip.can_replay(agreed, MAX_REPLAYED_UPDATES):
                     log.info("receiving every update: one volunteer's weights prove nothing")
                     self.waiting_reason = None
                     return None
                 self._state_waiting(ONE_VOLUNTEER)
+                vector = await self._find_confirmed(trust.confirmed, end - now)
+                if vector is not None:
+                    return vector
             elif agreed:
                 return agreed
             else:
                 self._state_waiting(DISAGREEMENT)
         return None
+
+    async def _find_confirmed(
+        self, confirmed: Mapping[str, str], timeout: float
+    ) -> dict[str, int] | None:
+        """Return the vector at which some peer serves an anchor that coordinators list.
+
+        What the peer serves is compared with the list later (`_is_listed`).
+        """
+        if not confirmed:
+            return None
+        digests = [*confirmed][:MAX_CONFIRMED]
+        seconds = min(timeout, CONFIRMED_TIMEOUT)
+        manifests = await asyncio.gather(
+            *(self.request(key, None, seconds, digests) for key in list(self._connections))
+        )
+        return next((manifest.vector for manifest in manifests if manifest is not None), None)
 
     @property
     def needs_snapshot(self) -> bool:
@@ -585,12 +661,12 @@ class SnapshotWitnesses:
         for task in (self._task, *self._requests.values()):
             task.cancel()
 
-    async def agree(self, end: float, trust_one: bool) -> AgreedSnapshot | None:
+    async def agree(self, end: float, trust: SnapshotTrust) -> AgreedSnapshot | None:
         """Wait until enough volunteers agree, or nobody is left to ask.
 
         Args:
             end: Event loop time until which they must agree.
-            trust_one: Whether the only linked volunteer suffices.
+            trust: When the only linked volunteer suffices.
 
         Returns:
             What they agree on; None if they do not.
@@ -605,7 +681,8 @@ class SnapshotWitnesses:
             if chosen is not None:
                 self._log_difference(chosen[0])
                 confirmed = all(is_agreed(agreeing, voters, own) for agreeing in chosen[1])
-                if confirmed or (trust_one and len(voters) == 1):
+                may_trust_one = trust.one_volunteer or trust.confirmed
+                if confirmed or (may_trust_one and len(voters) == 1):
                     return self._collect(chosen[0], confirmed)
             now = loop.time()
             all_answered = bool(self._requests) and all(

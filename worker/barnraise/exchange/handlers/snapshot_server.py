@@ -18,13 +18,14 @@ from pydantic import Field
 
 from barnraise.exchange.compression.codec import decode
 from barnraise.exchange.handlers.context import RunInThread
+from barnraise.exchange.handlers.vector_history import VectorHistory
 from barnraise.exchange.ledger.anchor import Anchor, Retracted, fragment_to_bytes
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.diff import updates_between
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network.connection import Connection
-from barnraise.protocol.messages import Signed, SnapshotManifest, Update
+from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict
 
@@ -87,6 +88,7 @@ class SnapshotServer:
         self._run_in_thread = run_in_thread
         self.blobs = BlobStore(ledger.blobs.folder.parent / "cuts", fresh=True)
         self._requests: list[PendingRequest] = []
+        self._vectors = VectorHistory()
         self._recent: list[tuple[float, SnapshotManifest]] = []  # with the time of each
         self._copy: weakref.ref[AnchorCopy] | None = None  # the last one, while it is in use
         self._lock = threading.Lock()
@@ -96,8 +98,25 @@ class SnapshotServer:
         """The requests that wait for the training loop."""
         return list(self._requests)
 
-    def on_request(self, key: str, vector: dict[str, int] | None, now: float) -> None:
+    def remember_vector(self, vector_digest: str, vector: dict[str, int], milestone: int) -> None:
+        """Remember the anchor's version vector, which a coordinator may list as confirmed.
+
+        Args:
+            vector_digest: See `digest_vector`.
+            vector: Author → sequence number.
+            milestone: Number of the validation after which it is; see `VectorHistory`.
+        """
+        with self._lock:
+            self._vectors.add(vector_digest, vector, milestone)
+
+    def on_request(self, key: str, request: SnapshotRequest, now: float) -> None:
         """Receive a peer's request; answer at once if a recent snapshot fits."""
+        vector = request.vector
+        if request.confirmed:
+            with self._lock:
+                vector = self._vectors.find_first(request.confirmed)
+            if vector is None:
+                return  # the peer cannot use any other snapshot
         manifest = self.add_request(PendingRequest(key, vector, now + REQUEST_TIMEOUT), now)
         if manifest is not None:
             self._connections[key].send_message(manifest)

@@ -7,6 +7,7 @@ run's seed by integer arithmetic alone: the first peers download nothing. "Ancho
 of Overlap Local-SGD (Wang et al., arXiv 2002.09539).
 """
 
+import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from blake3 import blake3
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
 from barnraise.protocol.messages import Update
+from barnraise.protocol.signing import digest
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
 
 # Author → sequence number → tokens of retracted updates whose successors count.
@@ -299,10 +301,11 @@ class Anchor:
 
     def digest(self) -> str:
         """Compute BLAKE3 over all fragments in order: equal for equal sets of updates."""
-        hasher = blake3()
-        for fragment in self.fragments:
-            hasher.update(fragment_to_bytes(fragment))
-        return hasher.hexdigest()
+        return digest_fragments(self.fragments)
+
+    def vector_digest(self) -> str:
+        """Compute the digest of the set of updates in the anchor, see `digest_vector`."""
+        return digest_vector(self.vector, self.retracted)
 
     def fragment_digest(self, index: int) -> str:
         """Compute BLAKE3 over one fragment."""
@@ -358,6 +361,27 @@ class _FragmentFile(Sequence[torch.Tensor]):
         index = range(len(self))[index]
         self._file.seek(sum(self._sizes[:index]))
         return fragment_from_bytes(self._file.read(self._sizes[index]))
+
+
+def digest_fragments(fragments: Iterable[torch.Tensor]) -> str:
+    """Compute BLAKE3 over fragments, int32[size] each, in order."""
+    hasher = blake3()
+    for fragment in fragments:
+        hasher.update(fragment_to_bytes(fragment))
+    return hasher.hexdigest()
+
+
+def digest_vector(vector: Mapping[str, int], retracted: Retracted) -> str:
+    """Compute the digest of a set of updates, by which coordinators compare anchors.
+
+    Machines with equal digests must have bit-identical anchors.
+
+    Args:
+        vector: Author → sequence number of its last update in the set.
+        retracted: The single updates that are not in the set.
+    """
+    content = [dict(vector), retracted] if retracted else dict(vector)
+    return digest(json.dumps(content, sort_keys=True))
 
 
 def fragment_to_bytes(fragment: torch.Tensor) -> memoryview:
