@@ -27,6 +27,8 @@ def standalone_messages() -> dict[str, type[types_module.Message]]:
     """Return every message type that can stand alone, by the name of its golden file."""
     nested = {
         reports.CheckpointView,
+        reports.Sample,
+        reports.SamplesView,
         messages.FragmentUpdate,
         reports.HardwareView,
         coordinator_messages.Shard,
@@ -126,8 +128,10 @@ FREE_TEXT = {
     "code",
     "url",
     "sentence",
+    "text",
 }
-PRINTED = r"^\P{C}*$"  # a pattern that does not restrict what a text contains
+# Patterns that do not restrict what a text contains. Samples are short texts that a model wrote.
+PRINTED = (r"^\P{C}*$", types_module.SAMPLE_PATTERN)
 API_BYTES = 1_000_000  # no API message can be longer
 
 
@@ -186,7 +190,7 @@ def max_text_bytes(constraints: list[object], path: str) -> int:
     """Return the most bytes of a text; fail if it is unbounded or could carry a payload."""
     limit = max_length(constraints)
     patterns = [getattr(constraint, "pattern", None) for constraint in constraints]
-    is_restricted = any(pattern not in (PRINTED, None) for pattern in patterns)
+    is_restricted = any(pattern not in (*PRINTED, None) for pattern in patterns)
     assert is_restricted or (limit is not None and limit <= 130_000), (
         f"{path} is text without a bound"
     )

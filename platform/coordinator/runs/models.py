@@ -89,6 +89,7 @@ class Run(models.Model):
         memberships: Any
         verdicts: Any
         checkpoints: Any
+        samples: Any
         credits: Any
         guests: Any
         invitations: Any

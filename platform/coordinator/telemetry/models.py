@@ -12,6 +12,7 @@ from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
 from coordinator.telemetry.checkpoints import CheckpointHolder as CheckpointHolder
 from coordinator.telemetry.events import RunEvent as RunEvent
 from coordinator.telemetry.remote.protocol import TelemetryPosition
+from coordinator.telemetry.samples import WrittenSample as WrittenSample
 
 # After failures another mirror is left alone for so many seconds.
 MIN_BACKOFF_SECONDS = 4

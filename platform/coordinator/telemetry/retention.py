@@ -9,7 +9,7 @@ from django.db.models import Count
 from django.utils import timezone
 
 from coordinator.runs.models import Run
-from coordinator.telemetry import checkpoints
+from coordinator.telemetry import checkpoints, samples
 from coordinator.telemetry.models import ReportReceipt, Rollup, RunEvent
 
 DAY = 86_400
@@ -43,9 +43,8 @@ def delete_old_rows(now: float | None = None, seconds: float = 60.0) -> int:
             break
     deleted += _delete_in_batches(RunEvent, ends, at__lt=timezone.now() - EVENTS_KEPT)
     deleted += ReportReceipt.objects.filter(received__lt=timezone.now() - RECEIPTS_KEPT).delete()[0]
-    return deleted + sum(
-        checkpoints.prune_checkpoints(run) for run in _runs_with_many_checkpoints()
-    )
+    deleted += sum(checkpoints.prune_checkpoints(run) for run in _runs_with_many_checkpoints())
+    return deleted + sum(samples.prune_samples(run) for run in _runs_with_many_samples())
 
 
 def _delete_in_batches(model: Any, ends: float, **condition: Any) -> int:
@@ -75,6 +74,10 @@ def _thin(before: float) -> int:
             [before, BATCH_ROWS],
         )
         return cursor.rowcount
+
+
+def _runs_with_many_samples() -> Any:
+    return Run.objects.annotate(count=Count("samples")).filter(count__gt=samples.MAX_SAMPLES)
 
 
 def _runs_with_many_checkpoints() -> Any:

@@ -32,7 +32,7 @@ from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import count_incarnation_updates
 from coordinator.lib import counters
 from coordinator.lib.valkey import valkey_client
-from coordinator.telemetry import checkpoints, events
+from coordinator.telemetry import checkpoints, events, samples
 from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS, LossPoint, ReportReceipt
 from coordinator.telemetry.report_queue import PENDING_KEY
 
@@ -241,6 +241,7 @@ def store_reports(sent: Sent) -> None:
         members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING
     )
     checkpoints.record_announcements(announcements)
+    samples.record_samples(announcements)
     attestations_received.send(None, attestations=attestations, changed=changed)
 
 

@@ -24,7 +24,7 @@ from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.runs import markdown
 from coordinator.runs.models import Run
-from coordinator.telemetry import checkpoints
+from coordinator.telemetry import checkpoints, samples
 from coordinator.web.forms import RunForm
 
 PAGE_SIZE = 50  # runs on one page
@@ -158,6 +158,7 @@ def _run_context(
         ),
         "may_control": may_control,
         "checkpoints": checkpoints.list_checkpoint_rows(run),
+        "samples": samples.list_sample_groups(run),
         "notes": markdown.render_html(run.notes),
         "refusal": join_problem(request, run),
         "invitations": run.invitations.filter(withdrawn=None) if may_control else (),
@@ -189,7 +190,11 @@ def unconfirmed_machines(request: HttpRequest, run: Run) -> list[Machine]:
 def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
     """Render the list of checkpoints alone, for htmx."""
     run = get_visible_run(request, slug)
-    context = {"run": run, "checkpoints": checkpoints.list_checkpoint_rows(run)}
+    context = {
+        "run": run,
+        "checkpoints": checkpoints.list_checkpoint_rows(run),
+        "samples": samples.list_sample_groups(run),
+    }
     return render(request, "parts/checkpoints.html", context)
 
 

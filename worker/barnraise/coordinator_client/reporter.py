@@ -27,7 +27,14 @@ from barnraise.errors import (
 from barnraise.protocol.coordinator_messages import Attestation, Directive, ReportReply
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Peer, Signed
-from barnraise.protocol.reports import CheckpointView, ExchangeView, MeasuredLoss, PlanView, Report
+from barnraise.protocol.reports import (
+    CheckpointView,
+    ExchangeView,
+    MeasuredLoss,
+    PlanView,
+    Report,
+    SamplesView,
+)
 from barnraise.protocol.signing import open_signed
 from barnraise.protocol.verdicts import SignedVerdict
 
@@ -75,6 +82,7 @@ class WorkerFigures:
     exchange: ExchangeView | None = None
     checkpoint: CheckpointView | None = None
     points: tuple[MeasuredLoss, ...] = field(default=(), compare=False)  # new ones only
+    samples: SamplesView | None = field(default=None, compare=False)  # new ones only
 
 
 @dataclass
@@ -181,6 +189,7 @@ class Reporter:
         self._points: deque[MeasuredLoss] = deque(maxlen=QUEUED_POINTS)
         self._verdicts_after = 0  # the mirror's number of the last verdict that is applied here
         self._attestations: tuple[Attestation, ...] = ()
+        self._samples: SamplesView | None = None  # for the next report
         self._peers: list[Peer] = []
         self._ticket: Signed | None = None
         self._verdicts: VerdictBatch | None = None
@@ -212,7 +221,8 @@ class Reporter:
     def update_figures(self, figures: WorkerFigures) -> None:
         """Set the figures of the next report; their points are queued."""
         with self._lock:
-            self._figures = replace(figures, points=())
+            self._figures = replace(figures, points=(), samples=None)
+            self._samples = figures.samples or self._samples
             self._points.extend(figures.points)
 
     def confirm_verdicts(self, batch: VerdictBatch) -> None:
@@ -342,12 +352,18 @@ class Reporter:
             figures = self._figures
             count = min(REPORT_POINTS, len(self._points))
             points = [self._points.popleft() for _ in range(count)]
-        values = {f.name: getattr(figures, f.name) for f in fields(figures) if f.name != "points"}
+            samples = self._samples
+            self._samples = None
+        new_only = ("points", "samples")
+        values = {
+            f.name: getattr(figures, f.name) for f in fields(figures) if f.name not in new_only
+        }
         return Report(
             seq=1,  # the spool numbers it
             at=self._coordinator.now(),
             version=__version__,
             points=points,
+            samples=samples,
             **values,
         )
 

@@ -18,11 +18,15 @@ from barnraise.protocol.types import (
     Message,
     PlainText,
     Rate,
+    SampleText,
     Seconds,
     Sketch,
     UnixTime,
     Version,
 )
+from barnraise.spec import MAX_PROMPTS
+
+SAMPLE_LENGTH = 600  # characters of a sample
 
 
 class MeasuredLoss(Message):
@@ -80,6 +84,20 @@ class CheckpointView(Message):
     size: Count  # bytes, as int32
 
 
+class Sample(Message):
+    """What a machine wrote after one of the run's prompts."""
+
+    prompt: int = Field(ge=0, lt=MAX_PROMPTS)  # its index in the spec
+    text: SampleText = Field(max_length=SAMPLE_LENGTH)
+
+
+class SamplesView(Message):
+    """Samples that a machine wrote with the shared weights, when the ledger held `tokens`."""
+
+    tokens: Count
+    texts: list[Sample] = Field(max_length=MAX_PROMPTS)
+
+
 class Report(Message):
     """One machine's figures since its previous report.
 
@@ -109,6 +127,7 @@ class Report(Message):
     step_seconds: Seconds | None = None  # measured, without exchange; a mean over about 20 steps
     exchange: ExchangeView | None = None
     checkpoint: CheckpointView | None = None  # the last one
+    samples: SamplesView | None = None  # new ones only
 
 
 # FLOP, bytes or parameters per second.

@@ -26,6 +26,10 @@ ShortText = Annotated[str, Field(max_length=100)]
 # Text for people to read, without control characters and direction marks.
 PlainText = Annotated[str, Field(pattern=r"^\P{C}*$")]
 
+# Text that a model wrote, for people to read: lines without control characters and direction marks.
+SAMPLE_PATTERN = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"
+SampleText = Annotated[str, Field(pattern=SAMPLE_PATTERN)]
+
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]  # per second

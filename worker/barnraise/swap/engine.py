@@ -8,7 +8,7 @@ called from one thread.
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from torch import Tensor
 from barnraise.errors import StateError
 from barnraise.models import gpt2
 from barnraise.planning import program
+from barnraise.planning.memory_model import sampled_at_once
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
@@ -34,6 +35,7 @@ from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import head_loss
 from barnraise.swap.outer_optimizer import OuterOptimizer
 from barnraise.swap.precision import units_to_float
+from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
 from barnraise.swap.state_store import (
     EXCHANGE_KINDS,
     TRAINING_KINDS,
@@ -465,11 +467,37 @@ class Engine:
             count += targets.numel()
         return total / count
 
+    def generate(
+        self, prompts: Sequence[Sequence[int]], settings: SamplingSettings, vocabulary: TokenRange
+    ) -> Iterator[tuple[int, int]]:
+        """Generate text with the *anchor*, for as many prompts together as memory was planned for.
+
+        Args:
+            prompts: tokens, `SAMPLE_WINDOW` together with the new ones at most.
+            settings: how the next tokens are chosen.
+            vocabulary: which tokens may be chosen.
+
+        Yields:
+            (number of the prompt, its next token).
+        """
+        self.apply_queued()
+        sampler = Sampler(self.plan.model, self._load_anchor, device=self.plan.device)
+        at_once = sampled_at_once(self.plan)
+        for first in range(0, len(prompts), at_once):
+            group = replace(settings, seed=settings.seed + first)
+            for number, token in sampler.generate(
+                prompts[first : first + at_once], group, vocabulary
+            ):
+                yield first + number, token
+
     def _anchor_weights(self, i: int) -> gpt2.Weights:
         """Return a copy of fragment i of the anchor as named fp32 weights on the device."""
         release_free_memory()
-        flat = units_to_float(self.anchors[i]).to(self.device)
-        return gpt2.views(self.fragments[i], flat)
+        return gpt2.views(self.fragments[i], self._load_anchor(i))
+
+    def _load_anchor(self, i: int) -> Tensor:
+        """Return a copy of fragment i of the anchor, fp32 [n], on the device."""
+        return units_to_float(self.anchors[i]).to(self.device)
 
     # ---- saving and loading --------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from barnraise.coordinator_client.reporter import WorkerFigures
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.protocol.enums import Activity
-from barnraise.protocol.reports import CheckpointView, MeasuredLoss, PlanView
+from barnraise.protocol.reports import CheckpointView, MeasuredLoss, PlanView, SamplesView
 from barnraise.swap.engine import StepStats
 
 log = logging.getLogger("barnraise")
@@ -54,6 +54,7 @@ class TrainingMetrics:
         self._digests: tuple[str, str | None] = ("0" * 64, None)
         self._next_digest_at = 0.0  # when the digest may be computed again
         self._checkpoint: CheckpointView | None = None
+        self._samples: SamplesView | None = None  # since the last report
         self._neighbours: Sequence[NeighbourStats] = ()
         self._last_step_at: float | None = None  # when the last step ended
         self._measured_steps = 0  # steps that `step_seconds` averages
@@ -95,6 +96,10 @@ class TrainingMetrics:
     def last_validation(self) -> tuple[int, float] | None:
         """Return the ledger's tokens at the last validation, and its loss."""
         return self._last_validation
+
+    def record_samples(self, samples: SamplesView) -> None:
+        """Record samples that were written with the anchor, for the next report."""
+        self._samples = samples
 
     def record_checkpoint(self, anchor: Anchor, size: int) -> None:
         """Record the anchor's digests, for other machines to compare with theirs.
@@ -145,6 +150,8 @@ class TrainingMetrics:
         if self._losses and self.tokens_per_second == 0.0:
             self._add_point(anchor.tokens)
         points, self._points = tuple(self._points), []
+        samples = self._samples
+        self._samples = None
         self._neighbours = stats.neighbours
         own_heads = [head for head in anchor.heads.values() if head.peer == self.key]
         other_heads = [head for head in anchor.heads.values() if head.peer != self.key]
@@ -168,6 +175,7 @@ class TrainingMetrics:
             exchange=stats.summary,
             checkpoint=self._checkpoint,
             points=points,
+            samples=samples,
         )
 
     def status_fields(self, numbers: WorkerFigures) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from barnraise.training.join import JoinedRun
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.prefetch import fetch_start_weights, fetch_text, manifest_blobs
 from barnraise.training.resume import SavedState, progress_fields
+from barnraise.training.samples import SampleWriter, is_elected
 from barnraise.training.status import StatusPublisher
 
 log = logging.getLogger("barnraise")
@@ -74,11 +75,12 @@ class WorkerPhase(Enum):
 class Worker:
     """One machine in one run, from its state folder to its final checkpoint."""
 
-    # `initialise_state` sets these two, and `prepare` the two others.
+    # `initialise_state` sets these two, and `prepare` the others.
     store: StateStore
     engine: Engine
     text: TokenDataset
     held_out: list[Any]
+    _sample_writer: SampleWriter
 
     def __init__(
         self,
@@ -325,11 +327,26 @@ class Worker:
         milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
         if milestone > self._milestone or at_once:
             self._milestone = milestone
+            started = time.monotonic()
             loss = self.engine.evaluate(self.held_out)
             self.metrics.record_validation(self.anchor.tokens, loss)
+            self.write_samples(time.monotonic() - started)
             anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
             self.metrics.record_checkpoint(self.anchor, anchor_bytes)
             self.exchange.remember_vector(self.anchor)
+
+    def write_samples(self, evaluation_seconds: float) -> None:
+        """Write samples with the anchor, if the run has prompts and it is this machine's turn.
+
+        Args:
+            evaluation_seconds: writing takes about as long as the evaluation before, at most.
+        """
+        neighbours = [neighbour.key for neighbour in self.exchange.stats.neighbours]
+        if self.spec.prompts and is_elected(self.key, neighbours, self._milestone):
+            samples = self._sample_writer.write(
+                self.engine, self.anchor.tokens, evaluation_seconds, self.leaving.is_set
+            )
+            self.metrics.record_samples(samples)
 
     def report_status(self, at_once: bool = False) -> None:
         """Publish the status to the coordinator, the status file and the peers, when it is due."""
@@ -599,6 +616,8 @@ class Worker:
         if fetch_text(self.exchange, self.blobs, manifest, self.poll_should_stop):
             self.text = TokenDataset(manifest, self.blobs.path)
             self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
+            tokenizer = manifest.tokenizer and self.blobs.read(manifest.tokenizer)
+            self._sample_writer = SampleWriter(self.spec.prompts, tokenizer or None, self.spec.seed)
 
     def state_header(self, progress: EngineProgress) -> StateHeader:
         """Return the header of the state at `progress`: what its tensors belong to."""

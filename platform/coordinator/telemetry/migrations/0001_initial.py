@@ -163,6 +163,45 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name="WrittenSample",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("tokens", models.BigIntegerField()),
+                ("prompt", models.PositiveSmallIntegerField()),
+                ("text", models.CharField(max_length=600)),
+                ("at", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "machine",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.machine",
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="samples",
+                        to="runs.run",
+                    ),
+                ),
+            ],
+            options={
+                "indexes": [models.Index(fields=["run", "-tokens"], name="samples_of_a_run")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("run", "machine", "tokens", "prompt"), name="one_sample_a_place"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="RunEvent",
             fields=[
                 (
