@@ -3,6 +3,7 @@
 BarnraiseError
 ├── SpecError          a run's spec or one of its fields is invalid (also a ValueError)
 ├── StateError         a state folder belongs to another run or version, is damaged, or is in use
+│   ├── MemoryShortageError  memory was short although the plan fits: others use it
 │   └── UnsupportedModelError  a run cannot begin with this Hugging Face model
 ├── PlanError          a model does not fit into what a machine may use
 ├── DamageError        data read from a disk differs from the data that was written
@@ -41,6 +42,17 @@ class StateError(BarnraiseError):
 
 class UnsupportedModelError(StateError):
     """Report a Hugging Face model that a run would not train exactly. Trying again is useless."""
+
+
+class MemoryShortageError(StateError):
+    """Report that RAM or a device's memory did not suffice for a plan.
+
+    `device` is true if it was the device's.
+    """
+
+    def __init__(self, sentence: str, device: bool = False) -> None:
+        self.device = device
+        super().__init__(sentence)
 
 
 class PlanError(BarnraiseError):

@@ -10,11 +10,13 @@ from barnraise.state_dir import StateDir
 
 
 def test_limits_last_until_they_are_lifted(tmp_path):
-    options = ("--memory", "4GB", "--moments-8bit", "--clipping", "layer")
+    options = ("--memory", "4GB", "--moments-8bit", "--clipping", "layer", "--deterministic")
     assert run_barnraise(tmp_path, "limits", *options).returncode == 0
-    assert StateDir(tmp_path).limits == Limits(memory=4 * 10**9, moments_bits=8, clipping="layer")
-    options = ("--memory", "auto", "--disk", "1TB", "--uplink", "250KB", "--json")
-    result = run_barnraise(tmp_path, "limits", *options)
+    assert StateDir(tmp_path).limits == Limits(
+        memory=4 * 10**9, moments_bits=8, clipping="layer", deterministic=True
+    )
+    options = ("--memory", "auto", "--disk", "1TB", "--uplink", "250KB", "--nondeterministic")
+    result = run_barnraise(tmp_path, "limits", *options, "--json")
     assert json.loads(result.stdout)["memory"] is None
     assert StateDir(tmp_path).limits == Limits(
         disk=10**12, uplink=250_000, moments_bits=8, clipping="layer"

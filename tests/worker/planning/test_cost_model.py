@@ -178,9 +178,9 @@ def test_bfloat16_takes_less_memory_than_float32():
         cost_model.backward_peak_bytes,
     ):
         assert predicted(model, 2, dtype="bfloat16") < predicted(model, 2)
-    # Not on a CPU, which makes fp32 copies of the logits.
+    # Not of the head: torch widens the logits before their softmax, on a GPU as on a CPU.
     narrow = cost_model.head_peak_bytes(model, 2, dtype="bfloat16", device="cuda")
-    assert narrow < cost_model.head_peak_bytes(model, 2, device="cuda")
+    assert narrow > cost_model.head_peak_bytes(model, 2, device="cuda")
 
 
 # ---- seconds ---------------------------------------------------------------------------------

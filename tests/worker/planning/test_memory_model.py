@@ -46,9 +46,8 @@ SCHEMES = ["dense8", "dense4", "dense2", "top64x2", "top64x8"]
 
 def static_host_bytes(plan: Plan) -> int:
     """Return the predicted bytes of RAM that stay allocated from step to step."""
-    temporary = memory_model.between_steps(plan)
-    if not plan.staged:
-        temporary = max(temporary, memory_model.activations(plan))
+    other = memory_model.saving_bytes if plan.staged else memory_model.activations
+    temporary = max(memory_model.between_steps(plan), other(plan))
     scratch = plan.threads * memory_model.scratch_bytes(plan)
     return memory_model.host_bytes(plan) - temporary - scratch
 

@@ -165,6 +165,20 @@ def test_adamw_step_number_may_be_a_tensor():
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+def test_adamw_divides_and_skips_by_tensors_as_a_gpu_does():
+    """A GPU divides by a norm, and skips what is not finite, without asking the host."""
+    fragment = ODD.fragments()[1]
+    one, two, untouched = buffers(fragment), buffers(fragment), buffers(fragment)
+    adamw_update(AdamWStep(fragment, 7, RATE, DECAY, 1.7), 0, *one)
+    found, divisor = torch.zeros(()), torch.tensor(1.7)
+    adamw_update(AdamWStep(fragment, 7, RATE, DECAY, divisor, found), 0, *two)
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    found.fill_(1.0)
+    adamw_update(AdamWStep(fragment, 7, RATE, DECAY, divisor, found), 0, *two)
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert not torch.equal(one[0], untouched[0])
+
+
 @pytest.mark.parametrize("begin, length", [(32, 64), (0, 96), (64, 1 << 20)])
 def test_adamw_refuses_what_is_not_a_tile(begin, length):
     flats = [torch.zeros(length) for _ in range(4)]

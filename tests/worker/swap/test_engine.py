@@ -1,9 +1,12 @@
 """Tests of the engine's steps and rounds, on the real anchor and the real codec."""
 
+import gc
 import json
 import math
+import re
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -21,10 +24,12 @@ from helpers.plans import (
     weights_of,
 )
 
+from barnraise.errors import MemoryShortageError
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.spec import UNIT_BITS
 from barnraise.swap.engine import Engine
+from barnraise.swap.executor import naming_failures
 from barnraise.swap.outer_optimizer import accumulate_feedback
 from barnraise.swap.precision import units_to_float
 
@@ -387,3 +392,38 @@ def test_units_to_float_is_exact_where_a_float_can_hold_the_integer():
     )
     exact = np.array(units.tolist(), np.float64) / 2.0**UNIT_BITS
     assert units_to_float(units).tolist() == exact.astype(np.float32).astype(np.float64).tolist()
+
+
+@pytest.mark.parametrize("kind", ["resident", "staged", "exact"])
+def test_closed_engine_frees_its_memory_at_once(kind, new_engine):
+    """The next engine is opened right after it, and memory does not hold two."""
+    engine = new_engine(kind, plan={"dtype": "bfloat16"})
+    engine.step([sample_text()])
+    gradient, leaves = engine.buffers.gradient(0, -1), engine.buffers.end_leaves(0)
+    buffers = [weakref.ref(part) for part in (gradient.untyped_storage(), leaves)]
+    buffers.append(weakref.ref(leaves.weights["token"]))
+    del gradient, leaves
+    gc.collect()
+    gc.disable()
+    try:
+        engine.close()
+        assert not any(buffer() is not None for buffer in buffers), "while the engine is there"
+    finally:
+        gc.enable()
+
+
+def test_memory_that_runs_out_is_named_with_its_size():
+    failures = {
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has": (
+            "not as much GPU memory left as it needs (2.00 GiB more)"
+        ),
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000 bytes": (
+            "not as much memory left as it needs (4 MB more)"
+        ),
+    }
+    for text, meaning in failures.items():
+        kind = torch.OutOfMemoryError if "CUDA" in text else RuntimeError
+        expected = pytest.raises(MemoryShortageError, match=re.escape(meaning))
+        with expected as raised, naming_failures("validation failed"):
+            raise kind(text)
+        assert raised.value.device == ("CUDA" in text)

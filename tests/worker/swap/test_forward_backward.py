@@ -11,7 +11,8 @@ from barnraise.models.gpt2 import views
 from barnraise.planning.program import LaneName
 from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations, HostActivations
-from barnraise.swap.forward_backward import ForwardBackward
+from barnraise.swap.forward_backward import ForwardBackward, block_functions
+from barnraise.swap.fused_loss import head_step
 from barnraise.swap.lanes import WorkerLane
 from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
@@ -113,7 +114,7 @@ def test_storing_inputs_of_groups_stores_fewer_of_them():
 
 def test_host_activations_return_unchanged():
     lanes = {name: WorkerLane(name, inline=name is LaneName.COMPUTE) for name in LaneName}
-    pool = [torch.empty(2 * MODEL.context * MODEL.width) for _ in range(3 * (6 + 2))]
+    pool = [torch.empty(2 * MODEL.context * MODEL.width) for _ in range(3 * (6 + 1))]
     for forward, backward, recomputation in (
         (31, 31, {}),
         (0b00100, 0b10010, dict(kept_inputs="group")),
@@ -125,3 +126,34 @@ def test_host_activations_return_unchanged():
         assert activations.count == 0, "every buffer is free again"
     for lane in lanes.values():
         lane.close()
+
+
+def test_table_padded_with_rows_that_are_no_words_gives_the_same_loss():
+    """The products of a GPU's tensor cores want aligned rows: 300 words become 320 rows."""
+    fragment = ModelSpec(layers=1, width=32, heads=1, context=64, vocabulary=300).fragments()[0]
+    leaves = Leaves(fragment, torch.randn(fragment.size).bfloat16())
+    final = {name: torch.ones(32).requires_grad_() for name in ("norm.weight", "norm.bias")}
+    x, targets = torch.randn(4, 64, 32), torch.randint(300, (4, 64))
+    losses, gradients = [], []
+    for token in (leaves.weights["token"], leaves.padded_rows("token", 64)):
+        token_gradient = torch.zeros(300, 32)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, dx = head_step(final, token, x, targets, 0.5, token_gradient)
+        losses.append(loss)
+        gradients.append((dx, token_gradient))
+    assert len(leaves.padded_rows("token", 64)) == 320
+    assert len(leaves.padded_rows("token", 1 << 20)) == 300, "the buffer has not so many rows"
+    assert torch.equal(*losses)
+    for ours, padded in zip(*gradients, strict=True):
+        torch.testing.assert_close(padded, ours, rtol=2e-2, atol=1e-4)
+
+
+def test_compiled_plan_computes_with_compiled_functions(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda call, dynamic: compiled.append(call) or call)
+    block_functions.cache_clear()
+    actual = run(planned(31, 31, compiled=True), Activations(), text())
+    block_functions.cache_clear()
+    assert compiled == [gpt.block, gpt.block_start]
+    expected = run(planned(31, 31), Activations(), text())
+    assert all(torch.equal(a, b) for a, b in zip(actual[1], expected[1], strict=True))

@@ -21,10 +21,14 @@ def test_settings_of_the_user_and_other_systems_stay():
     environment = {
         "PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.8",
         "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "0",
+        "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     }
     before = dict(environment)
     configure_torch_environment(environment, "linux")
     assert environment == before
     environment = {}
     configure_torch_environment(environment, "win32")
-    assert set(environment) == {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"}
+    assert set(environment) == {
+        "CUBLAS_WORKSPACE_CONFIG",
+        "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
+    }

@@ -27,6 +27,7 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions
 from barnraise.cli.status import format_status
 from barnraise.errors import CoordinatorError
+from barnraise.planning.limits import Limits
 
 log = logging.getLogger("barnraise")
 
@@ -64,7 +65,10 @@ def join(
     Limits given here are saved, as by `barnraise limits`.
     """
     # Importing torch takes seconds, so that only the commands that need it do so.
+    from barnraise.exchange.network.iroh_transport import IrohTransport
     from barnraise.training.join import join_run
+    from barnraise.training.memory_retry import run_within_memory
+    from barnraise.training.train import Worker
     from barnraise.training.warm_start import fetch_initial_weights
 
     if polite:
@@ -78,21 +82,24 @@ def join(
     out.print(f"Joining [bold]{escape(run)}[/] on {site_name} …")
     hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
     fetch_weights = partial(fetch_initial_weights, state_dir, leaving, lambda: hardware)
-    joined = join_run(state_dir, run, leaving, hardware_view(hardware), fetch_weights)
-    if joined is None:
-        return
-    joined = replace(joined, trust_one=trust_one)
-    from barnraise.exchange.network.iroh_transport import IrohTransport
-    from barnraise.training.train import Worker
+
+    def join_within(limits: Limits) -> Worker | None:
+        joined = join_run(state_dir, run, leaving, hardware_view(hardware), fetch_weights)
+        if joined is None:
+            return None
+        joined = replace(joined, trust_one=trust_one)
+        transport = IrohTransport(state_dir.identity.secret, port=port)
+        return Worker(joined, leaving, hardware, limits, print_status, transport)
 
     with Live(console=out, auto_refresh=False, transient=False) as live:
-        transport = IrohTransport(state_dir.identity.secret, port=port)
-        worker = Worker(joined, leaving, hardware, limits, _status_printer(live), transport)
-        worker.run()
+        print_status = _status_printer(live)
+        worker = run_within_memory(join_within, limits)
+    if worker is None:
+        return
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
     outcome = "Left" if leaving.is_set() else "Finished"
-    out.print(f"{outcome}. Everything is saved in {joined.folder.path}", soft_wrap=True)
+    out.print(f"{outcome}. Everything is saved in {worker.joined.folder.path}", soft_wrap=True)
 
 
 def prepare(

@@ -52,6 +52,8 @@ def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
         ("crash safety", limits.crash_safety),
         ("Adam's moments", f"{limits.moments_bits} bits"),
         ("precision", limits.precision),
+        ("deterministic on a GPU", "yes" if limits.deterministic else "no"),
+        ("compiled", "yes" if limits.compiled else "no"),
     ]
 
 

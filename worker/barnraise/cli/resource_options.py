@@ -11,6 +11,7 @@ from barnraise.planning.limits import UNLIMITED, Limits
 
 SIZE_OPTIONS = ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink")
 WORD_OPTIONS = ("clipping", "crash_safety")
+SWITCH_OPTIONS = ("deterministic", "compiled")
 
 
 def _limit_option(help_text: str, *names: str) -> Any:
@@ -43,6 +44,21 @@ class ResourceOptions:
         _limit_option("Bits of Adam's moments.", "--moments-8bit/--moments-32bit"),
     ] = None
 
+    deterministic: Annotated[
+        bool | None,
+        _limit_option(
+            "Whether a GPU gives the same bits each time; it is slower.",
+            "--deterministic/--nondeterministic",
+        ),
+    ] = None
+    compiled: Annotated[
+        bool | None,
+        _limit_option(
+            "Whether torch.compile joins a layer's kernels; it starts minutes later.",
+            "--compile/--no-compile",
+        ),
+    ] = None
+
     def apply_to(self, limits: Limits) -> Limits:
         """Return the limits with those replaced that an option gives; 'auto' lifts a size.
 
@@ -57,6 +73,9 @@ class ResourceOptions:
                 changes[name] = _parse_limit(name, text)
         for name in WORD_OPTIONS:
             if options[name]:
+                changes[name] = options[name]
+        for name in SWITCH_OPTIONS:
+            if options[name] is not None:
                 changes[name] = options[name]
         if self.moments_8bit is not None:
             changes["moments_bits"] = 8 if self.moments_8bit else 32

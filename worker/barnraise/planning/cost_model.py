@@ -22,12 +22,19 @@ LOSS_ROWS = 256  # the fewest tokens of a slice
 LOSS_WORDS = 1 << 13  # words of the table whose gradient is added at once
 LOSS_CPU_LOGITS = 1 << 20  # logits of a slice on a CPU: 4 MiB
 LOSS_GPU_LOGITS = 1 << 26
-# Elements of a gradient that `swap/leaves.py` adds at once.
-GRADIENT_CHUNK = 1 << 18
+# Elements of a bfloat16 gradient that `swap/leaves.py` adds at once. A CPU makes an fp32 copy of
+# them, and a GPU none: it is efficient with few large calls.
+CPU_GRADIENT_CHUNK = 1 << 18
+GPU_GRADIENT_CHUNK = 1 << 25
 # Bytes a parameter of a gradient that is added: read twice, written once, in fp32.
 ADDED_GRADIENT_BYTES = 12
 # The backward of causal attention has this many times the FLOPs of its forward.
 ATTENTION_BACKWARD = 2.5
+# With deterministic algorithms a GPU's attention backward adds the gradients of the queries in a
+# fixed order. Until it is measured, it is assumed to take this many times as long. Each sequence's
+# heads are split so that all multiprocessors work, and each split has fp32 gradients of its own.
+DETERMINISTIC_BACKWARD = 1.5
+MULTIPROCESSORS = 132  # of the largest GPUs
 
 
 # ---- work ----------------------------------------------------------------------------------------
@@ -113,12 +120,18 @@ def forward_peak_bytes(
     return max(6 * u, 7 * u // 2 + scratch)
 
 
+def gradient_chunk(device: str) -> int:
+    """Return the number of elements of a bfloat16 gradient that are added at once."""
+    return CPU_GRADIENT_CHUNK if device == "cpu" else GPU_GRADIENT_CHUNK
+
+
 def backward_peak_bytes(
     model: ModelSpec,
     sequences: int,
     context: int | None = None,
     dtype: str = "float32",
     threads: int = 1,
+    device: str = "cpu",
 ) -> int:
     """Return the peak of a block's recomputation and backward.
 
@@ -137,11 +150,18 @@ def backward_peak_bytes(
         in_attention = saved - 6 * u + scratch
         return max(at_gelu, at_up, in_attention)
     # A bfloat16 gradient is added to the sum so far, which is fp32, one chunk at a time.
-    chunk = min(4 * d * d, GRADIENT_CHUNK)
-    at_down = saved + 3 * u // 2 + (FP32_BYTES + BF16_BYTES) * chunk
-    at_up = saved - 5 * u // 2 + BF16_BYTES * up_parameters + FP32_BYTES * chunk
+    chunk = min(4 * d * d, gradient_chunk(device))
+    copied = FP32_BYTES * chunk if device == "cpu" else 0
+    at_down = saved + 3 * u // 2 + BF16_BYTES * chunk + copied
+    at_up = saved - 5 * u // 2 + BF16_BYTES * up_parameters + copied
     in_attention = saved - 4 * u + scratch
     return max(at_down, at_up, in_attention)
+
+
+def deterministic_bytes(model: ModelSpec, sequences: int) -> int:
+    """Return what a deterministic attention backward takes on a GPU, besides the usual peak."""
+    splits = -(-MULTIPROCESSORS // (sequences * model.heads))
+    return splits * stream_bytes(model, sequences)
 
 
 def head_peak_bytes(
@@ -161,7 +181,7 @@ def head_peak_bytes(
     vocabulary = model.vocabulary
     tokens = sequences * model.context
     u = stream_bytes(model, sequences)
-    rows = min(tokens, loss_rows(vocabulary, device))
+    rows = min(tokens, loss_rows(vocabulary, device, with_gradients))
     last_rows = min(rows, tokens - rows)
     losses = FP32_BYTES * tokens
     norm_statistics = 2 * FP32_BYTES * tokens  # mean and deviation of the norm
@@ -170,10 +190,11 @@ def head_peak_bytes(
     else:
         stream_slice = BF16_BYTES * rows * d + 2 * FP32_BYTES * d  # with the norm's fp32 weights
         logits = BF16_BYTES * rows * vocabulary
-        # What is added to the table's gradient: as computed, and in fp32.
-        added_bytes = FP32_BYTES + BF16_BYTES
-        added = added_bytes * min(vocabulary, LOSS_WORDS) * d if with_gradients else 0
-        softmax = (5 if device == "cpu" else 3) * logits  # a CPU needs the logits in fp32
+        # What is added to the table's gradient: as computed and, on a CPU, in fp32.
+        added_bytes = FP32_BYTES + BF16_BYTES if device == "cpu" else BF16_BYTES
+        words = min(vocabulary, loss_words(d, device))
+        added = added_bytes * words * d if with_gradients else 0
+        softmax = 5 * logits  # with the logits in fp32
         slices = stream_slice + max(softmax + (logits if last_rows else 0), logits + added)
     if not with_gradients:
         return u + slices + losses
@@ -182,10 +203,20 @@ def head_peak_bytes(
     return max(while_slicing, in_norm_backward)
 
 
-def loss_rows(vocabulary: int, device: str = "cpu") -> int:
-    """Return the number of tokens in one slice of the head."""
+def loss_rows(vocabulary: int, device: str = "cpu", with_gradients: bool = True) -> int:
+    """Return the number of tokens in one slice of the head.
+
+    A GPU that only validates takes the smallest slices: speed matters less than its memory.
+    """
+    if device != "cpu" and not with_gradients:
+        return LOSS_ROWS
     logits = LOSS_CPU_LOGITS if device == "cpu" else LOSS_GPU_LOGITS
     return max(LOSS_ROWS, logits // vocabulary)
+
+
+def loss_words(width: int, device: str = "cpu") -> int:
+    """Return the number of words whose rows of the table's gradient are computed at once."""
+    return LOSS_WORDS if device == "cpu" else max(LOSS_WORDS, GPU_GRADIENT_CHUNK // width)
 
 
 def embed_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
@@ -251,12 +282,15 @@ def block_backward_seconds(
     sequences: int,
     context: int | None = None,
     dtype: str = "float32",
+    deterministic: bool = False,
 ) -> float:
     """Return the seconds of one block's gradients over one micro-batch, without recomputation."""
     product_rate = rate_at(hw.in_dtype(dtype).backward, model.width)
     products = 2 * block_flops(model, sequences, context) / product_rate
-    slowdown = (hw.attention_backward or hw.attention) / hw.attention
-    attention_rate = _attention_rate(hw, model, context) * slowdown
+    backward_rate = (hw.attention_backward or hw.attention) / hw.attention
+    attention_rate = _attention_rate(hw, model, context) * backward_rate
+    if deterministic:
+        attention_rate /= DETERMINISTIC_BACKWARD
     attention = ATTENTION_BACKWARD * attention_flops(model, sequences, context) / attention_rate
     streams = 45 * stream_bytes(model, sequences, context) / hw.elementwise
     # All gradients but those of `down` are added to a sum.

@@ -29,6 +29,8 @@ class Limits:
             the round ("restart"). "auto" takes "exact" where it hardly costs time and writes.
         moments_bits: 32, or 8: a quarter of Adam's memory, slightly other results.
         precision: "float32", "bfloat16" or what pays on this machine ("auto").
+        deterministic: whether a GPU gives the same bits each time, which takes longer.
+        compiled: whether torch.compile joins a block's kernels; the first step takes minutes.
     """
 
     memory: int | None = None
@@ -40,6 +42,8 @@ class Limits:
     crash_safety: str = "auto"
     moments_bits: int = 32
     precision: str = "auto"
+    deterministic: bool = False
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         for name in ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink"):

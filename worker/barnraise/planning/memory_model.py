@@ -30,6 +30,9 @@ DECODE_BYTES = 9  # of a fragment: an update is decoded and added to another
 CPU_TILE = 1 << 19
 GPU_TILE = 1 << 22
 TILE_BLOCK = 2048  # tiles begin on multiples of it
+GPU_PIECE = 1 << 20  # elements that are converted at a time between steps, where a device has them
+ROUNDING_BYTES = 1 << 20  # a GPU's allocator hands out multiples of 512 bytes
+PIECE_BYTES = 16  # an element of a piece: master, what is added to it, and their conversions
 # fp32 buffers of one tile that a thread needs, by the weights' dtype and the moments' bits.
 TILE_BUFFERS = {
     ("float32", 32): 1,
@@ -43,8 +46,11 @@ def device_bytes(plan: Plan) -> int:
     """Return the bytes of device memory apart from RAM; 0 on a machine without a device."""
     if not plan.staged:
         return 0
-    scratch = scratch_bytes(plan, plan.device) if plan.device != "cpu" else 0
-    return _compute_bytes(plan) + _state_bytes(plan, "device") + scratch + activations(plan)
+    size = _compute_bytes(plan) + _state_bytes(plan, "device")
+    if plan.device == "cpu":  # a window of RAM, in which nothing but the steps is computed
+        return size + activations(plan)
+    temporary = max(activations(plan), evaluating_on_device(plan), _conversion_bytes(plan))
+    return size + scratch_bytes(plan, plan.device) + temporary + ROUNDING_BYTES
 
 
 def host_bytes(plan: Plan) -> int:
@@ -52,7 +58,8 @@ def host_bytes(plan: Plan) -> int:
     size = _state_bytes(plan, "host") + _transfer_bytes(plan)
     size += plan.threads * scratch_bytes(plan)
     if plan.staged:
-        return size + _waiting_bytes(plan) + between_steps(plan)
+        size += _waiting_bytes(plan) + _scalar_bytes(plan)
+        return size + max(between_steps(plan), saving_bytes(plan))
     return size + _compute_bytes(plan) + max(activations(plan), between_steps(plan))
 
 
@@ -108,7 +115,9 @@ def _transfer_bytes(plan: Plan) -> int:
     if any(plan.uses_ring(i) for i in range(plan.last_fragment + 1)):
         size += plan.ring * plan.ring_bytes()
     if plan.on_disk:
-        size += 4 * plan.record_bytes("anchor", plan.tile) + plan.record_bytes("moments", plan.tile)
+        tiles = 6 if "device" in plan.weights else 4
+        size += tiles * plan.record_bytes("anchor", plan.tile)
+        size += plan.record_bytes("moments", plan.tile)
     return size
 
 
@@ -122,8 +131,50 @@ def _waiting_bytes(plan: Plan) -> int:
     )
     if plan.boundaries == "host":
         stream = round_to_pages(cost_model.stream_bytes(plan.model, plan.sequences))
-        size += (plan.model.layers + 2) * plan.micro_batches * stream
+        size += plan.stored_activations * stream
     return size
+
+
+def saving_bytes(plan: Plan) -> int:
+    """Return the bytes of the copies of a device's moments, fp32, with which a checkpoint is saved.
+
+    A state on disk is its own checkpoint, and is written record by record.
+    """
+    if plan.on_disk:
+        return 0
+    sizes = zip(plan.fragments, plan.moments, strict=True)
+    return sum(8 * fragment.size for fragment, tier in sizes if tier == "device")
+
+
+def _scalar_bytes(plan: Plan) -> int:
+    """Return the bytes of the norms that a GPU copies to RAM for clipping layer by layer."""
+    return round_to_pages(8 * (plan.last_fragment + 2)) if copies_norms(plan) else 0
+
+
+def copies_norms(plan: Plan) -> bool:
+    """Return whether the host reads norms in a step, without waiting for a GPU's other kernels."""
+    return plan.device != "cpu" and plan.clipping != "exact"
+
+
+def evaluating_on_device(plan: Plan) -> int:
+    """Return the bytes of device memory that validation takes: a sequence at a time, in fp32."""
+    model = plan.model
+    stream = cost_model.stream_bytes(model, 1)
+    tokens = 8 * (model.context + 1)
+    table = 4 * plan.fragments[0].size
+    block = 4 * plan.fragments[1].size
+    forward = cost_model.forward_peak_bytes(model, 1)
+    head = cost_model.head_peak_bytes(model, 1, device=plan.device, with_gradients=False)
+    final = 4 * plan.fragments[-1].size
+    embedding = table + cost_model.embed_peak_bytes(model, 1)
+    return tokens + max(embedding, block + stream + forward, table + final + stream + head)
+
+
+def _conversion_bytes(plan: Plan) -> int:
+    """Return the bytes of adding updates to fragments on the device, and of loading moments."""
+    resident = [i for i, tier in enumerate(plan.weights) if tier == "device"]
+    largest = max((plan.fragments[i].size for i in resident), default=0)
+    return PIECE_BYTES * min(GPU_PIECE, largest)
 
 
 def activations(plan: Plan) -> int:
@@ -132,12 +183,9 @@ def activations(plan: Plan) -> int:
     stream = cost_model.stream_bytes(model, plan.sequences)
     retained = plan.retained_blocks
     first_retained = plan.last_fragment - retained
-    inputs_in_group = 0
+    kept_inputs, inputs_in_group = plan.stored_inputs, 0
     if plan.kept_inputs == "group":
-        kept_inputs = sum(group[0] < first_retained for group in plan.backward_groups)
         inputs_in_group = max(len(group) for group in plan.backward_groups) - 1
-    else:
-        kept_inputs = model.layers - retained
     if plan.boundaries == "host":
         kept_inputs = min(kept_inputs, 2)
     waiting = (kept_inputs + 1) * plan.micro_batches * stream
@@ -147,8 +195,10 @@ def activations(plan: Plan) -> int:
     if retained:
         graphs += plan.micro_batches * stream
     backward = cost_model.backward_peak_bytes(
-        model, plan.sequences, dtype=plan.dtype, threads=plan.threads
+        model, plan.sequences, dtype=plan.dtype, threads=plan.threads, device=plan.device
     )
+    if plan.deterministic:
+        backward += cost_model.deterministic_bytes(model, plan.sequences)
     head = cost_model.head_peak_bytes(model, plan.sequences, dtype=plan.dtype, device=plan.device)
     forward = cost_model.forward_peak_bytes(
         model, plan.sequences, dtype=plan.dtype, threads=plan.threads

@@ -65,6 +65,8 @@ class Plan:
     host_gradient_slots: int = 2  # buffers in RAM for gradients that come from a device
     ring: int = 4  # buffers for tiles on their way between disk and optimizer
     tile: int = 0  # elements
+    deterministic: bool = False  # whether a GPU gives the same bits each time
+    compiled: bool = False  # whether torch.compile joins a block's kernels
     daily_write_limit: int | None = None  # bytes to disk; None for no limit
     # The following fields are predictions.
     step_seconds: float = 0.0
@@ -131,6 +133,19 @@ class Plan:
         resources than the forward (the host or the disk), so that the two overlap.
         """
         return self.clipping == "exact" and (self.staged or self.on_disk)
+
+    @property
+    def stored_inputs(self) -> int:
+        """Return how many inputs of blocks forward stores for backward, of each micro-batch."""
+        if self.kept_inputs == "block":
+            return self.model.layers - self.retained_blocks
+        first_retained = self.last_fragment - self.retained_blocks
+        return sum(group[0] < first_retained for group in self.backward_groups)
+
+    @property
+    def stored_activations(self) -> int:
+        """Return how many activations wait at once: the kept ones, and those that flow."""
+        return (self.stored_inputs + 1) * self.micro_batches
 
     def host_gradient_slot(self, i: int) -> int:
         """Return the number of the buffer in RAM that receives a block's gradient."""

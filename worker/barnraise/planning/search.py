@@ -166,6 +166,8 @@ class _Search:
                         weights=("host",) * fragments,
                         moments=("host",) * fragments,
                         moments_bits=self.limits.moments_bits,
+                        deterministic=self.limits.deterministic and self.cuda,
+                        compiled=self.limits.compiled,
                         daily_write_limit=self.budgets.disk_writes_per_day,
                         clipping=clipping,
                         slots=0,
@@ -182,21 +184,23 @@ class _Search:
             Plans that fit and differ in how much stays on the device; none if even the smallest
             does not fit.
         """
-        in_memory = self._in_memory(plan)
-        if in_memory is None:
+        placed = self._in_memory(plan)
+        if placed is None:
             on_disk = self._on_disk(plan)
-            return [] if on_disk is None else [self._promote(on_disk)]
-        plans = [in_memory]
+            if on_disk is None:
+                return []
+            placed = self._promote(on_disk)
+        plans = [placed]
         if self.cuda:
             # The device updates resident fragments between its computations, so the largest number
             # that fits is not always the fastest. The counts do not depend on the budget: more
             # memory only adds plans.
             fragments = self.model.layers + 2
-            plans.append(self._largest_that_fits(in_memory, fragments, self._with_resident))
+            plans.append(self._largest_that_fits(placed, fragments, self._with_resident))
             counts = sorted({fragments * k // RESIDENTS for k in range(1, RESIDENTS)} - {0})
-            resident = (self._with_resident(in_memory, count) for count in counts)
+            resident = (self._with_resident(placed, count) for count in counts)
             plans += filter(self._fits, resident)
-        if in_memory.kept_inputs == "block":
+        if placed.kept_inputs == "block" and not placed.on_disk:
             layers = self.model.layers
             plans = [self._largest_that_fits(way, layers, self._with_retained) for way in plans]
         return plans
@@ -278,9 +282,17 @@ class _Search:
         last = plan.last_fragment
         order = [0, last, *range(last - 1, 0, -1)]
         resident = set(order[:count])
-        tiers = tuple("device" if i in resident else "host" for i in range(last + 1))
+
+        def move(tiers: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple("device" if i in resident else tier for i, tier in enumerate(tiers))
+
         paged = self.model.layers - len(resident - {0, last})
-        return replace(plan, weights=tiers, moments=tiers, slots=min(plan.slots, paged))
+        return replace(
+            plan,
+            weights=move(plan.weights),
+            moments=move(plan.moments),
+            slots=min(plan.slots, paged),
+        )
 
     def _with_retained(self, plan: Plan, count: int) -> Plan:
         """Retain the activations of the top blocks, as far as their weights stay in place."""

@@ -274,7 +274,7 @@ class StepSimulation:
             hardware, model, plan.sequences, dtype=plan.dtype
         )
         backward = cost_model.block_backward_seconds(
-            hardware, model, plan.sequences, dtype=plan.dtype
+            hardware, model, plan.sequences, dtype=plan.dtype, deterministic=plan.deterministic
         )
         recompute = cost_model.block_recompute_seconds(
             hardware, model, plan.sequences, dtype=plan.dtype

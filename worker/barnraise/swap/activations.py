@@ -8,6 +8,10 @@ from torch import Tensor
 from barnraise.planning.program import LaneName
 from barnraise.swap.lanes import LaneEvent, WorkerLane
 
+# Copies to host memory that may be under way at a time. The memory model counts the tensors that
+# they read, and a thread that launches faster than the device computes waits here.
+COPIES_OUT = 2
+
 
 class Activations:
     """Activations that stay where they were computed."""
@@ -32,6 +36,9 @@ class Activations:
     def pop(self, i: int, m: int) -> Tensor:
         """Return the input of block i for micro-batch m, and remove it."""
         return self._stored.pop((i, m))
+
+    def finish(self) -> None:
+        """End a step: nothing is stored now."""
 
 
 class HostActivations(Activations):
@@ -62,6 +69,8 @@ class HostActivations(Activations):
     def store(self, i: int, m: int, x: Tensor) -> None:
         """Begin to copy the input of block i for micro-batch m to host memory."""
         self._copies_out = [copy for copy in self._copies_out if not copy[0].is_finished]
+        while len(self._copies_out) > COPIES_OUT:
+            self._copies_out.pop(0)[0].wait()
         place = self._free.pop()
         self._places[i, m] = place, x.shape
         target = self._pool[place][: x.numel()].view(x.shape)
@@ -79,7 +88,7 @@ class HostActivations(Activations):
         if self._latest is not None and self._latest[0] == (i, m):
             return self._latest[1]
         event, x = self._copies_in.pop((i, m), None) or self._copy_in(i, m)
-        if (i, m + 1) in self._places and (i, m + 1) not in self._copies_in:
+        if (i, m + 1) in self._places and not self._is_on_device(i, m + 1):
             self._copies_in[i, m + 1] = self._copy_in(i, m + 1)
         event.wait(self._lanes[LaneName.COMPUTE].stream)
         return x
@@ -91,6 +100,19 @@ class HostActivations(Activations):
         self._copies_in.pop((i, m), None)
         self._free.append(place)
         return x
+
+    def finish(self) -> None:
+        """End a step: wait until no copy reads memory that is about to be freed."""
+        while self._copies_out:
+            self._copies_out.pop()[0].wait()
+
+    def _is_on_device(self, i: int, m: int) -> bool:
+        """Return whether a tensor is on the device or on its way there.
+
+        A copy that nobody uses would be freed while it is still written to.
+        """
+        is_latest = self._latest is not None and self._latest[0] == (i, m)
+        return is_latest or (i, m) in self._copies_in
 
     def _copy_in(self, i: int, m: int) -> tuple[LaneEvent, Tensor]:
         place, shape = self._places[i, m]

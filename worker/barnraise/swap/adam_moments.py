@@ -1,5 +1,6 @@
 """Adam's moments of one tile: fp32 or 8 bits, with the low halves of split weights."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from barnraise.planning.plan import Plan, moments_part_bytes
 from barnraise.swap import precision
 from barnraise.swap.adamw import AdamWStep, adamw_update
+from barnraise.swap.tile_threads import device_pieces
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,39 @@ class AdamMoments:
         else:
             precision.split(master, out=precision.SplitWeights(weights, self.low))
 
+    def part(self, begin: int, end: int) -> "AdamMoments":
+        """Return views of elements [begin, end); `begin` is a multiple of a block's size."""
+        blocks = slice(begin // precision.BLOCK, -(-end // precision.BLOCK))
+        scales = None if self.scales is None else self.scales[:, blocks]
+        low = None if self.low is None else self.low[begin:end]
+        return AdamMoments(self.m[begin:end], self.v[begin:end], scales, low)
+
+    def _pieces(self) -> Iterator[tuple[slice, "AdamMoments"]]:
+        """Yield the pieces in which a conversion takes little of a device's memory."""
+        for begin, end in device_pieces(self.m):
+            yield slice(begin, end), self.part(begin, end)
+
     def to_float32(self) -> tuple[Tensor, Tensor]:
-        """Return m and v in fp32: by reference where they are stored so."""
+        """Return m and v in fp32 and host memory: by reference where they are stored so."""
         if self.scales is None:
-            return self.m, self.v
-        return precision.decode_moments(self._eight_bit())
+            return self.m.cpu(), self.v.cpu()
+        m, v = (torch.empty(self.m.numel()) for _ in range(2))
+        for piece, moments in self._pieces():
+            decoded = precision.decode_moments(moments._eight_bit())
+            m[piece].copy_(decoded[0])
+            v[piece].copy_(decoded[1])
+        return m, v
 
     def load_float32(self, m: Tensor, v: Tensor) -> None:
-        """Set m and v from fp32 [n] each."""
+        """Set m and v from fp32 [n] each, in any memory."""
         if self.scales is None:
             self.m.copy_(m)
             self.v.copy_(v)
-        else:
-            precision.encode_moments(m, v, self._eight_bit())
+            return
+        device = self.m.device
+        for piece, moments in self._pieces():
+            encoded = moments._eight_bit()
+            precision.encode_moments(m[piece].to(device), v[piece].to(device), encoded)
 
     def _eight_bit(self) -> precision.Moments8:
         assert self.scales is not None, "these moments are fp32"

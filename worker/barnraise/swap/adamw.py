@@ -30,14 +30,17 @@ class AdamWStep:
         number: this step's number, from 1, for Adam's bias correction.
         learning_rate: the rate of this step, with schedule and warm-up.
         weight_decay: the decay of matrices and embeddings.
-        gradient_divisor: what clipping divides the gradient by, ≥ 1.
+        gradient_divisor: what clipping divides the gradient by, ≥ 1. A GPU takes it as a tensor
+            as well, fp32 [], so that the host need not wait for the norm.
+        found_inf: on a GPU, fp32 []: where it is 1, the step changes nothing.
     """
 
     fragment: Fragment
     number: int | Tensor
     learning_rate: float
     weight_decay: float
-    gradient_divisor: float = 1.0
+    gradient_divisor: float | Tensor = 1.0
+    found_inf: Tensor | None = None
 
 
 def decay_spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
@@ -65,6 +68,7 @@ class AdamWKernel:
     learning_rate: float
     weight_decay: float
     gradient_divisor: Tensor | None  # fp32 scalar
+    found_inf: Tensor | None  # fp32 scalar
 
     @classmethod
     def prepare(cls, step: AdamWStep, begin: int, flat: Tensor) -> "AdamWKernel":
@@ -74,13 +78,16 @@ class AdamWKernel:
         assert begin % ALIGN == 0 and end % ALIGN == 0 and end <= fragment.size, (
             f"[{begin}, {end}) is no tile of {fragment.name}"
         )
-        assert divisor >= 1.0, f"clipping must not enlarge a gradient: its divisor is {divisor}"
+        if not isinstance(divisor, Tensor):
+            assert divisor >= 1.0, f"clipping must not enlarge a gradient: its divisor is {divisor}"
+            divisor = None if divisor == 1.0 else _scalar(divisor, device)
         return cls(
             spans=decay_spans(fragment) if step.weight_decay else [(0, fragment.size, False)],
-            step_count=torch.as_tensor(step.number, dtype=torch.float32, device=device),
+            step_count=_scalar(step.number, device),
             learning_rate=step.learning_rate,
             weight_decay=step.weight_decay,
-            gradient_divisor=None if divisor == 1.0 else torch.tensor(divisor, device=device),
+            gradient_divisor=divisor,
+            found_inf=step.found_inf,
         )
 
     def apply(self, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
@@ -121,7 +128,13 @@ class AdamWKernel:
             amsgrad=False,
             maximize=False,
             grad_scale=self.gradient_divisor,
+            found_inf=self.found_inf,
         )
+
+
+def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
+    """Return an fp32 scalar, filled by the device: copying it there would wait for the device."""
+    return torch.full((), float(value), dtype=torch.float32, device=device)
 
 
 def adamw_update(

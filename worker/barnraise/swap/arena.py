@@ -1,20 +1,24 @@
 """Exact-size buffers on one tier, allocated once, and the number of bytes allocated.
 
-Host buffers are anonymous mappings: page-aligned (which O_DIRECT requires), exactly as large as
-requested (torch's pinned pool rounds up to powers of two) and, under CUDA, registered so that
-copies run alongside the kernels.
+Host buffers are anonymous mappings: page-aligned (which O_DIRECT requires) and exactly as large as
+requested (torch's pinned pool rounds up to powers of two). Under CUDA, those that a device copies
+from or to are pinned, so that the copies run alongside the kernels. What the optimizer and the
+exchange alone use is not pinned: no system lets all of its memory be pinned.
 """
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from barnraise.errors import StateError
+from barnraise.errors import MemoryShortageError
+from barnraise.swap.device import register_host_memory, unregister_host_memory
+
+log = logging.getLogger("barnraise")
 
 PAGE = 4096
 
@@ -26,7 +30,25 @@ def round_up_to_page(size: int) -> int:
 
 def page_aligned(size: int) -> Tensor:
     """Return a temporary zero buffer, uint8 [size], at the start of a page. No arena counts it."""
-    return torch.frombuffer(mmap.mmap(-1, round_up_to_page(size)), dtype=torch.uint8)[:size]
+    return map_pages(round_up_to_page(size))[:size]
+
+
+def map_pages(size: int, huge: bool = False) -> Tensor:
+    """Map `size` bytes of zero pages as a uint8 tensor, and unmap them with its last user.
+
+    Args:
+        size: bytes, whole pages.
+        huge: whether huge pages are wanted, which are faster.
+
+    Raises:
+        OSError: memory does not suffice.
+    """
+    mapping = mmap.mmap(-1, size)
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages refuses: small ones are as correct, and a little slower.
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 def release_free_memory() -> None:
@@ -45,64 +67,71 @@ class Arena:
 
     Attributes:
         device: the device, or None for the host.
-        registered: whether host buffers are pinned for CUDA.
         allocated: bytes of all buffers.
+        pinned: bytes of the host buffers that are pinned.
     """
 
-    def __init__(self, device: torch.device | None = None, registered: bool = False) -> None:
-        """Create an empty arena; `registered` pins host buffers for CUDA."""
+    def __init__(self, device: torch.device | None = None, pins: bool = False) -> None:
+        """Create an empty arena; `pins`: host buffers may be pinned for CUDA."""
         self.device = device if device is not None and device.type != "cpu" else None
-        self.registered = registered
         self.allocated = 0
-        self._maps: list[tuple[mmap.mmap, int]] = []
+        self.pinned = 0
+        self._pins = pins
+        self._pinned_addresses: list[int] = []
 
-    def allocate(self, size: int) -> Tensor:
+    def allocate(self, size: int, crosses_link: bool = False) -> Tensor:
         """Return a zero buffer, uint8, of `size` bytes rounded up to whole pages.
 
+        Args:
+            size: bytes.
+            crosses_link: whether a device copies from or to this host buffer, so that it is pinned
+                where it can be.
+
         Raises:
-            StateError: memory does not suffice; the message names what is missing.
+            MemoryShortageError: memory does not suffice; the message names what is missing.
         """
         size = round_up_to_page(size)
         try:
             if self.device is not None:
                 buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)
             else:
-                buffer = self._map(size)
+                buffer = map_pages(size, huge=True)
         except (OSError, ValueError, MemoryError, RuntimeError) as error:
             where = f"the memory of {self.device}" if self.device else "memory"
             allocated = f"{self.allocated / 1e6:,.0f} MB are allocated already"
-            raise StateError(
-                f"{where} has no {size / 1e6:,.0f} MB left for the model ({allocated}): {error}"
+            raise MemoryShortageError(
+                f"{where} has no {size / 1e6:,.0f} MB left for the model ({allocated}): {error}",
+                device=self.device is not None,
             ) from None
         self.allocated += size
+        if crosses_link and self._pins:
+            self._pin(buffer)
         return buffer
 
-    def allocate_floats(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a zero buffer [count] of `dtype`; padding to whole pages follows it in memory."""
-        return self.allocate(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
+    def allocate_floats(self, count: int, crosses_link: bool = False) -> Tensor:
+        """Return a zero buffer, fp32 [count]; padding to whole pages follows it in memory."""
+        size = count * torch.float32.itemsize
+        return self.allocate(size, crosses_link)[:size].view(torch.float32)
 
-    def _map(self, size: int) -> Tensor:
-        mapping = mmap.mmap(-1, size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            # A kernel without huge pages refuses: small ones are as correct, and a little slower.
-            with contextlib.suppress(OSError):
-                mapping.madvise(mmap.MADV_HUGEPAGE)
-        buffer = torch.frombuffer(mapping, dtype=torch.uint8)
-        if self.registered:
-            status = _cuda_runtime().cudaHostRegister(buffer.data_ptr(), size, 0)
-            if int(status) != 0:
-                raise MemoryError(f"the system refuses to pin it (CUDA error {int(status)})")
-        self._maps.append((mapping, buffer.data_ptr()))
-        return buffer
+    def _pin(self, buffer: Tensor) -> None:
+        """Pin a buffer. Where the system refuses, pin no more: copies then block, as they must."""
+        address = buffer.data_ptr()
+        status = register_host_memory(address, buffer.numel())
+        if status == 0:
+            self._pinned_addresses.append(address)
+            self.pinned += buffer.numel()
+            return
+        self._pins = False
+        log.warning(
+            "the system lets no more than %s MB of memory be pinned (CUDA error %d): some copies "
+            "between memory and GPU wait for each other, and training is slower",
+            f"{self.pinned / 1e6:,.0f}",
+            status,
+        )
 
     def close(self) -> None:
         """Unpin the buffers. The memory itself is freed with the last tensor that refers to it."""
-        if self.registered:
-            for _, address in self._maps:
-                _cuda_runtime().cudaHostUnregister(address)
-        self._maps.clear()
-
-
-def _cuda_runtime() -> Any:
-    """Return CUDA's runtime library, which torch loads but does not annotate."""
-    return torch.cuda.cudart()
+        for address in self._pinned_addresses:
+            unregister_host_memory(address)
+        self._pinned_addresses.clear()
+        self.pinned = 0

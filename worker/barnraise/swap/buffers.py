@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from barnraise.planning import memory_model
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Operation
 from barnraise.swap.adam_moments import AdamMoments
@@ -12,6 +13,7 @@ from barnraise.swap.state_store import StateStore
 from barnraise.swap.tiles import Tile, streamed_dtype
 
 TILE_SCRATCH_BUFFERS = 4  # tiles of four bytes an element, for work between steps
+DEVICE_SCRATCH_BUFFERS = 2  # more of these, for a device's updates while the optimizer works
 
 
 class Buffers:
@@ -22,6 +24,7 @@ class Buffers:
     Attributes:
         head_gradient: the head's gradient of the token table, fp32 [vocabulary, width].
         streams: host buffers for activations, fp32, if they wait in host memory.
+        host_scalars: host copies of norms and losses, fp64, if updates read them during a step.
     """
 
     def __init__(self, plan: Plan, store: StateStore) -> None:
@@ -38,9 +41,14 @@ class Buffers:
         self._allocate_staging()
         self._tile_scratch = [store.host.allocate(size) for size in self._tile_scratch_sizes()]
 
-        waiting = (plan.model.layers + 2) * plan.micro_batches if plan.boundaries == "host" else 0
+        waiting = plan.stored_activations if plan.boundaries == "host" else 0
         stream = plan.sequences * plan.model.context * plan.model.width
-        self.streams = [store.host.allocate_floats(stream) for _ in range(waiting)]
+        # The losses' sum comes last, after the norm of each fragment.
+        self.host_scalars: Tensor | None = None
+        if memory_model.copies_norms(plan):
+            size = 8 * (len(plan.fragments) + 1)
+            self.host_scalars = store.host.allocate(size, True)[:size].view(torch.float64)
+        self.streams = [store.host.allocate_floats(stream, True) for _ in range(waiting)]
 
     def _allocate_weights(self, compute: Arena) -> None:
         """Allocate the slots of paged blocks, and copies of other fragments to compute with."""
@@ -80,28 +88,45 @@ class Buffers:
         self._host_end_gradients: dict[int, Tensor] = {}
         if plan.staged:
             self._host_gradients = [
-                host.allocate(4 * block.size) for _ in range(plan.host_gradient_slots)
+                host.allocate(4 * block.size, True) for _ in range(plan.host_gradient_slots)
             ]
             self._host_end_gradients = {
-                i: host.allocate(4 * plan.fragments[i].size)
+                i: host.allocate(4 * plan.fragments[i].size, True)
                 for i in (0, plan.last_fragment)
                 if plan.weights[i] != "device"
             }
         reads_blocks = plan.staged and "disk" in plan.weights
         read_slots = plan.host_slots if reads_blocks else 0
         record_bytes = plan.record_bytes("weights", block.size)
-        self._read_slots = [host.allocate(record_bytes) for _ in range(read_slots)]
+        self._read_slots = [host.allocate(record_bytes, True) for _ in range(read_slots)]
         uses_ring = any(plan.uses_ring(i) for i in range(plan.last_fragment + 1))
         ring = plan.ring if uses_ring else 0
         self._ring = [host.allocate(plan.ring_bytes()) for _ in range(ring)]
 
     def _tile_scratch_sizes(self) -> list[int]:
-        """Return the bytes of the tile scratch buffers: the last holds a tile of moments."""
+        """Return the bytes of the tile scratch buffers.
+
+        The fifth holds a tile of moments; the two after it are for fragments on a device.
+        """
         plan = self._plan
         if not plan.on_disk:
             return []
         size = max(plan.record_bytes("weights", plan.tile), plan.record_bytes("anchor", plan.tile))
-        return [size] * TILE_SCRATCH_BUFFERS + [plan.record_bytes("moments", plan.tile)]
+        sizes = [size] * TILE_SCRATCH_BUFFERS + [plan.record_bytes("moments", plan.tile)]
+        return sizes + [size] * DEVICE_SCRATCH_BUFFERS * ("device" in plan.weights)
+
+    def close(self) -> None:
+        """Free the memory. What other objects still refer to the buffers cannot keep it alive."""
+        for leaves in (*self._slot_leaves, *self._leaves.values()):
+            leaves.close()
+        for buffers in (self._slots, self._slot_leaves, self._pool, self._host_gradients):
+            buffers.clear()
+        for buffers in (self._read_slots, self._ring, self._tile_scratch, self.streams):
+            buffers.clear()
+        for by_fragment in (self._leaves, self._gradients, self._host_end_gradients):
+            by_fragment.clear()
+        self.head_gradient = torch.empty(0)
+        self.host_scalars = None
 
     def _typed(self, raw: Tensor, n: int) -> Tensor:
         """View the first n elements of a uint8 buffer in the streamed type."""

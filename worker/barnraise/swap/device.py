@@ -209,12 +209,30 @@ def has_streams(device: torch.device | None) -> bool:
     return device is not None and device.type == "cuda"
 
 
+def require_determinism() -> None:
+    """Let a GPU's kernels give the same bits each time, or raise an error if one cannot.
+
+    `configure_torch_environment` has given cuBLAS the workspaces that this needs.
+    """
+    torch.use_deterministic_algorithms(True)
+    # What a kernel leaves unwritten is never read; to fill it would take as long as a kernel.
+    settings: Any = torch.utils.deterministic  # a module whose switches have no annotation
+    settings.fill_uninitialized_memory = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
 def use_device(device: torch.device | str | None) -> AbstractContextManager[object]:
     """Return a context in which a GPU is this thread's current one; each thread has its own."""
     resolved = torch.device(device) if isinstance(device, str) else device
     if resolved is None or not has_streams(resolved):
         return contextlib.nullcontext()
     return torch.cuda.device(resolved)
+
+
+def select_device(device: torch.device) -> None:
+    """Make a GPU this thread's current one from now on."""
+    if has_streams(device) and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def new_stream(device: torch.device) -> Stream:
@@ -233,8 +251,11 @@ def use_stream(stream: Stream) -> AbstractContextManager[object]:
 
 
 def record_event(stream: Stream) -> StreamEvent:
-    """Return an event that a stream records after everything submitted to it so far."""
-    event = torch.cuda.Event(enable_timing=False)
+    """Return an event that a stream records after everything submitted to it so far.
+
+    A thread that waits for it sleeps: one that spins takes a core from Adam or the kernels' launch.
+    """
+    event = torch.cuda.Event(enable_timing=False, blocking=True)
     event.record(stream)
     return event
 
@@ -286,6 +307,12 @@ def free_memory(device: str) -> int:
         return 0
     torch.cuda.empty_cache()  # what torch's allocator holds and nobody uses is free as well
     return int(torch.cuda.mem_get_info(device)[0])
+
+
+def release_device_memory(device: torch.device) -> None:
+    """Return to a GPU the memory that torch's allocator holds but nobody uses."""
+    if has_streams(device):
+        torch.cuda.empty_cache()
 
 
 def limit_memory(device: str, size: int | None) -> None:

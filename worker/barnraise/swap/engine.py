@@ -24,11 +24,13 @@ from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.arena import release_free_memory
+from barnraise.swap.device import release_device_memory
 from barnraise.swap.executor import (
     DecodableUpdate,
     EngineProgress,
     Executor,
     PendingUpdate,
+    naming_failures,
     sum_of_updates,
 )
 from barnraise.swap.forward_backward import ForwardBackward
@@ -171,17 +173,19 @@ class Engine:
         """
         started = time.perf_counter()
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
+        activations = self.executor.new_activations()
         passes = ForwardBackward(
             self.plan,
             [batch.to(self.device) for batch in batches],
             [count / sum(tokens) for count in tokens],
-            self.executor.new_activations(),
+            activations,
         )
         if self.plan.clipping == "exact":
             update = self._step_with_exact_clipping(passes, rate_scale, sum(tokens), position)
         else:
             update = self._step_with_layerwise_clipping(passes, rate_scale, sum(tokens), position)
         loss, norm = self._loss_and_norm(passes)
+        activations.finish()
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))
         if abandoned:
             self.progress = replace(self.progress, position=position)
@@ -448,22 +452,33 @@ class Engine:
             batches: tokens, int64 [sequences, context + 1] each.
         """
         self.apply_queued()
-        parts = [
-            part.to(self.device) for batch in batches for part in batch.split(self.plan.sequences)
-        ]
-        embedding = self._anchor_weights(0)
-        streams = [gpt2.embed(embedding, part[:, :-1]) for part in parts]
-        for i in self.plan.blocks:
-            weights = self._anchor_weights(i)
-            for m, stream in enumerate(streams):
-                streams[m] = gpt2.block(weights, stream, self.plan.model.heads)
-            del weights, stream
+        # A GPU holds one sequence at a time, and the streams wait in RAM.
+        on_gpu = self.device.type != "cpu"
+        sequences = 1 if on_gpu else self.plan.sequences
+        parts = [part for batch in batches for part in batch.split(sequences)]
+        with naming_failures("validation failed"):
+            weights = self._anchor_weights(0)
+            streams = [gpt2.embed(weights, part[:, :-1].to(self.device)).cpu() for part in parts]
+            for i in self.plan.blocks:
+                del weights  # free them before the next fragment's are unpacked
+                weights = self._anchor_weights(i)
+                for m, stream in enumerate(streams):
+                    stream = gpt2.block(weights, stream.to(self.device), self.plan.model.heads)
+                    streams[m] = stream.cpu()
+                del stream
+            del weights
+            return self._mean_loss(parts, streams)
+
+    def _mean_loss(self, parts: list[Tensor], streams: list[Tensor]) -> float:
+        """Return the mean loss of the anchor's head for the last block's outputs."""
+        token = self._anchor_weights(0)["token"]
         final = self._anchor_weights(self.plan.last_fragment)
         total = 0.0
         count = 0
         for part, stream in zip(parts, streams, strict=True):
-            targets = part[:, 1:]
-            total += head_loss(final, embedding["token"], stream, targets).item() * targets.numel()
+            targets = part[:, 1:].to(self.device)
+            loss = head_loss(final, token, stream.to(self.device), targets)
+            total += loss.item() * targets.numel()
             count += targets.numel()
         return total / count
 
@@ -549,7 +564,7 @@ class Engine:
         for i, fragment in enumerate(self.fragments):
             record = self.store.memory_record("moments", i, 0)
             m, v = AdamMoments.of(self.plan, record, fragment.size).to_float32()
-            tensors |= {f"m.{i}": m.cpu(), f"v.{i}": v.cpu()}
+            tensors |= {f"m.{i}": m, f"v.{i}": v}
             for kind, sequence in self._exchange_state():
                 tensors[f"{kind}.{i}"] = sequence[i]
         return tensors
@@ -596,6 +611,13 @@ class Engine:
             raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")
 
     def close(self) -> None:
-        """Stop the lanes and close the store. The state stays as the last commit left it."""
+        """Stop the lanes, close the store, and free the memory of both at once.
+
+        The state stays as the last commit left it.
+        """
         self.executor.close()
         self.store.close()
+        self._queued_updates.clear()
+        self._pending = None
+        release_free_memory()
+        release_device_memory(self.device)

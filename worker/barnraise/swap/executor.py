@@ -1,15 +1,16 @@
 """The executor of programs: one method for each kind of operation, on any tier."""
 
+import contextlib
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from barnraise.errors import BarnraiseError, StateError
+from barnraise.errors import BarnraiseError, MemoryShortageError, StateError
 from barnraise.models.gpt2 import views
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind, Program
@@ -17,6 +18,7 @@ from barnraise.spec import Recipe
 from barnraise.swap.activations import Activations, HostActivations
 from barnraise.swap.adamw import AdamWStep, sum_of_squares
 from barnraise.swap.buffers import Buffers
+from barnraise.swap.device import has_streams, select_device
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.lanes import WorkerLane
 from barnraise.swap.leaves import Leaves
@@ -25,7 +27,10 @@ from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.swap.tiles import Tile
 
 DEVICE_LANES = (LaneName.COMPUTE, LaneName.IN, LaneName.OUT)
-ANCHOR_SCRATCH, MOMENTUM_SCRATCH = 1, 2  # numbers of tile scratch buffers
+MANY_CORES = 8
+# Numbers of tile scratch buffers.
+ANCHOR_SCRATCH, MOMENTUM_SCRATCH = 1, 2
+DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH = 5, 6
 
 Task = Callable[[], object]
 
@@ -138,6 +143,7 @@ class Executor:
         self._failure: BaseException | None = None
         self._running_update: PendingUpdate | None = None
         self._running_passes: ForwardBackward | None = None
+        self._device_loss = torch.zeros(())  # the step's loss, where the host does not wait for it
         self.handlers: dict[OperationKind, Callable[[Operation], Task]] = {
             OperationKind.READ: self._read,
             OperationKind.LOAD: self._load,
@@ -233,9 +239,20 @@ class Executor:
         return Activations()
 
     def close(self) -> None:
-        """Stop the lanes."""
+        """Stop the lanes and free the buffers.
+
+        Nothing is left that refers to the executor's owner or to itself, so that its memory is free
+        at once, and not when the garbage collector runs.
+        """
         for lane in self.lanes.values():
             lane.close()
+        self.handlers.clear()
+        self._describe_commit = lambda update: ""
+        self._running_update = self._running_passes = self._failure = None
+        self._arrival_units.clear()
+        self._hazards = Hazards()
+        self._device_loss = torch.zeros(())
+        self.buffers.close()
 
     @property
     def _active_update(self) -> PendingUpdate:
@@ -279,9 +296,15 @@ class Executor:
             self.buffers.head_gradient.zero_()
             final.accumulate_into(gradient)
             passes.head(final, self.buffers.end_leaves(0), self.buffers.head_gradient)
-            if self._plan.clipping != "exact":  # updates follow soon: check the losses before
-                loss = float(sum(passes.losses))
-                self._active_update.is_cancelled = not math.isfinite(loss)
+            if self._plan.clipping == "exact":
+                return
+            # Updates follow soon: check the losses before.
+            loss = torch.stack(passes.losses).sum()
+            if self.buffers.host_scalars is None:
+                self._active_update.is_cancelled = not math.isfinite(float(loss))
+            else:
+                self._device_loss = loss
+                self.buffers.host_scalars[-1].copy_(loss.double(), non_blocking=True)
 
         return head
 
@@ -316,6 +339,9 @@ class Executor:
 
         def norm() -> None:
             norms[i] = sum_of_squares(self.buffers.gradient(i, slot)).sqrt_()
+            if self.buffers.host_scalars is not None:
+                # Readers wait for this copy, and for nothing that is launched after it.
+                self.buffers.host_scalars[i].copy_(norms[i], non_blocking=True)
 
         return norm
 
@@ -355,8 +381,11 @@ class Executor:
                 number=update.step_number,
                 learning_rate=update.learning_rate,
                 weight_decay=self._recipe.weight_decay,
-                gradient_divisor=self._gradient_divisor(update, i),
             )
+            if op.lane is LaneName.COMPUTE and self.buffers.host_scalars is not None:
+                step = self._clip_on_device(step, update, i)
+            else:
+                step = replace(step, gradient_divisor=self._gradient_divisor(update, i))
             for t in tiles:
                 tile, gradient = self.buffers.update_parts(op, t)
                 self._apply_arrivals(update, tile)
@@ -373,12 +402,28 @@ class Executor:
         """
         if update.gradient_divisor is not None:
             return update.gradient_divisor
-        norm = float(update.norms[i])
-        if not math.isfinite(norm):
+        norm, loss = update.norms[i], 0.0
+        if self.buffers.host_scalars is not None:
+            norm, loss = self.buffers.host_scalars[i], float(self.buffers.host_scalars[-1])
+        norm = float(norm)
+        if not (math.isfinite(norm) and math.isfinite(loss)):
             update.is_cancelled = True
         if update.clipping == "none":
             return 1.0
         return max(1.0, norm * math.sqrt(len(self._plan.fragments)) / self._recipe.clip)
+
+    def _clip_on_device(self, step: AdamWStep, update: PendingUpdate, i: int) -> AdamWStep:
+        """Return a step that divides and checks as `_gradient_divisor` does, but on the device.
+
+        The host would have to wait for the norm, and with it for all kernels.
+        """
+        norm = update.norms[i]
+        is_finite = torch.isfinite(norm).logical_and_(torch.isfinite(self._device_loss))
+        step = replace(step, found_inf=is_finite.logical_not_().float())
+        if update.clipping == "none":
+            return step
+        divisor = norm * math.sqrt(len(self._plan.fragments)) / self._recipe.clip
+        return replace(step, gradient_divisor=divisor.clamp_min_(1.0).float())
 
     def _apply_arrivals(self, update: PendingUpdate, tile: Tile) -> None:
         """Apply other authors' updates and the growth of the prediction to one tile."""
@@ -410,18 +455,26 @@ class Executor:
                 updates go.
         """
         store, i, t = self._store, tile.fragment, tile.number
-        master = tile.master()
+        momentum = None
+        anchor_scratch, momentum_scratch = ANCHOR_SCRATCH, MOMENTUM_SCRATCH
+        if self._plan.weights[i] == "device":  # the optimizer's lane may update others meanwhile
+            anchor_scratch, momentum_scratch = DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH
         if units is not None:
-            added = units[tile.begin : tile.end]
-            record = store.load_tile("anchor", i, t, self.buffers.tile_scratch(ANCHOR_SCRATCH))
-            record[: 4 * tile.size].view(torch.int32).add_(added)
+            record = store.load_tile("anchor", i, t, self.buffers.tile_scratch(anchor_scratch))
+            record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
             store.store_tile("anchor", i, t, record)
-            master.add_(units_to_float(added.to(master.device)))
         if prediction_growth:
-            record = store.load_tile("momentum", i, t, self.buffers.tile_scratch(MOMENTUM_SCRATCH))
+            record = store.load_tile("momentum", i, t, self.buffers.tile_scratch(momentum_scratch))
             momentum = record[: 4 * tile.size].view(torch.float32)
-            master.sub_(momentum.to(master.device) * prediction_growth)
-        tile.set_master(master)
+        for piece in tile.pieces():
+            master = piece.master()
+            if units is not None:
+                added = units[piece.begin : piece.end].to(master.device)
+                master.add_(units_to_float(added))
+            if momentum is not None:
+                part = momentum[piece.begin - tile.begin : piece.end - tile.begin]
+                master.sub_(part.to(master.device) * prediction_growth)
+            piece.set_master(master)
 
     def _store_records(self, op: Operation) -> Task:
         (i,), store = op.blocks, self._store
@@ -457,15 +510,21 @@ class Executor:
 
 
 def _start_lanes(device: torch.device) -> dict[LaneName, WorkerLane]:
-    """Start one lane for each name. Only the optimizer's computes with all of torch's threads."""
-    threads = torch.get_num_threads()
+    """Start one lane for each name. Only the optimizer's computes with several threads.
+
+    With a GPU it leaves a core or two: one thread launches all kernels, and one waits for copies.
+    """
+    threads = optimizer_threads = torch.get_num_threads()
+    select_device(device)  # for this thread, which launches the kernels
+    if has_streams(device):
+        optimizer_threads = max(1, threads - (2 if threads >= MANY_CORES else 1))
     lanes = {
         name: WorkerLane(
             name,
             device if name in DEVICE_LANES else None,
             inline=name is LaneName.COMPUTE,
             eager=name is LaneName.OPTIMIZER,
-            threads=threads if name is LaneName.OPTIMIZER else 1,
+            threads=optimizer_threads if name is LaneName.OPTIMIZER else 1,
         )
         for name in LaneName
     }
@@ -484,16 +543,34 @@ def sum_of_updates(updates: list[DecodableUpdate], i: int) -> Tensor | None:
     return total
 
 
+@contextlib.contextmanager
+def naming_failures(summary: str) -> Iterator[None]:
+    """Raise failures of memory, disk or device as errors that begin with `summary`."""
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise _as_state_error(error, summary) from error
+
+
+def _describe_shortage(reason: str, on_device: bool) -> str:
+    """Return a sentence about memory that ran out; `reason` is what torch says about it."""
+    need = ""
+    if size := re.search(r"allocate (\d+) bytes", reason):
+        need = f" ({int(size[1]) / 1e6:,.0f} MB more)"
+    elif size := re.search(r"allocate ([\d.]+ [KMGT]iB)", reason):
+        need = f" ({size[1]} more)"
+    memory = "GPU memory" if on_device else "memory"
+    shortage = f"there is not as much {memory} left as it needs{need}"
+    return f"{shortage}; another program may have taken it"
+
+
 def _as_state_error(error: BaseException, summary: str) -> BarnraiseError:
     """Return a failure as an error whose message is one sentence about the resource that failed."""
     if isinstance(error, BarnraiseError):
         return error
     reason = getattr(error, "strerror", None) or str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in reason:
-        size = re.search(r"allocate (\d+) bytes", reason)
-        need = f" ({int(size[1]) / 1e6:,.0f} MB more)" if size else ""
-        reason = (
-            f"there is not as much memory left as it needs{need}; another program may have taken it"
-        )
+        on_device = isinstance(error, torch.OutOfMemoryError)
+        return MemoryShortageError(f"{summary}: {_describe_shortage(reason, on_device)}", on_device)
     where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
     return StateError(f"{summary}: {reason}{where}")

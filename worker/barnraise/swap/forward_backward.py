@@ -1,7 +1,9 @@
 """Forward and backward of a group of blocks over all micro-batches, with recomputation."""
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +15,36 @@ from barnraise.swap.activations import Activations
 from barnraise.swap.fused_loss import head_step
 from barnraise.swap.leaves import Leaves
 
+# Tensor cores load rows that begin on 16 bytes; cuBLAS is fastest with rows of whole 128.
+VOCABULARY_MULTIPLE = 64
 GRADIENT_STREAM = -1  # the "block" under which gradients by a group's outputs are stored
+
+
+@dataclass(frozen=True)
+class BlockFunctions:
+    """The functions that compute a block, as Python calls them or compiled.
+
+    Attributes:
+        block: a whole block, for passes without gradients.
+        block_start: all of it but its last product, for passes with gradients.
+    """
+
+    block: Callable[[gpt2.Weights, Tensor, int], Tensor]
+    block_start: Callable[[gpt2.Weights, Tensor, int], tuple[Tensor, Tensor]]
+
+
+@functools.cache
+def block_functions(compiled: bool) -> BlockFunctions:
+    """Return the block's functions; compiled, each shape's first call takes minutes.
+
+    Compiled kernels round otherwise: the bits are those of other compiled runs only. They pay where
+    the launches of small kernels limit the speed, as with small models and micro-batches on a GPU.
+    """
+    if not compiled:
+        return BlockFunctions(gpt2.block, gpt2.block_start)
+    return BlockFunctions(
+        torch.compile(gpt2.block, dynamic=False), torch.compile(gpt2.block_start, dynamic=False)
+    )
 
 
 class BlockEnd(torch.autograd.Function):
@@ -71,6 +102,7 @@ class ForwardBackward:
             activations: stores the inputs of blocks.
         """
         self._plan, self._heads = plan, plan.model.heads
+        self._functions = block_functions(plan.compiled)
         self._batches, self._shares = batches, shares
         self._activations = activations
         self.losses: list[Tensor] = []
@@ -85,17 +117,17 @@ class ForwardBackward:
 
     def _precision(self) -> contextlib.AbstractContextManager:
         if self._plan.dtype == "bfloat16":
-            return torch.autocast(self._plan.device, torch.bfloat16)
+            return torch.autocast(torch.device(self._plan.device).type, torch.bfloat16)
         return contextlib.nullcontext()
 
     def _block(self, leaves: Leaves, x: Tensor) -> Tensor:
         with self._precision():
-            return gpt2.block(leaves.weights, x, self._heads)
+            return self._functions.block(leaves.weights, x, self._heads)
 
     def _graph(self, leaves: Leaves, leaf: Tensor, wanted: bool) -> Tensor:
         """Return what a block's backward starts from; it holds the output only if `wanted`."""
         with torch.enable_grad(), self._precision():
-            x, expanded = gpt2.block_start(leaves.weights, leaf, self._heads)
+            x, expanded = self._functions.block_start(leaves.weights, leaf, self._heads)
             output = BlockEnd.apply(x, expanded, leaves, wanted)
         assert isinstance(output, Tensor)
         return output
@@ -133,12 +165,15 @@ class ForwardBackward:
             embedding: the embedding's leaves.
             token_gradient: the token table's gradient, fp32 [V, d], added to.
         """
+        token = embedding.weights["token"]
+        if token.dtype != torch.float32 and token.device.type != "cpu":
+            token = embedding.padded_rows("token", VOCABULARY_MULTIPLE)
         for m, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
             x = self._activations.pop(self._plan.last_fragment, m)
             with self._precision():
                 loss, dx = head_step(
                     final.weights,
-                    embedding.weights["token"],
+                    token,
                     x,
                     batch[:, 1:],
                     share,
@@ -194,10 +229,5 @@ class ForwardBackward:
                 if dx.device.type == "cpu":
                     gradient["token"].index_add_(0, tokens.reshape(-1), rows)
                 else:  # on a GPU index_add_ sums in random order by atomics; this kernel sorts
-                    count = gradient["token"].shape[0]
-                    gradient["token"].add_(
-                        torch.ops.aten.embedding_dense_backward(
-                            rows, tokens.reshape(-1), count, -1, False
-                        )
-                    )
+                    gradient["token"].index_put_((tokens.reshape(-1),), rows, accumulate=True)
             gradient["token"].add_(token_gradient)

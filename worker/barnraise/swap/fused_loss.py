@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from barnraise.models.gpt2 import Weights, norm
-from barnraise.planning.cost_model import LOSS_WORDS, loss_rows
+from barnraise.planning.cost_model import loss_rows, loss_words
 
 # The memory model counts with the same slices. A slice has LOSS_ROWS tokens at least: each slice
 # reads the whole table, whose 50,257 × 768 elements outweigh a few logits. Gradients of the table
-# that are not fp32 need an fp32 copy, so that LOSS_WORDS rows of them are computed at a time.
+# that are not fp32 need an fp32 copy on a CPU, so that a few rows of them are computed at a time.
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def head_step(
 
     Args:
         final: the final norm's leaves; their gradients are added to their `.grad`.
-        token: the token table, [V, d].
+        token: the token table, [V, d]; or with more rows, which stand for no words, so that a
+            GPU's products have aligned rows.
         x: the last block's outputs, [B, T, d].
         targets: int64 [B, T].
         share: the micro-batch's share of the step's tokens.
@@ -73,21 +74,35 @@ def head_step(
 
 def _sweep(x: Tensor, token: Tensor, targets: Tensor, gradients: _Gradients | None) -> Tensor:
     """Return the mean cross-entropy of rows x [n, d] with targets [n], slice by slice."""
-    rows, vocabulary = x.shape[0], token.shape[0]
-    slice_rows = loss_rows(vocabulary, x.device.type)
+    rows = x.shape[0]
+    vocabulary = (token if gradients is None else gradients.token).shape[0]
+    slice_rows = loss_rows(vocabulary, x.device.type, gradients is not None)
     probabilities = torch.empty(rows, dtype=torch.float32, device=x.device)  # of the targets
     for begin in range(0, rows, slice_rows):
         part = x[begin : begin + slice_rows].to(token.dtype)
         target = targets[begin : begin + slice_rows, None]
-        slab = torch.softmax(part @ token.t(), dim=-1, dtype=torch.float32)
+        logits = part @ token.t()
+        slab = torch.softmax(logits[:, :vocabulary], dim=-1, dtype=torch.float32)
+        del logits
         probabilities[begin : begin + slice_rows] = slab.gather(1, target)[:, 0]
         if gradients is not None:
             slab.scatter_add_(1, target, slab.new_full((1, 1), -1.0).expand_as(target))
             slab.mul_(gradients.share / rows)
-            slab = slab.to(token.dtype)  # the logits' gradient; frees the fp32 copy
+            slab = _narrow(slab, token)  # the logits' gradient; frees the fp32 copy
             _add_gradients(gradients, slab, part, token, begin)
     # The clamp bounds the loss at 87 nats; nan stays nan.
     return probabilities.clamp_min_(torch.finfo(torch.float32).tiny).log_().mean().neg_()
+
+
+def _narrow(slab: Tensor, token: Tensor) -> Tensor:
+    """Return the logits' gradient in the table's type, with zeros for rows that are no words."""
+    rows, vocabulary = slab.shape
+    if len(token) == vocabulary:
+        return slab.to(token.dtype)
+    narrow = torch.empty(rows, len(token), dtype=token.dtype, device=token.device)
+    narrow[:, :vocabulary].copy_(slab)
+    narrow[:, vocabulary:].zero_()
+    return narrow
 
 
 def _add_gradients(
@@ -100,6 +115,8 @@ def _add_gradients(
         gradients.token.addmm_(dlogits.t(), part)
         return
     gradients.x[rows] = dlogits @ token
-    for first in range(0, len(token), LOSS_WORDS):
-        words = slice(first, first + LOSS_WORDS)
+    vocabulary, width = gradients.token.shape
+    count = loss_words(width, token.device.type)
+    for first in range(0, vocabulary, count):
+        words = slice(first, min(first + count, vocabulary))
         gradients.token[words].add_(dlogits[:, words].t() @ part)

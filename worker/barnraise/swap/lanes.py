@@ -14,6 +14,17 @@ from dataclasses import dataclass
 
 import torch
 
+from barnraise.swap.device import (
+    Stream,
+    StreamEvent,
+    current_stream,
+    has_streams,
+    new_stream,
+    record_event,
+    use_device,
+    use_stream,
+)
+
 # Receives (lane, label, start, end) of a finished task; times as of time.perf_counter().
 Observer = Callable[[str, object, float, float], None]
 
@@ -24,7 +35,7 @@ class LaneEvent:
     def __init__(self) -> None:
         """Create the event of a task that has not run yet."""
         self._issued = threading.Event()
-        self._cuda_event: torch.cuda.Event | None = None
+        self._cuda_event: StreamEvent | None = None
         self.error: BaseException | None = None
 
     @property
@@ -38,13 +49,13 @@ class LaneEvent:
         return self.is_issued and (self._cuda_event is None or self._cuda_event.query())
 
     def complete(
-        self, cuda_event: "torch.cuda.Event | None" = None, error: BaseException | None = None
+        self, cuda_event: "StreamEvent | None" = None, error: BaseException | None = None
     ) -> None:
         """Mark the task as run, with the event of its stream or with its failure."""
         self._cuda_event, self.error = cuda_event, error
         self._issued.set()
 
-    def wait(self, stream: "torch.cuda.Stream | None" = None) -> None:
+    def wait(self, stream: "Stream | None" = None) -> None:
         """Wait until the task is complete; with a stream, only let the stream wait.
 
         Raises:
@@ -97,9 +108,10 @@ class WorkerLane:
             threads: number of threads with which torch computes in this lane.
         """
         self.name = name
-        self.stream: torch.cuda.Stream | None = None
-        if device is not None and device.type == "cuda":
-            self.stream = torch.cuda.current_stream(device) if inline else torch.cuda.Stream(device)
+        self._device = device
+        self.stream: Stream | None = None
+        if device is not None and has_streams(device):
+            self.stream = current_stream(device) if inline else new_stream(device)
         self._eager, self._threads = eager, threads
         self._observer: Observer | None = None
         self._queue: deque[_Task] = deque()
@@ -159,7 +171,7 @@ class WorkerLane:
         if self.stream is None:
             event.complete()
         else:
-            event.complete(_record(self.stream))
+            event.complete(record_event(self.stream))
         return event
 
     def wait_until_idle(self) -> None:
@@ -177,10 +189,19 @@ class WorkerLane:
                 self._closed = True
                 self._changed.notify_all()
             self._thread.join()
+        if self.stream is not None:
+            # Buffers are unpinned next. A device that failed has no copies left to wait for.
+            with contextlib.suppress(RuntimeError):
+                self.stream.synchronize()
 
     def _work(self) -> None:
         torch.set_num_threads(self._threads)
         self._started.set()
+        # Each thread has a current device: without this one it would set up the first GPU as well.
+        with use_device(self._device):
+            self._work_off_tasks()
+
+    def _work_off_tasks(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closed)
@@ -217,20 +238,13 @@ class WorkerLane:
         except BaseException as error:  # is raised where the event is waited for
             task.event.complete(error=error)
 
-    def _call(self, call: Callable[[], object]) -> "torch.cuda.Event | None":
+    def _call(self, call: Callable[[], object]) -> "StreamEvent | None":
         """Run a task on the lane's stream; return the event that its stream records after it."""
         inline = self._thread is None
         with contextlib.nullcontext() if inline else torch.no_grad():
             if self.stream is None:
                 call()
                 return None
-            with torch.cuda.stream(self.stream):
+            with use_stream(self.stream):
                 call()
-                return _record(self.stream)
-
-
-def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Return an event that a stream records after everything submitted to it so far."""
-    event = torch.cuda.Event(enable_timing=False)
-    event.record(stream)
-    return event
+                return record_event(self.stream)

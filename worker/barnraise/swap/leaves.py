@@ -2,9 +2,10 @@
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from barnraise.models.gpt2 import Weights, views
-from barnraise.planning.cost_model import GRADIENT_CHUNK
+from barnraise.planning.cost_model import gradient_chunk
 from barnraise.spec import Fragment
 
 
@@ -24,17 +25,28 @@ class Leaves:
             name: view.detach().requires_grad_() for name, view in views(fragment, flat).items()
         }
         self._sums: Weights = {}
+        self._hooks: list[RemovableHandle] = []
         if flat.dtype != torch.float32:
             for name, leaf in self.weights.items():
-                leaf.register_post_accumulate_grad_hook(
+                hook = leaf.register_post_accumulate_grad_hook(
                     lambda leaf, name=name: self._move_gradient(leaf, name)
                 )
+                self._hooks.append(hook)
 
     def accumulate_into(self, gradient: Tensor | None) -> None:
         """Let backward add to this fp32 flat buffer from now on; None: to nothing."""
         self._sums = views(self.fragment, gradient) if gradient is not None else {}
         for name, leaf in self.weights.items():
             leaf.grad = self._sums.get(name) if leaf.dtype == torch.float32 else None
+
+    def close(self) -> None:
+        """Let the memory go: the hooks would hold it until the garbage collector runs."""
+        self.accumulate_into(None)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.weights.clear()
+        self.flat = self.flat.new_empty(0)
 
     def add_matrix_gradient(self, name: str, left: Tensor, right: Tensor) -> None:
         """Add leftᵀ · right to the gradient of the matrix `name`.
@@ -48,7 +60,7 @@ class Leaves:
         if right.dtype == torch.float32:
             sums.addmm_(left.t(), right)
             return
-        rows = max(1, GRADIENT_CHUNK // right.shape[1])
+        rows = max(1, gradient_chunk(right.device.type) // right.shape[1])
         for total, part in zip(sums.split(rows), left.split(rows, dim=1), strict=True):
             total.add_(part.t() @ right)
 
@@ -59,8 +71,26 @@ class Leaves:
     def _move_gradient(self, leaf: Tensor, name: str) -> None:
         """Add a bf16 leaf's gradient to the fp32 sum; autograd would sum in the leaf's type."""
         assert leaf.grad is not None
-        sums = self._sums[name].reshape(-1).split(GRADIENT_CHUNK)
-        gradient = leaf.grad.reshape(-1).split(GRADIENT_CHUNK)
-        for total, part in zip(sums, gradient, strict=True):
-            total.add_(part)
+        if leaf.device.type == "cpu":
+            # A CPU adds tensors of two types by way of an fp32 copy.
+            chunk = gradient_chunk("cpu")
+            sums = self._sums[name].reshape(-1).split(chunk)
+            gradient = leaf.grad.reshape(-1).split(chunk)
+            for total, part in zip(sums, gradient, strict=True):
+                total.add_(part)
+        else:  # one kernel, which widens on the way
+            self._sums[name].add_(leaf.grad)
         leaf.grad = None
+
+    def padded_rows(self, name: str, multiple: int) -> Tensor:
+        """Return the matrix `name`, with rows up to a multiple if the buffer has so many.
+
+        The rows that pad it are whatever follows it in the buffer.
+        """
+        slot = next(slot for slot in self.fragment.slots if slot.name == name)
+        rows, columns = slot.shape
+        rows = -(-rows // multiple) * multiple
+        end = slot.offset + rows * columns
+        if end > self.fragment.size:
+            return self.weights[name]
+        return self.flat[slot.offset : end].view(rows, columns)

@@ -67,7 +67,7 @@ class OuterOptimizer:
 
             # Δ = w · (anchor − g · m − replica)
             start = predicted_start(anchor, momentum, prediction)
-            delta = start.sub_(tile.master().to(anchor.device)).mul_(weight)
+            delta = start.sub_(tile.host_master()).mul_(weight)
             assert torch.isfinite(delta).all(), (
                 f"the replica of {store.plan.fragments[i].name} is not finite"
             )

@@ -263,7 +263,9 @@ def _dither(steps: int, device: torch.device) -> Tensor:
     1, in units of 2**-32: along the block powers of the plastic number (M. Roberts 2018, "The
     unreasonable effectiveness of quasirandom sequences"), over the steps √5 and √2.
     """
-    along = torch.tensor([[0xC13FA9A9], [0x91E10DA5]]) * torch.arange(BLOCK)
-    over = torch.tensor([[0x9E3779B9], [0x6A09E667]]) * steps
-    bits = along.add_(over).bitwise_and_(0xFFFFFFFF) >> (32 - DROPPED_BITS)
-    return bits.to(device, torch.int16)
+    positions = torch.arange(BLOCK, device=device)  # computed there: a copy would wait for a GPU
+    rows = [
+        (positions * along + over * steps).bitwise_and_(0xFFFFFFFF) >> (32 - DROPPED_BITS)
+        for along, over in ((0xC13FA9A9, 0x9E3779B9), (0x91E10DA5, 0x6A09E667))
+    ]
+    return torch.stack(rows).to(torch.int16)

@@ -25,6 +25,7 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError, StateError
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.swap.arena import Arena, page_aligned
+from barnraise.swap.device import has_streams
 from barnraise.swap.direct_io import DirectFile, checksum
 
 FORMAT = 1
@@ -55,30 +56,41 @@ class StateStore:
             StateError: names what is missing.
         """
         assert plan.on_disk == (folder is not None)
-        cuda = torch.device("cuda") if plan.device == "cuda" else None
-        self.host, self.device = Arena(registered=cuda is not None), Arena(cuda)
+        device = torch.device(plan.device)
+        self.host, self.device = Arena(pins=has_streams(device)), Arena(device)
         self.plan, self.folder = plan, folder
         self.header: str | None = None
         self.invalid_kinds: set[str] = set()
         self.written_today, self._day = 0, _today()
         self._memory: dict[tuple[str, int], Tensor] = {}
-        for kind, i in self._kinds_and_fragments():
-            tier = self._tier(kind, i)
-            if tier != "disk":
-                arena = self.device if tier == "device" else self.host
-                self._memory[kind, i] = arena.allocate(plan.total_bytes(kind, i))
         self._newest: dict[Key, Slot] = {}  # what was written last
         self._committed: dict[Key, Slot] = {}  # what the manifest names
         self._lock = threading.Lock()
-        if folder is None:
-            return
-        self._lay_out_records()
-        self._disk = DirectFile(folder / STATE_FILE, self._file_size)
+        self._disk: DirectFile | None = None
         try:
-            self._load_manifest(folder)
+            self._allocate_memory()
+            if folder is not None:
+                self._lay_out_records()
+                self._disk = DirectFile(folder / STATE_FILE, self._file_size)
+                self._load_manifest(folder)
         except BaseException:
-            self._disk.close()
+            self.close()
             raise
+
+    def _allocate_memory(self) -> None:
+        """Allocate the records that memory holds; a device copies from the weights alone."""
+        for kind, i in self._kinds_and_fragments():
+            size = self.plan.total_bytes(kind, i)
+            match self._tier(kind, i):
+                case "device":
+                    self._memory[kind, i] = self.device.allocate(size)
+                case "host":
+                    self._memory[kind, i] = self.host.allocate(size, kind == "weights")
+
+    @property
+    def _file(self) -> DirectFile:
+        assert self._disk is not None, "this state lies in memory, or is closed"
+        return self._disk
 
     def _kinds_and_fragments(self) -> Iterator[tuple[str, int]]:
         return ((kind, i) for kind in STATE_KINDS for i in range(self.plan.last_fragment + 1))
@@ -149,12 +161,12 @@ class StateStore:
             target.zero_()
             return
         slot, expected = self._newest[kind, i, t]
-        self._disk.read(self._offset(kind, i, t, slot), target)
+        self._file.read(self._offset(kind, i, t, slot), target)
         if checksum(target) != expected:
             self.mark_invalid(kind)
             name = self.plan.fragments[i].name
             raise DamageError(
-                f"{self._disk.path}: the {kind} of {name} are not what was written there. "
+                f"{self._file.path}: the {kind} of {name} are not what was written there. "
                 "Training stopped; joining again goes on from what is intact. Check this disk"
             )
 
@@ -173,7 +185,7 @@ class StateStore:
         if record.device.type != "cpu":
             record = page_aligned(record.numel()).copy_(record)
         digest = checksum(record)
-        self._disk.write(self._offset(kind, i, t, slot), record)
+        self._file.write(self._offset(kind, i, t, slot), record)
         with self._lock:
             self._newest[key] = (slot, digest)
             if self._day != _today():
@@ -205,7 +217,7 @@ class StateStore:
         Raises:
             OSError: the disk failed. The last manifest is still valid then.
         """
-        self._disk.sync()
+        self._file.sync()
         self.header = header
         valid = training_valid or self.plan.commits_steps
         self.invalid_kinds = set() if valid else set(TRAINING_KINDS)
@@ -249,10 +261,12 @@ class StateStore:
         return max(0, daily - (self.written_today if self._day == _today() else 0))
 
     def close(self) -> None:
-        """Free the memory and close the file."""
+        """Free the memory and close the file; nothing of the state can be read after it."""
+        self._memory.clear()
         self.host.close()
-        if self.folder is not None:
+        if self._disk is not None:
             self._disk.close()
+            self._disk = None
 
     # ---- manifest ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ another program occupies the core of one of them.
 import functools
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
@@ -72,6 +72,17 @@ def scratch_bytes() -> int:
     return sum(
         flat.nbytes for flats in _thread_buffers.by_device.values() for flat in flats.values()
     )
+
+
+def device_pieces(flat: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield (begin, end) of the pieces in which [n] is converted between steps: whole on a CPU.
+
+    On a device each piece has temporary copies, which the memory model counts.
+    """
+    n = flat.numel()
+    size = n if flat.device.type == "cpu" else memory_model.GPU_PIECE
+    for begin in range(0, n, max(1, size)):
+        yield begin, min(begin + size, n)
 
 
 def for_each_tile(work: Callable[..., object], *flats: Tensor) -> None:

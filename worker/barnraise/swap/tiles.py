@@ -9,6 +9,7 @@ from torch import Tensor
 from barnraise.planning.plan import Plan
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.state_store import StateStore
+from barnraise.swap.tile_threads import device_pieces
 
 WEIGHTS_SCRATCH, MOMENTS_SCRATCH = 0, 4  # numbers of the scratch buffers that tiles are read into
 
@@ -50,9 +51,30 @@ class Tile:
         """Return the master weights, fp32 [n]: the tile's own memory if it is fp32."""
         return self.moments.master(self.weights)
 
+    def host_master(self) -> Tensor:
+        """Return the master weights, fp32 [n], in host memory: the tile's own where it can be."""
+        if self.weights.device.type == "cpu":
+            return self.master()
+        master = torch.empty(self.size)
+        for piece in self.pieces():
+            master[piece.begin - self.begin : piece.end - self.begin].copy_(piece.master())
+        return master
+
     def set_master(self, master: Tensor) -> None:
-        """Write master weights, fp32 [n] on any device, into the tile."""
-        self.moments.store_master(self.weights, master.to(self.weights.device))
+        """Write master weights, fp32 [n] in any memory, into the tile."""
+        for piece in self.pieces():
+            part = master[piece.begin - self.begin : piece.end - self.begin]
+            piece.moments.store_master(piece.weights, part.to(piece.weights.device))
+
+    def pieces(self) -> "Iterator[Tile]":
+        """Yield the tile in parts, as views. Copies of one part take little of a device's memory.
+
+        A tile in host memory is one piece.
+        """
+        for begin, end in device_pieces(self.weights):
+            moments = self.moments.part(begin, end)
+            weights = self.weights[begin:end]
+            yield Tile(self.fragment, self.number, self.begin + begin, moments, weights)
 
 
 class Tiles:

@@ -37,7 +37,7 @@ from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.search import make_plan
 from barnraise.protocol.enums import Activity, RunStatus
-from barnraise.swap.device import limit_memory
+from barnraise.swap.device import limit_memory, require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.lr_schedule import learning_rate_scale
@@ -114,6 +114,8 @@ class Worker:
         recipe = self.spec.recipe
         self.plan = make_plan(hardware, self.spec.model, self.limits, recipe.step_sequences)
         limit_memory(self.plan.device, self.limits.device_memory)
+        if self.plan.deterministic:
+            require_determinism()
         self.saved_state = SavedState(joined.folder.path, self.plan)
         self.ledger = Ledger(joined.folder.path)
         self.blobs = self.ledger.blobs

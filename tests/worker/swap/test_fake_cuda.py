@@ -1,0 +1,102 @@
+"""The engine's CUDA path on a fake card: devices, bytes, launches, and waits of the host."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.card_plans import (
+    card_plan,
+    launches_per_block,
+    live_through,
+    on_disk,
+    plain_launches,
+)
+from helpers.cuda_stub import card_process
+
+from barnraise.planning import memory_model
+from barnraise.spec import preset
+
+WIDE = replace(preset("gpt3-1.3b"), layers=3, context=1024)
+PLANS = {
+    "fp32": card_plan(dtype="float32"),
+    "8-bit moments, all resident": card_plan(resident=4, moments_bits=8),
+    "layer, some resident": card_plan(resident=3, clipping="layer"),
+    "boundaries in RAM": card_plan(boundaries="host", micro_batches=4),
+    "disk": on_disk(card_plan()),
+    "disk, layer, weights in RAM": on_disk(
+        card_plan(clipping="layer", dtype="float32"), "host", "restart"
+    ),
+}
+MORE_PLANS = {
+    "retained": card_plan(resident=4, retained_blocks=2),
+    "none, fp32, all resident": card_plan(resident=4, clipping="none", dtype="float32"),
+    "some resident": card_plan(resident=3, micro_batches=3),
+    "wide": card_plan(WIDE),
+    "wide, fp32": card_plan(WIDE, dtype="float32", sequences=2),
+    "wide, boundaries in RAM": card_plan(WIDE, boundaries="host", micro_batches=4),
+    "wide, groups, boundaries in RAM": card_plan(WIDE, boundaries="host", group=2),
+    "8-bit moments in RAM": card_plan(moments_bits=8, clipping="layer"),
+    "8-bit moments, fp32": card_plan(moments_bits=8, dtype="float32", resident=4),
+    "retained, boundaries in RAM": card_plan(resident=4, retained_blocks=1, boundaries="host"),
+    "none, group": card_plan(WIDE, clipping="none", group=3),
+    "13B": card_plan(replace(preset("gpt3-13b"), layers=2, context=1024)),
+    "disk, some resident": on_disk(card_plan(resident=3), crash_safety="restart"),
+    "disk, exact, some resident": on_disk(card_plan(resident=3)),
+    "disk, boundaries in RAM": on_disk(card_plan(boundaries="host", clipping="none")),
+}
+SLOW = [pytest.param(plan, marks=pytest.mark.slow, id=name) for name, plan in MORE_PLANS.items()]
+
+
+@pytest.fixture(scope="module")
+def card():
+    """Return a function that calls another one where fake cards work."""
+    with card_process() as process:
+        yield lambda call, *args, **options: process.submit(call, *args, **options).result()
+
+
+@pytest.mark.parametrize("plan", [*(pytest.param(p, id=n) for n, p in PLANS.items()), *SLOW])
+def test_life_on_a_card_keeps_the_rules(plan, card, tmp_path):
+    """Step, exchange, evaluate, save, load and resync.
+
+    Nothing mixes devices, the card holds what the plan predicts, a step waits for it once, and all
+    memory is free after the end.
+    """
+    life = card(live_through, plan, tmp_path)
+    assert not life.mixes
+    predicted = memory_model.device_bytes(plan)
+    assert 0.95 * predicted <= life.peak <= predicted, f"{predicted} bytes: {life.highest}"
+    assert life.left <= memory_model.scratch_bytes(plan, "cuda")  # the thread's own, for the next
+    step = life.phases["step"]
+    assert not step.unaligned
+    if not plan.on_disk:
+        assert len(step.waits) == 1, step.waits
+        uploads = [copy for copy in step.copies if copy.blocking]
+        assert len(uploads) == plan.micro_batches, uploads  # the tokens
+
+
+def test_card_that_is_behind_holds_no_more_than_the_plan(card):
+    plan = PLANS["boundaries in RAM"]
+    life = card(live_through, plan, behind=True)
+    assert life.peak <= memory_model.device_bytes(plan), life.highest
+
+
+def test_only_what_crosses_the_link_is_pinned(card):
+    plan = PLANS["layer, some resident"]
+    life = card(live_through, plan)
+    paged = [i for i in plan.blocks if plan.weights[i] == "host"]
+    crosses = sum(plan.total_bytes("weights", i) for i in paged)
+    crosses += plan.host_gradient_slots * 4 * plan.fragments[1].size
+    # The rest are the norms, and pages that are not full.
+    assert crosses <= life.pinned <= 1.01 * crosses
+
+
+def test_system_that_refuses_to_pin_memory_trains_all_the_same(card):
+    life = card(live_through, PLANS["fp32"], refuses_to_pin=True)
+    assert life.pinned == 0 and "last step" in life.phases
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", pytest.param("gpt3-13b", marks=pytest.mark.slow)])
+def test_block_launches_at_most_half_more_kernels_than_plain_torch(name, card):
+    model = replace(preset(name), context=256)
+    for dtype in ("bfloat16", "float32"):
+        ours, plain = (card(count, model, dtype) for count in (launches_per_block, plain_launches))
+        assert ours <= 1.5 * plain, f"{dtype}: {ours} instead of {plain}"

@@ -1,0 +1,71 @@
+"""Threads and streams of the CUDA path never touch the same bytes in an uncertain order."""
+
+import pytest
+from helpers.card_damages import DAMAGES
+from helpers.card_plans import card_plan, find_races, on_disk
+from helpers.cuda_stub import card_process
+
+from barnraise.spec import ModelSpec
+
+SMALL = ModelSpec(layers=5, width=64, heads=2, context=16, vocabulary=256)
+FORMATS = [
+    dict(dtype="bfloat16"),
+    dict(dtype="float32"),
+    dict(dtype="bfloat16", moments_bits=8),
+]
+IN_MEMORY = [
+    dict(resident=resident, clipping=clipping, boundaries=boundaries, group=group, **formats)
+    for clipping in ("exact", "layer", "none")
+    for boundaries in ("device", "host")
+    for resident, group in ((0, 1), (0, 2), (3, 1), (7, 1))
+    for formats in FORMATS
+]
+ON_DISK = [
+    (dict(resident=resident, clipping=clipping, boundaries=boundaries), weights, safety)
+    for clipping in ("exact", "layer", "none")
+    for boundaries in ("device", "host")
+    for resident, weights in ((0, "disk"), (0, "host"), (3, "disk"))
+    for safety in ("exact", "restart")
+]
+
+
+@pytest.fixture(scope="module")
+def card():
+    """Return a function that calls another one where fake cards work."""
+    with card_process() as process:
+        yield lambda call, *args, **options: process.submit(call, *args, **options).result()
+
+
+def plan_of(**changes):
+    """Return a plan of the small model with three micro-batches."""
+    return card_plan(SMALL, micro_batches=3, sequences=2, **changes)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_boundaries_in_ram_have_no_races(card, behind, tmp_path):
+    plan = plan_of(resident=3, boundaries="host")
+    assert not card(find_races, plan, tmp_path, behind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("changes", IN_MEMORY, ids=str)
+def test_plans_in_memory_have_no_races(changes, card, behind, tmp_path):
+    assert not card(find_races, plan_of(**changes), tmp_path, behind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "weights", "safety"), ON_DISK, ids=str)
+def test_plans_on_disk_have_no_races(changes, weights, safety, card, tmp_path):
+    plan = on_disk(plan_of(**changes), weights, safety, tile=8192)
+    assert not card(find_races, plan, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damage_to_the_order_is_found(damage, card, tmp_path):
+    plan = plan_of(boundaries="host")
+    if damage.startswith(("fetch", "store", "read")):
+        plan = on_disk(plan_of(clipping="layer"), tile=8192)
+    assert not card(find_races, plan, tmp_path)
+    assert card(find_races, plan, tmp_path, damage=damage)
