@@ -6,7 +6,7 @@ TOKENS ?=
 MIRRORS ?=
 QUICK ?=
 
-.PHONY: setup demo test test-fast test-all audit bench-swap bench-gpu bench-site study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
+.PHONY: setup demo test test-fast test-all audit bench-swap bench-gpu bench-site bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -54,6 +54,10 @@ bench-gpu: .venv/.installed
 # What one site bears with 2,000 workers and 2,000 watchers, 15 minutes. QUICK=1: a tenth, 3 minutes.
 bench-site: setup
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/site/bench_site.py $(if $(QUICK),--quick)
+
+# How fast text becomes tokens, against the plain tokenizers library, and in what memory; 15 minutes. QUICK=1: 2 minutes.
+bench-text: .venv/.installed
+	@PYTHONPATH=worker $(BIN)/python benchmarks/text/bench_text.py $(if $(QUICK),--megabytes 200)
 
 # How fast a new mirror takes in 100,000 events, how late the others are at 50 changes a second, what a worker's day adds to
 # the log; 6 minutes. QUICK=1: a tenth of it, 2 minutes.

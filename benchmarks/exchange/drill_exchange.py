@@ -55,7 +55,7 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.text import shards
-from barnraise.text.sources import read_stdlib
+from barnraise.text.stdlib_text import read_stdlib
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
 RECIPE = Recipe(

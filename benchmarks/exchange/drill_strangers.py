@@ -46,7 +46,7 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.text import shards
-from barnraise.text.sources import read_stdlib
+from barnraise.text.stdlib_text import read_stdlib
 
 MODEL = ModelSpec(layers=2, width=64, heads=2, context=64, vocabulary=256)
 RECIPE = Recipe(

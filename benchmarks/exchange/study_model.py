@@ -24,7 +24,7 @@ from barnraise.swap.adamw import AdamWKernel, AdamWStep
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.text import shards
 from barnraise.text.batches import TokenDataset
-from barnraise.text.sources import read_stdlib
+from barnraise.text.stdlib_text import read_stdlib
 
 
 @dataclass(frozen=True)

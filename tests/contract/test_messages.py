@@ -32,6 +32,7 @@ def standalone_messages() -> dict[str, type[types_module.Message]]:
         messages.FragmentUpdate,
         reports.HardwareView,
         coordinator_messages.Shard,
+        coordinator_messages.TextCounts,
         messages.Peer,
         reports.PlanView,
         reports.MeasuredLoss,

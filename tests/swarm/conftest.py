@@ -24,7 +24,7 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.state_dir import RunDir, StateDir
 from barnraise.text import shards
-from barnraise.text.sources import read_stdlib
+from barnraise.text.stdlib_text import read_stdlib
 from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
 

@@ -521,8 +521,10 @@ MODEL_FOLDER = "folder"  # a start from a model that lies in a folder of the own
 MAX_PROMPTS, PROMPT_LENGTH = 5, 160  # for samples; a spec stays short
 START_LAYERS = 100  # their digests lie in the spec, which stays short
 _PART = r"[\w-][\w.-]{0,95}"
-# owner/name, then /folder, @revision and #column if needed.
-DATASET = re.compile(rf"{_PART}(/{_PART}){{1,5}}(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII)
+# owner/name, then /config, :split, @revision and #column if needed.
+DATASET = re.compile(
+    rf"{_PART}(/{_PART}){{1,5}}(:[\w.-]{{1,100}})?(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII
+)
 # owner/name, then @revision if needed; a few old models have no owner.
 MODEL_ID = re.compile(rf"{_PART}(/{_PART})?(@[\w./-]{{1,100}})?", re.ASCII)
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
@@ -540,8 +542,8 @@ def _places(text: TextSpec) -> str:
         if len(places) == 1 and DATASET.fullmatch(places[0]):
             return ""
         return (
-            "name one dataset as owner/name, where need be with /folder, @revision or #column "
-            f"after it; '{' '.join(places)[:60]}' is not one"
+            "name one dataset as owner/name, where need be with /config, :split, @revision or "
+            f"#column after it; '{' '.join(places)[:60]}' is not one"
         )
     if not 1 <= len(places) <= ADDRESSES or sum(map(len, places)) > PLACES_LENGTH:
         return f"give 1 to {ADDRESSES} addresses, of {PLACES_LENGTH:,} characters together at most"

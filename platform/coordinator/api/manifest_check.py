@@ -9,6 +9,9 @@ from coordinator.accounts.models import Machine
 from coordinator.api.authentication import ApiError
 from coordinator.runs.models import Run
 
+VOCABULARY_MULTIPLE = 64  # to which a text's vocabulary is rounded up
+MIN_VOCABULARY = 300  # of a learned tokenizer
+
 
 def check_manifest(
     run: Run, machine: Machine, signed: messages.Signed
@@ -31,9 +34,10 @@ def check_manifest(
         problems |= spec_problems(spec)
     if manifest.run != str(run.pk):
         problems["run"] = f"this manifest is for run {manifest.run}"
-    if manifest.vocabulary != spec.model.vocabulary:
+    if not _fits_vocabulary(spec, manifest):
         problems["vocabulary"] = (
-            f"must be the run's, {spec.model.vocabulary}; this is {manifest.vocabulary}"
+            f"must be the run's, {spec.model.vocabulary}, or of a learned tokenizer a smaller "
+            f"multiple of {VOCABULARY_MULTIPLE}; this is {manifest.vocabulary}"
         )
     if (manifest.tokenizer is None) != (spec.text.tokenizer == "bytes"):
         problems["tokenizer"] = "must name the tokenizer's file, except for bytes, which have none"
@@ -64,3 +68,18 @@ def _start_problems(spec: RunSpec, manifest: coordinator_messages.TextManifest) 
             "must describe the Hugging Face model that the run begins with, and nothing otherwise"
         )
     return problems
+
+
+def _fits_vocabulary(spec: RunSpec, manifest: coordinator_messages.TextManifest) -> bool:
+    """Return whether a text's vocabulary can be the run's.
+
+    A text may have fewer tokens than the run asks for: then they are the vocabulary of the run,
+    unless its weights are given.
+    """
+    asked = spec.model.vocabulary
+    if manifest.vocabulary == asked:
+        return True
+    if spec.start.has_weights or spec.text.tokenizer == "bytes":
+        return False
+    is_multiple = manifest.vocabulary % VOCABULARY_MULTIPLE == 0
+    return is_multiple and MIN_VOCABULARY <= manifest.vocabulary < asked

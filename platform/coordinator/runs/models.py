@@ -170,8 +170,21 @@ class Run(models.Model):
 
     @property
     def spec(self) -> RunSpec:
-        """The spec: the final one, or the draft."""
-        return RunSpec.from_json(self.spec_text or json.dumps(self.draft))
+        """The spec: the final one, or the draft with the vocabulary of its prepared text."""
+        if self.spec_text:
+            return RunSpec.from_json(self.spec_text)
+        spec = self.draft_spec
+        if self.manifest is None:
+            return spec
+        vocabulary = int(json.loads(self.manifest["body"])["vocabulary"])
+        return dataclasses.replace(
+            spec, model=dataclasses.replace(spec.model, vocabulary=vocabulary)
+        )
+
+    @property
+    def draft_spec(self) -> RunSpec:
+        """The spec as its owner wrote it: the text may have fewer tokens than asked for."""
+        return RunSpec.from_json(json.dumps(self.draft))
 
     @property
     def token_budget(self) -> int:
@@ -306,7 +319,7 @@ class Run(models.Model):
         field_problems = _draft_problems(name, spec, self.report_every, self.quorum)
         if field_problems:
             raise SpecError(field_problems)
-        before = self.spec
+        before = self.draft_spec
         if before.start.run:
             spec = dataclasses.replace(spec, start=before.start)
         changed_start_fields = _start_fields_changed(before, spec)

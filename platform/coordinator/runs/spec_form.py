@@ -107,8 +107,9 @@ def _parse_value(value: Any, type_: Any) -> Any:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Split a text at white space; take a list as it is."""
-    return tuple(value.split()) if isinstance(value, str) else tuple(str(item) for item in value)
+    """Split a text at white space; take a list as it is. A dataset may be spelled hf:owner/name."""
+    items = value.split() if isinstance(value, str) else [str(item) for item in value]
+    return tuple(item.removeprefix("hf:") for item in items)
 
 
 def _number(value: Any, type_: Any) -> Any:

@@ -203,8 +203,8 @@ class RunForm(ProblemForm):
         self.fields["text.source"] = choice_field("Text", SOURCE_LABELS)
         self.fields["text.places"] = text_field(
             "Dataset or addresses",
-            "A dataset as owner/name (with /folder, @revision, #column), or one address of "
-            "a .txt, .jsonl or .parquet file per line; "
+            "A Hugging Face dataset as owner/name (with /config, :split, @revision, #column), or "
+            "one address of a text, JSON, CSV or Parquet file per line; "
             "for your own files run barnraise prepare.",
             2,
             9_000,
@@ -372,7 +372,7 @@ def _dotted_fields(spec: RunSpec) -> dict[str, Any]:
 
 def _run_as_typed(run: Run) -> dict[str, Any]:
     """Return a draft as form values: only what differs from the preset and the defaults."""
-    spec = run.spec
+    spec = run.draft_spec
     preset_name = _similar_preset(spec.model)
     vocabulary = 256 if spec.text.tokenizer == "bytes" else None
     defaults = _dotted_fields(RunSpec(model=preset(preset_name, vocabulary)))

@@ -26,6 +26,7 @@ from coordinator.runs import markdown
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints, samples
 from coordinator.web.forms import RunForm
+from coordinator.web.text_facts import read_text_facts
 
 PAGE_SIZE = 50  # runs on one page
 MAX_FINISHED = 10  # finished runs on the first page, after the active ones
@@ -140,6 +141,7 @@ def _run_context(
     return {
         "run": run,
         "spec": spec,
+        "text": read_text_facts(run),
         "snapshot": snapshot,
         "share": min(1.0, share),
         "suspended": reports_suspension(

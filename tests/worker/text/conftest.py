@@ -6,7 +6,7 @@ from helpers.blob_folder import BlobFolder
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import TextSpec
 from barnraise.text.shards import prepare_text
-from barnraise.text.sources import read_stdlib
+from barnraise.text.stdlib_text import read_stdlib
 
 RUN = "01890000-0000-7000-8000-000000000000"
 

@@ -1,4 +1,4 @@
-"""Run `barnraise join` and `barnraise prepare`: train in a run, and prepare its text."""
+"""Run `barnraise join`: train in a run."""
 
 import contextlib
 import logging
@@ -17,7 +17,6 @@ from rich.markup import escape
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import configure_logging, out, stop_on_signals
 from barnraise.cli.machine_options import (
-    HomeOption,
     MachineOptions,
     hardware_view,
     measure_machine,
@@ -100,38 +99,6 @@ def join(
         raise CoordinatorError(worker.reporter.refused)
     outcome = "Left" if leaving.is_set() else "Finished"
     out.print(f"{outcome}. Everything is saved in {worker.joined.folder.path}", soft_wrap=True)
-
-
-def prepare(
-    run: Annotated[str, typer.Argument(help="A draft of yours: its name in its address, or id.")],
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="Text files, .jsonl files, or folders of them.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of the Hugging Face model that the run begins with.")
-    ] = None,
-    home: HomeOption = None,
-) -> None:
-    """Prepare your run's text, and the model it begins with, from files of this machine.
-
-    The files stay here: join with this machine, and it serves them to the others.
-    """
-    from barnraise.training.join import open_manifest, prepare_text
-    from barnraise.training.warm_start import fetch_initial_weights
-
-    configure_logging()
-    state_dir = open_state_dir(home)
-    fetch_weights = partial(
-        fetch_initial_weights,
-        state_dir,
-        stop_on_signals(),
-        lambda: measure_machine(state_dir, None),
-        model_folder=model,
-    )
-    view = prepare_text(state_dir, run, paths or [], fetch_weights)
-    tokens = sum(shard.tokens for shard in open_manifest(view).train)
-    next_command = f"[bold]barnraise join {escape(run)}[/]"
-    out.print(f"The text has {tokens:,} tokens. Next, on this machine: {next_command}")
 
 
 def _status_printer(live: Live) -> Callable[[dict[str, Any]], None]:

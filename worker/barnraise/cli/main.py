@@ -1,7 +1,7 @@
 """Build the `barnraise` command: register its commands, print errors, set the exit code.
 
 login URL · plan · limits · join RUN · status · fetch RUN FOLDER · export RUN FOLDER · serve RUN
-sample RUN · runs · machines · prepare RUN PATH… · verdict RUN
+sample RUN · runs · machines · text inspect SOURCE… · prepare RUN PATH… · verdict RUN
 """
 
 from typing import Annotated
@@ -11,15 +11,17 @@ from rich.markup import escape
 
 from barnraise import __version__
 from barnraise.cli.console import errors, out, replace_unprintable
-from barnraise.cli.join import join, prepare
+from barnraise.cli.join import join
 from barnraise.cli.limits import limits
 from barnraise.cli.login import login
 from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
+from barnraise.cli.prepare import prepare
 from barnraise.cli.redaction import redact
 from barnraise.cli.runs import runs
 from barnraise.cli.sample import sample
 from barnraise.cli.status import status
+from barnraise.cli.text import text
 from barnraise.cli.transfer import export, fetch, serve
 from barnraise.cli.verdict import verdict
 from barnraise.errors import BarnraiseError
@@ -42,6 +44,7 @@ COMMANDS = {
 for purpose, functions in COMMANDS.items():
     for function in functions:
         app.command(rich_help_panel=purpose)(function)
+app.add_typer(text, name="text", rich_help_panel="Organise runs")
 app.add_typer(runs, name="runs", rich_help_panel="Organise runs")
 app.add_typer(machines, name="machines", rich_help_panel="Organise runs")
 

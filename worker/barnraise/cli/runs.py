@@ -80,7 +80,7 @@ class TextOptions:
         str, typer.Option(help="Source of the text: stdlib, huggingface, urls or files.")
     ] = ""
     place: Annotated[
-        list[str], typer.Option(help="A dataset as owner/name, or an address; repeatable.")
+        list[str], typer.Option(help="A dataset as hf:owner/name, or an address; repeatable.")
     ] = field(default_factory=list)
 
     def typed_fields(self) -> dict[str, Any]:

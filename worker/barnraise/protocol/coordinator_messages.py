@@ -47,6 +47,28 @@ class ModelShape(Message):
     vocabulary: int = Field(ge=256, le=65_536)
 
 
+class TextCounts(Message):
+    """What was read to prepare a text: numbers only, nothing of the text itself.
+
+    Attributes:
+        files: that were read.
+        left_out: files and folders that were not.
+        documents: that were read, copies included.
+        duplicates: documents that are copies of another one, and are not used.
+        skipped_rows: rows without a usable text.
+        bytes: of the documents in UTF-8.
+        characters: of the documents.
+    """
+
+    files: Count = 0
+    left_out: Count = 0
+    documents: Count = 0
+    duplicates: Count = 0
+    skipped_rows: Count = 0
+    bytes: Count = 0
+    characters: Count = 0
+
+
 class TextManifest(Message):
     """The text of a run as token shards. The run's owner signs it."""
 
@@ -59,6 +81,7 @@ class TextManifest(Message):
     start: list[Digest] = Field(default=[], max_length=300)
     # Of the Hugging Face model that the run begins with: the launch pins it.
     model: ModelShape | None = None
+    counts: TextCounts | None = None  # for the run's page
 
 
 class Directive(Message):

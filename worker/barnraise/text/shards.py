@@ -2,21 +2,87 @@
 
 This runs once in a run's life, on the owner's machine: it writes uint16 little-endian shards and
 the tokenizer's file as blobs and returns the manifest. It is deterministic: the same documents give
-the same digests. The site sees nothing of the text but the manifest.
+the same digests, on any number of cores and after any number of interruptions. The site sees
+nothing of the text but the manifest.
 """
 
-from collections.abc import Callable, Sequence
+import math
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from blake3 import blake3
+from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
 from barnraise.spec import TextSpec
-from barnraise.text.tokenizer import encode_documents, load_tokenizer, train_tokenizer
+from barnraise.text.documents import PIECE_CHARACTERS
+from barnraise.text.held_out import choose_held_out
+from barnraise.text.reading import ReportProgress, ignore_progress
+from barnraise.text.source_file import FileReport, Piece
+from barnraise.text.spool import DocumentSpool, PieceTable, build_table
+from barnraise.text.tokenising import tokenise
+from barnraise.text.tokenizer import (
+    TOKEN_DTYPE,
+    TOKENIZER_SAMPLE_BYTES,
+    count_tokens,
+    load_tokenizer,
+    round_vocabulary,
+    train_tokenizer,
+)
 
 StoreBlob = Callable[[bytes], str]  # stores a blob and returns its BLAKE3 digest
+MAX_TRAIN_SHARDS = 1000  # in a manifest
+MAX_HELD_OUT_SHARDS = 100
+HELD_OUT_PIECES = 8  # at least, of which the held-out part of a short text consists
+MIN_PIECE_CHARACTERS = 32
+# Bytes of text that a token stands for, to tell a text that is too short before it is tokenised.
+BYTES_PER_TOKEN = {"bytes": 1.0, "bpe": 2.0}
+BYTES_PER_TOKEN_AT_MOST = {"bytes": 1.0, "bpe": 8.0}
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """What the documents become.
+
+    Attributes:
+        text: how they become tokens.
+        vocabulary: the number of tokens that the run asks for.
+        run: the run's id, for the manifest.
+        context: tokens that the model sees at once; each part of the text must be longer.
+        tokenizer_file: an existing tokenizer; without one, a BPE learns from the training part.
+        may_shrink: whether the vocabulary may become smaller, if the text has no more tokens.
+    """
+
+    text: TextSpec
+    vocabulary: int
+    run: str
+    context: int = 0
+    tokenizer_file: bytes | None = None
+    may_shrink: bool = True
+
+
+def needed_bytes(tokenizer: str, context: int) -> int:
+    """Return the bytes of the shortest text that can have a training and a held-out part."""
+    return math.ceil(2 * (context + 1) * BYTES_PER_TOKEN[tokenizer])
+
+
+def check_length(text_bytes: int, tokenizer: str, context: int) -> None:
+    """Refuse a text that is too short, before anything is done with it.
+
+    Raises:
+        TextError: with how much is needed.
+    """
+    needed = needed_bytes(tokenizer, context)
+    if text_bytes < needed:
+        raise TextError(
+            f"the text is too short: it has {text_bytes:,} bytes, and a context of {context:,} "
+            f"tokens needs at least {needed:,} (a training and a held-out part, each longer than "
+            "the context)"
+        )
 
 
 def prepare_text(
@@ -24,10 +90,10 @@ def prepare_text(
     vocabulary: int,
     run: str,
     store_blob: StoreBlob,
-    documents: Sequence[bytes],
+    documents: Iterable[bytes],
     tokenizer_file: bytes | None = None,
 ) -> TextManifest:
-    """Split, tokenise and shard a run's documents.
+    """Split, tokenise and shard documents that lie in memory.
 
     Args:
         text: how the text becomes tokens.
@@ -40,54 +106,128 @@ def prepare_text(
     Raises:
         TextError: the documents or the tokenizer cannot be used.
     """
-    training, held_out = split_documents(documents, text.held_out)
-    tokenizer = None
-    if text.tokenizer == "bpe" and tokenizer_file is not None:
-        tokenizer = load_tokenizer(tokenizer_file, vocabulary)
-    elif text.tokenizer == "bpe":
-        tokenizer = train_tokenizer(training, vocabulary)
-    tokenizer_digest = None
+    with tempfile.TemporaryDirectory(prefix="barnraise-") as folder:
+        spool = DocumentSpool(Path(folder) / "text")
+        report = FileReport("documents")
+        for document in documents:
+            spool.append(Piece(document.decode("utf-8", errors="replace")))
+            report.documents += 1
+        spool.finish_file(report)
+        spool.finish()
+        plan = TextPlan(text, vocabulary, run, tokenizer_file=tokenizer_file, may_shrink=False)
+        return build_shards(spool, plan, store_blob)
+
+
+def build_shards(
+    spool: DocumentSpool,
+    plan: TextPlan,
+    store_blob: StoreBlob,
+    progress: ReportProgress = ignore_progress,
+) -> TextManifest:
+    """Split, tokenise and shard the documents of a spool.
+
+    Raises:
+        TextError: the documents or the tokenizer cannot be used.
+    """
+    table, held_out = split_pieces(spool, plan)
+    tokenizer = _choose_tokenizer(spool, table, held_out, plan)
+    vocabulary = plan.vocabulary
+    digest = None
     if tokenizer is not None:
-        tokenizer_digest = store_blob(tokenizer_file or tokenizer.to_str().encode())
+        if plan.may_shrink:
+            vocabulary = min(vocabulary, round_vocabulary(count_tokens(tokenizer)))
+        digest = store_blob(plan.tokenizer_file or tokenizer.to_str().encode())
+    train, held_out_tokens = tokenise(spool, table, held_out, tokenizer, progress)
+    for name, tokens in (("training", train), ("held-out", held_out_tokens)):
+        if len(tokens) <= plan.context:
+            raise TextError(
+                f"the text is too short: its {name} part has {len(tokens):,} tokens, and a context "
+                f"of {plan.context:,} needs more; about "
+                f"{_estimate_needed(table.used_bytes, len(tokens), plan.context):,} bytes of text "
+                "would do"
+            )
+    shard_tokens = plan.text.shard_tokens
     return TextManifest(
-        run=run,
+        run=plan.run,
         vocabulary=vocabulary,
-        tokenizer=tokenizer_digest,
-        train=_store_shards(encode_documents(training, tokenizer), text.shard_tokens, store_blob),
-        held_out=_store_shards(
-            encode_documents(held_out, tokenizer), text.shard_tokens, store_blob
-        ),
+        tokenizer=digest,
+        train=_store_shards(train, shard_tokens, MAX_TRAIN_SHARDS, store_blob),
+        held_out=_store_shards(held_out_tokens, shard_tokens, MAX_HELD_OUT_SHARDS, store_blob),
     )
 
 
-def split_documents(documents: Sequence[bytes], share: float) -> tuple[list[bytes], list[bytes]]:
-    """Split documents into (training, held out), both in the given order. Pure.
+def _estimate_needed(text_bytes: int, tokens: int, context: int) -> int:
+    return math.ceil(1.2 * text_bytes * (context + 1) / max(1, tokens))
 
-    Whole documents, in the order of their contents' BLAKE3, are held out until `share` of the bytes
-    is reached; a document that would exceed it stays in training. Each side gets at least one.
+
+def split_pieces(spool: DocumentSpool, plan: TextPlan) -> tuple[PieceTable, npt.NDArray[np.bool_]]:
+    """Return the pieces of a text, and which of them are held out.
+
+    A short text is cut into smaller pieces, so that the held-out part consists of several.
 
     Raises:
-        TextError: there are fewer than two documents.
+        TextError: the text is too short for a held-out part.
     """
-    if len(documents) < 2:
-        raise TextError("the source has fewer than two files, so nothing can be held out")
-    bytes_left = share * sum(map(len, documents))
-    held_out: set[int] = set()
-    by_hash = sorted(range(len(documents)), key=lambda i: blake3(documents[i]).digest())
-    for i in by_hash:
-        if len(documents[i]) <= bytes_left:
-            bytes_left -= len(documents[i])
-            held_out.add(i)
-    if not held_out:
-        held_out = {min(by_hash, key=lambda i: len(documents[i]))}
-    if len(held_out) == len(documents):
-        held_out.remove(by_hash[-1])
-    training = [document for i, document in enumerate(documents) if i not in held_out]
-    return training, [documents[i] for i in sorted(held_out)]
+    kind = plan.text.tokenizer
+    table = build_table(spool)
+    total = table.used_bytes
+    check_length(total, kind, plan.context)
+    least = math.ceil((plan.context + 1) * BYTES_PER_TOKEN_AT_MOST[kind])
+    wanted = max(plan.text.held_out * total, min(least, total / 2))
+    piece_characters = max(MIN_PIECE_CHARACTERS, int(wanted / HELD_OUT_PIECES))
+    is_short = piece_characters < PIECE_CHARACTERS
+    if is_short and int(table.lengths[table.used].max()) > piece_characters:
+        table = build_table(spool, piece_characters)
+    if int(table.used.sum()) < 2:
+        table = build_table(spool, max(1, total // 4))
+    if int(table.used.sum()) < 2:
+        raise TextError(
+            f"the text is too short: it has {total:,} bytes, of which no part can be held out"
+        )
+    held_out = choose_held_out(table.keys, table.lengths, table.used, plan.text.held_out, least)
+    return table, held_out
+
+
+def _choose_tokenizer(
+    spool: DocumentSpool, table: PieceTable, held_out: npt.NDArray[np.bool_], plan: TextPlan
+) -> Tokenizer | None:
+    if plan.text.tokenizer == "bytes":
+        return None
+    if plan.tokenizer_file is not None:
+        return load_tokenizer(plan.tokenizer_file, plan.vocabulary)
+    return train_tokenizer(_sample_pieces(spool, table, held_out), plan.vocabulary)
+
+
+def _sample_pieces(
+    spool: DocumentSpool, table: PieceTable, held_out: npt.NDArray[np.bool_]
+) -> list[bytes]:
+    """Read pieces of the training part, in the order of their keys, up to the sample's size."""
+    training = np.flatnonzero(table.used & ~held_out)
+    average = max(1, int(table.lengths[training].mean()))
+    count = min(len(training), 4 * TOKENIZER_SAMPLE_BYTES // average + 16)
+    keys = table.keys[training]
+    smallest = training[np.argpartition(keys, count - 1)[:count]]
+    smallest = smallest[np.argsort(table.keys[smallest], kind="stable")]
+    offsets = np.cumsum(table.lengths, dtype=np.int64) - table.lengths
+    sample: list[bytes] = []
+    left = TOKENIZER_SAMPLE_BYTES
+    with spool.open_content() as content:
+        for index in smallest.tolist():
+            content.seek(int(offsets[index]))
+            sample.append(content.read(int(table.lengths[index])))
+            left -= len(sample[-1])
+            if left <= 0:
+                break
+    return sample
 
 
 def _store_shards(
-    tokens: npt.NDArray[np.uint16], shard_tokens: int, store_blob: StoreBlob
+    tokens: npt.NDArray[np.uint16], shard_tokens: int, most: int, store_blob: StoreBlob
 ) -> list[Shard]:
-    parts = [tokens[begin : begin + shard_tokens] for begin in range(0, len(tokens), shard_tokens)]
-    return [Shard(digest=store_blob(part.tobytes()), tokens=len(part)) for part in parts]
+    """Store tokens as shards; larger ones than asked for where a manifest cannot name so many."""
+    size = max(shard_tokens, math.ceil(len(tokens) / most))
+    shards: list[Shard] = []
+    for begin in range(0, len(tokens), size):
+        part = np.asarray(tokens[begin : begin + size], TOKEN_DTYPE)
+        shards.append(Shard(digest=store_blob(part.tobytes()), tokens=len(part)))
+    return shards

@@ -36,7 +36,7 @@ from barnraise.protocol.reports import HardwareView
 from barnraise.protocol.signing import M, TicketPolicy, check_ticket, digest, open_signed
 from barnraise.spec import ModelSpec, RunSpec, adopt_model
 from barnraise.state_dir import RunDir, StateDir
-from barnraise.text import shards, sources
+from barnraise.training.preparation import TextPreparation, build_text, plan_text
 
 log = logging.getLogger("barnraise")
 
@@ -167,16 +167,19 @@ def _handle_draft(
     _check_not_ended(reply)
     pause = max(POLL_SECONDS, directive.report_every)
     if directive.prepare and not reply.run.manifest:
-        is_prepared = _build_text(coordinator, folder, reply, weights)
+        is_prepared = _post_text(coordinator, folder, reply, weights)
         if not is_prepared:
             pause = max(RETRY_SECONDS, pause)
     return pause
 
 
 def prepare_text(
-    home: StateDir, name: str, paths: Sequence[Path], weights: WeightsSource | None = None
+    home: StateDir,
+    name: str,
+    preparation: TextPreparation,
+    weights: WeightsSource | None = None,
 ) -> RunView:
-    """Prepare a draft's text from files of this machine, and post its manifest.
+    """Prepare a draft's text on this machine, and post its manifest.
 
     The shards stay in the run's folder; a worker on this machine sends them to the others.
 
@@ -186,10 +189,10 @@ def prepare_text(
     coordinator = FailoverClient.from_state_dir(home)
     view = coordinator.fetch_run(name)
     draft = RunSpec.from_json(view.spec)
-    if draft.text.source != "files" and (paths or not draft.start.model):
+    if preparation.paths and draft.text.source != "files":
         raise StateError(
             f"the text of '{view.name}' does not come from files: "
-            "any machine of its owner prepares it"
+            "`barnraise prepare RUN` without paths prepares it"
         )
     if view.manifest is not None:
         raise StateError(f"the run '{view.name}' has its text already")
@@ -197,7 +200,7 @@ def prepare_text(
     try:
         reply = _request_join(coordinator, folder, view.id, None)
         _check_not_ended(reply)
-        if not _build_text(coordinator, folder, reply, weights, paths):
+        if not _post_text(coordinator, folder, reply, weights, preparation):
             raise StateError(
                 f"the text of '{view.name}' waits for the weights it begins with: try again"
             )
@@ -258,12 +261,12 @@ def _load_message(path: Path, shape: type[M]) -> M:
         ) from None
 
 
-def _build_text(
+def _post_text(
     coordinator: FailoverClient,
     folder: RunDir,
     reply: JoinReply,
     weights: WeightsSource | None,
-    paths: Sequence[Path] = (),
+    preparation: TextPreparation | None = None,
 ) -> bool:
     """Build a draft's text in the folder's blob store, and post its manifest.
 
@@ -271,6 +274,8 @@ def _build_text(
         False when the weights that the run begins with cannot be had now; the log says why.
     """
     draft = RunSpec.from_json(reply.run.spec)
+    preparation = preparation or TextPreparation()
+    tokenizer_file = preparation.tokenizer.file if preparation.tokenizer else None
     initial_weights = InitialWeights()
     blobs = BlobStore(folder.path / "blobs")
     if draft.start.has_weights:
@@ -284,18 +289,12 @@ def _build_text(
                 "the weights that '%s' begins with cannot be had now: %s", reply.run.name, error
             )
             return False
+        tokenizer_file = initial_weights.tokenizer
         if initial_weights.model is not None:
             draft = adopt_model(draft, initial_weights.model)
     log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
-    documents = sources.read_documents(draft.text, paths)
-    manifest = shards.prepare_text(
-        draft.text,
-        draft.model.vocabulary,
-        reply.run.id,
-        blobs.store,
-        documents,
-        initial_weights.tokenizer,
-    )
+    plan = plan_text(draft, reply.run.id, tokenizer_file)
+    manifest = build_text(folder.path, plan, preparation, blobs.store)
     manifest = manifest.model_copy(
         update={
             "start": list(initial_weights.fragments),

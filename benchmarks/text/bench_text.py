@@ -1,0 +1,178 @@
+"""Measure how fast text becomes tokens, against the plain tokenizers library, and in what memory.
+
+The text is generated: words of a made-up language by Zipf's law, as JSON lines of 2 kB documents.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+from blake3 import blake3
+from tokenizers import Tokenizer
+
+from barnraise.spec import TextSpec
+from barnraise.text.places import PathPlace
+from barnraise.text.reading import open_source
+from barnraise.text.shards import TextPlan, build_shards
+from barnraise.text.spool import DocumentSpool
+from barnraise.training.preparation import fill_spool
+
+RUN = "01890000-0000-7000-8000-000000000000"
+VOCABULARY = 16_384
+WORDS = 60_000
+DOCUMENT_WORDS = 330
+BASELINE_BYTES = 48 << 20
+
+
+def generate(path: Path, size: int) -> None:
+    """Write JSON lines until the file has `size` bytes."""
+    generator = np.random.default_rng(0)
+    letters = np.array(list("aaabcdeeeefghiijklmnooprsttuuvwxyz"))
+    words = np.array(
+        ["".join(generator.choice(letters, n)) for n in generator.integers(2, 10, WORDS)]
+    )
+    with path.open("w", encoding="utf-8") as file:
+        while file.tell() < size:
+            chosen = np.minimum(generator.zipf(1.2, 200 * DOCUMENT_WORDS), WORDS) - 1
+            for begin in range(0, len(chosen), DOCUMENT_WORDS):
+                text = " ".join(words[chosen[begin : begin + DOCUMENT_WORDS]])
+                file.write(json.dumps({"text": text}) + "\n")
+
+
+class MemoryWatch:
+    """Sample the resident memory of this process and its children.
+
+    Attributes:
+        peak: the most bytes so far, of private and shared pages together.
+    """
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "MemoryWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        process = psutil.Process()
+        while not self._stopped.wait(0.2):
+            total = 0
+            for one in (process, *process.children(recursive=True)):
+                try:
+                    info = one.memory_full_info()
+                except psutil.Error:  # it has just ended
+                    continue
+                total += info.uss
+            self.peak = max(self.peak, total)
+
+
+def read_baseline(spool: DocumentSpool) -> Iterator[list[str]]:
+    """Yield batches of 1 MiB of the spool's pieces."""
+    batch: list[str] = []
+    size = 0
+    with spool.open_content() as content:
+        for length in (spool.pieces & 0x3FFFFFFF).tolist():
+            batch.append(content.read(length).decode())
+            size += length
+            if size >= 1 << 20:
+                yield batch
+                batch = []
+                size = 0
+
+
+def measure_baseline(spool: DocumentSpool, tokenizer: Tokenizer) -> float:
+    """Return the MB/s of `encode_batch_fast` alone, which uses all cores by itself."""
+    done = 0
+    seconds = 0.0
+    for batch in read_baseline(spool):
+        started = time.perf_counter()
+        tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        seconds += time.perf_counter() - started
+        done += sum(map(len, batch))
+        if done >= BASELINE_BYTES:
+            break
+    return done / 1e6 / seconds
+
+
+def main() -> None:
+    """Generate, read, tokenise, compare; print one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=2000)
+    parser.add_argument("--folder", type=Path, default=None)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        path = folder / "text.jsonl"
+        generate(path, arguments.megabytes * 10**6)
+        figures: dict[str, object] = {
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+            "text_mb": round(path.stat().st_size / 1e6),
+        }
+        with MemoryWatch() as memory:
+            figures |= measure(path, folder, memory)
+        figures["peak_mb"] = round(memory.peak / 1e6)
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        figures["largest_process_mb"] = round(
+            max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1e3
+        )
+    print(json.dumps(figures))
+
+
+def measure(path: Path, folder: Path, memory: MemoryWatch) -> dict[str, object]:
+    """Read and tokenise a file of text; return the figures."""
+    blobs: dict[str, int] = {}
+    tokenizer_files: list[bytes] = []
+
+    def store_blob(data: bytes) -> str:
+        digest = blake3(data).hexdigest()
+        blobs[digest] = len(data)
+        if data.startswith(b"{"):
+            tokenizer_files.append(data)
+        return digest
+
+    started = time.perf_counter()
+    with open_source([PathPlace(path)]) as source:
+        spool = DocumentSpool(folder / "spool", source.fingerprint())
+        fill_spool(spool, source)
+    reading = time.perf_counter() - started
+    times: dict[str, float] = {}
+
+    def record(stage: str, done: int, total: int) -> None:
+        times.setdefault("begin", time.perf_counter())
+        times["end"] = time.perf_counter()
+
+    manifest = build_shards(spool, TextPlan(TextSpec(), VOCABULARY, RUN), store_blob, record)
+    size = (spool.folder / "documents.bin").stat().st_size
+    tokenising = size / 1e6 / (times["end"] - times["begin"])
+    tokenizer = Tokenizer.from_str(tokenizer_files[0].decode())
+    tokenizer.encode_special_tokens = True
+    memory_before_baseline = memory.peak
+    baseline = measure_baseline(spool, tokenizer)
+    memory.peak = memory_before_baseline
+    return {
+        "reading_mb_per_second": round(size / 1e6 / reading, 1),
+        "tokenising_mb_per_second": round(tokenising, 2),
+        "plain_tokenizers_mb_per_second": round(baseline, 2),
+        "ratio": round(tokenising / baseline, 2),
+        "tokens": sum(shard.tokens for shard in manifest.train),
+        "shards": len(manifest.train),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What a run's page shows of its prepared text: counts, never the text."""
+
+from dataclasses import dataclass
+
+from barnraise.protocol.coordinator_messages import TextCounts, TextManifest
+from coordinator.runs.models import Run
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """The figures of a run's text.
+
+    Attributes:
+        train_tokens: tokens of the training part.
+        held_out_tokens: tokens of the held-out part.
+        counts: what was read; None if an older worker prepared the text.
+        asked_vocabulary: the vocabulary that the owner asked for, if the text has fewer tokens;
+            otherwise 0.
+    """
+
+    train_tokens: int
+    held_out_tokens: int
+    counts: TextCounts | None
+    asked_vocabulary: int
+
+
+def read_text_facts(run: Run) -> TextFacts | None:
+    """Return the figures of a run's text, or None while it is not prepared."""
+    if run.manifest is None:
+        return None
+    manifest = TextManifest.model_validate_json(run.manifest["body"])
+    asked = int(run.draft["model"]["vocabulary"])
+    return TextFacts(
+        sum(shard.tokens for shard in manifest.train),
+        sum(shard.tokens for shard in manifest.held_out),
+        manifest.counts,
+        asked if asked > manifest.vocabulary else 0,
+    )

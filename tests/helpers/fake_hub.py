@@ -1,0 +1,144 @@
+"""A local stand-in for the Hugging Face hub: repositories of files, each with one commit."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeHub:
+    """Serve repositories over HTTP, as far as `huggingface_hub` and `datasets` ask.
+
+    Attributes:
+        repositories: Maps "datasets/owner/name" and "models/owner/name" to files by path.
+        requests: Method, path and headers of each request, in order.
+        failures: Statuses with which the next downloads fail, in order.
+    """
+
+    def __init__(self):
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.requests: list[tuple[str, str, dict]] = []
+        self.failures: list[int] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                hub.answer(self)
+
+            do_HEAD = do_POST = do_GET
+
+            def log_message(self, *words) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        self.requests.append((request.command, request.path, dict(request.headers)))
+        parts = [unquote(part) for part in urlsplit(request.path).path.strip("/").split("/")]
+        if parts[0] == "api":
+            self._answer_api(request, parts[1], "/".join(parts[2:4]), parts[4:], body)
+            return
+        kind = "datasets" if parts[0] == "datasets" else "models"
+        if kind == "datasets":
+            parts = parts[1:]
+        files = self.repositories.get(f"{kind}/{'/'.join(parts[:2])}")
+        name = "/".join(parts[4:])
+        if files is None:
+            self._refuse(request, "RepoNotFound")
+        elif len(parts) < 5 or parts[2] != "resolve" or name not in files:
+            self._refuse(request, "EntryNotFound")
+        elif self.failures and request.command == "GET":
+            self._send(request, self.failures.pop(0), b"", {})
+        else:
+            self._send_file(request, files[name])
+
+    def _answer_api(self, request, kind: str, repository: str, rest: list[str], body: bytes):
+        files = self.repositories.get(f"{kind}/{repository}")
+        if files is None:
+            self._refuse(request, "RepoNotFound")
+        elif not rest or rest[0] == "revision":
+            self._send_json(request, self._describe(repository, files))
+        elif rest[0] == "tree":
+            folder = "/".join(rest[2:])
+            query = parse_qs(urlsplit(request.path).query)
+            deep = query.get("recursive", ["false"])[0].lower() in ("true", "1")
+            self._send_json(request, self._list_tree(files, folder, deep))
+        elif rest[0] == "paths-info":
+            sent = parse_qs(body.decode()) if b"=" in body else json.loads(body or b"{}")
+            wanted = sent.get("paths", [])
+            wanted = [wanted] if isinstance(wanted, str) else wanted
+            tree = {entry["path"]: entry for entry in self._list_tree(files, "", True)}
+            self._send_json(request, [tree[path] for path in wanted if path in tree])
+        else:
+            self._refuse(request, "EntryNotFound")
+
+    def _describe(self, repository: str, files: dict[str, bytes]) -> dict:
+        return {
+            "id": repository,
+            "sha": COMMIT,
+            "private": False,
+            "gated": False,
+            "disabled": False,
+            "downloads": 0,
+            "likes": 0,
+            "tags": [],
+            "lastModified": "2026-01-01T00:00:00.000Z",
+            "createdAt": "2026-01-01T00:00:00.000Z",
+            "siblings": [{"rfilename": name} for name in files],
+        }
+
+    def _list_tree(self, files: dict[str, bytes], folder: str, deep: bool) -> list[dict]:
+        entries: dict[str, dict] = {}
+        prefix = f"{folder}/" if folder else ""
+        for name, content in files.items():
+            if not name.startswith(prefix):
+                continue
+            below = name.removeprefix(prefix).split("/")
+            for depth in range(1, len(below) if deep else min(2, len(below))):
+                path = prefix + "/".join(below[:depth])
+                entries[path] = {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
+            if deep or len(below) == 1:
+                oid = hashlib.sha1(content).hexdigest()
+                entries[name] = {"type": "file", "oid": oid, "size": len(content), "path": name}
+        return list(entries.values())
+
+    def _send_file(self, request, content: bytes) -> None:
+        headers = {
+            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
+        }
+        wanted = request.headers.get("Range", "")
+        if wanted.startswith("bytes="):
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            begin, end = int(first), min(int(last or len(content)) + 1, len(content))
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
+            self._send(request, 206, content[begin:end], headers)
+        else:
+            self._send(request, 200, content, headers)
+
+    def _send_json(self, request, value) -> None:
+        self._send(request, 200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _refuse(self, request, code: str) -> None:
+        self._send(request, 404, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
+
+    def _send(self, request, status: int, body: bytes, headers: dict) -> None:
+        request.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            request.send_header(name, value)
+        request.end_headers()
+        if request.command != "HEAD":
+            request.wfile.write(body)

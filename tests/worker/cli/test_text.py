@@ -1,0 +1,89 @@
+"""`barnraise text inspect`: its output for people and programs, and its exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from barnraise.cli.main import app
+from barnraise.cli.text import clean, round_count
+
+LINES = "".join(f"Line {i} of a text that can be used.\n" for i in range(80))
+
+
+def inspect(*arguments: object):
+    return CliRunner().invoke(
+        app, ["text", "inspect", *map(str, arguments)], env={"COLUMNS": "120"}
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """Create a folder with a text and a file of passwords."""
+    (tmp_path / "a.txt").write_text(LINES)
+    (tmp_path / ".env").write_text("KEY=1")
+    return tmp_path
+
+
+def test_inspect_prints_json_and_exits_with_0(corpus):
+    result = inspect(corpus, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "files": [
+            {"path": f"{corpus}/a.txt", "format": "text", "documents": 1, "bytes": len(LINES)}
+        ],
+        "skipped": [{"path": f"{corpus}/.env", "reason": "may hold passwords or keys"}],
+        "documents": 1,
+        "bytes": len(LINES),
+        "duplicates": 0,
+        "warnings": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [("hi", "too short"), ("<html>", "a web page"), ('{"a": 1}\n{"a": 2}\n', "no column holds")],
+)
+def test_inspect_of_what_cannot_be_used_exits_with_2(tmp_path, content, sentence):
+    path = tmp_path / "a.jsonl" if content.startswith("{") else tmp_path / "a.txt"
+    path.write_text(content)
+    result = inspect(path, "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 2 and sentence in report["warnings"][-1]
+    assert sentence in result.stderr and "Traceback" not in result.output
+    assert inspect(path).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "place", ["/nowhere/at/all", "hf:one", "ftp://a.example/b", "http://127.0.0.1/a.txt"]
+)
+def test_inspect_of_a_place_that_cannot_be_read_exits_with_2(place):
+    result = inspect(place, "--json")
+    assert result.exit_code == 2 and json.loads(result.stdout)["files"] == []
+
+
+def test_inspect_shows_files_reasons_totals_and_first_lines(corpus, monkeypatch):
+    (corpus / "b.txt").write_text(LINES)
+    monkeypatch.chdir(corpus)  # short paths fit into the table
+    output = inspect(".").output
+    for shown in (
+        "a.txt",
+        ".env",
+        "may hold passwords or keys",
+        "1 (1 copy left out)",
+        "characters",
+        "about",
+        "│ Line 0 of a text",
+    ):
+        assert shown in output, shown
+
+
+def test_text_cannot_control_the_terminal(corpus):
+    (corpus / "a.txt").write_text("\x1b[2J\x1b]0;title\x07" + LINES)
+    assert "\x1b" not in inspect(corpus).output
+    assert clean("a\x1b[31mb\u202ec\td") == "a�[31mb�c d"
+
+
+def test_estimates_are_rounded_to_two_digits():
+    assert [round_count(n) for n in (7, 42, 1234, 987_654)] == [7, 42, 1200, 990_000]

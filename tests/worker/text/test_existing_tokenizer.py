@@ -1,0 +1,106 @@
+"""An existing tokenizer comes from a folder; its template turns chats into tokens."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers.blob_folder import BlobFolder
+from tokenizers import AddedToken, Tokenizer
+
+from barnraise.errors import TextError
+from barnraise.spec import TextSpec
+from barnraise.text.existing_tokenizer import load_existing_tokenizer
+from barnraise.text.inspection import InspectionOptions, inspect_source
+from barnraise.text.places import PathPlace
+from barnraise.text.reading import open_source
+from barnraise.text.shards import TextPlan, build_shards
+from barnraise.text.spool import DocumentSpool
+from barnraise.text.tokenizer import train_tokenizer
+from barnraise.training.preparation import fill_spool
+
+RUN = "01890000-0000-7000-8000-000000000000"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content | trim }}<|im_end|>\n{% endfor %}"
+)
+CHATS = [
+    [
+        {"role": "user", "content": f"Question {i}: what does <|im_end|> mean?"},
+        {"role": "assistant", "content": f"Answer {i}: it ends a message."},
+    ]
+    for i in range(30)
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Create a folder with a tokenizer of two special tokens and a chat template."""
+    tokenizer = train_tokenizer([b"some words to learn from " * 20], 280)
+    tokenizer.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "eos_token": {"content": "<|im_end|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_chats_are_rendered_and_only_the_templates_tokens_are_special(folder, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS))
+    existing = load_existing_tokenizer(str(folder))
+    blobs = BlobFolder(tmp_path)
+    with open_source([PathPlace(path)]) as source:
+        source.render_chat = existing.render_chat
+        options = InspectionOptions(tokenizer_file=existing.file)
+        inspection = inspect_source(source, options)
+        assert not inspection.refusal and inspection.documents == len(CHATS)
+        spool = DocumentSpool(tmp_path / "spool")
+        fill_spool(spool, source)
+    plan = TextPlan(TextSpec(held_out=0.2), 512, RUN, tokenizer_file=existing.file)
+    manifest = build_shards(spool, plan, blobs.store)
+    streams = [
+        np.fromfile(blobs.locate(shard.digest), "<u2")
+        for shard in (*manifest.train, *manifest.held_out)
+    ]
+    tokens = np.concatenate(streams)
+    tokenizer = Tokenizer.from_buffer(existing.file)
+    begin, end = (tokenizer.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
+    assert (tokens == begin).sum() == (tokens == end).sum() == 2 * len(CHATS)
+    text = tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+    assert text.count("what does <|im_end|> mean?") == len(CHATS)
+    assert "user\nQuestion" in text and "\ufdd0" not in text
+
+
+def test_template_in_a_file_of_its_own_is_used(folder):
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert load_existing_tokenizer(str(folder)).render_chat is None
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    render = load_existing_tokenizer(str(folder)).render_chat
+    assert render([{"role": "user", "content": "Hello"}]) == "Hello!"
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("{% for %}", "cannot be used"),
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ messages[7].content }}", "refuses a chat"),
+        ("{{ messages.__class__.__mro__ }}", "refuses a chat"),
+    ],
+)
+def test_template_that_fails_is_a_sentence(folder, template, sentence):
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(TextError, match=sentence):
+        load_existing_tokenizer(str(folder)).render_chat([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("name", ["missing", "tokenizer/tokenizer_config.json"])
+def test_tokenizer_that_is_not_there_is_a_sentence(folder, name):
+    place = str(folder.parent / name)
+    with pytest.raises(TextError, match=r"there is no|cannot be read"):
+        existing = load_existing_tokenizer(place)
+        options = InspectionOptions(tokenizer_file=existing.file)
+        (folder / "a.txt").write_text("some words " * 99)
+        with open_source([PathPlace(folder / "a.txt")]) as source:
+            raise TextError(inspect_source(source, options).refusal)

@@ -1,0 +1,179 @@
+"""Download files of text from addresses that a run names.
+
+Addresses are untrusted input: a host name that resolves into a private network is refused, and the
+connection goes to the very address that was checked. Redirects are checked in the same way.
+
+A busy server (429, 5xx) and a cut connection are tried again, with growing pauses; a download goes
+on where it was cut, if the server allows it.
+"""
+
+import email.utils
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from barnraise.errors import TextError
+from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.spec import address_problem
+
+MAX_FILE_BYTES = 1 << 40
+MAX_REDIRECTS = 5
+TIMEOUT_SECONDS = 60.0  # between two pieces of an answer
+ATTEMPTS = 6
+FIRST_PAUSE_SECONDS = 1.0  # before the second attempt; each further pause is twice as long
+MAX_PAUSE_SECONDS = 60.0
+BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
+ResolveAddress = Callable[[str, int], str]  # (host, port) → the IP address to connect to
+
+
+def resolve_public(host: str, port: int) -> str:
+    """Resolve a host name to an IP address that anybody can reach.
+
+    Raises:
+        TextError: it has no address, or one of them is in a private range. The one who named such a
+            host would make this machine read its own network.
+    """
+    try:
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise TextError(f"{host} has no address: {error}") from None
+    addresses = [parse_ip(str(entry[4][0])) for entry in resolved]
+    for address in addresses:
+        if not is_public_ip(address):
+            raise TextError(
+                f"{host} leads to {address}, inside a private network: it is not fetched"
+            )
+    return str(addresses[0])
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer without its body.
+
+    Attributes:
+        status: the HTTP status.
+        location: where a redirect leads.
+        retry_after: seconds that the server wants to be left alone.
+    """
+
+    status: int
+    location: str = ""
+    retry_after: float = 0.0
+
+
+class TextFetcher:
+    """Fetch addresses from where `resolve` allows a connection.
+
+    Args:
+        resolve: returns the IP address to connect to, or raises TextError.
+        pause: waits for a number of seconds between two attempts.
+    """
+
+    def __init__(
+        self,
+        resolve: ResolveAddress = resolve_public,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._resolve = resolve
+        self._pause = pause
+        self._http = httpx.Client(
+            timeout=TIMEOUT_SECONDS,
+            trust_env=False,
+            # The bytes of the file are wanted, as they are: its format is found from its content.
+            headers={"User-Agent": "barnraise", "Accept-Encoding": "identity"},
+        )
+
+    def __enter__(self) -> "TextFetcher":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._http.close()
+
+    def fetch_to(self, url: str, path: Path) -> None:
+        """Fetch an address into a file.
+
+        Raises:
+            TextError: with the address, for any failure that persists.
+        """
+        try:
+            with path.open("wb") as file:
+                self._fetch_into(url, file)
+        except OSError as error:
+            raise TextError(f"{url} does not fit on the disk: {error}") from None
+
+    def _fetch_into(self, url: str, file: BinaryIO) -> None:
+        for attempt in range(ATTEMPTS):
+            pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
+            try:
+                answer = self._follow(url, file)
+            except httpx.HTTPError as error:
+                problem = f"could not be fetched: {str(error) or type(error).__name__}"
+            else:
+                if answer.status in (200, 206):
+                    return
+                problem = f"answered {answer.status}"
+                if answer.status == 416 and file.tell():  # the file changed meanwhile
+                    file.seek(0)
+                    file.truncate()
+                elif answer.status not in BUSY_STATUSES:
+                    raise TextError(f"{url} {problem}")
+                pause = min(MAX_PAUSE_SECONDS, max(pause, answer.retry_after))
+            if attempt == ATTEMPTS - 1:
+                raise TextError(f"{url} {problem}, {ATTEMPTS} times in a row")
+            self._pause(pause)
+
+    def _follow(self, requested_url: str, file: BinaryIO) -> _Answer:
+        """Request an address, following redirects; append the body to the file."""
+        url = requested_url
+        for _ in range(MAX_REDIRECTS + 1):
+            if self._resolve is resolve_public and (problem := address_problem(url)):
+                raise TextError(f"{url} {problem}")
+            answer = self._request(url, file)
+            if answer.status not in (301, 302, 303, 307, 308) or not answer.location:
+                return answer
+            url = urljoin(url, answer.location)
+        raise TextError(f"{requested_url} redirects from one address to the next without end")
+
+    def _request(self, url: str, file: BinaryIO) -> _Answer:
+        """Request the part of `url` that the file lacks, from the very address that was checked."""
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        address = self._resolve(host, port)
+        netloc = f"[{address}]" if ":" in address else address
+        headers = {"Host": parts.netloc}
+        if file.tell():
+            headers["Range"] = f"bytes={file.tell()}-"
+        checked_url = parts._replace(netloc=f"{netloc}:{port}", fragment="").geturl()
+        with self._http.stream(
+            "GET", checked_url, headers=headers, extensions={"sni_hostname": host}
+        ) as response:
+            if response.status_code == 200:
+                file.seek(0)
+                file.truncate()
+            if response.status_code in (200, 206):
+                for piece in response.iter_raw():
+                    file.write(piece)
+                    if file.tell() > MAX_FILE_BYTES:
+                        raise TextError(f"{url} holds more than {MAX_FILE_BYTES / 1e12:.1f} TB")
+            return _Answer(
+                response.status_code,
+                response.headers.get("location", ""),
+                _parse_retry_after(response.headers.get("retry-after", "")),
+            )
+
+
+def _parse_retry_after(header: str) -> float:
+    """Return the seconds that a Retry-After header states, as a number or a time."""
+    if header.strip().isdecimal():
+        return float(header)
+    parsed = email.utils.parsedate_tz(header)
+    if parsed is None:
+        return 0.0
+    return max(0.0, email.utils.mktime_tz(parsed) - time.time())

@@ -1,0 +1,169 @@
+"""Decode the bytes of a file of text: find its encoding, count what cannot be decoded.
+
+UTF-8 with or without a byte order mark, and UTF-16 and UTF-32 by their marks, need no guess. Any
+other encoding is detected by charset-normalizer and named in a warning. Line ends become LF.
+"""
+
+import codecs
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from barnraise.errors import TextError
+from barnraise.text.decompression import ByteStream
+from barnraise.text.file_format import find_unmarked_utf16
+from barnraise.text.letters import LETTERS_BY_CODEC, choose_codec
+
+MAX_BAD_SHARE = 0.001  # of a file's bytes that may be undecodable
+SAMPLE_BYTES = 1 << 20  # from which the encoding is detected
+READ_BYTES = 1 << 20
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16: its mark begins with that of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_GUESS_BYTES = 64 << 10  # around the first undecodable byte; a longer sample only takes longer
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_BEYOND_ASCII = re.compile("[^\x00-\x7f]")
+REPLACEMENT = "\ufffd"
+
+
+@dataclass
+class DecodingCounts:
+    """What decoding a file found.
+
+    Attributes:
+        encoding: the codec's name.
+        is_guess: whether the encoding was detected, not stated.
+        read_bytes: the bytes read.
+        bad_bytes: those that could not be decoded; each run of them became U+FFFD.
+    """
+
+    encoding: str = "utf-8"
+    is_guess: bool = False
+    read_bytes: int = 0
+    bad_bytes: int = 0
+
+    def check(self) -> None:
+        """Refuse a file with too many undecodable bytes.
+
+        Raises:
+            TextError: with the share, without the file's name.
+        """
+        if self.bad_bytes > MAX_BAD_SHARE * self.read_bytes:
+            share = self.bad_bytes / self.read_bytes
+            raise TextError(
+                f"{share:.1%} of its bytes are not {self.encoding.upper()}, nor is it in another "
+                "known encoding: convert it to UTF-8"
+            )
+
+
+def find_encoding(sample: bytes) -> tuple[str, bool]:
+    """Return a file's codec by its first bytes, and whether it is a guess.
+
+    Raises:
+        TextError: no encoding fits.
+    """
+    for mark, codec in _MARKS:
+        if sample.startswith(mark):
+            return codec, False
+    if unmarked := find_unmarked_utf16(sample[:4096]):
+        return unmarked, True
+    text = sample.decode("utf-8", errors="surrogateescape")
+    bad = [match.start() for match in _SURROGATES.finditer(text)]
+    # A character may be cut at the sample's end.
+    if len(bad) <= 3 and len(sample) >= SAMPLE_BYTES and all(b >= len(text) - 3 for b in bad):
+        bad = []
+    others = sum(1 for _ in _BEYOND_ASCII.finditer(text)) - len(bad)
+    if len(bad) <= MAX_BAD_SHARE * len(sample) or others >= len(bad):
+        return "utf-8", False  # with others, it is UTF-8 that is damaged
+    first = len(text[: bad[0]].encode("utf-8", errors="surrogateescape"))
+    begin = max(0, first - _GUESS_BYTES // 2)
+    return _guess(sample[begin : begin + _GUESS_BYTES], len(bad) / max(1, len(sample))), True
+
+
+def _guess(sample: bytes, bad_share: float) -> str:
+    from charset_normalizer import from_bytes
+
+    matches = from_bytes(sample, cp_isolation=list(LETTERS_BY_CODEC), preemptive_behaviour=False)
+    ranked = [name for match in matches for name in (match.encoding, *match.could_be_from_charset)]
+    codec = choose_codec(sample, ranked)
+    if not codec:
+        raise TextError(
+            f"{bad_share:.1%} of its bytes are not UTF-8, nor is it in another known encoding: "
+            "convert it to UTF-8"
+        )
+    return codecs.lookup(codec).name
+
+
+def decode_stream(file: ByteStream, counts: DecodingCounts) -> Iterator[str]:
+    """Decode a file piece by piece, with normalised line ends and without its mark.
+
+    Args:
+        file: the bytes.
+        counts: filled in; the encoding before the first piece.
+
+    Raises:
+        TextError: no encoding fits, or too many bytes are undecodable.
+    """
+    sample = _read_sample(file)
+    counts.encoding, counts.is_guess = find_encoding(sample)
+    decoder = _Decoder(counts)
+    if text := decoder.decode(sample):
+        yield text
+    while data := file.read(READ_BYTES):
+        if text := decoder.decode(data):
+            yield text
+    if text := decoder.decode(b"", final=True):
+        yield text
+    counts.encoding = counts.encoding.removesuffix("-sig")
+    counts.check()
+
+
+def _read_sample(file: ByteStream) -> bytes:
+    """Read SAMPLE_BYTES, also from a file that returns less at a time."""
+    pieces: list[bytes] = []
+    missing = SAMPLE_BYTES
+    while missing > 0 and (data := file.read(missing)):
+        pieces.append(data)
+        missing -= len(data)
+    return b"".join(pieces)
+
+
+class _Decoder:
+    """Decode pieces of one file, normalise its line ends and count undecodable bytes."""
+
+    def __init__(self, counts: DecodingCounts) -> None:
+        self._counts = counts
+        # Only UTF-8 has an error handler that shows each undecodable byte.
+        self._shows_bad_bytes = counts.encoding.startswith("utf-8")
+        errors = "surrogateescape" if self._shows_bad_bytes else "replace"
+        decoder = codecs.getincrementaldecoder(counts.encoding)(errors=errors)
+        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+
+    def decode(self, data: bytes, final: bool = False) -> str:
+        self._counts.read_bytes += len(data)
+        text = self._decoder.decode(data, final)
+        if not self._shows_bad_bytes:
+            self._counts.bad_bytes += text.count(REPLACEMENT)
+            return text
+        if text.isascii():
+            return text
+        text, bad_bytes = _SURROGATES.subn(REPLACEMENT, text)
+        self._counts.bad_bytes += bad_bytes
+        return text
+
+
+def normalise_line_ends(text: str) -> str:
+    """Replace CRLF and CR by LF, and remove a byte order mark at the start."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def replace_surrogates(text: str) -> tuple[str, int]:
+    """Replace lone surrogates, which JSON can spell and UTF-8 cannot; return their number too."""
+    if text.isascii():
+        return text, 0
+    return _SURROGATES.subn(REPLACEMENT, text)

@@ -1,0 +1,180 @@
+"""Load an existing tokenizer from a folder or from the Hugging Face hub, with its chat template."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tokenizers import Tokenizer
+
+from barnraise.errors import TextError
+from barnraise.text.hub_files import hub_errors
+from barnraise.text.places import HUB_PREFIXES
+from barnraise.text.rows import RenderChat
+from barnraise.text.source_file import INSTALL_ADVICE
+from barnraise.text.tokenizer import MARK_BEGIN, MARK_END
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+# Stand for the contents of messages while a template is rendered.
+_CONTENT_BEGIN = "\ufdd2"
+_CONTENT_END = "\ufdd3"
+
+
+@dataclass(frozen=True)
+class ExistingTokenizer:
+    """The files of a tokenizer.
+
+    Attributes:
+        file: the content of tokenizer.json.
+        chat_template: a template of chats, in Jinja; "" if there is none.
+        special_tokens: names like "bos_token" with their spelling, for the template.
+    """
+
+    file: bytes
+    chat_template: str = ""
+    special_tokens: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def render_chat(self) -> RenderChat | None:
+        """Return what turns a chat into text, or None without a template."""
+        return _ChatRenderer(self) if self.chat_template else None
+
+
+def load_existing_tokenizer(place: str) -> ExistingTokenizer:
+    """Load a tokenizer from a folder, a tokenizer.json, or hf:owner/name@revision.
+
+    Raises:
+        TextError: there is no tokenizer.json, or it cannot be read.
+    """
+    for prefix in HUB_PREFIXES:
+        if place.startswith(prefix):
+            return _load_from_hub(place.removeprefix(prefix))
+    path = Path(place)
+    folder = path if path.is_dir() else path.parent
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise TextError(f"there is no {file}: name a folder with a {TOKENIZER_FILE}")
+    try:
+        return _combine(
+            file.read_bytes(),
+            *(
+                (folder / name).read_text("utf-8") if (folder / name).is_file() else ""
+                for name in (CONFIG_FILE, TEMPLATE_FILE)
+            ),
+        )
+    except (OSError, ValueError) as error:
+        raise TextError(f"the tokenizer in {folder} cannot be read: {error}") from None
+
+
+def _load_from_hub(place: str) -> ExistingTokenizer:
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+    except ImportError:
+        raise TextError(
+            f"this machine cannot read from the hub yet: {INSTALL_ADVICE}, then try again"
+        ) from None
+    repository, _, revision = place.partition("@")
+
+    def download(name: str) -> bytes | None:
+        try:
+            path = hf_hub_download(repository, name, revision=revision or None)
+        except EntryNotFoundError:
+            return None
+        return Path(path).read_bytes()
+
+    with hub_errors(repository):
+        file = download(TOKENIZER_FILE)
+        if file is None:
+            raise TextError(f"hf:{repository} has no {TOKENIZER_FILE}")
+        config = (download(CONFIG_FILE) or b"").decode()
+        template = (download(TEMPLATE_FILE) or b"").decode()
+        return _combine(file, config, template)
+
+
+def _combine(file: bytes, config_text: str, template: str) -> ExistingTokenizer:
+    config: dict[str, Any] = json.loads(config_text) if config_text else {}
+    chosen = template or config.get("chat_template") or ""
+    if isinstance(chosen, list):  # several, with names
+        by_name = {entry.get("name"): entry.get("template", "") for entry in chosen}
+        chosen = by_name.get("default") or next(iter(by_name.values()), "")
+    special: dict[str, str] = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            special[name] = content
+    return ExistingTokenizer(file, str(chosen), tuple(sorted(special.items())))
+
+
+class _ChatRenderer:
+    """Render chats by a template, as transformers does, and mark its special tokens.
+
+    The contents of the messages are set in afterwards, so that words in them that spell a special
+    token are not mistaken for it.
+    """
+
+    def __init__(self, tokenizer: ExistingTokenizer) -> None:
+        try:
+            from jinja2.exceptions import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError:
+            raise TextError(
+                f"this machine cannot render chats yet: {INSTALL_ADVICE}, then try again"
+            ) from None
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime(2000, 1, 1).strftime(form)
+        self._error = TemplateError
+        try:
+            self._template = environment.from_string(tokenizer.chat_template)
+            loaded = Tokenizer.from_buffer(tokenizer.file)
+        except Exception as error:  # jinja2 and tokenizers have no common base
+            raise TextError(f"the tokenizer's chat template cannot be used: {error}") from None
+        self._variables = dict(tokenizer.special_tokens)
+        self._marks = sorted(
+            (
+                (token.content, f"{MARK_BEGIN}{number}{MARK_END}")
+                for number, token in loaded.get_added_tokens_decoder().items()
+                if token.special
+            ),
+            key=lambda mark: -len(mark[0]),
+        )
+
+    def __call__(self, messages: list[dict[str, Any]]) -> str:
+        contents: list[str] = []
+        hidden: list[dict[str, Any]] = []
+        for message in messages:
+            content = message["content"]
+            if isinstance(content, list):
+                content = "".join(
+                    str(part.get("text", "")) for part in content if isinstance(part, dict)
+                )
+            if isinstance(content, str):
+                contents.append(content.replace(MARK_BEGIN, "\ufffd"))
+                content = f"{_CONTENT_BEGIN}{len(contents) - 1}{_CONTENT_END}"
+            hidden.append({**message, "content": content})
+        try:
+            rendered = self._template.render(
+                messages=hidden, add_generation_prompt=False, **self._variables
+            )
+        except (self._error, TypeError, ValueError, AttributeError, KeyError) as error:
+            raise TextError(f"the chat template refuses a chat: {error}") from None
+        for spelled, mark in self._marks:
+            rendered = rendered.replace(spelled, mark)
+        for number, content in enumerate(contents):
+            rendered = rendered.replace(f"{_CONTENT_BEGIN}{number}{_CONTENT_END}", content)
+        return rendered
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    from jinja2.exceptions import TemplateError
+
+    raise TemplateError(message)

@@ -1,0 +1,238 @@
+"""Recognise the format of a file of text from its content and its name. Pure.
+
+The content decides where it can: by the first bytes of compressed, Parquet and Arrow files, and by
+the first lines of JSON. The name decides the rest, in any letter case and without a query
+("rows.JSONL?download=true").
+"""
+
+import json
+import re
+from urllib.parse import unquote, urlsplit
+
+from barnraise.errors import TextError
+
+TEXT = "text"
+JSON_LINES = "jsonl"
+JSON = "json"
+CSV = "csv"
+TSV = "tsv"
+PARQUET = "parquet"
+ARROW = "arrow"
+ZIP = "zip"
+
+HEAD_BYTES = 64 << 10  # of a file that are enough to recognise its format
+FORMATS_BY_SUFFIX = {
+    **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org"), TEXT),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), JSON_LINES),
+    ".json": JSON,
+    ".csv": CSV,
+    **dict.fromkeys((".tsv", ".tab"), TSV),
+    **dict.fromkeys((".parquet", ".pq"), PARQUET),
+    **dict.fromkeys((".arrow", ".feather"), ARROW),
+}
+COMPRESSIONS_BY_SUFFIX = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bz2",
+    ".xz": "xz",
+    ".zip": ZIP,
+}
+_COMPRESSION_MAGIC = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"\xfd7zXZ\x00", "xz"),
+    (b"PK\x03\x04", ZIP),
+    (b"PK\x05\x06", ZIP),
+    (b"PK\x07\x08", ZIP),
+)
+_BZIP2 = re.compile(rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)")
+# What a file is whose first bytes are these; none of it is text.
+_FOREIGN_MAGIC = (
+    (b"%PDF-", "a PDF document"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an office document"),
+    (b"{\\rtf", "an office document (RTF)"),
+    (b"\x89PNG", "an image"),
+    (b"\xff\xd8\xff", "an image"),
+    (b"GIF8", "an image"),
+    (b"II*\x00", "an image"),
+    (b"MM\x00*", "an image"),
+    (b"RIFF", "a media file"),
+    (b"OggS", "a media file"),
+    (b"ID3", "a media file"),
+    (b"\x7fELF", "a program"),
+    (b"MZ\x90", "a program"),
+    (b"\xca\xfe\xba\xbe", "a program"),
+    (b"\xcf\xfa\xed\xfe", "a program"),
+    (b"SQLite format 3\x00", "a database"),
+    (b"7z\xbc\xaf\x27\x1c", "an archive of unknown content (7z)"),
+    (b"Rar!\x1a\x07", "an archive of unknown content (RAR)"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x93NUMPY", "a NumPy array"),
+    (b"GGUF", "a model"),
+    (b"PARE", "an encrypted Parquet file"),
+    (b"SSH PRIVATE KEY FILE FORMAT", "a private key"),
+    (b"PuTTY-User-Key-File", "a private key"),
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "a Git LFS pointer instead of the data: run `git lfs pull` first",
+    ),
+)
+_WEB_PAGE = re.compile(rb"\s*(<!doctype\s+html|<html[\s>])", re.I)
+_PRIVATE_KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----")
+_UNICODE_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+# Control characters that text has: tab, line ends, form feed, backspace, escape.
+_TEXT_CONTROLS = bytes((8, 9, 10, 11, 12, 13, 27))
+_CONTROLS = bytes(set(range(32)) - set(_TEXT_CONTROLS)) + b"\x7f"
+MAX_CONTROL_SHARE = 0.02  # of the bytes of a text
+_JSON_LINES_TO_TRY = 3
+
+
+def plain_name(name: str) -> str:
+    """Return a path or address without its query and fragment, in lower case.
+
+    A download may leave the query in a file's name, so paths are cut in the same way.
+    """
+    path = unquote(urlsplit(name).path) if "://" in name else name.partition("?")[0] or name
+    return path.rstrip("/").casefold()
+
+
+def split_suffixes(name: str) -> tuple[str, str, str]:
+    """Split a name into (stem, suffix, compression): "A.TXT.GZ?x=1" → ("a", ".txt", "gzip")."""
+    base = plain_name(name).rpartition("/")[2]
+    stem, dot, suffix = base.rpartition(".")
+    compression = COMPRESSIONS_BY_SUFFIX.get(dot + suffix, "") if stem else ""
+    if compression:
+        base = stem
+        stem, dot, suffix = base.rpartition(".")
+    if not stem:
+        return base, "", compression
+    return stem, dot + suffix, compression
+
+
+def find_compression(head: bytes) -> str:
+    """Return how a file is compressed, by its first bytes, or ""."""
+    for magic, compression in _COMPRESSION_MAGIC:
+        if head.startswith(magic):
+            return compression
+    return "bz2" if _BZIP2.match(head) else ""
+
+
+def find_format(name: str, head: bytes) -> str:
+    """Return the format of a file that is not compressed, or was decompressed.
+
+    Args:
+        name: the file's name or address.
+        head: its first HEAD_BYTES bytes, or all.
+
+    Raises:
+        TextError: it is no text; the sentence is what it is instead, without the file's name.
+    """
+    if not head:
+        raise TextError("empty")
+    if head.startswith(b"PAR1"):
+        return PARQUET
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return ARROW
+    if reason := _find_foreign(head):
+        raise TextError(reason)
+    by_name = FORMATS_BY_SUFFIX.get(split_suffixes(name)[1], TEXT)
+    if by_name in (PARQUET, ARROW):
+        raise TextError(f"damaged: its content is not {by_name.capitalize()}")
+    if _is_binary(head):
+        raise TextError("a binary file")
+    if by_name in (CSV, TSV):
+        return by_name
+    return _find_json(head, by_name)
+
+
+def _find_foreign(head: bytes) -> str:
+    for magic, description in _FOREIGN_MAGIC:
+        if head.startswith(magic):
+            return description
+    if head[257:262] == b"ustar":
+        return "an archive of unknown content (tar)"
+    if _WEB_PAGE.match(head):
+        return "a web page (HTML)"
+    if _PRIVATE_KEY.search(head):
+        return "it holds a private key"
+    return ""
+
+
+def _is_binary(head: bytes) -> bool:
+    """Return whether the bytes have more control characters than text has.
+
+    UTF-16 and UTF-32 have many NULs; they are recognised by their mark or by the NULs' positions.
+    """
+    if head.startswith(_UNICODE_MARKS) or find_unmarked_utf16(head):
+        return False
+    controls = len(head) - len(head.translate(None, _CONTROLS))
+    return controls > max(2, MAX_CONTROL_SHARE * len(head))
+
+
+def find_unmarked_utf16(head: bytes) -> str:
+    """Return the byte order of UTF-16 without a mark: every second byte of most text is NUL."""
+    pairs = len(head) // 2
+    if pairs < 2:
+        return ""
+    first = head[: 2 * pairs : 2].count(0) / pairs
+    second = head[1 : 2 * pairs : 2].count(0) / pairs
+    if second > 0.4 and first < 0.05:
+        return "utf-16-le"
+    if first > 0.4 and second < 0.05:
+        return "utf-16-be"
+    return ""
+
+
+def decode_head(head: bytes) -> str:
+    """Decode the first bytes of a file well enough to recognise JSON."""
+    if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return head.decode("utf-32", errors="replace")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return head.decode("utf-16", errors="replace")
+    return head.decode(find_unmarked_utf16(head) or "utf-8-sig", errors="replace")
+
+
+def _find_json(head: bytes, by_name: str) -> str:
+    """Tell JSON lines, a JSON document and plain text apart."""
+    text = decode_head(head).lstrip()
+    if by_name == TEXT:
+        if text.startswith("[") and re.match(r"\[\s*\{\s*\"", text):
+            return JSON
+        return JSON_LINES if _count_json_lines(text, len(head)) > 1 else TEXT
+    if text.startswith("["):
+        # Lines that are lists each are rows without names; they are refused as such.
+        return JSON_LINES if by_name == JSON_LINES and _starts_with_whole_line(text) else JSON
+    if by_name == JSON_LINES:
+        return JSON_LINES
+    return JSON_LINES if _count_json_lines(text, len(head)) > 1 else JSON
+
+
+def _starts_with_whole_line(text: str) -> bool:
+    """Return whether the first line is JSON in itself and another one follows."""
+    first, _, rest = text.partition("\n")
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return bool(rest.strip())
+
+
+def _count_json_lines(text: str, head_bytes: int) -> int:
+    """Count the objects among the first lines; 0 if one of these lines is anything else.
+
+    The last line counts only if the head does not cut it.
+    """
+    lines = [line for line in re.split(r"\r\n|\r|\n", text) if line.strip()]
+    if head_bytes >= HEAD_BYTES and len(lines) > 1:
+        del lines[-1]
+    lines = lines[:_JSON_LINES_TO_TRY]
+    objects = 0
+    for line in lines:
+        try:
+            objects += isinstance(json.loads(line), dict)
+        except (ValueError, RecursionError):
+            # The last line of a file may be cut.
+            return objects if objects > 1 and line is lines[-1] else 0
+    return objects if objects == len(lines) else 0

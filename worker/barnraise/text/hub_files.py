@@ -1,0 +1,167 @@
+"""Find and open the files of a Hugging Face dataset.
+
+`huggingface_hub` brings tokens, proxies, certificates, retries and caches, by its own variables:
+HF_ENDPOINT, HF_TOKEN, HF_HOME, HTTPS_PROXY. `datasets` reads which files a configuration has; where
+a dataset states none, `file_choice` chooses as for a folder.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from barnraise.errors import TextError
+from barnraise.text.decompression import OpenFile
+from barnraise.text.file_choice import LeftOut, check_languages, choose_split, file_reason
+from barnraise.text.folder_files import FoundFiles, choose_configured_files
+from barnraise.text.places import HubPlace
+from barnraise.text.source_file import INSTALL_ADVICE, SourceFile
+
+
+def find_in_dataset(place: HubPlace) -> FoundFiles:
+    """Find the files of a dataset's configuration and split, at one commit.
+
+    Raises:
+        TextError: the dataset cannot be reached, or the choice is ambiguous.
+    """
+    with hub_errors(place.repository):
+        system = _file_system()
+        commit = _find_commit(place)
+        root = f"datasets/{place.repository}@{commit}"
+        if _states_configurations(place.repository, commit):
+            paths = choose_configured_files(
+                place.repository, f"hf:{place.repository}", place.config, place.split, commit
+            )
+            names = sorted(path.partition(f"@{commit}/")[2] for path in paths)
+            found = FoundFiles()
+        else:
+            found, names = _choose_files(place, system, root)
+        for name in list(names):
+            if reason := file_reason(name):
+                found.left_out.append(LeftOut(f"hf:{place.repository}/{name}", reason))
+                names.remove(name)
+        if not names:
+            kinds = sorted({Path(left_out.path).suffix for left_out in found.left_out} - {""})
+            raise TextError(
+                f"hf:{place.repository} holds no text that this version reads; "
+                f"it holds {', '.join(kinds[:20]) or 'nothing'}"
+            )
+        found.files = [_describe(system, place, root, name) for name in names]
+        return found
+
+
+def _file_system() -> Any:
+    try:
+        from huggingface_hub import HfFileSystem
+    except ImportError:
+        raise TextError(
+            f"this machine cannot read Hugging Face datasets yet: {INSTALL_ADVICE}, then try again"
+        ) from None
+    return HfFileSystem()
+
+
+def _find_commit(place: HubPlace) -> str:
+    from huggingface_hub import HfApi
+
+    info = HfApi().dataset_info(place.repository, revision=place.revision or None)
+    return str(info.sha or place.revision or "main")
+
+
+def _states_configurations(repository: str, commit: str) -> bool:
+    """Return whether the dataset's card lists its configurations."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        card = hf_hub_download(repository, "README.md", repo_type="dataset", revision=commit)
+    except EntryNotFoundError:
+        return False
+    front = Path(card).read_text("utf-8", errors="replace").partition("\n---")[0]
+    return any(line.startswith("configs:") for line in front.splitlines())
+
+
+def _choose_files(place: HubPlace, system: Any, root: str) -> tuple[FoundFiles, list[str]]:
+    """Choose the files of a dataset that states no configurations."""
+    found = FoundFiles()
+    shown = f"hf:{place.repository}"
+    everything = sorted(str(path).removeprefix(f"{root}/") for path in system.find(root))
+    folder = f"{place.config}/" if place.config else ""
+    names = [name for name in everything if name.startswith(folder)]
+    if not names:
+        folders = sorted({name.rpartition("/")[0] for name in everything} - {""})
+        raise TextError(
+            f"{shown} has no folder '{place.config}'; it has {', '.join(folders[:50]) or 'none'}"
+        )
+    readable = [name for name in names if not file_reason(name)]
+    found.left_out = [
+        LeftOut(f"{shown}/{name}", reason) for name in names if (reason := file_reason(name))
+    ]
+    try:
+        chosen, others = choose_split(readable, place.split)
+        check_languages(chosen)
+        _check_folders(chosen, len(folder))
+    except TextError as error:
+        raise TextError(f"{shown}: {error}") from None
+    found.left_out += [LeftOut(f"{shown}/{other.path}", other.reason) for other in others]
+    return found, chosen
+
+
+def _check_folders(names: list[str], skip: int) -> None:
+    """Refuse tables in several folders: they are several texts, or one text several times.
+
+    Raises:
+        TextError: with the folders.
+    """
+    folders = sorted({name[skip:].rpartition("/")[0] for name in names})
+    tops = sorted({folder.partition("/")[0] for folder in folders})
+    if len(tops) > 1 and all(name.casefold().endswith(".parquet") for name in names):
+        shown = ", ".join(top or "its top" for top in tops[:20])
+        raise TextError(f"it holds several texts: name one as owner/name/FOLDER, of {shown}")
+
+
+def _describe(system: Any, place: HubPlace, root: str, name: str) -> SourceFile:
+    path = f"{root}/{name}"
+    size = int(system.info(path).get("size") or 0)
+    return SourceFile(
+        f"hf:{place.repository}/{name}",
+        _open_remote(system, path),
+        f"hf://{path}",
+        size,
+        explicit=False,
+        column=place.column,
+    )
+
+
+def _open_remote(system: Any, path: str) -> OpenFile:
+    def open_remote() -> Any:
+        with hub_errors(path):
+            return system.open(path, "rb")
+
+    return open_remote
+
+
+# What the hub's libraries raise, by the names of the errors and of their bases, and what to do.
+_SENTENCES = {
+    "GatedRepoError": "is gated: accept its terms on its page, and set HF_TOKEN to your token",
+    "RepositoryNotFoundError": "does not exist, or HF_TOKEN has no access to it",
+    "DatasetNotFoundError": "does not exist, or HF_TOKEN has no access to it",
+    "RevisionNotFoundError": "has no such revision",
+    "OfflineModeIsEnabled": "cannot be reached: HF_HUB_OFFLINE is set",
+}
+
+
+@contextmanager
+def hub_errors(shown: str) -> Iterator[None]:
+    """Turn what the hub's libraries raise into one sentence."""
+    try:
+        yield
+    except TextError:
+        raise
+    except Exception as error:  # the libraries raise their own, httpx's and the system's errors
+        for kind in type(error).__mro__:
+            if kind.__name__ in _SENTENCES:
+                raise TextError(f"hf:{shown} {_SENTENCES[kind.__name__]}") from None
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise TextError(
+            f"hf:{shown} cannot be read: {first[:300] or type(error).__name__}"
+        ) from None

@@ -1,0 +1,101 @@
+"""Name the places where a text is: files, folders, addresses, datasets of a hub. Pure."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from barnraise.errors import TextError
+from barnraise.spec import DATASET
+
+HUB_PREFIXES = ("hf://datasets/", "hf:")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
+
+
+@dataclass(frozen=True)
+class PathPlace:
+    """A file or folder of this machine, and the column to read."""
+
+    path: Path
+    column: str = ""
+
+
+@dataclass(frozen=True)
+class AddressPlace:
+    """An address of a file, and the column to read."""
+
+    url: str
+    column: str = ""
+
+
+@dataclass(frozen=True)
+class HubPlace:
+    """A dataset of a hub, spelled owner/name/config:split@revision#column.
+
+    Attributes:
+        repository: owner/name.
+        config: its configuration, or a folder of it; "" for the dataset's default.
+        split: "" for the training part.
+        revision: a branch, tag or commit; "" for the default branch.
+        column: "" to choose it.
+    """
+
+    repository: str
+    config: str = ""
+    split: str = ""
+    revision: str = ""
+    column: str = ""
+
+    def __str__(self) -> str:
+        """Return the place as it is typed."""
+        return "".join(
+            (
+                self.repository,
+                self.config and f"/{self.config}",
+                self.split and f":{self.split}",
+                self.revision and f"@{self.revision}",
+                self.column and f"#{self.column}",
+            )
+        )
+
+
+Place = PathPlace | AddressPlace | HubPlace
+
+
+def parse_place(text: str) -> Place:
+    """Parse what a person types: a path, an address, or hf:owner/name; each may end in #column.
+
+    Raises:
+        TextError: it is none of them.
+    """
+    for prefix in HUB_PREFIXES:
+        if text.startswith(prefix):
+            return parse_dataset(text.removeprefix(prefix))
+    if text.lower().startswith(("http://", "https://")):
+        url, _, column = text.partition("#")
+        return AddressPlace(url, column)
+    if _ADDRESS.match(text):
+        scheme = text.partition(":")[0]
+        raise TextError(f"{text}: addresses begin with https:// or http://, not {scheme}://")
+    path = Path(text)
+    before, sharp, column = text.rpartition("#")
+    if sharp and before and not path.exists():
+        return PathPlace(Path(before), column)
+    return PathPlace(path)
+
+
+def parse_dataset(text: str) -> HubPlace:
+    """Parse owner/name/config:split@revision#column; the last four are optional.
+
+    Raises:
+        TextError: it is not spelled so.
+    """
+    if not DATASET.fullmatch(text):
+        raise TextError(
+            f"'{text[:60]}' is not a dataset: name it as owner/name, where need be with /config, "
+            ":split, @revision or #column after it"
+        )
+    rest, _, column = text.partition("#")
+    rest, _, revision = rest.partition("@")
+    rest, _, split = rest.partition(":")
+    owner, name, *config = rest.split("/")
+    return HubPlace(f"{owner}/{name}", "/".join(config), split, revision, column)

@@ -1,0 +1,249 @@
+"""Find the files of a run's text, and read their documents in a fixed order.
+
+A file that was named itself must be readable. One that was found in a folder is left out, with the
+reason, if it is damaged, in an unknown encoding or without a usable column.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+from barnraise.errors import TextError
+from barnraise.formats import format_bytes
+from barnraise.spec import TextSpec
+from barnraise.text.decompression import ByteStream
+from barnraise.text.download import TextFetcher
+from barnraise.text.file_choice import LeftOut
+from barnraise.text.folder_files import FoundFiles, find_in_path, open_path
+from barnraise.text.hub_files import find_in_dataset
+from barnraise.text.places import (
+    AddressPlace,
+    HubPlace,
+    PathPlace,
+    Place,
+    parse_dataset,
+    parse_place,
+)
+from barnraise.text.rows import RenderChat, RowOptions
+from barnraise.text.source_file import FileReport, Piece, SourceFile, read_file
+from barnraise.text.stdlib_text import read_stdlib
+
+log = logging.getLogger("barnraise")
+
+# Reports progress: (what is done, how much of it, of how much).
+ReportProgress = Callable[[str, int, int], None]
+
+
+def ignore_progress(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+@dataclass
+class TextSource:
+    """The files of a text, and the choices that were made.
+
+    Attributes:
+        files: in the order in which they are read.
+        left_out: what is not read, with the reasons.
+        warnings: sentences for people.
+        scratch: a folder for downloads; it exists while the source is open.
+        render_chat: turns a chat into text, if the tokenizer can.
+    """
+
+    files: list[SourceFile]
+    left_out: list[LeftOut]
+    warnings: list[str]
+    scratch: Path
+    render_chat: RenderChat | None = None
+    _explicit_only: bool = field(default=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all files, as they are stored."""
+        return sum(file.size for file in self.files)
+
+    def fingerprint(self) -> str:
+        """Return a digest of which files are read, to recognise the same text after a kill."""
+        described = [[file.path, file.size, file.column] for file in self.files]
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+    def read(self, index: int, report: FileReport) -> Iterator[Piece]:
+        """Yield the pieces of the documents of file number `index`; fill in its report.
+
+        Raises:
+            TextError: the file cannot be used.
+        """
+        file = self.files[index]
+        options = RowOptions(file.column, self.render_chat)
+        yield from read_file(file, report, options, self.scratch)
+
+    def leave_out(self, index: int, problem: str) -> None:
+        """Leave a file out that turned out to be unusable.
+
+        Raises:
+            TextError: the file was named itself.
+        """
+        file = self.files[index]
+        if file.explicit:
+            raise TextError(problem)
+        reason = problem.removeprefix(file.path).lstrip(": ")
+        self.left_out.append(LeftOut(file.path, reason))
+
+
+def places_of(text: TextSpec, paths: Sequence[Path | str] = ()) -> list[Place]:
+    """Return the places of a run's text.
+
+    Args:
+        text: names the source.
+        paths: for the source "files": files and folders of this machine.
+
+    Raises:
+        TextError: the source is not known, or needs paths.
+    """
+    match text.source:
+        case "stdlib":
+            return []
+        case "huggingface":
+            return [parse_dataset(text.places[0])]
+        case "urls":
+            return [parse_place(address) for address in text.places]
+        case "files" if paths:
+            return [parse_place(str(path)) for path in paths]
+        case "files":
+            raise TextError(
+                "the text of this run is on its owner's machine: "
+                "run `barnraise prepare RUN PATH…` there"
+            )
+        case _:
+            raise TextError(f"the source '{text.source}' is not one this version can read")
+
+
+@contextmanager
+def open_source(
+    places: Sequence[Place],
+    folder: Path | None = None,
+    progress: ReportProgress = ignore_progress,
+    fetcher: TextFetcher | None = None,
+) -> Iterator[TextSource]:
+    """Find the files of these places; without places, those of the standard library.
+
+    Addresses are downloaded into a folder that is removed at the end.
+
+    Args:
+        places: where the text is.
+        folder: for temporary files; by default the system's.
+        progress: is told how far downloads are.
+        fetcher: downloads addresses.
+
+    Raises:
+        TextError: a place cannot be read, or leaves an ambiguous choice.
+    """
+    with tempfile.TemporaryDirectory(prefix="barnraise-", dir=folder) as name:
+        scratch = Path(name)
+        found = FoundFiles()
+        if not places:
+            found.files.append(_stdlib_file(scratch))
+        for number, place in enumerate(places):
+            found.add(_find(place, scratch, fetcher))
+            progress("finding files", number + 1, len(places))
+        _remove_repeated(found)
+        yield TextSource(found.files, found.left_out, found.warnings, scratch)
+
+
+def _find(place: Place, scratch: Path, fetcher: TextFetcher | None) -> FoundFiles:
+    match place:
+        case PathPlace():
+            return find_in_path(place.path, place.column)
+        case HubPlace():
+            return find_in_dataset(place)
+        case AddressPlace():
+            if fetcher is not None:
+                return _download(place, scratch, fetcher)
+            with TextFetcher() as own_fetcher:
+                return _download(place, scratch, own_fetcher)
+
+
+def _download(place: AddressPlace, scratch: Path, fetcher: TextFetcher) -> FoundFiles:
+    """Fetch an address into the scratch folder, under its own name."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    base = urlsplit(place.url).path.rstrip("/").rpartition("/")[2]
+    path = folder / ("".join(c for c in base if c.isalnum() or c in "._-")[-100:] or "file")
+    fetcher.fetch_to(place.url, path)
+    found = find_in_path(path, place.column)
+    shown = place.url
+    renamed: list[SourceFile] = []
+    for file in found.files:
+        inside = file.path.removeprefix(str(path))
+        renamed.append(
+            SourceFile(
+                f"{shown}{inside}", file.open, file.location, file.size, not inside, file.column
+            )
+        )
+    left_out = [
+        LeftOut(item.path.replace(str(path), shown), item.reason) for item in found.left_out
+    ]
+    return FoundFiles(renamed, left_out, [w.replace(str(path), shown) for w in found.warnings])
+
+
+def _stdlib_file(scratch: Path) -> SourceFile:
+    """Write the standard library's source as JSON lines, one document a file."""
+    path = scratch / "stdlib.jsonl"
+    with path.open("w", encoding="utf-8") as lines:
+        for content in read_stdlib():
+            row = {"text": content.decode("utf-8", errors="replace")}
+            lines.write(json.dumps(row) + "\n")
+    shown = "the standard library"
+    return SourceFile(shown, open_path(path), str(path), path.stat().st_size, True)
+
+
+def _remove_repeated(found: FoundFiles) -> None:
+    """Read a file once that several places name."""
+    seen: set[tuple[str, str]] = set()
+    files: list[SourceFile] = []
+    for file in found.files:
+        key = (file.location or file.path, file.column)
+        if key not in seen:
+            files.append(file)
+        seen.add(key)
+    found.files = files
+
+
+def check_space(folder: Path, needed: int, purpose: str) -> None:
+    """Refuse to begin what the disk cannot hold.
+
+    Raises:
+        TextError: with the space that is needed and free.
+    """
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise TextError(
+            f"{purpose} needs about {format_bytes(needed)} in {folder}, and "
+            f"{format_bytes(free)} are free there"
+        )
+
+
+def limit_stream(stream: ByteStream, limit: int) -> ByteStream:
+    """Return a stream that ends after `limit` bytes."""
+    return cast(ByteStream, _LimitedStream(stream, limit))
+
+
+class _LimitedStream:
+    def __init__(self, stream: ByteStream, limit: int) -> None:
+        self._stream = stream
+        self._left = limit
+
+    def read(self, size: int = 1 << 16) -> bytes:
+        data = self._stream.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+    def close(self) -> None:
+        self._stream.close()

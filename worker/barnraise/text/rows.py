@@ -1,0 +1,344 @@
+"""Read the rows of JSON, CSV, Parquet and Arrow files, and choose their column of text.
+
+A row without a usable text is skipped and counted; a file without any is refused, with its columns.
+"""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+from barnraise.errors import TextError
+from barnraise.text.encoding import normalise_line_ends, replace_surrogates
+from barnraise.text.file_format import CSV
+
+Row = Mapping[str, Any]
+RenderChat = Callable[[list[dict[str, Any]]], str]  # raises TextError
+USUAL_COLUMNS = ("text", "content")  # usual names of a column of text, the likelier first
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
+SAMPLE_ROWS = 200  # by which the column is chosen
+MAX_SKIPPED_SHARE = 0.05  # of a file's rows, above which a warning is due
+MAX_FIELD_CHARACTERS = 256 << 20  # of a field of CSV
+
+
+@dataclass
+class RowCounts:
+    """What reading rows found.
+
+    Attributes:
+        column: the column that was read.
+        rows: all rows.
+        skipped: rows without a usable text.
+        bad_characters: characters that UTF-8 cannot hold, replaced by U+FFFD.
+        cut_line: the number of a last line that is cut off; 0 if there is none.
+        is_chat: whether the column holds chats.
+    """
+
+    column: str = ""
+    rows: int = 0
+    skipped: int = 0
+    bad_characters: int = 0
+    cut_line: int = 0
+    is_chat: bool = False
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """How rows become text.
+
+    Attributes:
+        column: the column with the text; "" to choose it.
+        render_chat: turns a chat into text; None if the tokenizer has no chat template.
+        names: all columns, where the rows have only some of them.
+    """
+
+    column: str = ""
+    render_chat: RenderChat | None = None
+    names: tuple[str, ...] = ()
+
+
+# ---- parsing -----------------------------------------------------------------------------------
+
+
+def parse_json_lines(lines: Iterable[str], counts: RowCounts) -> Iterator[Row]:
+    """Parse one JSON object a line; skip a last line that is cut, and note its number.
+
+    Raises:
+        TextError: another line is not a JSON object; without the file's name.
+    """
+    bad_line = 0
+    found = False
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if bad_line:
+            break
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            bad_line = number
+            continue
+        if not isinstance(row, dict):
+            raise TextError(f"line {number} is not a JSON object with named columns")
+        found = True
+        yield row
+    else:
+        if found or not bad_line:
+            counts.cut_line = bad_line
+            return
+    raise TextError(f"line {bad_line} is not JSON")
+
+
+def parse_json(text: str, counts: RowCounts) -> Iterator[Row]:
+    """Parse a JSON document: a list of objects, one object, or an object that holds such a list.
+
+    A list that is cut off is read up to its last whole object.
+
+    Raises:
+        TextError: it is not JSON, or holds no objects.
+    """
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise TextError("its JSON is nested too deeply") from None
+    except ValueError as error:
+        if not text.lstrip().startswith("["):
+            raise TextError(f"it is not JSON: {error}") from None
+        yield from _parse_cut_list(text, counts, str(error))
+        return
+    yield from _find_rows(document)
+
+
+def _find_rows(document: Any) -> Iterator[Row]:
+    if isinstance(document, list):
+        if not all(isinstance(row, dict) for row in document):
+            if not all(isinstance(row, str) for row in document):
+                raise TextError("its list holds values that are not objects with named columns")
+            document = [{"text": row} for row in document]
+        yield from document
+    elif isinstance(document, dict):
+        lists = {
+            name: value
+            for name, value in document.items()
+            if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
+        }
+        usual = [name for name in ("data", "rows", "train", "examples") if name in lists]
+        if len(lists) > 1 and not usual:
+            raise TextError(f"it holds several lists of rows: {', '.join(sorted(lists)[:20])}")
+        if usual or lists:
+            yield from lists[(usual or list(lists))[0]]
+        else:
+            yield document
+    else:
+        raise TextError("it holds no objects with named columns")
+
+
+def _parse_cut_list(text: str, counts: RowCounts, problem: str) -> Iterator[Row]:
+    """Yield the whole objects of a list that ends too early."""
+    decoder = json.JSONDecoder()
+    position = text.index("[") + 1
+    found = 0
+    while True:
+        while position < len(text) and text[position] in " \t\n\r,":
+            position += 1
+        try:
+            row, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(row, dict):
+            break
+        found += 1
+        yield row
+    # Only the last object may be cut: what follows must not be the start of another one.
+    if not found or "\n{" in text[position + 1 :].replace(" ", ""):
+        raise TextError(f"it is not JSON: {problem}")
+    counts.cut_line = text.count("\n", 0, position) + 1
+
+
+def parse_csv(lines: Iterable[str], kind: str, sample: str) -> Iterator[Row]:
+    """Parse comma- or tab-separated values with a line of names.
+
+    Args:
+        lines: the lines, with their ends.
+        kind: CSV or TSV.
+        sample: the first characters, by which another delimiter is recognised.
+
+    Raises:
+        TextError: the rows cannot be told apart.
+    """
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    delimiter = _find_delimiter(sample) if kind == CSV else "\t"
+    reader = csv.reader(lines, delimiter=delimiter, strict=False)
+    try:
+        names = next(reader, [])
+        for values in reader:
+            if values:
+                yield dict(zip(names, values, strict=False))
+    except csv.Error as error:
+        raise TextError(f"line {reader.line_num} cannot be read: {error}") from None
+
+
+def _find_delimiter(sample: str) -> str:
+    """Return the delimiter that the line of names has most often outside of quotes."""
+    names = sample.partition("\n")[0]
+    while '"' in names and names.count('"') > 1:
+        before, _, rest = names.partition('"')
+        names = before + rest.partition('"')[2]
+    return max(",;\t|", key=lambda delimiter: (names.count(delimiter), delimiter == ","))
+
+
+# ---- the column of text ------------------------------------------------------------------------
+
+
+@dataclass
+class _Columns:
+    """The columns of the first rows, and which of them hold text."""
+
+    names: list[str] = field(default_factory=list)
+    texts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> "_Columns":
+        columns = cls()
+        for row in rows:
+            for name, value in row.items():
+                name = str(name)
+                if name not in columns.names:
+                    columns.names.append(name)
+                if _as_text(value):
+                    columns.texts[name] += 1
+        return columns
+
+    def describe(self) -> str:
+        """List the columns for a sentence."""
+        printable = ("".join(c for c in name if c.isprintable())[:40] for name in self.names[:20])
+        return ", ".join(printable) or "none"
+
+
+def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> Iterator[str]:
+    """Yield the text of each row that has one, with normalised line ends.
+
+    Raises:
+        TextError: the column cannot be chosen or is not there; no row has a text.
+    """
+    iterator = iter(rows)
+    first = list(islice(iterator, SAMPLE_ROWS))
+    if not first:
+        raise TextError("it has no rows")
+    columns = _Columns.of(first)
+    columns.names += [name for name in options.names if name not in columns.names]
+    counts.column = options.column or _choose_column(columns, options)
+    is_chat = _holds_chats(first, counts.column)
+    counts.is_chat = is_chat
+    if is_chat and options.render_chat is None:
+        raise TextError(
+            f"the column '{counts.column}' holds chats: name a tokenizer with a chat template "
+            "(--tokenizer FOLDER or --tokenizer hf:owner/name), or another column after #"
+        )
+    usable = 0
+    for row in chain(first, iterator):
+        counts.rows += 1
+        value = _get(row, counts.column)
+        text = _render(value, options) if is_chat else _as_text(value)
+        text, bad_characters = replace_surrogates(normalise_line_ends(text))
+        if not text.strip():
+            counts.skipped += 1
+            continue
+        counts.bad_characters += bad_characters
+        usable += 1
+        yield text
+    if not usable:
+        if counts.column not in columns.names and "." not in counts.column:
+            raise TextError(
+                f"it has no column '{counts.column}'; its columns are {columns.describe()}"
+            )
+        raise TextError(
+            f"none of its {counts.rows:,} rows has a text in the column '{counts.column}'; "
+            f"its columns are {columns.describe()}"
+        )
+
+
+def _choose_column(columns: _Columns, options: RowOptions) -> str:
+    by_folded = {name.casefold(): name for name in reversed(columns.names)}
+    for usual in USUAL_COLUMNS:
+        name = by_folded.get(usual)
+        if name is not None and columns.texts[name]:
+            return name
+    for usual in CHAT_COLUMNS:
+        if usual in by_folded:
+            return by_folded[usual]
+    with_text = [name for name in columns.names if columns.texts[name]]
+    if len(with_text) == 1:
+        return with_text[0]
+    for usual in USUAL_COLUMNS:
+        if usual in by_folded:
+            return by_folded[usual]
+    if with_text:
+        raise TextError(
+            f"its columns are {columns.describe()}: name the one with the text after # "
+            f"(…#{with_text[0]})"
+        )
+    raise TextError(f"no column holds text; its columns are {columns.describe()}")
+
+
+def _get(row: Row, column: str) -> Any:
+    """Return a row's value; "a.b" is the field b of the column a, if no column is called so."""
+    if column in row or "." not in column:
+        return row.get(column)
+    value: Any = row
+    for name in column.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as text, or "" if it is none; bytes count if they are UTF-8."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            return bytes(value).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return ""
+    return ""
+
+
+# ---- chats -------------------------------------------------------------------------------------
+
+
+def _holds_chats(rows: list[Row], column: str) -> bool:
+    """Return whether a column holds lists of messages, also as JSON text."""
+    values = [value for row in rows if (value := _get(row, column))]
+    return bool(values) and all(_as_messages(value) is not None for value in values[:20])
+
+
+def _as_messages(value: Any) -> list[dict[str, Any]] | None:
+    """Return a chat's messages with "role" and "content", or None if it is no chat."""
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(value, list) or not value:
+        return None
+    messages: list[dict[str, Any]] = []
+    for message in value:
+        if not isinstance(message, dict):
+            return None
+        role = message.get("role") or message.get("from")
+        content = message.get("content") if "content" in message else message.get("value")
+        if not isinstance(role, str) or not isinstance(content, str | list | None):
+            return None
+        role = {"human": "user", "gpt": "assistant", "bot": "assistant"}.get(role, role)
+        messages.append({**message, "role": role, "content": content})
+    return messages
+
+
+def _render(value: Any, options: RowOptions) -> str:
+    messages = _as_messages(value)
+    if messages is None or options.render_chat is None:
+        return ""
+    return options.render_chat(messages)

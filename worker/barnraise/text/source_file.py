@@ -1,0 +1,392 @@
+"""Read the documents of one file, whatever its format, and report what was found.
+
+Plain text, JSON and CSV are read here, line by line, so that a damaged line or an encoding can be
+named. `datasets` reads Parquet and Arrow files.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from barnraise.errors import TextError
+from barnraise.text.decompression import OpenFile, Peekable, damage_named, open_decompressed
+from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
+from barnraise.text.encoding import DecodingCounts, decode_stream
+from barnraise.text.file_format import (
+    ARROW,
+    CSV,
+    HEAD_BYTES,
+    JSON,
+    JSON_LINES,
+    PARQUET,
+    TEXT,
+    TSV,
+    find_format,
+)
+from barnraise.text.rows import (
+    MAX_SKIPPED_SHARE,
+    SAMPLE_ROWS,
+    Row,
+    RowCounts,
+    RowOptions,
+    parse_csv,
+    parse_json,
+    parse_json_lines,
+    read_texts,
+)
+
+MAX_LINE_CHARACTERS = 256 << 20  # of a line, which lies in memory
+MAX_JSON_CHARACTERS = 1 << 30  # of a JSON document that is not in lines
+TABLE_BATCH_ROWS = 256
+TEXT_DTYPES = (
+    *("string", "large_string", "string_view"),
+    *("binary", "large_binary", "binary_view"),
+)
+LIST_FEATURES = ("List", "LargeList", "Sequence", "list", "Json")  # of `datasets`
+INSTALL_ADVICE = "pip install 'barnraise[text]'"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that may hold text.
+
+    Attributes:
+        path: how it is shown.
+        open: opens its bytes.
+        location: a path or hf:// address that `datasets` can open; "" if there is none.
+        size: its bytes.
+        explicit: whether it was named itself, not found in a folder.
+        column: the column with the text, if one was named.
+    """
+
+    path: str
+    open: OpenFile
+    location: str = ""
+    size: int = 0
+    explicit: bool = False
+    column: str = ""
+
+
+@dataclass
+class FileReport:
+    """What was read from a file.
+
+    Attributes:
+        path: how the file is shown.
+        format: "text", "jsonl", "json", "csv", "tsv", "parquet" or "arrow".
+        encoding: of its characters.
+        documents: rows with text; of a plain text the pieces that it is cut into.
+        bytes: of the text in UTF-8.
+        characters: of the text.
+        skipped_rows: rows without a usable text.
+        warnings: sentences for people.
+    """
+
+    path: str
+    format: str = ""
+    encoding: str = "utf-8"
+    documents: int = 0
+    bytes: int = 0
+    characters: int = 0
+    skipped_rows: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+class Piece(NamedTuple):
+    """A piece of a document.
+
+    Attributes:
+        text: its characters, with LF as line ends.
+        is_last: whether the document ends with it.
+        has_marks: whether it spells special tokens by their numbers, as rendered chats do.
+    """
+
+    text: str
+    is_last: bool = True
+    has_marks: bool = False
+
+
+def read_file(
+    file: SourceFile, report: FileReport, options: RowOptions, scratch: Path | None = None
+) -> Iterator[Piece]:
+    """Yield a file's documents in pieces; fill in the report.
+
+    Args:
+        file: the file.
+        report: filled in while the pieces are read.
+        options: how rows become text.
+        scratch: a folder for a decompressed copy of a compressed Parquet file.
+
+    Raises:
+        TextError: one sentence that begins with the file's name.
+    """
+    try:
+        with damage_named(file.path):
+            stream = open_decompressed(file.open)
+            try:
+                yield from _count(_read_stream(file, stream, report, options, scratch), report)
+            finally:
+                stream.close()
+    except TextError as error:
+        raise TextError(_sentence(file.path, str(error))) from None
+
+
+def _sentence(path: str, problem: str) -> str:
+    return problem if problem.startswith(path) else f"{path}: {problem}"
+
+
+def _count(pieces: Iterable[Piece], report: FileReport) -> Iterator[Piece]:
+    for piece in pieces:
+        report.documents += 1
+        report.characters += len(piece.text)
+        report.bytes += len(piece.text) if piece.text.isascii() else len(piece.text.encode())
+        yield piece
+
+
+def _read_stream(
+    file: SourceFile,
+    stream: Peekable,
+    report: FileReport,
+    options: RowOptions,
+    scratch: Path | None,
+) -> Iterator[Piece]:
+    head = stream.peek_bytes(HEAD_BYTES)
+    report.format = find_format(file.path, head)
+    if report.format in (PARQUET, ARROW):
+        is_compressed = not _starts_with(file, head[:8])
+        with _local_copy(file, stream, scratch, is_compressed) as location:
+            yield from _read_table(location, report, options)
+        return
+    decoding = DecodingCounts()
+    texts = decode_stream(stream, decoding)
+    if report.format == TEXT:
+        yield from _read_text(texts)
+    else:
+        counts = RowCounts()
+        rows = _parse_rows(report.format, texts, counts)
+        for text in read_texts(rows, options, counts):
+            yield Piece(text, has_marks=counts.is_chat)
+        _report_rows(counts, report)
+    _report_decoding(decoding, report)
+
+
+# ---- plain text --------------------------------------------------------------------------------
+
+
+def _read_text(texts: Iterable[str]) -> Iterator[Piece]:
+    """Yield a text in pieces. A text of white space only has none."""
+    previous = ""
+    has_text = False
+    for piece in cut_stream(texts, PIECE_CHARACTERS):
+        if previous:
+            yield Piece(previous, is_last=False)
+        has_text = has_text or not piece.isspace()
+        previous = piece
+    if not has_text:
+        raise TextError("it holds nothing but white space")
+    yield Piece(previous)
+
+
+# ---- rows --------------------------------------------------------------------------------------
+
+
+def _parse_rows(kind: str, texts: Iterator[str], counts: RowCounts) -> Iterator[Row]:
+    if kind == JSON_LINES:
+        return parse_json_lines(split_lines(texts), counts)
+    if kind in (CSV, TSV):
+        first = next(texts, "")
+        return parse_csv(split_lines(_chain(first, texts), keep_ends=True), kind, first[:65536])
+    assert kind == JSON
+    return parse_json(_join(texts), counts)
+
+
+def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def split_lines(texts: Iterable[str], keep_ends: bool = False) -> Iterator[str]:
+    """Split a text that arrives in parts at its line ends, and nowhere else.
+
+    Raises:
+        TextError: a line is too long to be text.
+    """
+    end = "\n" if keep_ends else ""
+    parts: list[str] = []
+    size = 0
+    for text in texts:
+        *lines, rest = text.split("\n")
+        for line in lines:
+            yield "".join([*parts, line, end])
+            parts = []
+            size = 0
+        parts.append(rest)
+        size += len(rest)
+        if size > MAX_LINE_CHARACTERS:
+            raise TextError(f"it has a line of more than {MAX_LINE_CHARACTERS / 1e6:,.0f} MB")
+    if last := "".join(parts):
+        yield last
+
+
+def _join(texts: Iterable[str]) -> str:
+    parts: list[str] = []
+    size = 0
+    for text in texts:
+        parts.append(text)
+        size += len(text)
+        if size > MAX_JSON_CHARACTERS:
+            raise TextError("it is too large to be read at once: convert it to JSON lines (.jsonl)")
+    return "".join(parts)
+
+
+def _report_rows(counts: RowCounts, report: FileReport) -> None:
+    report.skipped_rows = counts.skipped
+    if counts.skipped > MAX_SKIPPED_SHARE * counts.rows:
+        report.warnings.append(
+            f"{report.path}: {counts.skipped:,} of {counts.rows:,} rows "
+            f"({counts.skipped / counts.rows:.0%}) have no text in the column '{counts.column}' "
+            "and are skipped"
+        )
+    if counts.cut_line:
+        report.warnings.append(
+            f"{report.path}: line {counts.cut_line:,}, the last one, is cut off and is skipped"
+        )
+    if counts.bad_characters:
+        report.warnings.append(
+            f"{report.path}: {counts.bad_characters:,} characters that no encoding can hold "
+            "(lone surrogates) are replaced by U+FFFD"
+        )
+        if counts.bad_characters > 0.001 * max(1, report.characters):
+            raise TextError(
+                f"{counts.bad_characters / max(1, report.characters):.1%} of its characters are "
+                "lone surrogates, which no encoding can hold"
+            )
+
+
+def _report_decoding(decoding: DecodingCounts, report: FileReport) -> None:
+    report.encoding = decoding.encoding
+    if decoding.is_guess:
+        report.warnings.append(
+            f"{report.path}: it is not UTF-8; it was read as {decoding.encoding}, by its content"
+        )
+    if decoding.bad_bytes:
+        report.warnings.append(
+            f"{report.path}: {decoding.bad_bytes:,} bytes that are not "
+            f"{decoding.encoding.upper()} are replaced by U+FFFD"
+        )
+
+
+# ---- Parquet and Arrow -------------------------------------------------------------------------
+
+
+def _starts_with(file: SourceFile, head: bytes) -> bool:
+    """Return whether the file itself begins with these bytes, so that it is not compressed."""
+    stream = file.open()
+    try:
+        return stream.read(len(head)) == head
+    finally:
+        stream.close()
+
+
+@contextmanager
+def _local_copy(
+    file: SourceFile, stream: Peekable, scratch: Path | None, is_compressed: bool
+) -> Iterator[str]:
+    """Return where `datasets` can open the table: at its location, or in a temporary copy."""
+    if file.location and not is_compressed:
+        yield file.location
+        return
+    with tempfile.TemporaryDirectory(prefix="barnraise-", dir=scratch) as folder:
+        path = Path(folder) / "table"
+        with path.open("wb") as copy:
+            while data := stream.read(1 << 20):
+                copy.write(data)
+        yield str(path)
+
+
+def load_datasets() -> Any:
+    """Import `datasets`, which takes seconds.
+
+    Raises:
+        TextError: the extra is not installed.
+    """
+    # Reading a file must not be counted at the hub.
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
+    try:
+        import datasets
+    except ImportError:
+        raise TextError(
+            f"this machine cannot read such text yet: {INSTALL_ADVICE}, then try again"
+        ) from None
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    return datasets
+
+
+def _read_table(location: str, report: FileReport, options: RowOptions) -> Iterator[Piece]:
+    """Read the column of text of a Parquet or Arrow file, a few rows at a time."""
+    datasets = load_datasets()
+    counts = RowCounts()
+
+    def open_table(columns: list[str] | None) -> Any:
+        settings: dict[str, Any] = {}
+        if report.format == PARQUET:
+            settings = {"batch_size": TABLE_BATCH_ROWS, "columns": columns}
+        table = datasets.load_dataset(
+            report.format, data_files=[location], split="train", streaming=True, **settings
+        )
+        if report.format == ARROW and columns:
+            table = table.select_columns(columns)
+        return table
+
+    with _table_errors(report):
+        features = open_table(None).features
+        names = tuple(features)
+        candidates = [name for name in names if _may_hold_text(features[name])]
+        wanted = options.column.partition(".")[0]
+        if options.column in names or wanted in names:
+            candidates = [options.column if options.column in names else wanted]
+        elif options.column:
+            raise TextError(
+                f"it has no column '{options.column}'; its columns are {', '.join(names[:20])}"
+            )
+        if not candidates:
+            raise TextError(f"no column holds text; its columns are {', '.join(names[:20])}")
+        options = RowOptions(options.column, options.render_chat, names)
+        if len(candidates) > 1:
+            sample = RowCounts()
+            first = open_table(candidates).take(SAMPLE_ROWS)
+            for _ in read_texts(first, options, sample):
+                pass
+            candidates = [sample.column]
+            options = RowOptions(sample.column, options.render_chat, names)
+        for text in read_texts(open_table(candidates), options, counts):
+            yield Piece(text, has_marks=counts.is_chat)
+    _report_rows(counts, report)
+
+
+def _may_hold_text(feature: Any) -> bool:
+    """Return whether a column's type is one of text, bytes, or lists, which may be chats."""
+    return getattr(feature, "dtype", "") in TEXT_DTYPES or type(feature).__name__ in LIST_FEATURES
+
+
+@contextmanager
+def _table_errors(report: FileReport) -> Iterator[None]:
+    """Turn what `datasets` and pyarrow raise into one sentence."""
+    try:
+        yield
+    except (TextError, GeneratorExit):
+        raise
+    except Exception as error:  # datasets wraps errors of many libraries
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = (str(cause) or type(cause).__name__).splitlines()[0][:200]
+        raise TextError(
+            f"cannot be read as {'a Parquet' if report.format == PARQUET else 'an Arrow'} file: "
+            f"{reason}"
+        ) from None

@@ -1,0 +1,304 @@
+"""Hold a text's documents on disk between reading and tokenising.
+
+documents.bin  the pieces, one after another, in UTF-8
+pieces.bin     the length of each piece (uint32); the two highest bits are flags
+digests.bin    of each document the first 16 bytes of its BLAKE3, and its number of pieces
+reading.json   how much of these is complete: after a kill, reading continues at the next file
+
+Memory does not depend on the length of the text, except for some bytes a document.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from barnraise.durable_io import write_atomically
+from barnraise.text.documents import PIECE_CHARACTERS, cut_text
+from barnraise.text.source_file import FileReport, Piece
+
+FORMAT = 1
+LAST_FLAG = 1 << 31  # the document ends with this piece
+MARKS_FLAG = 1 << 30  # the piece spells special tokens by their numbers
+LENGTH_MASK = MARKS_FLAG - 1
+DIGEST_DTYPE = np.dtype([("high", ">u8"), ("low", ">u8"), ("pieces", "<u4")])
+BUCKET_DOCUMENTS = 1 << 20  # documents whose digests are compared at a time
+READING_FILE = "reading.json"
+_DATA_FILES = ("documents.bin", "pieces.bin", "digests.bin")
+
+
+@dataclass
+class SpoolState:
+    """How much of the spool is complete.
+
+    Attributes:
+        fingerprint: of the source.
+        files: files that were read, used or not.
+        sizes: of the three data files, in bytes.
+        reports: of the files that were used.
+        left_out: the path and reason of files that turned out to be unusable.
+        is_complete: whether all files were read.
+    """
+
+    fingerprint: str = ""
+    files: int = 0
+    sizes: list[int] = field(default_factory=lambda: [0, 0, 0])
+    reports: list[FileReport] = field(default_factory=list)
+    left_out: list[list[str]] = field(default_factory=list)
+    is_complete: bool = False
+
+
+class DocumentSpool:
+    """The documents of one text, in a folder.
+
+    Args:
+        folder: created if it is missing; emptied if it holds another text.
+        fingerprint: of the source, to recognise the same text after a kill.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str = "") -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.state = self._load_state(fingerprint)
+        self.was_resumed = bool(self.state.files)
+        self._files: list[BinaryIO] = []
+        self._hasher = blake3()
+        self._document_pieces = 0
+        if not self.state.is_complete:
+            self._open_for_writing()
+
+    def _load_state(self, fingerprint: str) -> SpoolState:
+        path = self.folder / READING_FILE
+        # Without the file nothing was read yet; another format is that of an older version.
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            raw = json.loads(path.read_bytes())
+            if raw.pop("format") == FORMAT and raw["fingerprint"] == fingerprint:
+                raw["reports"] = [FileReport(**report) for report in raw["reports"]]
+                return SpoolState(**raw)
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        return SpoolState(fingerprint)
+
+    def _open_for_writing(self) -> None:
+        for name, size in zip(_DATA_FILES, self.state.sizes, strict=True):
+            path = self.folder / name
+            path.touch()
+            file = path.open("r+b", buffering=1 << 20)
+            file.truncate(size)
+            file.seek(size)
+            self._files.append(file)
+
+    # ---- writing
+
+    def append(self, piece: Piece) -> bytes | None:
+        """Append a piece; return the document's digest if it ends here.
+
+        A long row is stored in pieces too, so that it can be sampled and split.
+        """
+        texts = [piece.text]
+        if len(piece.text) > PIECE_CHARACTERS and not piece.has_marks:
+            texts = list(cut_text(piece.text, PIECE_CHARACTERS))
+        documents, pieces, digests = self._files
+        for number, text in enumerate(texts, 1):
+            content = text.encode()
+            is_last = piece.is_last and number == len(texts)
+            flags = (LAST_FLAG if is_last else 0) | (MARKS_FLAG if piece.has_marks else 0)
+            documents.write(content)
+            pieces.write((len(content) | flags).to_bytes(4, "little"))
+            self._hasher.update(content)
+            self._document_pieces += 1
+        if not piece.is_last:
+            return None
+        digest = self._hasher.digest(length=16)
+        digests.write(digest + self._document_pieces.to_bytes(4, "little"))
+        self._hasher = blake3()
+        self._document_pieces = 0
+        return digest
+
+    def finish_file(self, report: FileReport | None, left_out: tuple[str, str] = ("", "")) -> None:
+        """Make the documents of a file durable, or remove them.
+
+        Args:
+            report: what was read; None if the file turned out to be unusable.
+            left_out: then its path, and why.
+        """
+        if report is None:
+            for file, size in zip(self._files, self.state.sizes, strict=True):
+                file.seek(size)
+                file.truncate()
+            self._hasher = blake3()
+            self._document_pieces = 0
+            self.state.left_out.append(list(left_out))
+        else:
+            for file in self._files:
+                file.flush()
+                os.fsync(file.fileno())
+            self.state.sizes = [file.tell() for file in self._files]
+            self.state.reports.append(report)
+        self.state.files += 1
+        self._save_state()
+
+    def finish(self) -> None:
+        """Close the files: all documents are here."""
+        for file in self._files:
+            file.close()
+        self._files = []
+        self.state.is_complete = True
+        self._save_state()
+
+    def close(self) -> None:
+        """Close the files without finishing."""
+        for file in self._files:
+            file.close()
+        self._files = []
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _save_state(self) -> None:
+        raw = {
+            **vars(self.state),
+            "format": FORMAT,
+            "reports": [vars(report) for report in self.state.reports],
+        }
+        write_atomically(self.folder / READING_FILE, json.dumps(raw).encode())
+
+    # ---- reading
+
+    @property
+    def documents(self) -> npt.NDArray[np.void]:
+        """Return each document's digest and number of pieces, memory-mapped."""
+        return _map(self.folder / "digests.bin", DIGEST_DTYPE)
+
+    @property
+    def pieces(self) -> npt.NDArray[np.uint32]:
+        """Return each piece's length and flags, memory-mapped."""
+        return _map(self.folder / "pieces.bin", np.dtype("<u4"))
+
+    def open_content(self) -> BinaryIO:
+        """Open the pieces' content."""
+        return (self.folder / "documents.bin").open("rb")
+
+
+def _map(path: Path, dtype: np.dtype) -> npt.NDArray:
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype, mode="r")
+
+
+def find_duplicates(documents: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """Return which documents are copies of an earlier one.
+
+    The digests are compared in buckets of their first bits, so that memory stays bounded.
+    """
+    duplicates = np.zeros(len(documents), np.bool_)
+    buckets = 1
+    while len(documents) > buckets * BUCKET_DOCUMENTS:
+        buckets *= 2
+    shift = np.uint64(64 - (buckets.bit_length() - 1))
+    step = 4 * BUCKET_DOCUMENTS
+    count = len(documents)
+    for bucket in range(buckets):
+        chosen = np.arange(count)
+        if buckets > 1:
+            parts = (documents["high"][begin : begin + step] for begin in range(0, count, step))
+            found = (np.flatnonzero(part >> shift == bucket) for part in parts)
+            chosen = np.concatenate([step * number + part for number, part in enumerate(found)])
+        high = documents["high"][chosen].astype("u8")
+        low = documents["low"][chosen].astype("u8")
+        order = np.lexsort((chosen, low, high))
+        same = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
+        duplicates[chosen[order[1:][same]]] = True
+    return duplicates
+
+
+@dataclass(frozen=True)
+class PieceTable:
+    """All pieces of a text with what becomes of them.
+
+    Attributes:
+        lengths: bytes of each piece.
+        ends: whether its document ends with it.
+        has_marks: whether it spells special tokens by their numbers.
+        used: whether it is in the text: copies are not.
+        keys: random numbers that depend on nothing but the content, for a choice of pieces.
+    """
+
+    lengths: npt.NDArray[np.uint32]
+    ends: npt.NDArray[np.bool_]
+    has_marks: npt.NDArray[np.bool_]
+    used: npt.NDArray[np.bool_]
+    keys: npt.NDArray[np.uint64]
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the bytes of the text without copies."""
+        return int(self.lengths[self.used].sum(dtype=np.int64))
+
+
+def build_table(spool: DocumentSpool, piece_characters: int = PIECE_CHARACTERS) -> PieceTable:
+    """Describe the pieces of a spool; cut those that are longer than `piece_characters`."""
+    documents = spool.documents
+    used_documents = ~find_duplicates(documents)
+    flags = np.asarray(spool.pieces)
+    counts = documents["pieces"].astype(np.int64)
+    if piece_characters < PIECE_CHARACTERS:
+        flags, counts = _cut_again(spool, flags, counts, piece_characters)
+    keys = np.repeat(documents["high"].astype("u8"), counts)
+    _mix_numbers(keys, counts)
+    return PieceTable(
+        flags & np.uint32(LENGTH_MASK),
+        (flags & np.uint32(LAST_FLAG)) != 0,
+        (flags & np.uint32(MARKS_FLAG)) != 0,
+        np.repeat(used_documents, counts),
+        keys,
+    )
+
+
+def _mix_numbers(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:
+    """Give the pieces of a document different keys: BLAKE3 of the document's and their number."""
+    begins = np.cumsum(counts) - counts
+    for begin, count in zip(begins[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
+        seed = int(keys[begin]).to_bytes(8, "big")
+        mixed = blake3(seed).digest(length=8 * count)
+        keys[begin : begin + count] = np.frombuffer(mixed, ">u8")
+
+
+def _cut_again(
+    spool: DocumentSpool,
+    flags: npt.NDArray[np.uint32],
+    counts: npt.NDArray[np.int64],
+    piece_characters: int,
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """Cut the pieces of a short text further, so that a part of it can be held out."""
+    new_flags: list[int] = []
+    new_counts: list[int] = []
+    pieces = iter(flags.tolist())
+    with spool.open_content() as content:
+        for count in counts.tolist():
+            before = len(new_flags)
+            for _ in range(count):
+                flag = next(pieces)
+                text = content.read(flag & LENGTH_MASK)
+                new_flags += _cut_piece(text, flag, piece_characters)
+            new_counts.append(len(new_flags) - before)
+    return np.array(new_flags, np.uint32), np.array(new_counts, np.int64)
+
+
+def _cut_piece(content: bytes, flag: int, piece_characters: int) -> Iterator[int]:
+    if flag & MARKS_FLAG:
+        yield flag
+        return
+    lengths = [len(text.encode()) for text in cut_text(content.decode(), piece_characters)]
+    yield from lengths[:-1]
+    yield lengths[-1] | (flag & LAST_FLAG)

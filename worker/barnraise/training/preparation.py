@@ -1,0 +1,195 @@
+"""Build a draft's text in the folder of its run: read, inspect, tokenise, store as blobs.
+
+Temporary files lie in the run's folder, and an interrupted preparation continues there.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from barnraise.errors import TextError
+from barnraise.protocol.coordinator_messages import TextCounts, TextManifest
+from barnraise.spec import RunSpec
+from barnraise.text.existing_tokenizer import ExistingTokenizer
+from barnraise.text.inspection import Inspection, InspectionOptions, inspect_source
+from barnraise.text.reading import (
+    ReportProgress,
+    TextSource,
+    check_space,
+    ignore_progress,
+    open_source,
+    places_of,
+)
+from barnraise.text.shards import StoreBlob, TextPlan, build_shards
+from barnraise.text.source_file import FileReport
+from barnraise.text.spool import DocumentSpool, find_duplicates
+
+log = logging.getLogger("barnraise")
+
+SPOOL_FOLDER = "text"  # in the run's folder
+# Bytes on the disk for each byte of text: the spool, the tokens and their shards.
+SPACE_FACTORS = {"bytes": 5.0, "bpe": 2.5}
+COMPRESSED_FACTOR = 4.0  # bytes of text that a stored byte may stand for, if it is compressed
+READING = "reading"
+
+Confirm = Callable[[Inspection], bool]
+OpenProgress = Callable[[], AbstractContextManager[ReportProgress]]
+
+
+def confirm_usable(inspection: Inspection) -> bool:
+    """Use every text that can be used, and log what is remarkable about it.
+
+    Raises:
+        TextError: the text cannot be used.
+    """
+    for warning in inspection.warnings:
+        log.warning("%s", warning)
+    if inspection.refusal:
+        raise TextError(inspection.refusal)
+    log.info(
+        "%d documents in %d files; %d files are left out",
+        inspection.documents,
+        len(inspection.files),
+        len(inspection.left_out),
+    )
+    return True
+
+
+@dataclass(frozen=True)
+class TextPreparation:
+    """How a text is prepared.
+
+    Attributes:
+        paths: files and folders, for the source "files".
+        tokenizer: an existing tokenizer that the run uses.
+        confirm: decides by an inspection whether the text is used; may raise.
+        open_progress: shows how far the work is.
+    """
+
+    paths: tuple[str, ...] = ()
+    tokenizer: ExistingTokenizer | None = None
+    confirm: Confirm = confirm_usable
+    open_progress: OpenProgress = field(
+        default=lambda: contextlib.nullcontext(ignore_progress), repr=False
+    )
+
+
+def build_text(
+    folder: Path,
+    plan: TextPlan,
+    preparation: TextPreparation,
+    store_blob: StoreBlob,
+) -> TextManifest:
+    """Read a run's text and store its shards.
+
+    Args:
+        folder: the run's.
+        plan: what the documents become.
+        preparation: how.
+        store_blob: stores a blob and returns its digest.
+
+    Raises:
+        TextError: the text cannot be used.
+    """
+    places = places_of(plan.text, preparation.paths)
+    with contextlib.ExitStack() as stack:
+        with preparation.open_progress() as progress:
+            source = stack.enter_context(open_source(places, folder, progress))
+        if preparation.tokenizer is not None:
+            source.render_chat = preparation.tokenizer.render_chat
+        spool = DocumentSpool(folder / SPOOL_FOLDER, source.fingerprint())
+        with contextlib.closing(spool):
+            if spool.was_resumed:
+                log.info("continuing the preparation that was interrupted")
+            else:
+                _confirm(source, plan, preparation)
+            if not spool.state.is_complete:
+                _check_space(folder, source, plan)
+                with preparation.open_progress() as progress:
+                    fill_spool(spool, source, progress)
+            with preparation.open_progress() as progress:
+                manifest = build_shards(spool, plan, store_blob, progress)
+            counts = count_text(spool, source)
+        spool.remove()
+        return manifest.model_copy(update={"counts": counts})
+
+
+def _confirm(source: TextSource, plan: TextPlan, preparation: TextPreparation) -> None:
+    options = InspectionOptions(
+        plan.text.tokenizer, plan.vocabulary, plan.context, plan.tokenizer_file
+    )
+    with preparation.open_progress() as progress:
+        inspection = inspect_source(source, options, progress)
+    if not preparation.confirm(inspection):
+        raise TextError("nothing was prepared")
+
+
+def _check_space(folder: Path, source: TextSource, plan: TextPlan) -> None:
+    size = 0.0
+    for file in source.files:
+        is_compressed = file.path.casefold().endswith((".gz", ".zst", ".bz2", ".xz", ".parquet"))
+        size += file.size * (COMPRESSED_FACTOR if is_compressed else 1.0)
+    check_space(folder, int(size * SPACE_FACTORS[plan.text.tokenizer]), "preparing this text")
+
+
+def fill_spool(
+    spool: DocumentSpool, source: TextSource, progress: ReportProgress = ignore_progress
+) -> None:
+    """Read the files of a source into a spool, from the first one on that it lacks.
+
+    Raises:
+        TextError: a file that was named itself cannot be used, or there is no text.
+    """
+    for index in range(spool.state.files, len(source.files)):
+        file = source.files[index]
+        report = FileReport(file.path)
+        done = sum(file.size for file in source.files[:index])
+        try:
+            for piece in source.read(index, report):
+                spool.append(piece)
+                progress(READING, min(done + report.bytes, done + file.size), source.size)
+        except TextError as error:
+            source.leave_out(index, str(error))
+            spool.finish_file(None, (source.left_out[-1].path, source.left_out[-1].reason))
+        else:
+            spool.finish_file(report)
+    spool.finish()
+    if not spool.state.reports:
+        raise TextError("there is no text: every file is left out")
+
+
+def count_text(spool: DocumentSpool, source: TextSource) -> TextCounts:
+    """Return what the run's page shows of a text: counts, and nothing of the text itself."""
+    reports = spool.state.reports
+    left_out = {item.path for item in source.left_out}
+    left_out.update(path for path, _ in spool.state.left_out)
+    return TextCounts(
+        files=len(reports),
+        left_out=len(left_out),
+        documents=sum(report.documents for report in reports),
+        duplicates=int(find_duplicates(spool.documents).sum()),
+        skipped_rows=sum(report.skipped_rows for report in reports),
+        bytes=sum(report.bytes for report in reports),
+        characters=sum(report.characters for report in reports),
+    )
+
+
+def plan_text(spec: RunSpec, run: str, tokenizer_file: bytes | None) -> TextPlan:
+    """Return the plan of a draft's text.
+
+    Args:
+        spec: the draft.
+        run: its id.
+        tokenizer_file: an existing tokenizer.
+    """
+    return TextPlan(
+        spec.text,
+        spec.model.vocabulary,
+        run,
+        spec.model.context,
+        tokenizer_file,
+        may_shrink=not spec.start.has_weights,  # whose vocabulary is fixed
+    )
