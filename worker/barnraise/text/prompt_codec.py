@@ -4,7 +4,7 @@ import unicodedata
 
 from tokenizers import Tokenizer
 
-from barnraise.text.tokenizer import END_TOKEN
+from barnraise.text.tokenizer import END_BYTE, count_tokens, find_end_token
 
 REPLACEMENT = "\ufffd"
 
@@ -20,14 +20,12 @@ class PromptCodec:
     def __init__(self, tokenizer_file: bytes | None) -> None:
         """Use the content of a run's tokenizer file; None for plain bytes."""
         self._tokenizer = None
-        self.count, self.end = 256, 0
+        self.count, self.end = 256, END_BYTE
         if tokenizer_file is not None:
             self._tokenizer = Tokenizer.from_buffer(tokenizer_file)
             self._tokenizer.encode_special_tokens = True  # a prompt that spells one stays text
-            self.count = self._tokenizer.get_vocab_size()
-            end = self._tokenizer.token_to_id(END_TOKEN)
-            assert end is not None, "a run's tokenizer has the end token: `load_tokenizer`"
-            self.end = end
+            self.count = count_tokens(self._tokenizer)
+            self.end = find_end_token(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""

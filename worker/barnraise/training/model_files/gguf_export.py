@@ -14,9 +14,8 @@ from torch import Tensor
 
 from barnraise.models.gpt2 import NORM_EPSILON, views
 from barnraise.spec import Fragment, Slot
-from barnraise.text.tokenizer import END_TOKEN
+from barnraise.text.tokenizer import END_BYTE
 from barnraise.training.model_files.tokenizer_files import (
-    END_BYTE,
     ExportedTokenizer,
     byte_characters,
 )
@@ -102,7 +101,6 @@ def _add_metadata(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype)
     tokenizer = ExportedTokenizer.of_run(trained.tokenizer)
     tokens = list(tokenizer.tokens)
     types = [TokenType.NORMAL] * len(tokens)
-    tokens[tokenizer.end_id] = END_TOKEN  # a NUL is not a text in every program
     types[tokenizer.end_id] = TokenType.CONTROL
     for number in range(len(tokens), model.vocabulary):
         tokens.append(f"[unused{number}]")
@@ -121,12 +119,12 @@ def _add_metadata(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype)
 def _merges(tokenizer: ExportedTokenizer) -> tuple[tuple[str, str], ...]:
     """Return the merges; plain bytes have one that never applies.
 
-    llama.cpp does not load a file without merges. No text has two NULs.
+    llama.cpp does not load a file without merges. No text has the byte 0xFF, still less two.
     """
-    if tokenizer.end_token != END_BYTE:
+    if tokenizer.merges:
         return tokenizer.merges
-    nul = byte_characters()[0]
-    return ((nul, nul),)
+    end = byte_characters()[END_BYTE]
+    return ((end, end),)
 
 
 def _gguf_name(fragment: Fragment, slot: Slot) -> str:

@@ -9,9 +9,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from barnraise.text.tokenizer import END_TOKEN
+from barnraise.text.tokenizer import END_BYTE, END_TOKEN, find_end_token
 
-END_BYTE = "\0"  # the end token of a run of plain bytes
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
@@ -39,9 +38,9 @@ class ExportedTokenizer:
         """Return a run's tokenizer; `tokenizer_file` is None for plain bytes."""
         content = tokenizer_file or byte_tokenizer().to_str(pretty=True).encode()
         tokenizer = Tokenizer.from_buffer(content)
-        end_token = END_TOKEN if tokenizer_file else END_BYTE
-        end_id = tokenizer.token_to_id(end_token)
-        assert end_id is not None, "a run's tokenizer has the end token: `load_tokenizer`"
+        end_id = find_end_token(tokenizer)
+        end_token = tokenizer.id_to_token(end_id)
+        assert end_token is not None, "it was found by its text"
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         tokens = [""] * (max(vocabulary.values()) + 1)
         for token, number in vocabulary.items():
@@ -70,16 +69,15 @@ class ExportedTokenizer:
 def byte_tokenizer() -> Tokenizer:
     """Return a tokenizer of 256 tokens, whose numbers are the bytes.
 
-    Byte 0 ends a document. It has no character of its own among those that stand for bytes: a NUL
-    in a text is the special token itself, as in training.
+    Byte 0xFF, which no text in UTF-8 contains, ends a document: its token is END_TOKEN.
     """
     vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
-    del vocabulary[byte_characters()[0]]
-    vocabulary[END_BYTE] = 0
+    del vocabulary[byte_characters()[END_BYTE]]
+    vocabulary[END_TOKEN] = END_BYTE
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens([END_BYTE])
+    tokenizer.add_special_tokens([END_TOKEN])
     return tokenizer
 
 
