@@ -1,9 +1,8 @@
 """Show how far a long task is: a bar on a terminal, elsewhere a line in the log every 10 s."""
 
 import contextlib
-import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.progress import (
     BarColumn,
@@ -15,18 +14,16 @@ from rich.progress import (
 )
 
 from barnraise.cli.console import errors
+from barnraise.text.progress import LogProgress, ReportProgress
 
-log = logging.getLogger("barnraise")
-
-LOG_SECONDS = 10.0  # between two lines in a log
 BAR_SECONDS = 0.1  # between two changes of a bar
 
 
 @contextlib.contextmanager
-def show_progress() -> Iterator[Callable[[str, int, int], None]]:
+def show_progress() -> Iterator[ReportProgress]:
     """Return a function that shows (stage, done, total); the bars vanish at the end."""
     if not errors.is_terminal:
-        yield _LogProgress()
+        yield LogProgress()
         return
     with Progress(
         TextColumn("{task.description}"),
@@ -54,16 +51,3 @@ class _BarProgress:
         if done >= total or now - self._shown > BAR_SECONDS:
             self._shown = now
             self._bars.update(self._tasks[stage], completed=done, total=max(1, total))
-
-
-class _LogProgress:
-    """A line in the log every LOG_SECONDS."""
-
-    def __init__(self) -> None:
-        self._logged = time.monotonic()
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._logged > LOG_SECONDS:
-            self._logged = now
-            log.info("%s: %.1f %%", stage, 100 * done / max(1, total))

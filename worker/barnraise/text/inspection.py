@@ -12,7 +12,8 @@ from blake3 import blake3
 from barnraise.errors import TextError
 from barnraise.formats import format_bytes
 from barnraise.text.file_choice import LeftOut
-from barnraise.text.reading import ReportProgress, TextSource, ignore_progress
+from barnraise.text.progress import ReportProgress, ignore_progress
+from barnraise.text.reading import TextSource
 from barnraise.text.shards import check_length
 from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.tokenizer import (

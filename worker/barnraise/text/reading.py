@@ -6,20 +6,17 @@ reason, if it is damaged, in an unknown encoding or without a usable column.
 
 import hashlib
 import json
-import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 from urllib.parse import urlsplit
 
 from barnraise.errors import TextError
 from barnraise.formats import format_bytes
 from barnraise.spec import TextSpec
-from barnraise.text.decompression import ByteStream
 from barnraise.text.download import TextFetcher
 from barnraise.text.file_choice import LeftOut
 from barnraise.text.folder_files import FoundFiles, find_in_path, open_path
@@ -32,18 +29,10 @@ from barnraise.text.places import (
     parse_dataset,
     parse_place,
 )
+from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.rows import RenderChat, RowOptions
 from barnraise.text.source_file import FileReport, Piece, SourceFile, read_file
 from barnraise.text.stdlib_text import read_stdlib
-
-log = logging.getLogger("barnraise")
-
-# Reports progress: (what is done, how much of it, of how much).
-ReportProgress = Callable[[str, int, int], None]
-
-
-def ignore_progress(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
 
 
 @dataclass
@@ -63,7 +52,6 @@ class TextSource:
     warnings: list[str]
     scratch: Path
     render_chat: RenderChat | None = None
-    _explicit_only: bool = field(default=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -228,22 +216,3 @@ def check_space(folder: Path, needed: int, purpose: str) -> None:
             f"{purpose} needs about {format_bytes(needed)} in {folder}, and "
             f"{format_bytes(free)} are free there"
         )
-
-
-def limit_stream(stream: ByteStream, limit: int) -> ByteStream:
-    """Return a stream that ends after `limit` bytes."""
-    return cast(ByteStream, _LimitedStream(stream, limit))
-
-
-class _LimitedStream:
-    def __init__(self, stream: ByteStream, limit: int) -> None:
-        self._stream = stream
-        self._left = limit
-
-    def read(self, size: int = 1 << 16) -> bytes:
-        data = self._stream.read(min(size, self._left))
-        self._left -= len(data)
-        return data
-
-    def close(self) -> None:
-        self._stream.close()

@@ -21,7 +21,7 @@ from barnraise.protocol.coordinator_messages import Shard, TextManifest
 from barnraise.spec import TextSpec
 from barnraise.text.documents import PIECE_CHARACTERS
 from barnraise.text.held_out import choose_held_out
-from barnraise.text.reading import ReportProgress, ignore_progress
+from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.spool import DocumentSpool, PieceTable, build_table
 from barnraise.text.tokenising import tokenise

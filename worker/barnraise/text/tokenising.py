@@ -23,7 +23,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from barnraise.durable_io import write_atomically
-from barnraise.text.reading import ReportProgress, ignore_progress
+from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.spool import DocumentSpool, PieceTable
 from barnraise.text.tokenizer import TOKEN_DTYPE, encode_pieces
 

@@ -15,14 +15,8 @@ from barnraise.protocol.coordinator_messages import TextCounts, TextManifest
 from barnraise.spec import RunSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
 from barnraise.text.inspection import Inspection, InspectionOptions, inspect_source
-from barnraise.text.reading import (
-    ReportProgress,
-    TextSource,
-    check_space,
-    ignore_progress,
-    open_source,
-    places_of,
-)
+from barnraise.text.progress import LogProgress, ReportProgress, ignore_progress
+from barnraise.text.reading import TextSource, check_space, open_source, places_of
 from barnraise.text.shards import StoreBlob, TextPlan, build_shards
 from barnraise.text.source_file import FileReport
 from barnraise.text.spool import DocumentSpool, find_duplicates
@@ -73,7 +67,7 @@ class TextPreparation:
     tokenizer: ExistingTokenizer | None = None
     confirm: Confirm = confirm_usable
     open_progress: OpenProgress = field(
-        default=lambda: contextlib.nullcontext(ignore_progress), repr=False
+        default=lambda: contextlib.nullcontext(LogProgress()), repr=False
     )
 
 
