@@ -45,7 +45,7 @@ LATIN_CODECS = (
 )
 MIN_FOREIGN_SHARE = 0.2  # of the letters of a text in another script
 _BEYOND_ASCII = re.compile("[^\\x00-\\x7f]")
-_BESIDE_ASCII = re.compile("[A-Za-z][^\\x00-\\x7f]|[^\\x00-\\x7f](?=[A-Za-z])")
+_NEXT_TO_ASCII = re.compile("[A-Za-z][^\\x00-\\x7f]|[^\\x00-\\x7f](?=[A-Za-z])")
 _ASCII_LETTERS = re.compile("[A-Za-z]")
 
 
@@ -84,9 +84,9 @@ def _letter_share(sample: bytes, codec: str) -> float:
 
 
 def _is_latin(sample: bytes, codec: str) -> bool:
-    """Return whether most characters beyond ASCII stand beside an ASCII letter."""
+    """Return whether most characters beyond ASCII are next to an ASCII letter."""
     text = sample.decode(codec, errors="replace")
-    return 2 * len(_BESIDE_ASCII.findall(text)) >= len(_BEYOND_ASCII.findall(text))
+    return 2 * len(_NEXT_TO_ASCII.findall(text)) >= len(_BEYOND_ASCII.findall(text))
 
 
 def _is_foreign(sample: bytes, codec: str) -> bool:

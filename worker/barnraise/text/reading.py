@@ -59,7 +59,7 @@ class TextSource:
         return sum(file.size for file in self.files)
 
     def fingerprint(self) -> str:
-        """Return a digest of which files are read, to recognise the same text after a kill."""
+        """Return a digest of the list of files, to recognise the same text after a kill."""
         described = [[file.path, file.size, file.column] for file in self.files]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 

@@ -37,7 +37,7 @@ from barnraise.text.tokenizer import (
 StoreBlob = Callable[[bytes], str]  # stores a blob and returns its BLAKE3 digest
 MAX_TRAIN_SHARDS = 1000  # in a manifest
 MAX_HELD_OUT_SHARDS = 100
-HELD_OUT_PIECES = 8  # at least, of which the held-out part of a short text consists
+HELD_OUT_PIECES = 8  # the least number in the held-out part of a short text
 MIN_PIECE_CHARACTERS = 32
 # Bytes of text that a token stands for, to tell a text that is too short before it is tokenised.
 BYTES_PER_TOKEN = {"bytes": 1.0, "bpe": 2.0}
@@ -182,7 +182,7 @@ def split_pieces(spool: DocumentSpool, plan: TextPlan) -> tuple[PieceTable, npt.
         table = build_table(spool, max(1, total // 4))
     if int(table.used.sum()) < 2:
         raise TextError(
-            f"the text is too short: it has {total:,} bytes, of which no part can be held out"
+            f"the text is too short: it has {total:,} bytes, and no part can be held out"
         )
     held_out = choose_held_out(table.keys, table.lengths, table.used, plan.text.held_out, least)
     return table, held_out
