@@ -3,7 +3,7 @@ import { Store } from "../src/store";
 import { findDelay } from "../src/views/runNotices";
 import { createSnapshot } from "./messages";
 
-const LOADED_AT = 900;
+const RENDERED_AT = 900;
 
 function createStore(delayedSince: number | null): Store {
   const snapshot = createSnapshot(3);
@@ -14,25 +14,25 @@ function createStore(delayedSince: number | null): Store {
 
 describe("findDelay", () => {
   test("returns what the site says while messages arrive", () => {
-    expect(findDelay(createStore(null), LOADED_AT)).toBeNull();
-    expect(findDelay(createStore(950), LOADED_AT)).toBe(950);
+    expect(findDelay(createStore(null), RENDERED_AT)).toBeNull();
+    expect(findDelay(createStore(950), RENDERED_AT)).toBe(950);
   });
 
   test("counts from the last message when they have stopped", () => {
     const store = createStore(null);
     store.setSilent(true);
-    expect(findDelay(store, LOADED_AT)).toBe(1000);
+    expect(findDelay(store, RENDERED_AT)).toBe(1000);
   });
 
   test("counts from the earlier of both", () => {
     const store = createStore(950);
     store.setSilent(true);
-    expect(findDelay(store, LOADED_AT)).toBe(950);
+    expect(findDelay(store, RENDERED_AT)).toBe(950);
   });
 
-  test("counts from the page's load when nothing has ever arrived", () => {
+  test("counts from what the server wrote when nothing has ever arrived", () => {
     const store = new Store();
     store.setSilent(true);
-    expect(findDelay(store, LOADED_AT)).toBe(LOADED_AT);
+    expect(findDelay(store, RENDERED_AT)).toBe(RENDERED_AT);
   });
 });

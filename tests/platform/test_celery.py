@@ -9,6 +9,7 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 import pytest
+import redis.exceptions
 from django.db import connection, transaction
 from django.db.models import Sum
 from django.utils import timezone
@@ -109,6 +110,7 @@ def test_reports_are_stored_although_a_worker_is_killed(
     wait_until(
         lambda: read_status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000
     )
+    valkey_client().delete(heartbeats.KEY)
     parts = {part.value for part in heartbeats.Part}
     wait_until(lambda: set(valkey_client().hgetall(heartbeats.KEY)) == parts)
 
@@ -119,6 +121,13 @@ def test_worker_that_lost_valkey_reconnects_every_second():
         broker.ensure_connection(lambda error, seconds: waits.append(seconds), 3)
     assert waits == [1.0, 1.0, 1.0]
     assert app.conf.broker_connection_max_retries is None
+
+
+def test_worker_connects_again_to_a_valkey_that_refuses_to_write():
+    """A Valkey whose disk is full answers MISCONF, which is no error of a connection."""
+    assert app.conf.broker_channel_error_retry
+    with app.connection_for_read() as broker:
+        assert redis.exceptions.ResponseError in broker.channel_errors
 
 
 @pytest.fixture

@@ -179,6 +179,17 @@ def test_compose_file_passes_only_settings_that_exist():
     )
 
 
+def test_unit_of_the_embedded_servers_runs_a_module_that_exists():
+    service = read_unit("barnraise-servers.service")["Service"]
+    program, option, module, state = service["ExecStart"].split()
+    assert (
+        program.endswith(".venv/bin/python") and option == "-m" and service["Restart"] == "always"
+    )
+    assert hasattr(import_module(module), "serve")
+    guide = (ROOT / "docs" / "operate.md").read_text()
+    assert f"BARNRAISE_STATE={state}\n" in guide
+
+
 def test_health_check_asks_and_restarts_services_that_exist():
     command = read_unit("barnraise-health.service")["Service"]["ExecStart"]
     restarted = re.search(r"try-restart ([^;]+);", command)[1].split()

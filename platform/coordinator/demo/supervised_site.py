@@ -37,6 +37,7 @@ class SupervisedSite:
         self.environment = dict(environment or {})
         self.supervisor = Supervisor(logs)
         self._lock: FileLock | None = None
+        self._servers: list[str] = []
 
     def start_servers(self, *, durable: bool = True) -> None:
         """Take the state folder, start the servers, and wait until they answer.
@@ -46,6 +47,7 @@ class SupervisedSite:
         """
         self._lock = embedded_servers.claim(self.state)
         self.environment |= start_servers(self.supervisor, self.state, durable=durable)
+        self._servers = self.supervisor.supervised_names()
 
     def start_web(self, host: str = "127.0.0.1") -> None:
         """Start the web server."""
@@ -74,4 +76,8 @@ class SupervisedSite:
             self._lock = None
 
     def _supervise(self, name: str, command: tuple[str, ...]) -> None:
-        self.supervisor.supervise(name, ChildCommand(command, self.environment))
+        self.supervisor.supervise(name, ChildCommand(command, self.environment), self._blocker)
+
+    def _blocker(self) -> str:
+        """Return why no process can work now: the disk of a server that this site runs is full."""
+        return embedded_servers.full_disk(self.state, *self._servers)

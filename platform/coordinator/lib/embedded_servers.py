@@ -250,13 +250,22 @@ def server_commands(
 def start_blocker(state: Path, name: str) -> str:
     """Return why a server cannot start now; "" if it can, after removing stale files."""
     state = state.resolve()
-    free = shutil.disk_usage(state / name).free
-    if free < MIN_FREE_BYTES:
-        return f"the disk of {state / name} has {free >> 20} MB left, and it needs 32 MB"
+    if reason := full_disk(state, name):
+        return reason
     if any(_works_in(process, state / name) for process in psutil.process_iter()):
         return f"processes of its predecessor still work in {state / name}"
     if name == POSTGRES:
         _remove_stale_pid_files(state)
+    return ""
+
+
+def full_disk(state: Path, *names: str) -> str:
+    """Return a sentence about a server whose disk is full; "" if none is."""
+    for name in names:
+        free = shutil.disk_usage(state / name).free
+        if free < MIN_FREE_BYTES:
+            needed = MIN_FREE_BYTES >> 20
+            return f"the disk of {state / name} has {free >> 20} MB left; {name} needs {needed} MB"
     return ""
 
 

@@ -177,6 +177,17 @@ class WatchedRun:
         if is_healthy:
             self.looked_at = time.monotonic()
 
+    def silence(self) -> float:
+        """Return for how many seconds the broadcaster has failed; 0 for a run that was deleted."""
+        task = self.broadcaster
+        was_deleted = (
+            task is not None
+            and task.done()
+            and not task.cancelled()
+            and task.exception() is None  # a broadcaster returns for no other reason
+        )
+        return 0.0 if was_deleted else time.monotonic() - self.looked_at
+
     def is_running(self) -> bool:
         """Return whether both tasks run in the current event loop."""
         loop = asyncio.get_running_loop()
@@ -206,8 +217,7 @@ class WatcherRegistry:
 
     def longest_silence(self) -> float:
         """Return for how many seconds the broadcaster of a watched run has failed; 0 for none."""
-        now = time.monotonic()
-        return max((now - watched.looked_at for watched in list(self._runs.values())), default=0.0)
+        return max((watched.silence() for watched in list(self._runs.values())), default=0.0)
 
     async def subscribe(self, run: str, watcher: Watcher) -> None:
         """Add a watcher; return once the broadcaster has looked at the run.

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from datetime import timedelta
 
 import pytest
@@ -15,7 +16,7 @@ from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Machine, SiteSettings, Team
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.run_broadcast import REVOCATION_SECONDS, load_broadcast
-from coordinator.lib import embedded_servers
+from coordinator.lib import embedded_servers, heartbeats
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.staff.models import Announcement
@@ -212,6 +213,16 @@ def test_dashboard_shows_runs_machines_queues_and_errors(
         assert re.search(r"Reports queued</dt><dd>1</dd>", page)
         assert re.search(r"Errors</dt><dd>1</dd>", page)
         assert re.search(r"Emails due</dt><dd>1</dd>", page)
+
+
+def test_dashboard_shows_no_zeros_for_what_it_does_not_know(staff, valkey, person, launched_run):
+    launched_run(person())
+    valkey.hset(heartbeats.KEY, heartbeats.Part.REPORTS, time.time() - 60)
+    page = staff.get("/admin/figures/").content.decode()
+    assert "These figures are delayed since" in page
+    assert re.search(r"Machines training</dt><dd>–</dd><dd[^>]*>not known", page)
+    assert re.search(r"Tokens/s</dt><dd>–</dd><dd[^>]*>not known", page)
+    assert "<td>–</td><td>–</td>" in page
 
 
 def test_dashboard_without_valkey_says_it_is_unreachable(staff, valkey, state):
