@@ -229,8 +229,8 @@ class User(AbstractBaseUser, PermissionsMixin):
             raise UserError("nobody takes that from themselves: ask another superuser")
         if right == "is_staff" and given and not self.has_second_factor():
             raise UserError(
-                f"{self.shown_name} has no second factor yet, and a thief of the password could set "
-                "one up: ask them to add an authenticator app or a passkey first"
+                f"{self.shown_name} has no second factor yet, and a thief of the password could "
+                "set one up: ask them to add an authenticator app or a passkey first"
             )
         with writer.log_transaction():
             rows = User.objects.filter(pk=self.pk, **{right: not given})
