@@ -157,3 +157,16 @@ def test_limit_is_a_part_of_the_whole_memory(monkeypatch):
 def test_command_with_an_unknown_device_prints_one_sentence(tmp_path):
     result = run_barnraise(tmp_path, "plan", "--model", "gpt-nano", "--device", "gpu")
     assert_fails(result, "there is no device 'gpu': write cpu, cuda, or cuda:1")
+
+
+def test_determinism_is_required_of_every_kernel(monkeypatch):
+    """A kernel that cannot give the same bits each time then raises an error."""
+    settings = torch.utils.deterministic
+    monkeypatch.setattr(settings, "fill_uninitialized_memory", True)
+    try:
+        devices.require_determinism()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not settings.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -10,10 +10,11 @@ from helpers.card_plans import (
     on_disk,
     plain_launches,
 )
-from helpers.cuda_stub import card_process
 
 from barnraise.planning import memory_model
 from barnraise.spec import preset
+
+pytestmark = pytest.mark.xdist_group("fake card")
 
 WIDE = replace(preset("gpt3-1.3b"), layers=3, context=1024)
 PLANS = {
@@ -44,13 +45,6 @@ MORE_PLANS = {
     "disk, boundaries in RAM": on_disk(card_plan(boundaries="host", clipping="none")),
 }
 SLOW = [pytest.param(plan, marks=pytest.mark.slow, id=name) for name, plan in MORE_PLANS.items()]
-
-
-@pytest.fixture(scope="module")
-def card():
-    """Return a function that calls another one where fake cards work."""
-    with card_process() as process:
-        yield lambda call, *args, **options: process.submit(call, *args, **options).result()
 
 
 @pytest.mark.parametrize("plan", [*(pytest.param(p, id=n) for n, p in PLANS.items()), *SLOW])

@@ -3,9 +3,10 @@
 import pytest
 from helpers.card_damages import DAMAGES
 from helpers.card_plans import card_plan, find_races, on_disk
-from helpers.cuda_stub import card_process
 
 from barnraise.spec import ModelSpec
+
+pytestmark = pytest.mark.xdist_group("fake card")
 
 SMALL = ModelSpec(layers=5, width=64, heads=2, context=16, vocabulary=256)
 FORMATS = [
@@ -27,13 +28,6 @@ ON_DISK = [
     for resident, weights in ((0, "disk"), (0, "host"), (3, "disk"))
     for safety in ("exact", "restart")
 ]
-
-
-@pytest.fixture(scope="module")
-def card():
-    """Return a function that calls another one where fake cards work."""
-    with card_process() as process:
-        yield lambda call, *args, **options: process.submit(call, *args, **options).result()
 
 
 def plan_of(**changes):

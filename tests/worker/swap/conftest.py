@@ -1,0 +1,11 @@
+"""Fixtures of the engine's tests on a fake card."""
+
+import pytest
+from helpers.cuda_stub import card_process
+
+
+@pytest.fixture(scope="session")
+def card():
+    """Return a function that calls another one in a process where fake cards work."""
+    with card_process() as process:
+        yield lambda call, *args, **options: process.submit(call, *args, **options).result()
