@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import psutil
 import torch
@@ -315,7 +316,8 @@ class SeverableTransport(IrohTransport):
         super().__init__(secret, host="127.0.0.1", port=port)
         self._severed_peers = severed_peers
         self._severed: set[str] = set()
-        self._open_channels: set[Channel] = set()
+        # Weak: a channel that has ended and that nobody uses any longer must not stay in memory.
+        self._open_channels: WeakSet[Channel] = WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:

@@ -240,12 +240,14 @@ async def flood_parts(port: int) -> None:
 
 
 async def flood_empty_updates(port: int) -> None:
-    """Publish 190 updates a second that change nothing, in one valid chain."""
+    """Publish 190 updates a second that change one weight by one unit, in one valid chain."""
 
     def frames() -> Iterator[tuple[bytes, float]]:
         size = min(fragment.size for fragment in MODEL.fragments())
         index = [fragment.size for fragment in MODEL.fragments()].index(size)
-        payload, units = encode(torch.zeros(size, dtype=torch.int32), "dense2")
+        values = torch.zeros(size, dtype=torch.int32)
+        values[0] = 1
+        payload, units = encode(values, "top64x2")
         part = messages.FragmentUpdate(
             digest=digest_bytes(payload), size=len(payload), sketch=compute_sketch(units)
         )

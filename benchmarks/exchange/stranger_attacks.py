@@ -45,7 +45,6 @@ FLOODED_STATES = 25
 AUTHORS_PER_STATE = 2_000
 HELLO_ENDPOINTS = 24
 HELLOS_PER_ENDPOINT = 8  # open at a time
-NICENESS = 5  # strangers have computers of their own; here they share the honest machines' cores
 REPLAYS = 200
 REPLY_SECONDS = 10.0
 
@@ -160,10 +159,14 @@ class TokenLiar(Stranger):
         self.parts, self.payloads = self.make_payload(0)
 
     def make_payload(self, units: int) -> tuple[list[messages.FragmentUpdate], dict[str, bytes]]:
-        """Return the parts of an update that adds `units` to the first fragment's weights."""
+        """Return the parts of an update that adds `units` to weights of the first fragment.
+
+        Up to one unit, a single weight changes; otherwise all do.
+        """
         fragments = self.spec.model.fragments()
-        values = torch.full((fragments[0].size,), units, dtype=torch.int32)
-        payload, sent = encode(values, "top64x2" if units == 0 else "dense8")
+        values = torch.zeros(fragments[0].size, dtype=torch.int32)
+        values[: 1 if units < 2 else None] = units
+        payload, sent = encode(values, "top64x2" if units < 2 else "dense8")
         part = messages.FragmentUpdate(
             digest=digest(payload), size=len(payload), sketch=compute_sketch(sent)
         )
@@ -214,7 +217,15 @@ class GreedyLiar(TokenLiar):
 
 
 class EmptyUpdates(TokenLiar):
-    """Publish updates that change nothing and state nothing, as many as it can."""
+    """Publish updates that change one weight by one unit and state nothing, as many as it can.
+
+    One that changes nothing at all would be refused.
+    """
+
+    def __init__(self, setup: AttackSetup, record: AttackRecord, number: int = 0) -> None:
+        """Prepare the smallest update that counts."""
+        super().__init__(setup, record, number)
+        self.parts, self.payloads = self.make_payload(1)
 
     async def attack(self) -> None:
         """Publish without a pause."""
@@ -430,9 +441,20 @@ def attack_keys(volunteer: str, attack: str) -> list[str]:
     ]
 
 
+def yield_processor() -> None:
+    """Let this process run only while no victim wants the processor.
+
+    Real strangers bring their own computers, so what they spend must not slow their victims.
+    """
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
+
+
 def run_attack(setup: AttackSetup) -> None:
     """Run an attack in this process until SIGTERM."""
-    os.nice(NICENESS)
+    yield_processor()
     torch.set_num_threads(1)
     logging.basicConfig(
         filename=setup.record.with_suffix(".log"), level=logging.WARNING, force=True
