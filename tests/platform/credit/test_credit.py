@@ -187,6 +187,29 @@ def test_colluding_accounts_earn_no_more_than_the_runs_own_count(
     assert count_credited_tokens(ada) == 60_000
 
 
+def test_three_colluders_who_claim_first_take_what_the_count_leaves_once(
+    credit_run, report_attestations, person, volunteer
+):
+    """Let three accounts claim before the honest do, again and again, while the run goes on."""
+    run, ada, _, bob = credit_run
+    run.record_ledger_tokens(100_000)
+    liars = [volunteer(person(f"{n}@example.org"), 10 + n) for n in range(3)]
+    for machine in liars:
+        machine.join(run)
+    for count, seq in ((100_000, 10**6), (150_000, 2 * 10**6)):
+        run.record_ledger_tokens(count)
+        for author in liars:
+            report_attestations(run, author, 10**14)
+            for witness in liars:
+                if witness is not author:
+                    report_attestations(run, witness, 10**14, (author, seq, 1000 * seq))
+        report_attestations(run, ada, 60_000)
+        report_attestations(run, bob, 0, (ada, 9, 60_000))
+        run.refresh_from_db()
+        credited = sum(Credit.objects.values_list("tokens", flat=True))
+        assert credited <= run.ledger_tokens
+
+
 def test_author_who_signs_two_histories_earns_nothing_more(
     credit_run, report_attestations, person, volunteer
 ):

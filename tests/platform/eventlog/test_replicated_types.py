@@ -8,6 +8,7 @@ from datetime import date
 import pytest
 from allauth.mfa.models import Authenticator
 from django.contrib.auth.hashers import make_password
+from django.utils import timezone
 from helpers.event_log_builder import LogBuilder
 from helpers.mirror_lists import list_entry, signed_list
 from helpers.rebuild_site import (
@@ -489,6 +490,21 @@ def test_events_of_an_expelled_mirror_are_undone(person, draft):
     truncate_log(other.origin, 1, "expelled")
     assert replicated_rows() == before[0]
     assert re.fullmatch("[0-9a-f]{64}", projection.state_hash())
+
+
+def test_run_that_a_rogue_mirror_cancelled_goes_on_once_it_is_expelled(person, launched_run):
+    run, _ = launched_run(person())
+    run.refresh_from_db()
+    status = run.status
+    rogue = LogBuilder()
+    payload = {"status": "cancelled", "epoch": 0, "at": timezone.now().isoformat()}
+    rogue.append("run.status_changed", run.pk, payload)
+    ingest.ingest_events(rogue.events)
+    run.refresh_from_db()
+    assert run.status == "cancelled"
+    truncate_log(rogue.origin, 1, "expelled")
+    run.refresh_from_db()
+    assert run.status == status != "cancelled" and run.finished is None
 
 
 # ---- a dishonest mirror

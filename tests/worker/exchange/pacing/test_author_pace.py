@@ -4,12 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from barnraise.exchange.ledger.validation import BASE_HEADER_BYTES, BYTES_PER_FRAGMENT
 from barnraise.exchange.pacing.author_pace import (
     BURST_SECONDS,
+    MARGIN,
+    MAX_PARTS,
     MAX_UPDATES_PER_SECOND,
+    MIN_UPDATES_PER_SECOND,
     AuthorPace,
     PaceLimits,
 )
+from barnraise.protocol.messages import FragmentUpdate, Update
+from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, Recipe, RunSpec
 
 LIMITS = PaceLimits(round_tokens=1000.0, round_bytes=10_000)
@@ -70,3 +76,44 @@ def test_honest_machine_is_never_above_its_pace(strategy, step_seconds, steps):
     allowed = limits.updates_per_second(rate)
     assert updates_per_second <= allowed or allowed == MAX_UPDATES_PER_SECOND
     assert limits.round_bytes / round_seconds <= limits.bytes_per_second(rate)
+
+
+@given(st.lists(st.floats(1, 1e7), min_size=1, max_size=20))
+def test_headers_of_a_volunteers_keys_are_bounded_by_their_rates(rates):
+    """Bound what stays on disk for ever, however a volunteer splits its rate over keys."""
+    updates_per_second = sum(LIMITS.updates_per_second(rate) for rate in rates)
+    most = MARGIN * MAX_PARTS * sum(rates) / LIMITS.round_tokens
+    assert updates_per_second <= most + MIN_UPDATES_PER_SECOND * len(rates)
+    assert updates_per_second <= MAX_UPDATES_PER_SECOND * len(rates)
+
+
+def test_flood_of_a_day_stores_no_more_headers_than_the_pace_admits():
+    """Let an author publish a hundred times faster than its pace, for a day of its own time."""
+    pace, now, stored, day = AuthorPace(LIMITS), 1e9, 0, 1e9 + 86400
+    while (now := max(now, pace.ready_at(KEY))) < day:
+        pace.on_update(KEY, 23, now, 100.0)
+        stored += 1
+    assert stored <= LIMITS.updates_per_second(100.0) * (86400 + BURST_SECONDS) + 1
+
+
+def test_stored_header_is_at_most_twice_its_longest_encoding():
+    fragments = len(ModelSpec(12, 768, 12, 1024, 50304).fragments())
+    part = FragmentUpdate(digest="a" * 64, size=(1 << 53) - 1, sketch="a" * 16)
+    update = Update(
+        run="01890000-0000-7000-8000-000000000001",
+        peer=KEY,
+        incarnation="0" * 16,
+        seq=(1 << 53) - 1,
+        previous="1" * 64,
+        tokens=(1 << 53) - 1,
+        total=(1 << 53) - 1,
+        started_ms=10**14 - 2,
+        time_ms=10**14 - 1,
+        ticket="2" * 64,
+        volunteer="3" * 64,
+        fragments=[part] * fragments,
+    )
+    signed = Identity(b"1" * 32).sign("update", update)
+    longest = BASE_HEADER_BYTES + BYTES_PER_FRAGMENT * fragments
+    assert len(signed.body) <= longest
+    assert len(signed.model_dump_json()) <= 2 * longest
