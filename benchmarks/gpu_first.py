@@ -137,12 +137,12 @@ def _measure_pinning() -> Iterator[Row]:
     from barnraise.swap.arena import Arena
 
     for size in (GB, 8 * GB, 32 * GB):
-        arena = Arena(registered=True)
+        arena = Arena(pins=True)
         started = time.perf_counter()
         try:
-            host = arena.allocate(size)
+            host = arena.allocate(size, crosses_link=True)
         except Exception as error:
-            yield {"registered": size, "failure": _first_line(error)}
+            yield {"allocated": size, "failure": _first_line(error)}
             return
         seconds = time.perf_counter() - started
         part = host[: GB // 2]
@@ -154,7 +154,13 @@ def _measure_pinning() -> Iterator[Row]:
             destination.copy_(source, non_blocking=True)
             torch.cuda.synchronize()
             rates.append(part.numel() / (time.perf_counter() - started_copy))
-        yield {"registered": size, "seconds": seconds, "to_device": rates[0], "back": rates[1]}
+        yield {
+            "allocated": size,
+            "pinned": arena.pinned,
+            "seconds": seconds,
+            "to_device": rates[0],
+            "back": rates[1],
+        }
         del host, part
         arena.close()
 
@@ -297,15 +303,19 @@ def compare_bits(session: Session) -> Iterator[Row]:
     """
     import torch
 
+    from barnraise.swap.device import require_determinism
+
     steps = 3 if session.tiny else 8
     for deterministic in (True, False) if session.has_gpu else (False,):
-        torch.use_deterministic_algorithms(deterministic)
+        if deterministic:
+            require_determinism()
+        else:
+            torch.use_deterministic_algorithms(False)
         for dtype in ("float32", "bfloat16"):
             for clipping in ("exact", "layer"):
-                base = {"dtype": dtype, "clipping": clipping}
+                base = {"dtype": dtype, "clipping": clipping, "deterministic": deterministic}
                 for row in _compare_plans(session, base, steps):
-                    yield {**base, "deterministic": deterministic, **row}
-    torch.use_deterministic_algorithms(False)
+                    yield base | row
 
 
 def _compare_plans(session: Session, base: dict[str, Any], steps: int) -> Iterator[Row]:

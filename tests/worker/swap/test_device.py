@@ -1,14 +1,20 @@
 """The device is chosen with a sentence for everything that is not as a user might expect."""
 
+import contextlib
 import re
+import threading
 
 import pytest
 import torch
 from helpers.command_line import assert_fails, run_barnraise
+from helpers.plans import tiny_plan
 
 from barnraise.errors import StateError
 from barnraise.swap import device as devices
+from barnraise.swap import state_store
+from barnraise.swap.arena import Arena
 from barnraise.swap.device import choose_device
+from barnraise.swap.lanes import WorkerLane
 
 CARDS = ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090"]
 
@@ -138,6 +144,33 @@ def test_cpu_has_no_memory_of_its_own():
     devices.synchronize("cpu")
     with devices.use_device("cpu"):
         assert devices.computes_bfloat16("cpu") and devices.device_label("cpu") == ""
+
+
+def test_state_and_lanes_of_the_second_gpu_use_it(monkeypatch):
+    """A recording stands for the GPU: where the arena lies, and what a thread makes current."""
+    arenas, current = [], []
+
+    class RecordingArena(Arena):
+        def __init__(self, device=None, pins=False):
+            arenas.append((device, pins))
+            super().__init__()
+
+    class CurrentGpu(contextlib.nullcontext):
+        def __init__(self, device):
+            super().__init__()
+            current.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr(state_store, "Arena", RecordingArena)
+    monkeypatch.setattr(torch.cuda, "device", CurrentGpu)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    second = torch.device("cuda:1")
+    state_store.StateStore(tiny_plan("staged", device="cuda:1")).close()
+    assert arenas[:2] == [(None, True), (second, False)]
+    lane = WorkerLane("in", second)
+    lane.close()
+    assert current == [("barnraise-in", second)]
+    with devices.use_device("cuda"):
+        assert len(current) == 1, "each thread begins with the first GPU"
 
 
 def test_limit_is_a_part_of_the_whole_memory(monkeypatch):

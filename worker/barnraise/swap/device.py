@@ -222,9 +222,12 @@ def require_determinism() -> None:
 
 
 def use_device(device: torch.device | str | None) -> AbstractContextManager[object]:
-    """Return a context in which a GPU is this thread's current one; each thread has its own."""
+    """Return a context in which a GPU is this thread's current one.
+
+    Each thread begins with the first one, and torch's copies and events touch the current one.
+    """
     resolved = torch.device(device) if isinstance(device, str) else device
-    if resolved is None or not has_streams(resolved):
+    if resolved is None or not has_streams(resolved) or not resolved.index:
         return contextlib.nullcontext()
     return torch.cuda.device(resolved)
 

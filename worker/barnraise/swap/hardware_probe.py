@@ -84,14 +84,20 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     """
     import torch
 
-    from barnraise.swap.device import choose_device, free_memory, total_memory, use_device
+    from barnraise.swap.device import (
+        choose_device,
+        device_label,
+        free_memory,
+        total_memory,
+        use_device,
+    )
 
     device = device or choose_device().name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StateError(f"{folder} cannot be created: {error.strerror}") from None
-    name = cpu_name() if device == "cpu" else torch.cuda.get_device_name(device)
+    name = device_label(device) or cpu_name()
     key = [FORMAT, device, name, torch.get_num_threads(), torch.__version__, str(folder.resolve())]
     hardware = _load_cached(cache, key) if cache else None
     kind, _, number = device.partition(":")
