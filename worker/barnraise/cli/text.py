@@ -150,7 +150,7 @@ def _file_table(inspection: "Inspection") -> Table:
     table.add_column("text", justify="right")
     for file in inspection.files[:SHOWN_FILES]:
         table.add_row(
-            escape(clean(file.path)),
+            escape(redact(clean(file.path))),
             file.format,
             file.encoding,
             f"{file.documents:,}",
@@ -173,7 +173,7 @@ def _left_out_table(inspection: "Inspection") -> Table:
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
     for item in inspection.left_out[:SHOWN_FILES]:
-        table.add_row(escape(clean(item.path)), escape(clean(item.reason)))
+        table.add_row(escape(redact(clean(item.path))), escape(clean(item.reason)))
     if len(inspection.left_out) > SHOWN_FILES:
         table.add_row(
             f"[dim]and {len(inspection.left_out) - SHOWN_FILES:,} more[/]", "--json lists all"

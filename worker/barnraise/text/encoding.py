@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from barnraise.errors import TextError
 from barnraise.text.decompression import ByteStream
-from barnraise.text.file_format import find_unmarked_utf16
+from barnraise.text.file_format import INSTALL_ADVICE, find_unmarked_utf16
 from barnraise.text.letters import LETTERS_BY_CODEC, choose_codec
 
 MAX_BAD_SHARE = 0.001  # of a file's bytes that may be undecodable
@@ -86,8 +86,13 @@ def find_encoding(sample: bytes) -> tuple[str, bool]:
 
 
 def _guess(sample: bytes, bad_share: float) -> str:
-    from charset_normalizer import from_bytes
-
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError:
+        raise TextError(
+            f"it is not UTF-8, and this machine cannot find its encoding yet: {INSTALL_ADVICE}, "
+            "then try again"
+        ) from None
     matches = from_bytes(sample, cp_isolation=list(LETTERS_BY_CODEC), preemptive_behaviour=False)
     ranked = [name for match in matches for name in (match.encoding, *match.could_be_from_charset)]
     codec = choose_codec(sample, ranked)

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
+from barnraise.text.file_format import INSTALL_ADVICE
 from barnraise.text.hub_files import hub_errors
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
-from barnraise.text.source_file import INSTALL_ADVICE
 from barnraise.text.tokenizer import MARK_BEGIN, MARK_END
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -13,9 +13,10 @@ from typing import Any
 from barnraise.errors import TextError
 from barnraise.text.decompression import OpenFile
 from barnraise.text.file_choice import LeftOut, check_languages, choose_split, file_reason
+from barnraise.text.file_format import INSTALL_ADVICE
 from barnraise.text.folder_files import FoundFiles, choose_configured_files
 from barnraise.text.places import HubPlace
-from barnraise.text.source_file import INSTALL_ADVICE, SourceFile
+from barnraise.text.source_file import SourceFile
 
 
 def find_in_dataset(place: HubPlace) -> FoundFiles:

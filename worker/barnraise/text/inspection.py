@@ -149,8 +149,7 @@ def inspect_source(
     sizes = _Sizes()
     try:
         for index in range(len(source.files)):
-            progress(STAGE, index, len(source.files))
-            _inspect_file(source, index, inspection, (keys, sizes, sampler))
+            _inspect_file(source, index, inspection, (keys, sizes, sampler), progress)
         _summarise(inspection, keys, sizes)
         _check(inspection, source, options)
         inspection.tokens = _estimate_tokens(sampler.contents, inspection, options)
@@ -196,18 +195,21 @@ def _inspect_file(
     index: int,
     inspection: Inspection,
     found: tuple[array, _Sizes, _Sampler],
+    progress: ReportProgress,
 ) -> None:
     """Read one file; leave it out if it is unusable and was not named itself."""
     file = source.files[index]
     report = FileReport(file.path)
     keys, sizes, sampler = found
     before = len(keys)
+    done = sum(earlier.size for earlier in source.files[:index])
     try:
         pieces = source.read(index, report)
         for key, first, totals in _read_documents(pieces):
             keys.append(key)
             sizes.append(totals)
             sampler.add(key, first)
+            progress(STAGE, done + min(report.bytes, file.size), source.size)
             if file.location.startswith("hf://") and report.bytes > REMOTE_BYTES:
                 inspection.warnings.append(
                     f"{file.path}: only the first {format_bytes(report.bytes)} were read; "

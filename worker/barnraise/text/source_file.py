@@ -20,6 +20,7 @@ from barnraise.text.file_format import (
     ARROW,
     CSV,
     HEAD_BYTES,
+    INSTALL_ADVICE,
     JSON,
     JSON_LINES,
     PARQUET,
@@ -47,7 +48,6 @@ TEXT_DTYPES = (
     *("binary", "large_binary", "binary_view"),
 )
 LIST_FEATURES = ("List", "LargeList", "Sequence", "list", "Json")  # of `datasets`
-INSTALL_ADVICE = "pip install 'barnraise[text]'"
 
 
 @dataclass(frozen=True)

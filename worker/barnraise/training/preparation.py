@@ -5,6 +5,7 @@ Temporary files lie in the run's folder, and an interrupted preparation continue
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -89,6 +90,8 @@ def build_text(
         TextError: the text cannot be used.
     """
     places = places_of(plan.text, preparation.paths)
+    for leftover in folder.glob("barnraise-*"):  # downloads of a preparation that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     with contextlib.ExitStack() as stack:
         with preparation.open_progress() as progress:
             source = stack.enter_context(open_source(places, folder, progress))
