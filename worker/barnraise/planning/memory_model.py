@@ -70,7 +70,10 @@ def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
     blocks = max(fragment.size for fragment in plan.fragments) // TILE_BLOCK
     blocks_per_thread = -(-blocks // threads)
     tile = min(largest_tile, max(1, blocks_per_thread) * TILE_BLOCK)
-    return 4 * tile * TILE_BUFFERS[plan.dtype, plan.moments_bits]
+    buffers = TILE_BUFFERS[plan.dtype, plan.moments_bits]
+    if device != "cpu" and "device" not in plan.weights:
+        buffers = 1  # for norms: no fragment is updated there
+    return 4 * tile * buffers
 
 
 def _state_bytes(plan: Plan, tier: str) -> int:
