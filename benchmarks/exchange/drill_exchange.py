@@ -70,6 +70,7 @@ RECIPE = Recipe(
 )
 # If the machines make no step for so long, nothing more is waited for; see `AvailableClock`.
 STALL_SECONDS = 120.0
+HOUR = 3600.0
 MIN_MEASURED_UPDATES = 3  # of each machine, during which CPU shares are measured
 # The last line has these keys even if their trial was not run.
 REQUIRED_RESULTS = (
@@ -310,11 +311,19 @@ class Drill:
         assert "took the anchor at" in joiner.log_text(), joiner.log_tail()
         joiner.leave()
 
-    def set_clock_ahead(self, victim: DrillMachine) -> None:
-        """Start a machine again with its clock an hour ahead."""
-        victim.leave()
-        victim.start(clock_offset=3600.0)
+    def set_clock_ahead(self, four: list[DrillMachine]) -> None:
+        """Let a machine train with its clock an hour ahead; its updates wait for their time."""
+        victim = self.machines[-1]
+        if victim in four:
+            victim = self.add_machine("early")
+        victim.start(clock_offset=HOUR)
         self.wait_for_updates([victim])
+        self.wait_until(
+            lambda: all("states a time that is" in machine.log_text() for machine in four),
+            "its update with the others, which hold it back",
+        )
+        victim.leave()
+        self.wait_until_synced(four)
 
     def corrupt_data(self, four: list[DrillMachine]) -> None:
         """Flip a bit in an anchor in memory, in a payload's file and in a saved state."""
@@ -486,14 +495,14 @@ class Drill:
 
     def trials(self, four: list[DrillMachine]) -> list[tuple[str, Callable[[], None]]]:
         """Return all trials in order, with their names."""
-        north, _, south, west = four
+        north, _, _, west = four
         return [
             ("nothing happens", lambda: self.run_undisturbed(four)),
             (f"{self.durations.kills} kills", lambda: self.kill_machines(four)),
             ("one is frozen", lambda: self.freeze_machine(four)),
             ("the network falls apart, and heals", lambda: self.partition_network(four)),
             ("a late joiner", self.join_late),
-            ("a clock an hour off", lambda: self.set_clock_ahead(south)),
+            ("a clock an hour off", lambda: self.set_clock_ahead(four)),
             ("bits flip in memory and on disk", lambda: self.corrupt_data(four)),
             ("a disk is full", lambda: self.fill_disk(west)),
             ("two workers on one folder", lambda: self.start_twice(north)),

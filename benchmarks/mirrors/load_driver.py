@@ -205,12 +205,13 @@ class LoadDriver:
     def rows(self) -> Reply:
         """Return one digest of the rows of people, machines and runs that pages would show.
 
-        Staff rights are each site's own, and no event sets them.
+        Staff rights are each site's own, a ban binds the mirror that decided it until half of the
+        mirrors agree, and a name is what the person confirmed at a mirror: none of these counts.
         A person whom only a withdrawn event names remains as a closed account at the mirrors that
         had accepted that event; such rows do not count.
         """
         people = User.objects.exclude(email__endswith="@elsewhere.invalid", is_active=False)
-        people_columns = ("pk", "email", "name", "is_active", "organiser")
+        people_columns = ("pk", "email", "organiser")
         run_columns = ("pk", "slug", "name", "status", "min_memory", "owner")
         tables = [
             list(people.order_by("pk").values_list(*people_columns)),

@@ -38,7 +38,7 @@ def test_full_disk_ends_in_one_sentence_and_the_next_join_continues(
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
     database = ada.worker.joined.folder.path / "ledger.sqlite"
     if written_file == "payload":
-        monkeypatch.setattr(blobs_module, "move_into_place", raise_disk_full)
+        monkeypatch.setattr(blobs_module, "write_into_place", raise_disk_full)
     elif written_file == "ledger":
         with sqlite3.connect(database) as db:
             db.execute(TRIGGER)

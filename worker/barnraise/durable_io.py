@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
@@ -27,12 +28,29 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         file = os.fdopen(os.open(temporary, exclusive, 0o600), "wb")
     else:
         file = temporary.open("wb")
+    _write_and_move(file, temporary, path, data)
+
+
+def _write_and_move(file: BinaryIO, temporary: Path, path: Path, data: bytes | memoryview) -> None:
     with file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_folder(path.parent)
+
+
+def write_into_place(temporary: Path, path: Path, data: bytes | memoryview) -> None:
+    """Write a file durably under a temporary name, and give it its final one.
+
+    After a crash it is whole or absent under its final name.
+
+    Args:
+        temporary: the temporary name, in the same folder.
+        path: the final name; the folder exists.
+        data: the content.
+    """
+    _write_and_move(temporary.open("wb"), temporary, path, data)
 
 
 def move_into_place(temporary: Path, path: Path) -> None:

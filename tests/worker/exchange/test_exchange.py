@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.raw_peer import connect_raw_peer
@@ -106,26 +107,81 @@ def test_weight_of_new_peers_is_equal_at_least_and_one_alone(world):
     wait_until(lambda: a.exchange.compute_weight(100.0) == 1.0)
 
 
-def test_announcing_an_unchanged_value_does_not_wake_the_server(world, monkeypatch):
-    """A worker announces its values twice a second, and mostly they are unchanged."""
+def test_announcing_what_can_wait_does_not_wake_the_server(world, monkeypatch):
+    """A worker announces its values twice a second; the next State sends them."""
     exchange = world.machine(1).start().exchange
+    gossip = exchange.server.gossip
     calls: list[tuple] = []
     exchange.announce_rate(100.0)
-    exchange.report_anchor_digest("a vector", "an anchor")
-    wait_until(
-        lambda: (
-            exchange.server.gossip.rate == 100.0
-            and "a vector" in exchange.server.gossip.anchor_digests
-        )
-    )
+    wait_until(lambda: gossip.rate == 100.0)
     monkeypatch.setattr(exchange.thread, "call", lambda call, *values: calls.append(values))
     exchange.announce_rate(103.0)
     exchange.report_anchor_digest("a vector", "an anchor")
-    assert not calls
-    exchange.announce_rate(110.0)
-    exchange.report_anchor_digest("another", "an anchor")
-    assert calls == [(110.0, False), ("another", "an anchor")]
+    assert not calls and gossip.rate == 103.0
+    exchange.announce_rate(150.0)
+    assert calls == [(150.0, False)]
     monkeypatch.undo()  # the fixture stops the exchange
+
+
+def test_reported_anchor_digest_is_in_the_next_state(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.add_peers(a)
+    wait_until(lambda: len(a.exchange.server.gossip.links) == 1)
+    for machine in (a, b):
+        machine.exchange.report_anchor_digest("a" * 64, "b" * 64)
+    for machine in (a, b):
+        links = machine.exchange.server.gossip.links
+        wait_until(lambda links=links: [link.anchor_agrees for link in links.values()] == [True])
+
+
+def test_received_update_visits_the_disk_thread_once(world, monkeypatch):
+    """Each visit wakes two threads, which costs more than most of what is done there."""
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.add_peers(a)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b)
+    visits: list[str] = []
+    submit = ThreadPoolExecutor.submit
+
+    def submit_and_record(self, call):
+        def visit():
+            visits.append(threading.current_thread().name)
+            return call()
+
+        return submit(self, visit)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_and_record)
+    a.publish_round(2)
+    world.wait_for_agreement(a, b)
+    assert [name for name in visits if name.startswith("barnraise-disk")] == ["barnraise-disk_0"]
+
+
+def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch, caplog):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    update = a.publish_round(1)
+    ticket = a.ledger.peer_store.ticket(update.ticket)
+    push = messages.UpdatePush(header=a.ledger.header(update.author, 1), ticket=ticket)
+    append_piece = blobs_module.BlobStore.append_piece
+
+    def append_slowly(self, *arguments):
+        time.sleep(0.1)
+        return append_piece(self, *arguments)
+
+    monkeypatch.setattr(blobs_module.BlobStore, "append_piece", append_slowly)
+    with connect_raw_peer(world, b, 8) as send_one, connect_raw_peer(world, b, 9) as send_other:
+        for send in (send_one, send_other):
+            send(push)
+        for part in update.payload_parts:
+            payload = a.ledger.blobs.read(part.digest)
+            for send in (send_one, send_other):
+                send(messages.BlobPart(digest=part.digest, offset=0, total=part.size), payload)
+        wait_until(lambda: b.ledger.vector() == {update.author: 1})
+        send_other(messages.PeerState(vector={}, rate=7.0))  # arrives after all parts
+        links = b.exchange.server.gossip.links
+        wait_until(lambda: 7.0 in [link.rate for link in links.values()])
+        assert b.exchange.stats.peers == 2
+    assert "an error of ours" not in caplog.text
+    assert [received.header.seq for received in b.exchange.poll_updates()] == [1]
 
 
 def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world):
@@ -228,11 +284,11 @@ def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
     events: list[str] = []
     (connection,) = a.exchange.server.connections.values()
     channel_type, ledger_type = type(connection.channel), type(a.ledger)
-    move_into_place = blobs_module.move_into_place
+    write_into_place = blobs_module.write_into_place
     append, send = ledger_type.append, channel_type.send
 
-    def recorded_move(*paths):
-        move_into_place(*paths)
+    def recorded_write(*arguments):
+        write_into_place(*arguments)
         events.append("file")
 
     def recorded_append(self, signed, update):
@@ -246,7 +302,7 @@ def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
             events.append(message.type)
         await send(self, frame)
 
-    monkeypatch.setattr(blobs_module, "move_into_place", recorded_move)
+    monkeypatch.setattr(blobs_module, "write_into_place", recorded_write)
     monkeypatch.setattr(ledger_type, "append", recorded_append)
     monkeypatch.setattr(channel_type, "send", recorded_send)
     a.publish_round(1)
@@ -258,10 +314,10 @@ def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
 def test_publish_on_a_full_disk_publishes_nothing(world, monkeypatch):
     a = world.machine(1).start()
 
-    def raise_disk_full(*paths):
+    def raise_disk_full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(blobs_module, "move_into_place", raise_disk_full)
+    monkeypatch.setattr(blobs_module, "write_into_place", raise_disk_full)
     with pytest.raises(OSError, match="No space"):
         a.publish_round(1)
     monkeypatch.undo()

@@ -336,7 +336,7 @@ class Exchange:
     def report_anchor_digest(self, vector: str, anchor: str) -> None:
         """Publish our anchor's digest at a version vector, which is named by its digest."""
         if self.server.gossip.anchor_digests.get(vector) != anchor:
-            self.thread.call(self.server.gossip.on_anchor_digest, vector, anchor)
+            self.server.report_anchor_digest(vector, anchor)
 
     def remember_vector(self, anchor: Anchor) -> None:
         """Remember the anchor's version vector: a coordinator may confirm the anchor there."""
@@ -399,9 +399,11 @@ class Exchange:
 
     def announce_rate(self, rate: float) -> None:
         """Publish how many tokens per second this machine trains at; 0 while it does not."""
-        # The server's thread is woken only for a change that peers should know.
+        # The server's thread is woken only for a change that peers should know soon.
         if self.server.gossip.progress_changed(rate, self._is_complete):
             self.thread.call(self.server.set_progress, rate, self._is_complete)
+        else:
+            self.server.gossip.update_rate(rate)
 
     def announce_completion(self) -> None:
         """Publish that this machine will publish no further update."""

@@ -7,6 +7,7 @@ connection, with the reason in the log on both sides, and changes nothing.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip import gossip as gossip_module
-from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.exchange.gossip.gossip import MAX_ANCHOR_DIGESTS, Gossip
 from barnraise.exchange.gossip.membership import Meeting, PeerSource
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
 from barnraise.exchange.handlers.blob_scrub import BlobScrub
@@ -29,7 +30,7 @@ from barnraise.exchange.handlers.resync import Resync
 from barnraise.exchange.handlers.snapshot_client import SnapshotClient
 from barnraise.exchange.handlers.snapshot_server import AnchorCopy, PendingRequest, SnapshotServer
 from barnraise.exchange.handlers.update_queue import UpdateQueue
-from barnraise.exchange.handlers.update_receiver import UpdateReceiver
+from barnraise.exchange.handlers.update_receiver import PartOutcome, UpdateReceiver
 from barnraise.exchange.handlers.update_sender import (
     UpdateToSend,
     blob_frames,
@@ -150,6 +151,8 @@ class PeerServer:
         self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._greetings = IncomingGreetings()
+        # Version vector and anchor, by their digests, that gossip has not received yet.
+        self._anchor_digests: deque[tuple[str, str]] = deque(maxlen=MAX_ANCHOR_DIGESTS)
         self._repeats = RepeatedWarnings(log)
         self._message_handlers: dict[type[Message], MessageHandler] = {
             messages.Hello: self._on_hello,
@@ -259,6 +262,13 @@ class PeerServer:
         """Publish our tokens per second, and whether we publish no further update."""
         self.gossip.set_progress(rate, complete)
         self.wake()
+
+    def report_anchor_digest(self, vector: str, anchor: str) -> None:
+        """Have the next State contain our anchor's digest at a version vector.
+
+        Safe to call from another thread, whose call wakes nobody: a State is due in a few seconds.
+        """
+        self._anchor_digests.append((vector, anchor))
 
     def renew_ticket(self, ticket: messages.Signed) -> None:
         """Send our new ticket to every peer."""
@@ -441,11 +451,13 @@ class PeerServer:
         self, connection: Connection, state: messages.PeerState, payload: memoryview
     ) -> None:
         now = self._loop.time()
+        self._receive_anchor_digests()
         state = self.verdicts.without_retracted(state)
-        self.gossip.on_state(connection.key, state, now)
-        self.verdicts.on_state(connection.key, state)
+        is_news = self.gossip.on_state(connection.key, state, now)
+        has_other_verdicts = self.verdicts.on_state(connection.key, state)
         self.mirror_lists.on_state(connection.key, state, now)
-        self.wake()
+        if is_news or has_other_verdicts:
+            self.wake()
 
     async def _on_update(
         self, connection: Connection, push: messages.UpdatePush, payload: memoryview
@@ -453,17 +465,21 @@ class PeerServer:
         update = await self.updates.on_header(connection.key, push, self._loop.time())
         if update is not None and update.peer == self.transport.key:
             self._author.on_own_update(update)
-        self.wake()
+        # Usually its payload follows at once, and gossip decides when that is here.
+        if update is None or not self.updates.is_waiting_for_payloads(update):
+            self.wake()
 
     async def _on_part(
         self, connection: Connection, part: messages.BlobPart, payload: memoryview
     ) -> None:
         if self.fetcher.wants(part.digest):
             await self.fetcher.on_part(connection.key, part, payload)
-        elif await self.updates.on_part(connection.key, part, payload, self._loop.time()):
-            self.wake()
-        else:
-            connection.record_unwanted(len(payload))
+            return
+        match await self.updates.on_part(connection.key, part, payload, self._loop.time()):
+            case PartOutcome.UNWANTED:
+                connection.record_unwanted(len(payload))
+            case PartOutcome.STORED:
+                self.wake()
 
     async def _on_update_request(
         self, connection: Connection, request: messages.UpdateRequest, payload: memoryview
@@ -559,7 +575,12 @@ class PeerServer:
 
     # ---- what connections send
 
+    def _receive_anchor_digests(self) -> None:
+        while self._anchor_digests:
+            self.gossip.on_anchor_digest(*self._anchor_digests.popleft())
+
     def _build_state(self, key: str) -> messages.PeerState | None:
+        self._receive_anchor_digests()
         state = self.gossip.build_state(key, self._loop.time())
         if state is None:
             return None

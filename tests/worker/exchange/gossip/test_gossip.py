@@ -255,6 +255,28 @@ def test_build_state_contains_changes_and_periodically_everything():
     assert me.build_state(key_of(2), 2 * g.FULL_STATE_INTERVAL).full
 
 
+def test_states_that_are_due_soon_are_sent_with_one_that_is_due():
+    me = connected_gossip(1, 2, 3, 4)
+    for number, link in enumerate(me.links.values()):
+        link.has_news = False
+        link.next_state_at = 10.0 + number
+        link.next_peers_at = 100.0
+    assert me.next_actions(9.9) == []
+    sent = [action.to for action in me.next_actions(10.0) if isinstance(action, g.SendState)]
+    assert sent == [key_of(2), key_of(3)]  # the third is due later than the slack
+
+
+def test_state_calls_for_actions_only_if_it_brings_news():
+    me = connected_gossip(1, 2)
+    me.on_local_update(author_of(7), 2)
+    assert not me.on_state(key_of(2), peer_state({author_of(7): 2}), 1.0)
+    assert me.on_state(key_of(2), peer_state({author_of(7): 3}), 2.0)  # an update is missing
+    me = connected_gossip(1, 2)
+    assert me.on_state(key_of(2), peer_state({author_of(8): 1}), 1.0)  # an unknown author
+    me.on_connected(key_of(3), 1.0)
+    assert me.on_state(key_of(3), peer_state({}), 2.0)  # its first
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
 def test_build_state_sequence_conveys_the_whole_vector(steps):

@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import itertools
 import time
-from pathlib import Path
 
 import iroh
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iroh import iroh_ffi
 
 from barnraise.errors import MessageError
 from barnraise.exchange.network.framing import pack, unpack
@@ -217,29 +215,6 @@ async def test_start_on_a_used_port_raises_os_error():
             await IrohTransport(IDENTITIES[1].secret, "127.0.0.1", port).start()
     finally:
         await a.close()
-
-
-def test_iroh_binding_still_needs_its_byte_copy_replaced():
-    """When this fails, a newer iroh copies fast: remove the replacement in iroh_transport.py."""
-    written = iroh_ffi._UniffiRustBufferBuilder.write
-    assert written.__module__ == "barnraise.exchange.network.iroh_transport"
-    source = Path(iroh_ffi.__file__).read_text()
-    generated = source[source.index("    def write(self, value):") :][:250]
-    assert "for i, byte in enumerate(value):" in generated
-    assert "self.rbuf.data[self.rbuf.len + i] = byte" in generated
-
-
-def test_replaced_copy_writes_the_same_bytes_fast():
-    data = bytes(range(256)) * 4096
-    builder = iroh_ffi._UniffiRustBufferBuilder()
-    started_at = time.thread_time()
-    for piece in (b"", b"abc", data, bytearray(b"xyz")):
-        builder.write(piece)
-    seconds = time.thread_time() - started_at
-    buffer = builder.finalize()
-    assert buffer.data[: buffer.len] == b"abc" + data + b"xyz"
-    buffer.free()
-    assert seconds < 0.15, "byte by byte, a megabyte takes a third of a second"
 
 
 async def test_memory_channel_obeys_bandwidth_and_keeps_the_order():

@@ -106,7 +106,7 @@ def test_set_progress_publishes_only_changed_rates():
 
     assert sends_state(100.0)
     assert [sends_state(rate) for rate in (103.0, 98.0, 104.9, 100.0)] == [False] * 4
-    assert [sends_state(rate) for rate in (106.0, 100.0, 0.0, 1.0)] == [True] * 4
+    assert [sends_state(rate) for rate in (121.0, 96.0, 0.0, 1.0)] == [True] * 4
     assert sends_state(1.0, complete=True) and not sends_state(1.0, complete=True)
 
 

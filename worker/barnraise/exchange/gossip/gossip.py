@@ -42,7 +42,8 @@ MIN_EAGER_LINKS = 3  # links that are eager before it is known which deliver upd
 MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
 AGREEMENT_SECONDS = 1.0  # for which it is not computed again what most volunteers have
 MAX_DECLINED = 200  # pushes declined in one State
-RATE_TOLERANCE = 0.05  # relative change of the training rate that is not worth a State
+RATE_TOLERANCE = 0.2  # relative change of the training rate that need not be sent at once
+STATE_SLACK = 1.5  # seconds by which a State is early, to be sent together with another one
 MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
 
 
@@ -184,6 +185,16 @@ class LinkState:
     complete: bool = False
     has_state: bool = False
 
+    def is_state_due(self, now: float, slack: float = 0.0) -> bool:
+        """Return whether this peer is to be sent a State.
+
+        Args:
+            now: The time in seconds.
+            slack: Seconds by which a State without news may be early.
+        """
+        has_news = self.has_news and now >= self.last_state_at + MIN_STATE_INTERVAL
+        return has_news or now + slack >= self.next_state_at or bool(self.to_decline)
+
     def is_eager_for(self, author: str) -> bool:
         """Return whether new updates of an author are pushed to this peer."""
         return self.eager and author.partition(".")[0] not in self.lazy_keys
@@ -290,6 +301,10 @@ class Gossip:
         """Return whether this progress is worth publishing. Safe to call from another thread."""
         rate_changed = abs(rate - self.rate) > RATE_TOLERANCE * self.rate
         return complete != self.complete or rate_changed
+
+    def update_rate(self, rate: float) -> None:
+        """Publish this rate with the next States. Safe to call from another thread."""
+        self.rate = rate
 
     def on_anchor_digest(self, vector: str, anchor: str) -> None:
         """Record the digest of our anchor at a version vector, which is named by its digest."""
@@ -398,11 +413,16 @@ class Gossip:
         if link := self.links.get(key):
             link.last_received_at = now
 
-    def on_state(self, key: str, state: PeerState, now: float) -> None:
-        """Record a State that has arrived from this peer."""
+    def on_state(self, key: str, state: PeerState, now: float) -> bool:
+        """Record a State that has arrived from this peer.
+
+        Returns:
+            Whether it calls for actions now: most States report only what is known already.
+        """
         link = self.links.get(key)
         if link is None:
-            return
+            return False
+        is_news = not link.has_state or state.complete or link.complete
         link.last_received_at = now
         link.has_state = True
         link.rate = state.rate
@@ -429,6 +449,8 @@ class Gossip:
         link.has_news = link.has_news or (state.complete and bool(link.changed_authors))
         known = {author: seq for author, seq in state.vector.items() if author in link.vector}
         self.requests.on_vector(key, known, self.vector)
+        is_unknown = len(known) < len(state.vector)
+        return is_news or is_unknown or self.requests.are_any_missing
 
     def on_author(self, key: str, author: str) -> bool:
         """Record that a valid header of this author, with its ticket, has arrived from a peer.
@@ -602,8 +624,11 @@ class Gossip:
         """
         actions: list[Action] = [*self._pushes]
         self._pushes = []
-        for link in list(self.links.values()):
-            actions += self._link_actions(link, now)
+        links = list(self.links.values())
+        # One State alone wakes the thread as often as one to each peer.
+        slack = STATE_SLACK if any(link.is_state_due(now) for link in links) else 0.0
+        for link in links:
+            actions += self._link_actions(link, now, slack)
         for key in self.membership.choose_goodbyes(self.links, now):
             self.links[key].leaving_since = now
             actions.append(SendGoodbye(key))
@@ -613,8 +638,14 @@ class Gossip:
             actions += [ProbeAuthor(*probe) for probe in self.authors.choose_probes(now)]
         return actions
 
-    def _link_actions(self, link: LinkState, now: float) -> list[Action]:
-        """Return the actions that are due on one link."""
+    def _link_actions(self, link: LinkState, now: float, slack: float) -> list[Action]:
+        """Return the actions that are due on one link.
+
+        Args:
+            link: The link.
+            now: The time in seconds.
+            slack: Seconds by which a State may be early.
+        """
         actions: list[Action] = []
         if now >= link.last_received_at + PEER_TIMEOUT:
             actions.append(CloseLink(link.key, f"it sent nothing for {PEER_TIMEOUT:.0f} seconds"))
@@ -622,12 +653,7 @@ class Gossip:
         elif link.leaving_since is not None and now >= link.leaving_since + GOODBYE_TIMEOUT:
             actions.append(CloseLink(link.key, "it did not leave after a goodbye"))
             link.leaving_since = now
-        state_is_due = (
-            now >= link.next_state_at
-            or bool(link.to_decline)
-            or (link.has_news and now >= link.last_state_at + MIN_STATE_INTERVAL)
-        )
-        if state_is_due:
+        if link.is_state_due(now, slack):
             actions.append(SendState(link.key))
             link.last_state_at = now
             link.has_news = False

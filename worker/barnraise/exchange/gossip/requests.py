@@ -154,6 +154,11 @@ class RequestScheduler:
 
     # ---- decisions
 
+    @property
+    def are_any_missing(self) -> bool:
+        """Whether some link may have updates that this machine lacks."""
+        return bool(self._ahead)
+
     def unavailable_authors(self, now: float) -> list[str]:
         """Return the authors whose next missing update no linked peer has had for a while."""
         return [

@@ -125,7 +125,7 @@ class VerdictSync:
         self._index = ProofIndex(sizes or {})
         self._peers: dict[str, PeerVerdicts] = {}
 
-    def on_state(self, key: str, state: PeerState, same_vector: bool, heads: str) -> None:
+    def on_state(self, key: str, state: PeerState, same_vector: bool, heads: str) -> bool:
         """Record a peer's State.
 
         Args:
@@ -133,6 +133,9 @@ class VerdictSync:
             state: Its State.
             same_vector: Whether its version vector equals ours.
             heads: Digest of our authors' last headers.
+
+        Returns:
+            Whether its verdicts or its headers differ from ours.
         """
         peer = self._peers.setdefault(key, PeerVerdicts())
         peer.verdicts = state.verdicts_digest
@@ -142,6 +145,7 @@ class VerdictSync:
             and state.heads_digest not in (None, heads)
         )
         peer.mismatches = peer.mismatches + 1 if differs else 0
+        return differs or state.verdicts_digest != self._verdicts
 
     def on_verdicts(self, verdicts: str | None, sizes: Mapping[str, int] | None = None) -> None:
         """Record that our verdict set changed; peers with another set are sent ours at once."""

@@ -8,10 +8,12 @@ methods run on the exchange's event loop; disk access and arithmetic run in the 
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from enum import Enum
 
 import torch
+from blake3 import blake3
 
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip.gossip import RequestUpdates
@@ -54,6 +56,24 @@ EXPIRY_INTERVAL = 30.0  # seconds between two looks for updates whose bytes do n
 CLOCK_TOLERANCE = 10.0
 MAX_WAIT = 3600.0  # seconds until it is looked at again
 MAX_DECODED_BYTES = 16 << 20  # decoded units that stay in memory until the training loop adds them
+MAX_BUFFERED_BYTES = 8 << 20  # payloads that stay in memory until their update is complete
+MAX_BUFFERED_UPDATE = 2 << 20  # bytes of the payloads of one such update
+
+
+class PartOutcome(Enum):
+    """What became of a piece of a payload."""
+
+    UNWANTED = "unwanted"  # nothing here waits for it
+    BUFFERED = "buffered"  # it waits in memory for the other payloads of its update
+    STORED = "stored"
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A piece of a payload."""
+
+    part: BlobPart
+    payload: memoryview
 
 
 @dataclass
@@ -66,6 +86,8 @@ class IncompleteUpdate:
         ticket: The ticket that it names.
         source: The peer that sent the header.
         missing: Payload digest → bytes, of payloads that have not arrived.
+        buffered: Payload digest → payloads of those that are missing on disk and here in memory.
+        is_expected: Whether it is recorded on disk that these payloads are on their way.
         last_byte_at: Event loop time of its header or of its last byte.
         is_verified: Whether all payloads are here and match the header.
         units: What they decode to, where that is kept in memory.
@@ -77,8 +99,32 @@ class IncompleteUpdate:
     source: str
     missing: dict[str, int]
     last_byte_at: float
+    buffered: dict[str, _Piece] = field(default_factory=dict)
+    is_expected: bool = False
     is_verified: bool = False
     units: Units = ()
+
+    @property
+    def is_buffered(self) -> bool:
+        """Whether all payloads that are missing on disk are in memory."""
+        return self.missing.keys() <= self.buffered.keys()
+
+
+@dataclass(frozen=True)
+class _DiskResult:
+    """What one visit to the disk thread did with an update.
+
+    Attributes:
+        is_checked: Whether all payloads are here and were compared with the header.
+        units: What they decode to, where that is kept in memory.
+        error: How they differ from the header, if they do.
+        outcome: Of appending the update to the ledger; None if that was not due.
+    """
+
+    is_checked: bool = False
+    units: Units = ()
+    error: MessageError | None = None
+    outcome: Outcome | None = None
 
 
 class UpdateReceiver:
@@ -121,6 +167,7 @@ class UpdateReceiver:
         )
         self._waiting_for: dict[str, set[tuple[str, int]]] = {}  # payload → (author, seq) of those
         self._repeats = RepeatedWarnings(log)
+        self._buffered_bytes = 0
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
 
     @property
@@ -152,6 +199,10 @@ class UpdateReceiver:
         """
         return [incomplete.update for incomplete in list(self._incomplete.values())]
 
+    def is_waiting_for_payloads(self, update: Update) -> bool:
+        """Return whether an update's header is here and its payloads are still to arrive."""
+        return (update.author, update.seq) in self._incomplete
+
     def updates_waiting_for(self, digest: str) -> list[tuple[str, int]]:
         """Return the (author, sequence number) of updates that lack this payload."""
         return list(self._waiting_for.get(digest, ()))
@@ -168,6 +219,7 @@ class UpdateReceiver:
             requests += [
                 BlobRequest(digest=digest, offset=self._ledger.blobs.partial_size(digest))
                 for digest in incomplete.missing
+                if digest not in incomplete.buffered
             ]
         if unknown:
             requests.append(UpdateRequest(author=wanted.author, first=unknown[0], last=unknown[-1]))
@@ -244,10 +296,8 @@ class UpdateReceiver:
         for digest in missing:
             self._waiting_for.setdefault(digest, set()).add((author, update.seq))
         self._gossip.on_update(incomplete.source, author, update.seq, incomplete.last_byte_at)
-        if missing:
-            await self._run_on_disk(self._ledger.expect_payloads, list(missing))
-        else:
-            await self._verify(incomplete)
+        if not missing:
+            await self._complete(incomplete)
 
     async def _on_unusable_header(
         self, outcome: Outcome, signed: Signed, update: Update, source: str, now: float
@@ -299,37 +349,117 @@ class UpdateReceiver:
 
     # ---- payloads
 
-    async def on_part(self, source: str, part: BlobPart, payload: memoryview, now: float) -> bool:
+    async def on_part(
+        self, source: str, part: BlobPart, payload: memoryview, now: float
+    ) -> PartOutcome:
         """Receive a piece of a payload.
-
-        Returns:
-            Whether an update waits for it.
 
         Raises:
             MessageError: When it is not a piece of the payload that the header names.
         """
         waiting = self.updates_waiting_for(part.digest)
         if not waiting:
-            return False
-        sizes = {self._incomplete[identity].missing[part.digest] for identity in waiting}
+            return PartOutcome.UNWANTED
+        updates = [self._incomplete[identity] for identity in waiting]
+        sizes = {update.missing[part.digest] for update in updates}
         if part.total not in sizes or part.offset + len(payload) > part.total:
             raise MessageError(
                 f"a piece of {part.digest[:8]} says it has {part.total} bytes; "
                 f"its header says {sizes}"
             )
-        for author, seq in waiting:
-            self._incomplete[author, seq].last_byte_at = now
-            self._transfers.record_progress((author, seq), now)
-            self._gossip.on_payload_bytes(source, author, seq, now)
-        async with self._queue.lock:
-            result = await self._run_on_disk(
-                self._ledger.blobs.append_piece, part.digest, part.offset, payload, part.total
-            )
-        if result is AppendResult.CORRUPT:
-            raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")
-        if result is AppendResult.COMPLETE:
-            await self._on_payload_complete(part.digest)
+        for identity, update in zip(waiting, updates, strict=True):
+            update.last_byte_at = now
+            self._transfers.record_progress(identity, now)
+            self._gossip.on_payload_bytes(source, *identity, now)
+        piece = _Piece(part, payload)
+        if not self._buffer_piece(updates, piece):
+            await self._store_pieces(updates, [piece])
+        elif updates[0].is_buffered:
+            await self._store_pieces(updates, list(updates[0].buffered.values()))
+        else:
+            return PartOutcome.BUFFERED
+        return PartOutcome.STORED
+
+    def _buffer_piece(self, updates: list[IncompleteUpdate], piece: _Piece) -> bool:
+        """Keep a small payload in memory until all of its update are here, if there is room.
+
+        Then the disk's thread is visited once for an update, not for each of its payloads.
+
+        Raises:
+            MessageError: When it is not what its digest says.
+        """
+        part = piece.part
+        size = len(piece.payload)
+        update = updates[0]
+        is_small = sum(other.size for other in update.update.fragments) <= MAX_BUFFERED_UPDATE
+        if len(updates) > 1 or not is_small or size < part.total:
+            return False
+        if part.digest not in update.buffered:
+            if self._buffered_bytes + size > MAX_BUFFERED_BYTES:
+                return False
+            if blake3(piece.payload).hexdigest() != part.digest:
+                raise MessageError(_false_bytes(part.digest))
+            self._buffered_bytes += size
+            update.buffered[part.digest] = piece
         return True
+
+    async def _store_pieces(self, updates: list[IncompleteUpdate], pieces: list[_Piece]) -> None:
+        """Store pieces of payloads; if they complete an update, check and append it too.
+
+        All that needs the disk is one visit to its thread: waking the threads costs more than most
+        of what they do.
+
+        Args:
+            updates: The updates that wait for these pieces.
+            pieces: The pieces; if there are several, one update waits for all of them.
+
+        Raises:
+            MessageError: When a payload is not what its digest says.
+        """
+
+        def store() -> tuple[list[AppendResult], _DiskResult]:
+            # What is on its way is recorded before its first byte is stored.
+            if new:
+                self._ledger.expect_payloads([name for update in new for name in update.missing])
+            results = [self._append_piece(piece) for piece in pieces]
+            if last is None or set(results) != {AppendResult.COMPLETE}:
+                return results, _DiskResult()
+            return results, self._check_and_append(last, keep, append_is_due)
+
+        async with self._queue.lock:
+            # Another peer may have completed them while this waited for the lock.
+            updates = [update for update in updates if self._is_waiting(update, pieces)]
+            if not updates:
+                return
+            new = [update for update in updates if not update.is_expected]
+            digests = {piece.part.digest for piece in pieces}
+            is_alone = len(updates) == 1
+            last = updates[0] if is_alone and updates[0].missing.keys() <= digests else None
+            keep = last is not None and self._fits_in_memory(last.update)
+            append_is_due = last is not None and self._append_is_due(last)
+            results, done = await self._run_on_disk(store)
+            for update in new:
+                update.is_expected = True
+            self._release_buffered(updates[0], digests)
+            if last is not None and done.is_checked:
+                self._on_checked(last, done)
+        if last is not None and done.is_checked:
+            await self._after_check(last, done)
+        for piece, result in zip(pieces, results, strict=True):
+            if result is AppendResult.CORRUPT:
+                raise MessageError(_false_bytes(piece.part.digest))
+            if result is AppendResult.COMPLETE:
+                await self._on_payload_complete(piece.part.digest)
+
+    def _is_waiting(self, update: IncompleteUpdate, pieces: list[_Piece]) -> bool:
+        """Return whether an update still waits for one of these pieces."""
+        identity = (update.update.author, update.update.seq)
+        is_missing = any(piece.part.digest in update.missing for piece in pieces)
+        return is_missing and self._incomplete.get(identity) is update
+
+    def _append_piece(self, piece: _Piece) -> AppendResult:
+        part = piece.part
+        return self._ledger.blobs.append_piece(part.digest, part.offset, piece.payload, part.total)
 
     async def _on_payload_complete(self, digest: str) -> None:
         for identity in self._waiting_for.pop(digest, set()):
@@ -337,24 +467,93 @@ class UpdateReceiver:
             if incomplete is None or incomplete.missing.pop(digest, None) is None:
                 continue
             if not incomplete.missing:
-                await self._verify(incomplete)
+                await self._complete(incomplete)
+            elif incomplete.is_buffered:
+                await self._store_pieces([incomplete], list(incomplete.buffered.values()))
 
-    async def _verify(self, incomplete: IncompleteUpdate) -> None:
-        """Check that all payloads are what the header says, then append what is ready."""
-        update = incomplete.update
+    def _release_buffered(self, update: IncompleteUpdate, digests: Collection[str]) -> None:
+        """Keep these payloads of an update in memory no longer."""
+        for digest in digests:
+            piece = update.buffered.pop(digest, None)
+            if piece is not None:
+                self._buffered_bytes -= len(piece.payload)
+
+    async def _complete(self, incomplete: IncompleteUpdate) -> None:
+        """Check an update whose payloads are all here, and append it if that is due."""
+        async with self._queue.lock:
+            done = await self._run_on_disk(
+                self._check_and_append,
+                incomplete,
+                self._fits_in_memory(incomplete.update),
+                self._append_is_due(incomplete),
+            )
+            self._on_checked(incomplete, done)
+        await self._after_check(incomplete, done)
+
+    def _check_and_append(
+        self, incomplete: IncompleteUpdate, keep: bool, append_is_due: bool
+    ) -> _DiskResult:
+        """Compare an update's payloads with its header, and append it, in the disk thread.
+
+        Args:
+            incomplete: The update.
+            keep: Whether to return what the payloads decode to.
+            append_is_due: Whether the update is its author's next and may enter the ledger now.
+        """
         try:
-            async with self._queue.lock:
-                incomplete.units = await self._run_on_disk(
-                    self._decode_payloads, update, self._fits_in_memory(update)
-                )
+            units = self._decode_payloads(incomplete.update, keep)
         except MessageError as error:
+            return _DiskResult(True, error=error)
+        outcome = None
+        if append_is_due:
+            outcome = self._ledger.append(incomplete.signed, incomplete.update)
+        return _DiskResult(True, units, outcome=outcome)
+
+    def _append_is_due(self, incomplete: IncompleteUpdate) -> bool:
+        """Return whether an update may enter the ledger once its payloads are right."""
+        update = incomplete.update
+        if not self._queue.is_open or update.seq != self._ledger.head(update.author).seq + 1:
+            return False
+        try:
+            self._validate_claim(update, incomplete.ticket)
+        except MessageError:
+            return False
+        return self._seconds_early(update) <= 0
+
+    def _on_checked(self, incomplete: IncompleteUpdate, done: _DiskResult) -> None:
+        """Record what the disk thread did. The caller holds the queue's lock."""
+        self._stop_waiting(incomplete)
+        incomplete.missing.clear()
+        if done.error is not None:
+            return
+        incomplete.units = done.units
+        incomplete.is_verified = True
+        identity = (incomplete.update.author, incomplete.update.seq)
+        if done.outcome is Outcome.ADDED:
+            self._on_appended(incomplete)
+        elif self._incomplete.get(identity) is incomplete:  # it was not dropped meanwhile
+            self._gossip.on_update_buffered(*identity)
+
+    async def _after_check(self, incomplete: IncompleteUpdate, done: _DiskResult) -> None:
+        """Refuse an update that is wrong; else append what is ready of its author."""
+        update = incomplete.update
+        if done.error is not None:
             reason = f"its update {update.seq} is not what its header says"
             self.ban_author(update.author, reason)
-            self._disconnect(incomplete.source, str(error))
-            return
-        incomplete.is_verified = True
-        self._gossip.on_update_buffered(update.author, update.seq)
-        await self._append_ready(update.author)
+            self._disconnect(incomplete.source, str(done.error))
+        elif done.outcome in (None, Outcome.ADDED):
+            await self._append_ready(update.author)
+        else:
+            self._drop(update.author, update.seq)
+            await self._reject(incomplete, done.outcome)
+
+    def _on_appended(self, appended: IncompleteUpdate) -> None:
+        """Pass an update on that is in the ledger. The caller holds the queue's lock."""
+        update = appended.update
+        self._drop(update.author, update.seq)
+        self._record_pace(appended)
+        self._queue.append(anchor_entry(update, self._ledger.verdicts), appended.units)
+        self._gossip.on_local_update(update.author, update.seq)
 
     def _decode_payloads(self, update: Update, keep: bool) -> Units:
         """Check an update's payloads, in the disk thread.
@@ -385,7 +584,7 @@ class UpdateReceiver:
 
     async def _append_ready(self, author: str) -> None:
         """Append this author's verified updates to the ledger and the queue, in order."""
-        rejected: tuple[Outcome, IncompleteUpdate] | None = None
+        rejected: tuple[IncompleteUpdate, Outcome] | None = None
         reason = ""
         async with self._queue.lock:
             while self._queue.is_open:
@@ -396,31 +595,39 @@ class UpdateReceiver:
                     self._validate_claim(ready.update, ready.ticket)
                 except MessageError as error:
                     reason = str(error)
-                    self._drop(author, ready.update.seq)
-                    rejected = Outcome.INCONSISTENT, ready
+                    rejected = ready, Outcome.INCONSISTENT
                     break
                 outcome = await self._run_on_disk(self._ledger.append, ready.signed, ready.update)
-                self._drop(author, ready.update.seq)
-                self._record_pace(ready)
                 if outcome is not Outcome.ADDED:
-                    rejected = outcome, ready
+                    rejected = ready, outcome
                     break
-                self._queue.append(anchor_entry(ready.update, self._ledger.verdicts), ready.units)
-                self._gossip.on_local_update(author, ready.update.seq)
+                self._on_appended(ready)
+            if rejected is not None:
+                self._drop(author, rejected[0].update.seq)
             head = self._ledger.head(author).seq
             for seq in self._incomplete_seqs(author):
                 if seq <= head:
                     self._drop(author, seq)
-        if rejected is None:
-            return
-        outcome, ready = rejected
+        if rejected is not None:
+            await self._reject(*rejected, reason)
+
+    async def _reject(self, rejected: IncompleteUpdate, outcome: Outcome, reason: str = "") -> None:
+        """Follow up an update that did not enter the ledger, and that was dropped."""
+        update = rejected.update
+        author, seq = update.author, update.seq
         now = asyncio.get_running_loop().time()
         if outcome is Outcome.INCONSISTENT:
-            reason = reason or f"its update {ready.update.seq} does not continue its last"
-            self._gossip.on_request_failed(ready.source, author, ready.update.seq, now)
-            self._disconnect(ready.source, reason)
+            reason = reason or f"its update {seq} does not continue its last"
+            self._gossip.on_request_failed(rejected.source, author, seq, now)
+            self._disconnect(rejected.source, reason)
         else:
-            await self._on_unusable_header(outcome, ready.signed, ready.update, ready.source, now)
+            await self._on_unusable_header(outcome, rejected.signed, update, rejected.source, now)
+
+    def _seconds_early(self, update: Update) -> float:
+        """Return the seconds until an update's time comes, and its author's pace allows it."""
+        now = self._clock()
+        ahead = update.time_ms / 1000 - now - CLOCK_TOLERANCE
+        return max(ahead, self._pace.ready_at(update.peer) - now)
 
     def _is_early(self, update: Update) -> bool:
         """Return whether an update is of a later time, or above its author's pace.
@@ -428,11 +635,10 @@ class UpdateReceiver:
         It is not refused: clocks differ, and in the end every peer must have the same updates. It
         is appended when its time comes.
         """
-        now = self._clock()
-        ahead = update.time_ms / 1000 - now - CLOCK_TOLERANCE
-        seconds = max(ahead, self._pace.ready_at(update.peer) - now)
+        seconds = self._seconds_early(update)
         if seconds <= 0:
             return False
+        ahead = update.time_ms / 1000 - self._clock() - CLOCK_TOLERANCE
         if update.author not in self._waiting_for_time:
             self._waiting_for_time.add(update.author)
             if ahead > 0:
@@ -488,17 +694,29 @@ class UpdateReceiver:
         if incomplete is None:
             return
         self._ledger.blobs.unpin(part.digest for part in incomplete.update.fragments)
+        self._release_buffered(incomplete, list(incomplete.buffered))
+        for digest in self._stop_waiting(incomplete):
+            self._ledger.blobs.discard_partial(digest)
+        if seq > self._ledger.head(author).seq:
+            self._spawn(self._delete_unneeded())
+
+    def _stop_waiting(self, incomplete: IncompleteUpdate) -> list[str]:
+        """Let an update wait for no payload; return those for which no other update waits."""
+        unwanted: list[str] = []
         for digest in incomplete.missing:
             waiting = self._waiting_for.get(digest)
             if waiting is None:
                 continue
-            waiting.discard((author, seq))
+            waiting.discard((incomplete.update.author, incomplete.update.seq))
             if not waiting:
                 del self._waiting_for[digest]
-                self._ledger.blobs.discard_partial(digest)
-        if seq > self._ledger.head(author).seq:
-            self._spawn(self._delete_unneeded())
+                unwanted.append(digest)
+        return unwanted
 
     async def _delete_unneeded(self) -> None:
         """Delete payloads that are complete and belong to no update."""
         await self._run_on_disk(self._ledger.delete_unneeded)
+
+
+def _false_bytes(digest: str) -> str:
+    return f"the bytes of {digest[:8]} are not what their digest says"

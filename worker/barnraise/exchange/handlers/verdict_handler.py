@@ -42,7 +42,7 @@ from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSumm
 log = logging.getLogger("barnraise.exchange")
 
 PAYLOAD_TIMEOUT = 30.0  # seconds until the log says that a payload to retract is not available
-FOLDER_INTERVAL = 2.0  # seconds between two reads of the folder of verdicts
+FOLDER_INTERVAL = 5.0  # seconds between two reads of the folder of verdicts
 FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
 MAX_HEADS_SENT = 16  # authors whose last headers are sent at a time
 MAX_POSTPONED = 256  # verdicts that wait for headers
@@ -272,11 +272,15 @@ class VerdictHandler:
             return state
         return state.model_copy(update={"vector": verdicts.clamp(state.vector)})
 
-    def on_state(self, key: str, state: PeerState) -> None:
-        """Compare a peer's verdicts and headers with ours, after gossip received its State."""
+    def on_state(self, key: str, state: PeerState) -> bool:
+        """Compare a peer's verdicts and headers with ours, after gossip received its State.
+
+        Returns:
+            Whether they differ, so that something may have to be sent.
+        """
         link = self._gossip.links.get(key)
         same_vector = link is not None and link.vector == self._gossip.vector
-        self._sync.on_state(key, state, same_vector, self._ledger.heads_digest)
+        return self._sync.on_state(key, state, same_vector, self._ledger.heads_digest)
 
     def on_disconnected(self, key: str) -> None:
         """Record that the connection to this peer ended."""

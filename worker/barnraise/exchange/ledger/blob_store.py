@@ -19,7 +19,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from barnraise.durable_io import move_into_place, sync_folder
+from barnraise.durable_io import move_into_place, sync_folder, write_into_place
 
 EMPTY_DIGEST = blake3(b"").hexdigest()  # of the blob without bytes, which always exists, as no file
 MAX_PARTIAL_AGE = 86400.0  # seconds without a new byte after which a partial blob is removed
@@ -184,8 +184,7 @@ class BlobStore:
         path = self._create_subfolder(digest)
         temporary = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
         try:
-            temporary.write_bytes(data)
-            move_into_place(temporary, path)
+            write_into_place(temporary, path, data)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise

@@ -12,6 +12,7 @@ from barnraise.protocol.signing import digest
 
 MAX_PEERS = 200  # peers whose addresses are stored
 MAX_PEERS_OF_VOLUNTEER = 4  # of them, machines of one person
+MAX_RECENT_TICKETS = 256  # in memory, because each update of an author names the same one
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tickets (digest TEXT PRIMARY KEY, signed TEXT);
 CREATE TABLE IF NOT EXISTS peers (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT,
@@ -30,20 +31,32 @@ class PeerStore:
     def __init__(self, db: sqlite3.Connection, lock: threading.RLock) -> None:
         self._db = db
         self._lock = lock
+        self._recent: dict[str, Signed] = {}  # tickets that are stored, the last used at the end
 
     def store_ticket(self, ticket: Signed) -> None:
         """Store a ticket, which peers need to accept the updates that name it."""
+        name = digest(ticket.body)
         with self._lock:
+            if name in self._recent:
+                return
             self._db.execute(
-                "INSERT OR IGNORE INTO tickets VALUES (?, ?)",
-                (digest(ticket.body), ticket.model_dump_json()),
+                "INSERT OR IGNORE INTO tickets VALUES (?, ?)", (name, ticket.model_dump_json())
             )
 
     def ticket(self, name: str) -> Signed | None:
         """Return the ticket whose text has the digest `name`; None if it is not here."""
         with self._lock:
-            row = self._db.execute("SELECT signed FROM tickets WHERE digest=?", (name,)).fetchone()
-        return Signed.model_validate_json(row[0]) if row else None
+            ticket = self._recent.pop(name, None)
+            if ticket is None:
+                query = "SELECT signed FROM tickets WHERE digest=?"
+                row = self._db.execute(query, (name,)).fetchone()
+                if row is None:
+                    return None
+                ticket = Signed.model_validate_json(row[0])
+            self._recent[name] = ticket
+            if len(self._recent) > MAX_RECENT_TICKETS:
+                del self._recent[next(iter(self._recent))]
+            return ticket
 
     def verify_rows(self) -> None:
         """Read every row.

@@ -10,6 +10,7 @@ it arrives. Revocation affects connections only.
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -28,6 +29,7 @@ EMPTY_PART = FragmentUpdate(digest=EMPTY_DIGEST, size=0, sketch="0" * 16)
 # Two headers must fit into one proof of a fork.
 BASE_HEADER_BYTES = 900
 BYTES_PER_FRAGMENT = 200
+MAX_VERIFIED_TICKETS = 1024  # that are remembered, of about a kilobyte each
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,11 @@ def open_ticket(signed: Signed, peer: str, rules: UpdateRules) -> Ticket:
     Raises:
         MessageError: If it is not such a ticket, with the reason.
     """
-    ticket = open_signed(signed, "ticket", Ticket)
+    # Only documents that a mirror is said to have signed are worth remembering.
+    if signed.key in rules.mirrors:
+        ticket = _open_mirror_ticket(signed.key, signed.body, signed.signature)
+    else:
+        ticket = open_signed(signed, "ticket", Ticket)
     if signed.key not in rules.mirrors or ticket.mirror != signed.key:
         raise MessageError(
             f"the ticket of {peer[:8]} is signed by {signed.key[:8]}, not a mirror of this run"
@@ -176,6 +182,23 @@ def open_ticket(signed: Signed, peer: str, rules: UpdateRules) -> Ticket:
     if ticket.run != rules.run or ticket.peer != peer:
         raise MessageError(f"the ticket that came for {peer[:8]} is for another run or peer")
     return ticket
+
+
+@lru_cache(maxsize=MAX_VERIFIED_TICKETS)
+def _open_mirror_ticket(key: str, body: str, signature: str) -> Ticket:
+    """Return the ticket of a signed document; the result depends on nothing but the document.
+
+    An author names one ticket in hundreds of updates, so verified ones are remembered.
+
+    Args:
+        key: Whose signature it is.
+        body: The ticket's text.
+        signature: The signature.
+
+    Raises:
+        MessageError: If it is malformed or its signature is wrong.
+    """
+    return open_signed(Signed(key=key, body=body, signature=signature), "ticket", Ticket)
 
 
 def validate_claim(update: Update, ticket: Ticket, previous_ms: int) -> None:

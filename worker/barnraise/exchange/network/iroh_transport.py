@@ -5,14 +5,13 @@ A frame on the wire is preceded by its length (4 bytes, big-endian).
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import iroh
-from iroh import iroh_ffi
 
+from barnraise.exchange.network import iroh_binding  # noqa: F401  (it replaces two functions)
 from barnraise.exchange.network.addresses import network_of
 from barnraise.exchange.network.pending_pool import PendingPool
 from barnraise.exchange.network.rate_limit import TokenBuckets
@@ -33,20 +32,6 @@ _MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
 _MAX_PENDING = {"address": 4, "network": 16, "all": 64}
 _CONNECTS_PER_SECOND = {"address": 2.0, "network": 16.0}  # accepted on average
 _CONNECTS_BURST = {"address": 16.0, "network": 64.0}
-
-
-def _write_in_one_copy(self: Any, value: bytes) -> None:
-    """Append bytes to iroh's buffer in one copy.
-
-    The binding that iroh 1.2.0 generates copies byte by byte in Python (3 MB/s).
-    """
-    data = bytes(value)
-    with self._reserve(len(data)):
-        ctypes.memmove(ctypes.addressof(self.rbuf.data.contents) + self.rbuf.len, data, len(data))
-
-
-# A test in test_transport.py fails when a newer iroh makes this replacement needless.
-iroh_ffi._UniffiRustBufferBuilder.write = _write_in_one_copy
 
 
 class IrohTransport:

@@ -13,6 +13,7 @@ METER_WINDOW = 10.0  # seconds over which a meter averages
 METER_STEP = 0.5  # seconds between two samples of a meter
 CAPACITY_MEMORY = 60.0  # seconds of sending after which a capacity measurement has faded to 1/e
 MIN_MEASURED_SECONDS = 0.05  # seconds of sending before a capacity is reported
+MIN_WAIT = 0.01  # seconds that are waited for; the next frame waits for less in addition
 
 
 class TokenBucket:
@@ -109,7 +110,10 @@ class FairShare:
         if math.isinf(self.rate):
             return
         async with self._lock:
-            await asyncio.sleep(self._bucket.consume(size, asyncio.get_running_loop().time()))
+            delay = self._bucket.consume(size, asyncio.get_running_loop().time())
+            # A header goes out with the payload after it, without a timer of its own.
+            if delay >= MIN_WAIT:
+                await asyncio.sleep(delay)
 
     @contextmanager
     def measure_sending(self, size: int) -> Iterator[None]:
