@@ -43,7 +43,8 @@ def configure_logging() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.addFilter(SecretFilter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for library in ("httpx", "gguf"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def stop_on_signals() -> threading.Event:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader, TokenType
-from helpers.trained_models import BPE, BYTES, bpe_file, compute_logits, make_trained_model
+from helpers.trained_models import BPE, BYTES, bpe_file, make_trained_model
 
 from barnraise.models.gpt2 import views
 from barnraise.training.model_files.gguf_export import export_gguf
@@ -92,16 +92,3 @@ def test_metadata_describes_model_and_tokenizer(trained, tmp_path):
     else:
         assert tokens[-1] == f"[unused{model.vocabulary - 1}]"
         assert all("".join(merge.split(" ")) in tokens for merge in merges)
-
-
-@pytest.mark.slow  # it converts the file by the library's own reader
-@pytest.mark.xdist_group("transformers")
-def test_transformers_computes_the_same_logits_from_the_file(trained, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    export_gguf(tmp_path, trained)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
-    tokens = torch.arange(20)[None]
-    with torch.no_grad():
-        logits = model(tokens).logits
-    torch.testing.assert_close(logits, compute_logits(trained, tokens), rtol=0, atol=1e-5)

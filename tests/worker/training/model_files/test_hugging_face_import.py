@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.fake_hub import FakeHub
 from helpers.trained_models import BPE, BYTES, bpe_file, make_trained_model
 from safetensors.torch import load_file, save_file
 
@@ -12,7 +13,11 @@ from barnraise.errors import StateError
 from barnraise.exchange.ledger.anchor import fragment_from_bytes
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
-from barnraise.training.model_files.hugging_face_import import ImportedModel, import_hugging_face
+from barnraise.training.model_files.hugging_face_import import (
+    ImportedModel,
+    download_model,
+    import_hugging_face,
+)
 
 TRAINED = make_trained_model(BPE, bpe_file())
 
@@ -155,6 +160,38 @@ def test_setting_of_another_model_is_refused_before_weights_are_read(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(StateError, match="activation_function"):
         read_back(folder)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Provide a stand-in for the hub, with a cache of its own."""
+    from huggingface_hub import constants
+
+    served = FakeHub()
+    template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", served.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    yield served
+    served.close()
+
+
+def test_model_of_the_hub_is_downloaded_without_its_other_files(hub, folder):
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.repositories["models/owner/tiny"] = {
+        **files,
+        "pytorch_model.bin": b"x",
+        "onnx/m.onnx": b"y",
+    }
+    downloaded = download_model("owner/tiny@main")
+    names = {path.name for path in downloaded.rglob("*")}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not names & {"pytorch_model.bin", "m.onnx"}
+    imported = import_hugging_face(downloaded, BlobStore(folder.parent / "blobs").store)
+    assert imported.model == BPE
+    with pytest.raises(StateError, match=r"owner/other could not be downloaded: \S+"):
+        download_model("owner/other")
 
 
 @pytest.mark.xdist_group("transformers")
