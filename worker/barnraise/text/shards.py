@@ -24,9 +24,8 @@ from barnraise.text.held_out import choose_held_out
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.spool import DocumentSpool, PieceTable, build_table
-from barnraise.text.tokenising import tokenise
+from barnraise.text.tokenising import TokenFile, tokenise
 from barnraise.text.tokenizer import (
-    TOKEN_DTYPE,
     TOKENIZER_SAMPLE_BYTES,
     count_tokens,
     load_tokenizer,
@@ -222,12 +221,12 @@ def _sample_pieces(
 
 
 def _store_shards(
-    tokens: npt.NDArray[np.uint16], shard_tokens: int, most: int, store_blob: StoreBlob
+    tokens: TokenFile, shard_tokens: int, most: int, store_blob: StoreBlob
 ) -> list[Shard]:
     """Store tokens as shards; larger ones than asked for where a manifest cannot name so many."""
     size = max(shard_tokens, math.ceil(len(tokens) / most))
     shards: list[Shard] = []
     for begin in range(0, len(tokens), size):
-        part = np.asarray(tokens[begin : begin + size], TOKEN_DTYPE)
+        part = tokens.read(begin, size)
         shards.append(Shard(digest=store_blob(part.tobytes()), tokens=len(part)))
     return shards

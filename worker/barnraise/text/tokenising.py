@@ -55,17 +55,39 @@ class Chunk:
     has_marks: npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class TokenFile:
+    """Tokens in a file. They are read in parts: mapped pages would count as this process's memory.
+
+    Attributes:
+        path: the file.
+        count: tokens in it.
+    """
+
+    path: Path
+    count: int
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self.count
+
+    def read(self, begin: int, count: int) -> npt.NDArray[np.uint16]:
+        """Read at most `count` tokens from `begin` on."""
+        offset = begin * TOKEN_DTYPE.itemsize
+        return np.fromfile(self.path, TOKEN_DTYPE, count, offset=offset)
+
+
 def tokenise(
     spool: DocumentSpool,
     table: PieceTable,
     held_out: npt.NDArray[np.bool_],
     tokenizer: Tokenizer | None,
     progress: ReportProgress = ignore_progress,
-) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+) -> tuple[TokenFile, TokenFile]:
     """Encode all pieces.
 
     Returns:
-        The tokens of the training part and of the held-out part, memory-mapped.
+        The tokens of the training part and of the held-out part.
     """
     parts = np.where(table.used, held_out.astype(np.uint8), np.uint8(2))
     ends = _find_ends(table, parts)
@@ -82,7 +104,7 @@ def tokenise(
             output.append(train, held, len(chunk.lengths))
             done += int(chunk.lengths.sum(dtype=np.int64))
             progress(STAGE, done, total)
-    return output.map_tokens()
+    return output.token_files()
 
 
 def _find_ends(table: PieceTable, parts: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -249,10 +271,9 @@ class _TokenFiles:
         for file in self._files:
             file.close()
 
-    def map_tokens(self) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-        """Return the tokens of both files, memory-mapped."""
-        maps = [
-            np.memmap(path, TOKEN_DTYPE, mode="r") if path.stat().st_size else np.empty(0, "<u2")
-            for path in self._paths
-        ]
-        return maps[0], maps[1]
+    def token_files(self) -> tuple[TokenFile, TokenFile]:
+        """Return both files."""
+        train, held_out = (
+            TokenFile(path, path.stat().st_size // TOKEN_DTYPE.itemsize) for path in self._paths
+        )
+        return train, held_out
