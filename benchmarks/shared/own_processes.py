@@ -13,7 +13,7 @@ import psutil
 
 VARIABLE = "BARNRAISE_DRILL"  # holds the folders of a drill and of those that run it
 SETTLED_SECONDS = 5.0  # age at which a process has the environment and folder that it works in
-END_SECONDS = 30.0  # within which killed processes must be gone
+END_SECONDS = 60.0  # within which killed processes must be gone
 Identity = tuple[int, float]  # of a process: a pid and a start time
 
 
@@ -82,12 +82,12 @@ class OwnProcesses:
         """Kill all, those included that they start meanwhile; return what could not be ended."""
         deadline = time.monotonic() + END_SECONDS
         while own := list(self.find().values()):
+            if time.monotonic() > deadline:
+                return own
             for process in own:
                 try:
                     process.kill()
                 except psutil.NoSuchProcess:
                     continue
             psutil.wait_procs(own, timeout=1.0)
-            if time.monotonic() > deadline:
-                return own
         return []
