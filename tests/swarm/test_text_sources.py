@@ -72,7 +72,7 @@ def test_run_on_a_dataset_of_a_hub_trains_to_its_end(site, person, hub):
         "data/test.jsonl": b'{"text": "not for training"}\n',
         "LICENSE.txt": b"Not the text.",
     }
-    hub.failures = [503]
+    hub.failures = [503, 503]
     run = site.launch_run("Thatch", 60_000, "text.source=huggingface", "text.places=hf:barn/beams")
     person.enrol("reader")
     process = site.barnraise("reader", "join", run, "--threads", "1")

@@ -5,13 +5,15 @@ HF_ENDPOINT, HF_TOKEN, HF_HOME, HTTPS_PROXY. `datasets` reads which files a conf
 a dataset states none, `file_choice` chooses as for a folder.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from barnraise.errors import TextError
 from barnraise.text.decompression import OpenFile
+from barnraise.text.download import ATTEMPTS, BUSY_STATUSES, FIRST_PAUSE_SECONDS
 from barnraise.text.file_choice import LeftOut, check_languages, choose_split, file_reason
 from barnraise.text.file_format import INSTALL_ADVICE
 from barnraise.text.folder_files import FoundFiles, choose_configured_files
@@ -19,36 +21,64 @@ from barnraise.text.places import HubPlace
 from barnraise.text.source_file import SourceFile
 
 
-def find_in_dataset(place: HubPlace) -> FoundFiles:
+def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep) -> FoundFiles:
     """Find the files of a dataset's configuration and split, at one commit.
+
+    `huggingface_hub` does not repeat each of the requests that fail because the hub is busy.
+
+    Args:
+        place: the dataset.
+        pause: waits for a number of seconds between two attempts.
 
     Raises:
         TextError: the dataset cannot be reached, or the choice is ambiguous.
     """
     with hub_errors(place.repository):
-        system = _file_system()
-        commit = _find_commit(place)
-        root = f"datasets/{place.repository}@{commit}"
-        if _states_configurations(place.repository, commit):
-            paths = choose_configured_files(
-                place.repository, f"hf:{place.repository}", place.config, place.split, commit
-            )
-            names = sorted(path.partition(f"@{commit}/")[2] for path in paths)
-            found = FoundFiles()
-        else:
-            found, names = _choose_files(place, system, root)
-        for name in list(names):
-            if reason := file_reason(name):
-                found.left_out.append(LeftOut(f"hf:{place.repository}/{name}", reason))
-                names.remove(name)
-        if not names:
-            kinds = sorted({Path(left_out.path).suffix for left_out in found.left_out} - {""})
-            raise TextError(
-                f"hf:{place.repository} holds no text that this version reads; "
-                f"it holds {', '.join(kinds[:20]) or 'nothing'}"
-            )
-        found.files = [_describe(system, place, root, name) for name in names]
-        return found
+        for attempt in range(ATTEMPTS - 1):
+            try:
+                return _find_files(place)
+            except Exception as error:  # see `hub_errors`
+                if not _is_busy(error):
+                    raise
+            pause(FIRST_PAUSE_SECONDS * 2**attempt)
+        return _find_files(place)
+
+
+def _is_busy(error: BaseException) -> bool:
+    """Return whether an answer, or an error that caused this one, was that of a busy server."""
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if getattr(response, "status_code", 0) in BUSY_STATUSES:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _find_files(place: HubPlace) -> FoundFiles:
+    system = _file_system()
+    commit = _find_commit(place)
+    root = f"datasets/{place.repository}@{commit}"
+    if _states_configurations(place.repository, commit):
+        paths = choose_configured_files(
+            place.repository, f"hf:{place.repository}", place.config, place.split, commit
+        )
+        names = sorted(path.partition(f"@{commit}/")[2] for path in paths)
+        found = FoundFiles()
+    else:
+        found, names = _choose_files(place, system, root)
+    for name in list(names):
+        if reason := file_reason(name):
+            found.left_out.append(LeftOut(f"hf:{place.repository}/{name}", reason))
+            names.remove(name)
+    if not names:
+        kinds = sorted({Path(left_out.path).suffix for left_out in found.left_out} - {""})
+        raise TextError(
+            f"hf:{place.repository} holds no text that this version reads; "
+            f"it holds {', '.join(kinds[:20]) or 'nothing'}"
+        )
+    found.files = [_describe(system, place, root, name) for name in names]
+    return found
 
 
 def _file_system() -> Any:
