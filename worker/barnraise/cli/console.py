@@ -43,7 +43,7 @@ def configure_logging() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.addFilter(SecretFilter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    for library in ("httpx", "gguf"):
+    for library in ("httpx", "httpx2", "gguf"):  # httpx2 is huggingface_hub's
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
