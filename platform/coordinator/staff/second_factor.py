@@ -28,7 +28,7 @@ class StaffSecondFactorMiddleware:
         """Serve the request, except for the admin's pages to staff without a second factor."""
         is_admin_page = request.path.startswith(ADMIN_PATH) and request.path not in OPEN_PATHS
         user = cast(Any, request.user)
-        if is_admin_page and user.is_staff and not user.has_second_factor():
+        if is_admin_page and user.is_staff and not user.acts_as_staff:
             messages.warning(
                 request,
                 "The admin is for staff with a second factor. Add an authenticator app or a "
