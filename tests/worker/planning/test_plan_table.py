@@ -1,0 +1,125 @@
+"""Plans for a table of GPUs, memories and presets obey every rule, and the document shows them."""
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+from helpers.drill_modules import import_drill_module
+
+from barnraise.planning import search
+from barnraise.planning.budgets import compute_budgets
+from barnraise.planning.limits import Limits
+from barnraise.spec import PRESETS
+
+plan_table = import_drill_module("plan_table")
+CARDS, MEMORIES = plan_table.CARDS, plan_table.MEMORIES
+CELL = re.compile(
+    r"([\d.,e+-]+), (?:GPU|RAM|disk|\d+ on GPU); [a-z ]+(?:, ([\d.,]+) ([TGM])B/day)?"
+)
+SAMPLE = list(itertools.product(CARDS, MEMORIES, PRESETS))[5::29]
+
+
+def check_cell(cell) -> None:
+    """Check that a plan stays within what is free, less the margins, and within a day's writes."""
+    plan = cell.plan
+    if plan is None:
+        assert "does not fit" in cell.refusal
+        return
+    hardware = plan_table.describe_machine(cell.card, cell.memory)
+    budgets = compute_budgets(hardware, Limits())
+    assert plan.device_bytes <= hardware.device_memory_free * 0.97 - 192e6
+    assert budgets.device_overhead >= 0.03 * hardware.device_memory_free + 192e6
+    assert plan.host_bytes <= hardware.memory * 0.85 - 1.5e9
+    assert plan.disk_bytes <= hardware.disk * 0.95
+    assert plan.written_per_day <= 0.3 * hardware.disk_size * 1.001
+    assert plan.written_per_step <= 0.3 * hardware.disk_size
+    assert plan.step_seconds > 0
+
+
+def check_order(cells) -> None:
+    """Check that each of the cells, in order of memory, is as fast as the one before.
+
+    Within 5 %: the search simulates a part of the plans, and prefers exact clipping and exact crash
+    safety where they cost less than EXACT_COSTS.
+    """
+    for less, more in itertools.pairwise(cells):
+        if less.plan is None:
+            continue
+        assert more.plan is not None, (more.card.name, more.memory, more.model, more.refusal)
+        allowed = 1.05
+        allowed *= search.EXACT_COSTS if more.plan.clipping != less.plan.clipping else 1.0
+        allowed *= search.EXACT_COSTS if more.plan.crash_safety != less.plan.crash_safety else 1.0
+        assert more.tokens_per_second * allowed >= less.tokens_per_second
+
+
+def read_document() -> dict[tuple[str, str], list[str]]:
+    """Map (card, preset) → the cells of the document, in order of memory."""
+    rows = {}
+    card = ""
+    for line in plan_table.DOCUMENT.read_text().splitlines():
+        if line.startswith("## "):
+            card = line.removeprefix("## ").rpartition(",")[0]
+        elif card and line.startswith("| gp"):
+            model, *cells = (part.strip() for part in line.strip("|").split("|"))
+            rows[card, model] = cells
+    return rows
+
+
+def rate_of(text: str) -> float:
+    """Return the tokens/s of a cell of the document; 0 for a refusal."""
+    match = CELL.fullmatch(text)
+    assert match or text == "–", text
+    return float(match[1].replace(",", "")) if match else 0.0
+
+
+@pytest.mark.parametrize("place", SAMPLE, ids=lambda place: f"{place[0].name}-{place[1:]}")
+def test_plan_of_the_table_obeys_every_budget_and_is_in_the_document(place):
+    card, memory, model = place
+    cell = plan_table.compute_cell(place)
+    check_cell(cell)
+    shown = read_document()[card.name, model][MEMORIES.index(memory)]
+    message = "write the document again: python benchmarks/swap/plan_table.py --write"
+    assert (cell.plan is None) == (shown == "–"), message
+    assert rate_of(shown) == pytest.approx(cell.tokens_per_second, rel=0.15), message
+
+
+def test_document_has_every_card_and_is_monotone_in_memory():
+    rows = read_document()
+    assert set(rows) == set(itertools.product((card.name for card in CARDS), PRESETS))
+    for place, cells in rows.items():
+        assert len(cells) == len(MEMORIES)
+        rates = [rate_of(cell) for cell in cells]
+        for less, more in itertools.pairwise(rates):
+            # Rates have two digits; see `check_order` for the rest.
+            assert more >= less * 0.9 / (1.05 * search.EXACT_COSTS**2), (place, rates)
+
+
+def test_no_plan_of_the_document_writes_more_than_the_day_allows():
+    for cells in read_document().values():
+        for match in filter(None, map(CELL.fullmatch, cells)):
+            if match[2]:
+                scale = {"T": 1e12, "G": 1e9, "M": 1e6}[match[3]]
+                assert float(match[2].replace(",", "")) * scale <= 300e9
+
+
+@pytest.mark.parametrize("model", ["gpt2-1.5b", "gpt3-2.7b"])
+def test_more_memory_on_the_same_card_is_never_slower(model):
+    card = next(card for card in CARDS if card.name == "RTX 4090")
+    cells = [
+        plan_table.compute_cell((replace(card, memory=memory), 64, model))
+        for memory in (4, 8, 12, 16, 24, 80)
+    ]
+    check_order(cells)
+    assert cells[-1].tokens_per_second > cells[0].tokens_per_second
+
+
+@pytest.mark.slow
+def test_whole_table_obeys_the_rules_and_is_what_the_document_shows():
+    cells = list(plan_table.compute_cells())
+    assert len(cells) == len(CARDS) * len(MEMORIES) * len(PRESETS)
+    for cell in cells:
+        check_cell(cell)
+    for card, model in itertools.product(CARDS, PRESETS):
+        check_order([cell for cell in cells if cell.card == card and cell.model == model])
+    assert plan_table.format_document(cells) == plan_table.DOCUMENT.read_text()
