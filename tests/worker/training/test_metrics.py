@@ -42,7 +42,9 @@ def test_abandoned_step_measures_nothing():
 
 
 def test_status_file_contains_the_plan_and_the_measured_step():
-    anchor = SimpleNamespace(fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64)
+    anchor = SimpleNamespace(
+        fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64
+    )
     stats = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, summary=None, neighbours=())
     metrics = metrics_after(5.0)
     bare = metrics.status_fields(metrics.compose_figures(anchor, stats, "0" * 16, ()))

@@ -379,7 +379,7 @@ class PeerServer:
         )
         if connection.meeting.address:
             self._store_peer(connection)
-        for directive in self.handshake.directives.values():
+        for directive in self.handshake.current_directives():
             connection.send_message(messages.DirectiveRelay(directive=directive))
         log.info("connected to %s", connection.key[:8])
         self.wake()

@@ -90,15 +90,17 @@ class Handshake:
         end of the time all tickets that it signed before have expired.
 
         Returns:
-            Whether anything changed.
+            Whether anything changed. An expelled mirror changes nothing, and who relays its
+            directive is no liar: the news of the expulsion may not have reached everybody.
 
         Raises:
             MessageError: When it is not a directive of a mirror of this run.
         """
         directive = open_signed(signed, "directive", Directive)
-        mirrors = self._rules.mirrors - self._rules.expelled_mirrors
-        if signed.key not in mirrors or directive.run != self._rules.run:
+        if signed.key not in self._rules.mirrors or directive.run != self._rules.run:
             raise MessageError("a directive is not by a mirror of this run")
+        if signed.key in self._rules.expelled_mirrors:
+            return False
         known = self._revocations.get(signed.key)
         if known is not None and (
             directive.issued <= known.issued or directive.revoked == known.revoked
@@ -111,6 +113,11 @@ class Handshake:
         self._revocations[signed.key] = directive
         self.directives[signed.key] = signed
         return True
+
+    def current_directives(self) -> list[messages.Signed]:
+        """Return the newest directive of each mirror that is not expelled."""
+        expelled = self._rules.expelled_mirrors
+        return [signed for mirror, signed in self.directives.items() if mirror not in expelled]
 
     def is_revoked(self, peer: str, mirror: str) -> bool:
         """Return whether a mirror revokes the tickets that it signed for a peer."""
