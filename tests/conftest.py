@@ -63,6 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.pop(name)
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Name cases of bytes by their length: what a library writes may differ between processes."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark integration tests, and keep tests that share a live site or a text in one xdist worker.
