@@ -56,6 +56,7 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
         barn.send_reports(a, run, 4, joined=True)
         expect(tokens).to_have_text("4.00 K")
         wait_until(lambda: tokens_of_the_curve(b, run)[-1:] == [4000], "the report at B")
+        wait_until(lambda: b.snapshot(run)["run"]["tokens"] == 4000, "the count at B")
         description = chart_description.text_content()
 
         a.kill()

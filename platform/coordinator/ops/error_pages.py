@@ -20,6 +20,8 @@ VALKEY_ERRORS = (
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.ReadOnlyError,
 )
+# Codes in other errors of Valkey: its disk is full; and those above, within a pipeline.
+VALKEY_OUTAGE_CODES = ("MISCONF", "OOM", "READONLY", "LOADING")
 MAX_ERROR_CHARS = 1000
 MAX_FIELDS = 100
 MAX_FIELD_CHARS = 100
@@ -73,13 +75,20 @@ def outage_message(error: BaseException | None) -> str:
                 "The site's database does not answer just now. Nothing was changed; try again in a "
                 "moment."
             )
-        if isinstance(error, VALKEY_ERRORS):
+        if _is_valkey_outage(error):
             return (
                 "The site's live store does not answer just now. Nothing was changed; try again in "
                 "a moment."
             )
         error = error.__cause__ or error.__context__
     return ""
+
+
+def _is_valkey_outage(error: BaseException) -> bool:
+    if isinstance(error, VALKEY_ERRORS):
+        return True
+    words = str(error).split() if isinstance(error, redis.exceptions.ResponseError) else []
+    return any(code in words for code in VALKEY_OUTAGE_CODES)
 
 
 def error_response(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
