@@ -27,7 +27,7 @@ frontend/dist/.built: .venv/.installed $(FRONTEND)
 demo: setup
 	@$(if $(MIRRORS),BARNRAISE_STATE=.state/mirrors-$(MIRRORS) BARNRAISE_NAME="Mirror 1") $(BIN)/python manage.py demo $(if $(MIRRORS),--mirrors $(MIRRORS)) $(if $(TOKENS),--tokens $(TOKENS))
 
-# Everything but what is marked slow: 17 minutes on two cores. The last lines list the time of each suite.
+# Everything but what is marked slow: 11 minutes on two cores. The last lines list the time of each suite.
 test: setup
 	@$(BIN)/python tests/helpers/chromium.py
 	@$(BIN)/python tests/helpers/run_suites.py default
