@@ -387,6 +387,17 @@ def bring_up_to_date(anchor: Anchor, ledger: Ledger) -> None:
         anchor.record(anchor_entry(update, ledger.verdicts))
 
 
+def test_exclusion_after_an_earlier_verdict_cuts_off_who_came_in_between(tmp_path):
+    """The earlier verdict comes before the first update, when no volunteer is known."""
+    ledger = Ledger(tmp_path)
+    ledger.apply_verdicts(VerdictSet.from_proof(signed_verdict({AUTHORS[1]: 3})))
+    assert ledger.append(*FIRST_CHAIN[0]) is Outcome.ADDED
+    exclusion = signed_verdict(volunteers={VOLUNTEERS[0]: {AUTHORS[0]: 0}})
+    ledger.apply_verdicts(VerdictSet.from_proof(exclusion))
+    assert (ledger.vector(), ledger.tokens) == ({}, 0)
+    ledger.close()
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_verdicts, st.integers(0, 10**6))
 def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, verdicts, seed):

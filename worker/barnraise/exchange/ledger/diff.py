@@ -69,7 +69,7 @@ def missing_headers(ledger: Ledger, verdicts: VerdictSet) -> list[tuple[str, int
         (author, first, last) for each range of sequence numbers.
     """
     missing: list[tuple[str, int, int]] = []
-    merged = ledger.verdicts | verdicts
+    merged = (ledger.verdicts | verdicts).bind(ledger.volunteers)
     base_retracted = ledger.base_retracted()
     for _, head in ledger.base_heads():
         author = head.author

@@ -428,7 +428,7 @@ class Ledger:
         with self._lock:
             vector_before = self.vector()
             retracted_before = self.verdicts.retracted_within(vector_before)
-            merged = self.verdicts | verdicts
+            merged = (self.verdicts | verdicts).bind(self.volunteers)
             with transaction(self._db):
                 self._store_verdicts(merged)
             self.verdicts = merged
