@@ -123,7 +123,7 @@ def sliced_loss(final: gpt2.Weights, embedding: gpt2.Weights, x: Tensor, targets
         dtype = torch.get_autocast_dtype(rows.device.type)
         rows, token = rows.to(dtype), token.to(dtype)
     # torch types the result of an autograd function's apply as optional.
-    return SlicedCrossEntropy.apply(rows, token, targets.flatten())  # type: ignore
+    return SlicedCrossEntropy.apply(rows, token, targets.flatten())  # type: ignore  # torch declares no type
 
 
 class SlicedCrossEntropy(torch.autograd.Function):

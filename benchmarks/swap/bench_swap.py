@@ -58,7 +58,7 @@ MEASURED_LIMITS = Limits(crash_safety="exact", disk_writes_per_day=UNLIMITED)
 def measure_machine() -> Hardware:
     """Measure this machine's rates in this run: yesterday's would be no fair prediction.
 
-    The run writes no more than fits into the cache of an SSD, so its writes are not priced down.
+    What the run writes fits into the cache of an SSD, so its writes are not priced down.
     """
     hardware = probe(BUILD, "cpu")
     return replace(hardware, disk_write_sustained=hardware.disk_write)

@@ -188,7 +188,7 @@ class Supervisor(ProcessGroup):
         if not reason:
             try:
                 child.process = self.start_child(name, child.command, append_log=True)
-            except OSError as error:  # no memory, no more files: not the child's failure either
+            except OSError as error:  # out of memory or of files: not the child's failure
                 reason = str(error)
         if reason:
             if reason != child.blocked:

@@ -114,7 +114,7 @@ class Arena:
         return self.allocate(size, crosses_link)[:size].view(torch.float32)
 
     def _pin(self, buffer: Tensor) -> None:
-        """Pin a buffer. Where the system refuses, pin no more: copies then block, as they must."""
+        """Pin a buffer, until the system refuses once; copies of other buffers block."""
         address = buffer.data_ptr()
         status = register_host_memory(address, buffer.numel())
         if status == 0:
@@ -123,7 +123,7 @@ class Arena:
             return
         self._pins = False
         log.warning(
-            "the system lets no more than %s MB of memory be pinned (CUDA error %d): some copies "
+            "the system refuses to pin more than %s MB of memory (CUDA error %d): some copies "
             "between memory and GPU wait for each other, and training is slower",
             f"{self.pinned / 1e6:,.0f}",
             status,

@@ -53,7 +53,7 @@ class TextPlan:
         run: the run's id, for the manifest.
         context: tokens that the model sees at once; each part of the text must be longer.
         tokenizer_file: an existing tokenizer; without one, a BPE learns from the training part.
-        may_shrink: whether the vocabulary may become smaller, if the text has no more tokens.
+        may_shrink: whether the vocabulary may become smaller, if the text has fewer tokens.
     """
 
     text: TextSpec
