@@ -11,6 +11,7 @@ from barnraise.protocol.ip_addresses import parse_ip
 
 IPV4_PREFIX = 24
 IPV6_PREFIX = 64
+MAX_PORT = 65_535
 
 
 @lru_cache(8192)
@@ -34,3 +35,29 @@ def network_of(address: str) -> str:
         return host
     prefix = IPV4_PREFIX if version == 4 else IPV6_PREFIX
     return str(ipaddress.ip_network(f"{host}/{prefix}", strict=False))
+
+
+def port_of(address: str) -> int:
+    """Return the port of a host:port address; 0 if it has none."""
+    port = address.rpartition(":")[2]
+    return int(port) if port.isascii() and port.isdigit() and int(port) <= MAX_PORT else 0
+
+
+def join_address(host: str, port: int) -> str:
+    """Return host:port; the host of an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(text: str) -> str | None:
+    """Return the IP address and port that a text names in one spelling; None if it names none.
+
+    Addresses of no single machine, of the machine itself and of one cable alone are none that a
+    peer elsewhere could dial.
+    """
+    try:
+        ip = parse_ip(host_of(text))
+    except ValueError:
+        return None
+    port = port_of(text)
+    is_useless = ip.is_unspecified or ip.is_multicast or ip.is_link_local or ip.is_loopback
+    return None if is_useless or not port else join_address(str(ip), port)
