@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
@@ -55,6 +56,25 @@ def check_files_match_rows(ledger: Ledger) -> None:
         for seq in range(pruned.get(author, 0) + 1, last + 1)
     )
     assert not db.execute("SELECT 1 FROM files_to_delete").fetchall()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["stored", "refused"])
+def test_expect_files_leaves_the_database_fully_synchronous(tmp_path, fails):
+    ledger = Ledger(tmp_path)
+    db = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
+    db.execute("PRAGMA synchronous=FULL")
+    kept = retention.Retention(db, threading.RLock(), ledger.blobs, sweep=False)
+    if fails:
+        db.execute("PRAGMA query_only=1")
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            kept.expect_files(["a" * 64])
+    else:
+        kept.expect_files(["a" * 64])
+    assert db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    rows = db.execute("SELECT digest FROM files_to_delete").fetchall()
+    assert rows == ([] if fails else [("a" * 64,)])
+    db.close()
+    ledger.close()
 
 
 @pytest.fixture

@@ -91,12 +91,20 @@ class Retention:
     def expect_files(self, digests: Iterable[str]) -> None:
         """Record that payloads of an update are on their way; they are pinned already.
 
-        `delete_files` deletes them once they are unpinned, unless the update was added.
+        `delete_files` deletes them once they are unpinned, unless the update was added. The record
+        survives the end of this process. It does not wait for the disk, because it protects no
+        update: after a power failure the files that were on their way may stay as useless bytes.
         """
-        with self._lock, transaction(self._db):
-            self._db.executemany(
-                "INSERT OR IGNORE INTO files_to_delete VALUES (?)", [(name,) for name in digests]
-            )
+        with self._lock:
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            try:
+                with transaction(self._db):
+                    self._db.executemany(
+                        "INSERT OR IGNORE INTO files_to_delete VALUES (?)",
+                        [(name,) for name in digests],
+                    )
+            finally:
+                self._db.execute("PRAGMA synchronous=FULL")
 
     def mark_pruned(self, payloads: list[int]) -> None:
         """Record that these payloads are pruned. Call it within the ledger's transaction.

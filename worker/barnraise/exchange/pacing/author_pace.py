@@ -22,7 +22,7 @@ MAX_PARTS = 8  # updates that one round is published in
 PARTS_PER_SECOND = 0.5  # parts of a round last at least two seconds
 MIN_UPDATES_PER_SECOND = 1 / 30.0
 MAX_UPDATES_PER_SECOND = 10.0
-BURST_SECONDS = 60.0  # by which an author's updates may be ahead of its pace
+BURST_SECONDS = 20.0  # by which an author's updates may be ahead of its pace
 MAX_AUTHORS = 4096  # keys that are remembered
 
 
