@@ -39,8 +39,10 @@ WORKER_LAYERS = {
 WITHOUT_TORCH = {"errors", "formats", "durable_io", "protocol", "spec", "planning"}
 # What the site may import of the worker: none of it imports torch.
 SITE_MAY_IMPORT = {"protocol", "spec", "errors", "planning", "formats"}
-# A new run's estimate uses the worker's own closed forms for the length of a round.
+# A new run's estimate uses the worker's own closed forms for rounds, strategies and lines.
 SITE_MAY_IMPORT_OF_EXCHANGE = (
+    "barnraise.exchange.pacing.lines",
+    "barnraise.exchange.pacing.runtime_model",
     "barnraise.exchange.pacing.round_schedule",
     "barnraise.exchange.compression.scheme",
 )

@@ -29,6 +29,8 @@ SCHEDULES = ("cosine", "constant")
 # Rounds end together by the clock, published one fragment after another ("streams") or all at once
 # ("windows"); or each round ends in its own time ("async"). Nobody waits.
 STRATEGIES = ("streams", "windows", "async")
+# The families of strategies. All of STRATEGIES exchange signed updates of whole rounds.
+UPDATES, DECENTRALIZED_ADAM, ALL_REDUCE = "updates", "decentralized-adam", "all-reduce"
 # An update holds all values, or the largest so many of each chunk of 4,096, in 2, 4 or 8 bits.
 _LARGEST = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # from 1 to 4,095
 AUTO = "auto"  # each author chooses compression and round length by its uplink

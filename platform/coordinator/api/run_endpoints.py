@@ -370,7 +370,10 @@ def estimate_out(need: MachineEstimate) -> schemas.NeedOut:
         limited_by=plan.bottleneck if plan else "",
         paces=[
             schemas.PaceOut(
-                uplink_megabits=pace.line,
+                uplink_megabits=pace.line.up_megabits,
+                downlink_megabits=pace.line.down_megabits,
+                strategy=pace.choice.chosen.strategy,
+                strategy_reason=pace.choice.reason,
                 seconds=pace.seconds,
                 steps_per_round=pace.schedule.steps,
                 compression=str(pace.schedule.scheme),

@@ -394,9 +394,12 @@ class EstimateIn(Schema):
 
 
 class PaceOut(Schema):
-    """The duration of a run with one uplink."""
+    """The duration of a run on one kind of line."""
 
-    uplink_megabits: int = Field(description="Uplink of each machine in Mb/s")
+    uplink_megabits: float = Field(description="Uplink of each machine in Mb/s")
+    downlink_megabits: float = Field(description="Downlink of each machine in Mb/s")
+    strategy: str = Field(description="Exchange strategy that suits these machines and lines best")
+    strategy_reason: str = Field(description="The numbers behind that, in one sentence")
     seconds: float = Field(description="Duration of the whole run with so many such machines")
     steps_per_round: int
     compression: str = Field(description="Compression of an update")
@@ -437,7 +440,13 @@ class EstimateOut(Schema):
                 "limited_by": "compute",
                 "paces": [
                     {
-                        "uplink_megabits": 20,
+                        "uplink_megabits": 15,
+                        "downlink_megabits": 112,
+                        "strategy": "updates",
+                        "strategy_reason": (
+                            "Machines compute 100% of the time; that is 665 times the tokens per "
+                            "second of all-reduce."
+                        ),
                         "seconds": 7325.0,
                         "steps_per_round": 40,
                         "compression": "dense4",

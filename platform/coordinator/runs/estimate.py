@@ -2,6 +2,7 @@
 
 One machine is planned by the planner that the machine itself would use. How long all of them take
 follows from how often, and how much compressed, machines would exchange updates over their lines.
+The default line is the global median of homes, `HOME_LINE`; two faster ones are estimated too.
 """
 
 import math
@@ -9,16 +10,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from barnraise.errors import PlanError
+from barnraise.exchange.pacing.lines import LINES, Line
 from barnraise.exchange.pacing.round_schedule import UPLINK_SHARE, RoundSchedule, choose_schedule
+from barnraise.exchange.pacing.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, RunSpec
 
-LINE_MEGABITS = (20, 100)  # Mb/s of the lines to estimate for, both ways
 MAX_VOLUNTEERS = 10_000
 MAX_PLANNED_SEQUENCES = 64  # a longer step is not planned: it takes proportionally longer
-BYTES_PER_MEGABIT = 1e6 / 8
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,20 @@ class RunTimeEstimate:
     """How long many alike machines on alike lines take for a run.
 
     Attributes:
-        line: Mb/s of each line, both ways.
+        line: of each machine.
         schedule: how often the machines exchange, and in which compression.
         seconds: time for the whole run.
         traffic: bytes per second over each line, each way.
         slowdown: how many times longer the run takes than on lines of unlimited bandwidth.
+        choice: which exchange strategy suits these machines and lines best, with the numbers.
     """
 
-    line: int
+    line: Line
     schedule: RoundSchedule
     seconds: float
     traffic: float
     slowdown: float
+    choice: Choice
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class MachineEstimate:
         plan: how it would train.
         step_seconds: time for one step.
         tokens_per_second: its training speed.
-        run_times: an estimate for a run of machines like this one, for each of `LINE_MEGABITS`.
+        run_times: an estimate for a run of machines like this one, for each of `LINES`.
     """
 
     name: str
@@ -89,9 +92,7 @@ def _estimate_machine(
         plan=plan,
         step_seconds=step_seconds,
         tokens_per_second=sequences * spec.model.context / step_seconds,
-        run_times=tuple(
-            estimate_run_time(spec, step_seconds, line, volunteers) for line in LINE_MEGABITS
-        ),
+        run_times=tuple(estimate_run_time(spec, step_seconds, line, volunteers) for line in LINES),
     )
 
 
@@ -102,7 +103,7 @@ def cached_plan(hardware: Hardware, model: ModelSpec, sequences: int) -> Plan:
 
 
 def estimate_run_time(
-    spec: RunSpec, step_seconds: float, line: int, volunteers: int
+    spec: RunSpec, step_seconds: float, line: Line, volunteers: int
 ) -> RunTimeEstimate:
     """Estimate the time of a run of alike machines.
 
@@ -114,10 +115,10 @@ def estimate_run_time(
     Args:
         spec: the run.
         step_seconds: time of one machine for one step.
-        line: Mb/s of each line, both ways.
+        line: of each machine; its slower way limits.
         volunteers: how many machines take part.
     """
-    line_bytes = line * BYTES_PER_MEGABIT
+    line_bytes = min(line.up_bytes, line.down_bytes)
     others = volunteers - 1
     schedule = _round_schedule(spec, line_bytes, step_seconds, max(1, others))
     round_seconds = schedule.steps * step_seconds
@@ -125,8 +126,15 @@ def estimate_run_time(
     slowdown = max(1.0, round_bytes / (UPLINK_SHARE * line_bytes) / round_seconds)
     round_tokens = schedule.steps * spec.recipe.step_sequences * spec.model.context
     seconds = spec.recipe.token_budget / (volunteers * round_tokens / (slowdown * round_seconds))
+    step_tokens = spec.recipe.step_sequences * spec.model.context
+    swarm = Swarm(volunteers, spec.model.parameters, line, StepTime(step_seconds, 0.0, step_tokens))
     return RunTimeEstimate(
-        line, schedule, seconds, round_bytes / (slowdown * round_seconds), slowdown
+        line,
+        schedule,
+        seconds,
+        round_bytes / (slowdown * round_seconds),
+        slowdown,
+        choose_strategy(swarm),
     )
 
 
@@ -140,6 +148,6 @@ def _round_schedule(
     )
 
 
-def download_seconds(spec: RunSpec, line: int) -> float:
-    """Return the time to download the shared weights, 4 bytes a parameter, over a line in Mb/s."""
-    return math.ceil(4 * spec.model.parameters / (line * BYTES_PER_MEGABIT))
+def download_seconds(spec: RunSpec, line: Line) -> float:
+    """Return the time to download the shared weights, 4 bytes a parameter, over a line."""
+    return math.ceil(4 * spec.model.parameters / line.down_bytes)

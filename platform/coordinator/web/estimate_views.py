@@ -6,12 +6,13 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
+from barnraise.exchange.pacing.lines import LINES
 from barnraise.planning.hardware import Hardware
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.join import join_refusal, memory_shortfall
 from coordinator.fleet.machine_state import measured_hardware
-from coordinator.runs.estimate import LINE_MEGABITS, MachineEstimate, download_seconds, estimate
+from coordinator.runs.estimate import MachineEstimate, download_seconds, estimate
 from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.web.forms import RunForm
@@ -42,7 +43,7 @@ def estimate_draft(request: AuthenticatedRequest) -> HttpResponse:
         ],
         "unmeasured": [name for name, hardware in own if not hardware],
         "volunteers": volunteers,
-        "download": [(line, download_seconds(spec, line)) for line in LINE_MEGABITS],
+        "download": [(line, download_seconds(spec, line)) for line in LINES],
     }
     return render(request, "parts/estimate.html", context)
 

@@ -9,15 +9,17 @@ import pytest
 from django.test import Client
 from helpers.paths import ROOT
 
+from barnraise.exchange.pacing.lines import HOME_LINE, LINES, Line
 from barnraise.protocol import reports
 from barnraise.spec import PRESETS, RunSpec
 from coordinator.fleet.machine_state import HardwareMeasurement
-from coordinator.runs.estimate import LINE_MEGABITS, estimate, estimate_run_time
+from coordinator.runs.estimate import estimate, estimate_run_time
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.reference_machines import LAPTOP, REFERENCE_MACHINES
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.web.templatetags.barnraise import span
 
+SLOW_LINE = Line("Slow line", 20, 20)
 FORM = {"name": "x", "preset": "gpt-nano"}
 
 
@@ -34,7 +36,7 @@ def test_larger_gpu_is_never_slower_and_all_train_a_small_model():
     assert not (laptop.refusal or small.refusal or large.refusal)
     assert 0 < laptop.tokens_per_second < small.tokens_per_second < large.tokens_per_second
     for need in (laptop, small, large):
-        assert [p.line for p in need.run_times] == list(LINE_MEGABITS)
+        assert [p.line for p in need.run_times] == list(LINES)
         assert need.run_times[0].seconds >= need.run_times[1].seconds > 0
 
 
@@ -50,7 +52,9 @@ def test_every_preset_is_estimated_within_seconds_on_every_kind_of_machine(prese
 
 
 def test_twice_the_volunteers_take_half_the_time_on_fast_lines():
-    one, two, four = (estimate_run_time(build_spec("gpt-nano"), 10.0, 100, n) for n in (1, 2, 4))
+    one, two, four = (
+        estimate_run_time(build_spec("gpt-nano"), 10.0, LINES[1], n) for n in (1, 2, 4)
+    )
     assert one.slowdown == two.slowdown == four.slowdown == 1.0
     assert one.seconds == pytest.approx(2 * two.seconds) == pytest.approx(4 * four.seconds)
     assert one.traffic == 0, "a single machine has no traffic"
@@ -59,13 +63,20 @@ def test_twice_the_volunteers_take_half_the_time_on_fast_lines():
 def test_volunteers_beyond_the_line_speed_train_no_faster():
     """Every update passes over every line, so a full line bounds the speed of the run."""
     dense_spec = build_spec(recipe__codec="dense8")
-    few = estimate_run_time(dense_spec, 1.0, 20, 50)
-    many = estimate_run_time(dense_spec, 1.0, 20, 500)
+    few = estimate_run_time(dense_spec, 1.0, SLOW_LINE, 50)
+    many = estimate_run_time(dense_spec, 1.0, SLOW_LINE, 500)
     assert few.slowdown > 1 and many.seconds == pytest.approx(few.seconds, rel=0.05)
     assert few.traffic == pytest.approx(0.8 * 20e6 / 8)
-    auto_estimate = estimate_run_time(build_spec(), 1.0, 20, 50)
+    auto_estimate = estimate_run_time(build_spec(), 1.0, SLOW_LINE, 50)
     assert auto_estimate.seconds < few.seconds, "automatic compression is no faster"
     assert auto_estimate.schedule.scheme.bits_per_parameter < dense_spec.recipe.round_steps
+
+
+def test_estimate_states_which_strategy_suits_the_line():
+    home = estimate_run_time(build_spec(), 1.0, HOME_LINE, 4)
+    assert home.choice.chosen.strategy == "updates" and home.choice.gain_over_all_reduce > 50
+    rack = estimate_run_time(build_spec(), 1.0, Line("Rack", 100_000, 100_000), 4)
+    assert rack.choice.chosen.strategy != "updates"
 
 
 def test_step_time_of_many_sequences_scales_linearly():
@@ -135,7 +146,7 @@ def test_form_estimates_typical_and_own_machines(
     HardwareMeasurement.record(volunteer(person("bob@example.org"), 3).machine, golden_hardware)
     html = request_estimate(ada, preset="gpt2-1.5b", volunteers="25")
     assert all(name in html for name in ("8 GB laptop", "12 GB GPU", "24 GB GPU", "pc-1"))
-    assert "25 of these, 20 Mb/s" in html and "25 of these, 100 Mb/s" in html
+    assert "25 of these, 15 Mb/s up, 112 down" in html and "25 of these, 100 Mb/s" in html
     assert "tokens/s" in html
     assert "pc-2: not measured yet" in html and "pc-3" not in html
 

@@ -303,7 +303,7 @@ def test_run_form_offers_auto_strategy_by_default(signed_in):
     assert '<option value="auto" selected>Auto: adapted' in page
     estimate = client.post("/runs/estimate/", {**fields, "volunteers": "25"}).content.decode()
     assert estimate.count("Auto: exchange every") >= 2
-    assert "25 of these, 20 Mb/s" in estimate and "25 of these, 100 Mb/s" in estimate
+    assert "25 of these, 15 Mb/s up, 112 down" in estimate and "25 of these, 100 Mb/s" in estimate
 
 
 def test_run_form_refuses_fixed_codec_with_auto_strategy_only(signed_in):

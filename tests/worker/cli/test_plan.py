@@ -56,6 +56,22 @@ def test_plan_as_json_stays_within_the_limits(home):
     assert state_bytes >= 20 * 1_557_611_200
 
 
+def test_plan_shows_which_exchange_suits_home_lines_and_clusters(home):
+    small_model = ("--model", "gpt-nano")
+    output = " ".join(run_plan(home, *small_model).split())
+    assert "10 such machines on home lines, 15 Mb/s up, 112 down" in output
+    assert "updates: Machines compute" in output and "all-reduce" in output
+    fields = json.loads(
+        run_plan(home, *small_model, "--json", "--machines", "4", "--line", "1e6/1e6/0")
+    )
+    assert fields["exchange"]["chosen"]["strategy"] != "updates"
+    assert len(fields["exchange"]["predictions"]) > 10
+    with pytest.raises(StateError, match="state a rate above zero"):
+        run_plan(home, *small_model, "--line", "0/10")
+    with pytest.raises(StateError, match="as in 15/112/23"):
+        run_plan(home, *small_model, "--line", "fast")
+
+
 def test_plan_for_an_absent_gpu_says_what_it_assumes(home):
     output = run_plan(home, *LARGE_MACHINE, "--device", "cuda")
     assert "an assumed GPU" in output and "60 TFLOP/s" in output and "are assumed" in output
@@ -65,7 +81,7 @@ def test_plan_for_an_absent_gpu_says_what_it_assumes(home):
 
 def test_assumed_gpu_has_no_measured_rate_of_the_host():
     host = replace(HARDWARE, logits=((2048, 1e10),))
-    gpu = plan.assume_gpu(host, plan.AssumedGpuOptions(), 24 * 10**9)
+    gpu = plan.assume_gpu(host, plan.PlanningOptions(), 24 * 10**9)
     assert not gpu.logits and not gpu.products
     assert gpu.matmul == ((1024, 6e13),) and gpu.to_device == 2e10
 

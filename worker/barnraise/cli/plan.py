@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from barnraise.cli.console import out, print_json
+from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.machine_options import (
     JsonOption,
     MachineOptions,
@@ -16,7 +16,10 @@ from barnraise.cli.machine_options import (
 )
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import ResourceOptions
-from barnraise.formats import format_parameters, parse_bytes
+from barnraise.errors import StateError
+from barnraise.exchange.pacing.lines import HOME_LINE, Line, parse_line
+from barnraise.exchange.pacing.runtime_model import Choice, StepTime, Swarm, choose_strategy
+from barnraise.formats import format_bytes, format_parameters, parse_bytes
 from barnraise.planning import render
 from barnraise.planning.budgets import CONTEXT_BYTES, extend_to_limits
 from barnraise.planning.hardware import Hardware, UpdateRate
@@ -24,6 +27,7 @@ from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
 from barnraise.spec import preset
 
+SWARM_PANEL = "Machines that train together"
 GPU_PANEL = "A GPU that is not here (with --device cuda)"
 ASSUMED_GPU_MEMORY = 24 * 10**9
 # AdamW's parameters per second on an assumed GPU, by dtype and bits of the moments.
@@ -36,8 +40,8 @@ ASSUMED_UPDATE_RATES = (
 
 
 @dataclass(frozen=True)
-class AssumedGpuOptions:
-    """The speed of a GPU that this machine does not have."""
+class PlanningOptions:
+    """A GPU that this machine does not have, and the machines that would train together."""
 
     gpu_tflops: Annotated[
         float,
@@ -48,6 +52,30 @@ class AssumedGpuOptions:
     gpu_link: Annotated[
         str, typer.Option(help="Bytes a second between it and memory.", rich_help_panel=GPU_PANEL)
     ] = "20GB"
+    machines: Annotated[
+        int,
+        typer.Option(
+            min=1, max=10_000, help="Machines like this one.", rich_help_panel=SWARM_PANEL
+        ),
+    ] = 10
+    line: Annotated[
+        str,
+        typer.Option(
+            help="Their lines: Mb/s up / Mb/s down / ms. The default is the global median.",
+            rich_help_panel=SWARM_PANEL,
+        ),
+    ] = "15/112/23"
+
+    def parse_line(self) -> Line:
+        """Return the line.
+
+        Raises:
+            StateError: The text is no line.
+        """
+        try:
+            return parse_line(self.line)
+        except ValueError as error:
+            raise StateError(f"--line: {error}") from None
 
 
 @expand_option_groups
@@ -57,7 +85,7 @@ def plan(
     resources: ResourceOptions,
     sequences: Annotated[int, typer.Option(min=1, max=65536, help="Sequences of one step.")] = 8,
     *,
-    gpu: AssumedGpuOptions,
+    assumed: PlanningOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Show how a model would train here, or with the limits given.
@@ -65,6 +93,7 @@ def plan(
     Dry run: it shows where the state lies, what overlaps and the time of a step.
     """
     shape = preset(model)
+    line = assumed.parse_line()
     state_dir = open_state_dir(machine.home)
     limits = resources.apply_to(state_dir.limits)
     is_for_gpu = machine.device.lower().startswith("cuda")
@@ -73,10 +102,10 @@ def plan(
     hardware = measure_machine(state_dir, machine.hardware, device, machine.threads)
     note = ""
     if is_for_gpu and hardware.device == "cpu":
-        hardware = assume_gpu(hardware, gpu, limits.device_memory or ASSUMED_GPU_MEMORY)
+        hardware = assume_gpu(hardware, assumed, limits.device_memory or ASSUMED_GPU_MEMORY)
         note = (
-            f"No GPU was measured here: {gpu.gpu_tflops:g} TFLOP/s and {gpu.gpu_link}/s to it "
-            "are assumed."
+            f"No GPU was measured here: {assumed.gpu_tflops:g} TFLOP/s and {assumed.gpu_link}/s "
+            "to it are assumed."
         )
     elif is_for_gpu:
         hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
@@ -86,8 +115,11 @@ def plan(
             "--device cuda assumes a GPU."
         )
     training_plan = make_plan(extend_to_limits(hardware, limits), shape, limits, sequences)
+    step = StepTime(training_plan.step_seconds, 0.0, render.count_tokens(training_plan))
+    choice = choose_strategy(Swarm(assumed.machines, shape.parameters, line, step))
     if as_json:
-        print_json(_plan_fields(training_plan, note))
+        fields = _plan_fields(training_plan, note)
+        print_json(fields | {"exchange": dataclasses.asdict(choice)})
         return
     heading = f"[bold]{model}[/] on {escape(hardware.name)}, {format_parameters(shape.parameters)}"
     out.print(heading, "", sep="\n")
@@ -100,11 +132,30 @@ def plan(
     )
     timeline = render.draw_timeline(training_plan, hardware, out.width)
     out.print(*timeline, sep="\n", no_wrap=True, crop=True)
+    _print_choice(choice, assumed.machines, line)
     if note:
         out.print(f"\n[yellow]{note}[/]")
 
 
-def assume_gpu(host: Hardware, gpu: AssumedGpuOptions, memory: int) -> Hardware:
+def _print_choice(choice: Choice, machines: int, line: Line) -> None:
+    """Print what each exchange strategy would cost on a line, and which suits it."""
+    name = "home lines" if line == HOME_LINE else "lines"
+    out.print(f"\n[bold]{machines:,} such machines[/] on {name}, {line}", "", sep="\n")
+    table = new_table("exchange", "", "tokens/s", "computing", "a token")
+    for each in choice.fastest_of_each():
+        mark = "[bold]" if each is choice.chosen else ""
+        every = f", every {each.round_steps} steps" if each.round_steps > 1 else ""
+        table.add_row(
+            f"{mark}{each.strategy}",
+            f"{mark}{each.detail}{every}",
+            f"{mark}{each.tokens_per_second:,.0f}",
+            f"{mark}{each.utilisation:.0%}" if each.utilisation >= 0.01 else f"{mark}< 1%",
+            f"{mark}{format_bytes(each.bytes_per_token)}",
+        )
+    out.print(table, "", f"{choice.chosen.strategy}: {choice.reason}", sep="\n")
+
+
+def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:
     """Return the host with an assumed GPU, whose other rates are those of typical GPUs.
 
     Args:

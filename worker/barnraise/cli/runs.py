@@ -20,11 +20,10 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import StateError
+from barnraise.exchange.pacing.lines import LINES
 from barnraise.formats import format_duration, parse_bytes
 from barnraise.protocol.coordinator_messages import RunSummary
 from barnraise.protocol.verdicts import Verdict
-
-UPLINKS_MBPS = (20, 100)  # the uplinks for which the site estimates a run's duration
 
 
 class RunAction(StrEnum):
@@ -341,7 +340,7 @@ def estimate(
     if site.as_json:
         print_json(answer)
         return
-    durations = [f"{volunteers} of them, {mbps} Mb/s" for mbps in UPLINKS_MBPS]
+    durations = [f"{volunteers} of them, {line}" for line in LINES]
     table = new_table("machine", "a step", "tokens/s", *durations)
     for need in answer["needs"]:
         if need["refusal"]:
