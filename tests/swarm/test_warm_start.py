@@ -46,7 +46,9 @@ def test_warm_started_run_continues_identically_on_every_machine(ended_run, swar
     assert not problems(after.spec) and RunSpec.from_json(after.spec.to_json()) == after.spec
 
     ben = after.start("ben", knows=["ada"])  # starts before the one machine that has the weights
-    after.until(lambda: "the weights this run begins with from peers: 4 of 4" in caplog.text)
+    after.until(
+        lambda: "4 of 4 files of the weights this run begins with still to fetch" in caplog.text
+    )
     heirs = [after.start("ada", knows=["ben"]), ben]
     for heir in heirs:
         heir.join(120)

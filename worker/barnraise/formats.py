@@ -18,12 +18,17 @@ def format_byte_rate(bytes_per_second: float) -> str:
     return f"{format_bytes(bytes_per_second)}/s"
 
 
-def format_parameters(count: int) -> str:
-    """Write a model's size: 850 parameters, 12.3 K, 3.2 M or 1.56 B parameters."""
+def format_count(count: int) -> str:
+    """Write a large number in few characters: 850, 12.3 K, 3.2 M, 1.56 B."""
     for unit, scale, decimals in (("B", 1e9, 2), ("M", 1e6, 1), ("K", 1e3, 1)):
         if count >= scale:
-            return f"{count / scale:,.{decimals}f} {unit} parameters"
-    return f"{count:,} parameters"
+            return f"{count / scale:,.{decimals}f} {unit}"
+    return f"{count:,}"
+
+
+def format_parameters(count: int) -> str:
+    """Write a model's size: 850 parameters, 12.3 K, 3.2 M or 1.56 B parameters."""
+    return f"{format_count(count)} parameters"
 
 
 def format_seconds(seconds: float) -> str:

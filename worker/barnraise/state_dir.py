@@ -29,6 +29,7 @@ from barnraise.protocol.types import Id, Message, PublicKey
 log = logging.getLogger("barnraise")
 
 FORMAT = 1  # version of the layout of a run's folder
+JOIN_REPLY_FILE = "join.json"  # in a run's folder: the site's last answer that let this machine in
 
 
 class SiteMembership(Message):
@@ -99,10 +100,21 @@ class StateDir:
             return SiteMembership.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise StateError(
-                "this machine is not enrolled yet: run `barnraise login URL` first"
+                "this machine is not enrolled yet: run `barnraise login URL` first, or name the "
+                "run by its address in the browser"
             ) from None
         except ValidationError:
             raise StateError(f"{path} is damaged: run `barnraise login URL` again") from None
+
+    @property
+    def is_enrolled(self) -> bool:
+        """Return whether this machine is enrolled at a site."""
+        return (self.path / "coordinator.json").exists()
+
+    def remove_membership(self) -> None:
+        """Forget the machine's enrolment and the site's mirrors."""
+        for name in ("coordinator.json", "mirrors.json"):
+            (self.path / name).unlink(missing_ok=True)
 
     def save_membership(self, membership: SiteMembership) -> None:
         """Replace the machine's enrolment."""
@@ -240,6 +252,11 @@ class RunDir:
             fresh.replace(self.path / "status.json")
         except OSError as error:
             log.debug("status.json was not written: %s", error)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether this process has the folder locked."""
+        return self._lock.is_locked
 
     def close(self) -> None:
         """Release the lock."""

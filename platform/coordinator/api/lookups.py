@@ -49,8 +49,11 @@ def get_visible_run(request: HttpRequest, name: str) -> Run:
     """
     run = visible_runs(request).find(name)
     if run is None:
-        who = "you" if isinstance(get_credential(request), Token) else "this machine"
-        raise ApiError(404, f"there is no run '{name[:60]}' here that {who} may see")
+        raise ApiError(
+            404,
+            f"there is no run '{name[:60]}' here, or you are not invited to it: "
+            "`barnraise runs` lists yours",
+        )
     return run
 
 

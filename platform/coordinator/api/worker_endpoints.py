@@ -27,6 +27,7 @@ from coordinator.fleet.run_broadcast import get_broadcast
 from coordinator.lib import site_identity
 from coordinator.notify.detectors import draft_refusal
 from coordinator.notify.models import Notification
+from coordinator.runs.invitations import RunInvitation
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.checkpoints import list_confirmed_anchors
 from coordinator.telemetry.rollup import drain_queue
@@ -91,6 +92,31 @@ def get_enrolment(request: HttpRequest, code: str) -> coordinator_messages.Enrol
             "machine": str(machine.pk) if machine else None,
             "person": machine.owner.shown_name if machine else "",
         }
+    )
+
+
+@router.post(
+    "/invitations/accept",
+    response=responses(coordinator_messages.RunSummary),
+    auth=authenticate_machine,
+)
+def accept_invitation(
+    request: HttpRequest, asked: coordinator_messages.InvitationToken
+) -> coordinator_messages.RunSummary:
+    """Accept an invitation for the machine's owner, whose machines may join its run from then on.
+
+    The person typed the invitation's address on the machine, as others open it in a browser.
+    """
+    invitation = RunInvitation.find_by_token(asked.token)
+    if invitation is None:
+        raise ApiError(
+            404, "this invitation is wrong, revoked or expired: ask the run's owner for a new link"
+        )
+    if not invitation.accept(requesting_machine(request).owner):
+        raise ApiError(409, "this invitation was used too many times: ask for a new link")
+    run = invitation.run
+    return coordinator_messages.RunSummary(
+        id=str(run.pk), slug=run.slug, name=run.name, status=run.state
     )
 
 

@@ -3,10 +3,10 @@
 import uuid
 
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_safe
 
-from coordinator.accounts.models import User
+from coordinator.accounts.models import Machine, User
 from coordinator.credit import leaderboard as credit_leaderboard
 from coordinator.lib.ttl_cache import TtlCache
 
@@ -49,3 +49,10 @@ def show_volunteer(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
         raise Http404
     context = {"person": volunteer, "record": record, "badges": credit_leaderboard.BADGES}
     return render(request, "volunteer.html", context)
+
+
+@require_safe
+def redirect_to_certificate(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
+    """Redirect from a machine to its owner's certificate: `barnraise join` prints this address."""
+    machine = get_object_or_404(Machine, pk=pk)
+    return redirect("volunteer", pk=machine.owner_id)

@@ -88,6 +88,11 @@ urlpatterns = [
     path("machines/", machine_views.list_machines, name="machines"),
     path("machines/enrol/", machine_views.find_enrolment, name="enrol_code"),
     path("machines/enrol/<str:code>/", machine_views.decide_enrolment, name="enrol"),
+    path(
+        "machines/<uuid:pk>/certificate/",
+        credit_views.redirect_to_certificate,
+        name="machine_certificate",
+    ),
     path("machines/<uuid:pk>/", machine_views.show_machine, name="machine"),
     *(
         path(

@@ -127,6 +127,7 @@ TABLE = [  # method, path, name of the message, status for each role
     ("GET", "/runs/launched", None, MACHINES),
     ("GET", "/runs/draft", None, [401, 401, 403, 404, 200]),
     ("GET", "/runs/none", None, [401, 401, 403, 404, 404]),
+    ("POST", "/invitations/accept", "invitation", [401, 401, 403, 404, 404]),
     ("POST", "/runs/launched/join", "join", MACHINES),
     ("POST", "/runs/draft/join", "join", [401, 401, 403, 404, 200]),
     ("GET", "/runs/launched/directive", None, [401, 401, 403, 403, 200]),
@@ -174,6 +175,8 @@ def build_message(manifest, numbered_report):
     def build(name: str | None, signer: Identity, run):
         if name == "join":
             return coordinator_messages.JoinRequest(version="1", addresses=[])
+        if name == "invitation":
+            return coordinator_messages.InvitationToken(token="a:b")
         if name == "reports":
             return coordinator_messages.Reports(reports=[numbered_report(1)])
         if name == "manifest":

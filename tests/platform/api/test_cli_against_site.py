@@ -132,7 +132,7 @@ def test_cli_shows_the_sites_errors_with_their_fields(barnraise):
         barnraise("runs", "create", "--name", "x", "--set", "model.heads=5")
     with pytest.raises(CoordinatorError, match="there is no run 'nowhere'"):
         barnraise("runs", "show", "nowhere")
-    with pytest.raises(CoordinatorError, match="There is nothing at this address"):
+    with pytest.raises(StateError, match="names no run"):
         barnraise("runs", "show", "../me")
     with pytest.raises(StateError, match="FIELD=VALUE"):
         barnraise("runs", "create", "--name", "x", "--set", "nonsense")

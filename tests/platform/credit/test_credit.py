@@ -405,6 +405,8 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     page = Client().get(volunteer_path).content.decode()
     assert "Ada" in page and "200 K" in page and "First peg" in page and run.name in page
     assert "ada@example.org" not in page
+    from_machine = Client().get(f"/machines/{ada.machine.pk}/certificate/")
+    assert (from_machine.status_code, from_machine["Location"]) == (302, volunteer_path)
     delete_account(owner, owner)
     assert Client().get(volunteer_path).status_code == 404
     assert (

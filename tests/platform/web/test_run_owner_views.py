@@ -129,6 +129,23 @@ def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
     assert [entry.action for entry in entries] == ["run.invite", "run.accept_invitation"]
 
 
+def test_machine_accepts_an_invitation_for_its_owner(person, launched_run, volunteer):
+    """`barnraise join SITE/runs/NAME?invite=TOKEN` needs no browser on an enrolled machine."""
+    run, _ = launched_run(person("owner@example.org"), join_policy=INVITED)
+    bob = volunteer(person("bob@example.org"), 2)
+    invitation = RunInvitation.create(run)
+    token = coordinator_messages.InvitationToken(token=invitation.token)
+    accepted = bob.send_request("POST", "/invitations/accept", token)
+    summary = coordinator_messages.RunSummary.model_validate_json(accepted.content)
+    assert (summary.slug, Guest.objects.get().user) == (run.slug, bob.machine.owner)
+    assert join(bob, run).status_code == 200
+    entry = AuditEntry.objects.get(action="run.accept_invitation")
+    assert entry.actor == bob.machine.owner
+    invitation.withdraw()
+    refused = bob.send_request("POST", "/invitations/accept", token)
+    assert refused.status_code == 404 and "ask the run's owner" in error_text(refused)
+
+
 def test_invitation_link_revoked_expired_or_wrong_is_not_found(person, launched_run, signed_in):
     run, _ = launched_run(person("owner@example.org"), join_policy=INVITED)
     client, _ = signed_in()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from barnraise.cli.addresses import parse_run, parse_site_address
+from barnraise.cli.addresses import RunAddress, parse_run_address, parse_site_address
 from barnraise.errors import StateError
 
 
@@ -36,16 +36,30 @@ def test_what_is_no_address_is_refused_with_a_sentence(text):
         parse_site_address(text)
 
 
+SITE = "https://train.example.org"
+
+
 @pytest.mark.parametrize(
     ("text", "run"),
     [
-        ("first-barn", "first-barn"),
-        ("0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b", "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"),
-        ("https://train.example.org/runs/first-barn/", "first-barn"),
-        ("http://127.0.0.1:8000/runs/first-barn/extend/?a=/b/", "first-barn"),
-        ("train.example.org/runs/first-barn", "first-barn"),
-        ("/runs/first-barn/", "first-barn"),
+        ("first-barn", RunAddress("first-barn")),
+        (
+            " 0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b ",
+            RunAddress("0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"),
+        ),
+        (f"{SITE}/runs/first-barn/", RunAddress("first-barn", SITE)),
+        ("http://127.0.0.1:8000/runs/a/extend/?a=/b/", RunAddress("a", "http://127.0.0.1:8000")),
+        ("train.example.org/runs/first-barn", RunAddress("first-barn", SITE)),
+        ("/runs/first-barn/", RunAddress("first-barn")),
+        (f"{SITE}/runs/first-barn?invite=ab:c-_1", RunAddress("first-barn", SITE, "ab:c-_1")),
+        (f"{SITE}/runs/first-barn/invited/ab:c-_1/", RunAddress("first-barn", SITE, "ab:c-_1")),
     ],
 )
-def test_run_is_read_from_its_name_or_its_page(text, run):
-    assert parse_run(text) == run
+def test_run_is_read_from_its_name_its_page_or_an_invitation(text, run):
+    assert parse_run_address(text) == run
+
+
+@pytest.mark.parametrize("text", [SITE, f"{SITE}/machines/", f"{SITE}/runs/", "ftp://h/runs/x/"])
+def test_address_without_a_run_is_refused_with_a_sentence(text):
+    with pytest.raises(StateError, match="address"):
+        parse_run_address(text)

@@ -1,13 +1,17 @@
 """Test `barnraise status` on the status files that workers write."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
-from helpers.command_line import RUN, run_barnraise
+from helpers.command_line import RUN
+from typer.testing import CliRunner
 
+from barnraise.cli.main import app
 from barnraise.protocol.coordinator_messages import MirrorView
-from barnraise.state_dir import RunDir, SiteMembership, StateDir
+from barnraise.state_dir import SiteMembership, StateDir
+from barnraise.training.local_control import LocalControl
 
 STATUS = {
     "name": "Ridge",
@@ -38,44 +42,81 @@ PEERS = [
 
 
 @pytest.fixture
-def status_file(tmp_path) -> Path:
-    """Return the path of a run's status file; the run's folder exists."""
-    RunDir(tmp_path / "runs" / RUN, RUN, StateDir(tmp_path).identity.key).close()
-    return tmp_path / "runs" / RUN / "status.json"
+def home(tmp_path, monkeypatch) -> StateDir:
+    """Return a new state directory."""
+    monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "100")
+    return StateDir(tmp_path)
 
 
-def test_status_without_runs_names_the_next_command(tmp_path):
-    assert "run `barnraise login URL` first" in run_barnraise(tmp_path, "status").stdout
-    mirror = MirrorView(key=StateDir(tmp_path).identity.key, name="s", protocols=[1], time=0)
-    StateDir(tmp_path).save_membership(SiteMembership(url="http://s", mirror=mirror, machine=RUN))
-    output = run_barnraise(tmp_path, "status").stdout
-    assert "has not trained yet: barnraise join RUN" in output
+@pytest.fixture
+def folder(home):
+    """Yield the open folder of a run, in which this process is the worker."""
+    opened = home.open_run(RUN)
+    LocalControl(opened.path).register_worker()
+    yield opened
+    opened.close()
 
 
-def test_status_file_that_a_crash_cut_off_is_skipped(tmp_path, status_file):
-    status_file.write_text("")
-    result = run_barnraise(tmp_path, "status")
-    assert result.returncode == 0 and "not enrolled yet" in result.stdout
-    assert run_barnraise(tmp_path, "status", "--json").stdout.strip() == "[]"
+def show_status(*options: str) -> str:
+    """Run `barnraise status` in this process and return its output."""
+    result = CliRunner().invoke(app, ["status", *options])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
-def test_status_shows_the_exchange_and_each_peer(tmp_path, status_file):
-    status_file.write_text(json.dumps(STATUS | {"exchange": EXCHANGE, "neighbours": PEERS}))
-    output = run_barnraise(tmp_path, "status").stdout
-    assert "12 steps a round, 4.01 bits" in output
-    assert "50 kB/s up (25% of the line)" in output and "3 behind" in output
+def write_status(path: Path, **changes) -> None:
+    (path / "status.json").write_text(json.dumps(STATUS | {"at": time.time()} | changes))
+
+
+def test_status_without_runs_names_the_next_command(home):
+    assert "run `barnraise login URL` first" in show_status()
+    mirror = MirrorView(key=home.identity.key, name="s", protocols=[1], time=0)
+    home.save_membership(SiteMembership(url="http://s", mirror=mirror, machine=RUN))
+    assert "has not trained yet: barnraise join RUN" in show_status()
+
+
+@pytest.mark.parametrize("content", ["", '{"name":'])
+def test_status_file_that_a_crash_cut_off_shows_the_run_without_it(folder, content):
+    (folder.path / "status.json").write_text(content)
+    assert "not trained yet" in show_status()
+    assert show_status("--json").strip() == "[]"
+
+
+def test_status_shows_the_exchange_and_each_peer(folder):
+    write_status(folder.path, exchange=EXCHANGE, neighbours=PEERS)
+    output = show_status()
+    assert "Ridge  training" in output and "running" in output
+    assert "12 steps, 4.01 bits a parameter, 25% of the uplink" in output
+    assert "50 kB/s up, 1.5 MB/s down" in output and "3 behind" in output
     rows = [line.split() for line in output.splitlines()]
     assert ["aaaaaaaa", "0", "50", "kB/s", "1.5", "MB/s", "yes"] in rows
     assert ["bbbbbbbb", "2", "0", "kB/s", "0", "kB/s", "NO"] in rows
 
 
-def test_status_of_an_older_version_is_shown(tmp_path, status_file):
-    status_file.write_text(json.dumps(STATUS))
-    result = run_barnraise(tmp_path, "status")
-    assert result.returncode == 0 and "Ridge" in result.stdout
+def test_status_of_a_worker_that_ended_shows_nothing_of_now(folder):
+    write_status(folder.path, exchange=EXCHANGE, neighbours=PEERS, at=time.time() - 7200)
+    folder.close()
+    output = show_status()
+    assert "Ridge  stopped" in output and "0 tokens/s" in output
+    assert f"not running since 2 h 00 min ago: barnraise join {RUN}" in output
+    assert "aaaaaaaa" not in output
+    write_status(folder.path, activity="finished")
+    assert f"barnraise export {RUN} FOLDER" in show_status()
 
 
-def test_status_says_why_a_machine_waits_for_a_second_volunteer(tmp_path, status_file):
+def test_status_of_an_older_version_is_shown(folder):
+    (folder.path / "status.json").write_text(json.dumps(STATUS))
+    assert "Ridge" in show_status()
+
+
+def test_status_for_programs_says_what_runs_and_what_space_it_takes(folder):
+    write_status(folder.path)
+    (shown,) = json.loads(show_status("--json"))
+    assert shown["running"] is True and shown["disk_bytes"] > 0 and shown["step"] == 7
+
+
+def test_status_says_why_a_machine_waits_for_a_second_volunteer(folder):
     reason = "only one volunteer is connected: waiting for a second one"
-    status_file.write_text(json.dumps({**STATUS, "waiting": reason}))
-    assert reason in run_barnraise(tmp_path, "status").stdout
+    write_status(folder.path, waiting=reason)
+    assert reason in show_status()

@@ -1,12 +1,31 @@
-"""Read the addresses that people paste: of a site, or of a run's page."""
+"""Read the addresses that people paste: of a site, of a run's page, or of an invitation."""
 
 import ipaddress
+from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import typer
 
 from barnraise.errors import StateError
+
+INVITED = "invited"  # /runs/NAME/invited/TOKEN/ is an invitation's page
+MAX_INVITATION = 200  # characters of a token, far more than any has
+
+
+@dataclass(frozen=True)
+class RunAddress:
+    """A run as a person names it.
+
+    Attributes:
+        name: the run's name in its address, or its id.
+        site: the site's address without a path; "" if the person named the run alone.
+        invitation: the token of an invitation; "" without one.
+    """
+
+    name: str
+    site: str = ""
+    invitation: str = ""
 
 
 def parse_site_address(text: str) -> str:
@@ -31,11 +50,27 @@ def parse_site_address(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def parse_run(text: str) -> str:
-    """Return the run's name in its address, from that name, its id or the address of its page."""
-    path = urlsplit(text).path if "://" in text else text
-    _, is_page, name = path.rpartition("/runs/")
-    return name.strip("/").partition("/")[0] if is_page else text
+def parse_run_address(text: str) -> RunAddress:
+    """Return a run, from its name in its address, its id, its page or an invitation to it.
+
+    Raises:
+        StateError: the text is an address without a run, or not an address.
+    """
+    address = text.strip()
+    before, is_page, below = address.partition("/runs/")
+    if not is_page:
+        if "/" in address:
+            raise StateError(f"'{text}' names no run; a run's address is like SITE/runs/NAME")
+        return RunAddress(address)
+    parts = urlsplit(f"//x/{below}")
+    name, *path = parts.path.strip("/").split("/")
+    if not name:
+        raise StateError(f"'{text}' is the list of runs: open a run and copy its address")
+    invitation = parse_qs(parts.query).get("invite", [""])[0]
+    if len(path) > 1 and path[0] == INVITED:
+        invitation = path[1]
+    site = parse_site_address(before) if before else ""
+    return RunAddress(name, site, invitation[:MAX_INVITATION])
 
 
 def _usual_scheme(address: str) -> str:
@@ -49,8 +84,10 @@ def _usual_scheme(address: str) -> str:
 
 
 RunArgument = Annotated[
-    str,
+    RunAddress,
     typer.Argument(
-        parser=parse_run, metavar="RUN", help="The run's name in its address, its page, or its id."
+        parser=parse_run_address,
+        metavar="RUN",
+        help="The run's address in the browser, its name in that address, or its id.",
     ),
 ]

@@ -1,13 +1,15 @@
 """Run `barnraise join`: train in a run."""
 
+import _thread
 import contextlib
 import logging
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
@@ -15,7 +17,17 @@ from rich.live import Live
 from rich.markup import escape
 
 from barnraise.cli.addresses import RunArgument
-from barnraise.cli.console import configure_logging, out, stop_on_signals
+from barnraise.cli.console import (
+    STATUS_LOGGER,
+    configure_logging,
+    errors,
+    out,
+    stop_on_signals,
+)
+from barnraise.cli.keys import read_keys
+from barnraise.cli.last_words import WorkEnd, print_last_words
+from barnraise.cli.limits import summarise_limits
+from barnraise.cli.log_file import open_worker_log
 from barnraise.cli.machine_options import (
     MachineOptions,
     hardware_view,
@@ -23,17 +35,23 @@ from barnraise.cli.machine_options import (
     open_state_dir,
 )
 from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.panel import build_panel, format_status_line
 from barnraise.cli.resource_options import LimitOptions
-from barnraise.cli.status import format_status
-from barnraise.errors import CoordinatorError
+from barnraise.cli.site_access import check_trainable, find_run, open_site
+from barnraise.errors import CoordinatorError, PlanError
 from barnraise.planning.limits import Limits
 
+if TYPE_CHECKING:
+    from barnraise.training.local_control import LocalControl
+
 log = logging.getLogger("barnraise")
+status_log = logging.getLogger(STATUS_LOGGER)
 
 NICENESS = 10  # the priority of a polite worker, where priorities are such numbers
 # Linux gives each session an equal share of the CPU; priorities count only within a session.
 AUTOGROUP = Path("/proc/self/autogroup")
-LOG_SECONDS = 10.0  # between two lines of the status in a log
+LOG_SECONDS = 10.0  # between two lines of the status in a log that people read
+FILE_SECONDS = 60.0  # between two lines of the status in the log file of a terminal's worker
 
 
 @expand_option_groups
@@ -59,61 +77,141 @@ def join(
 ) -> None:
     """Train in a run until it ends or you press Ctrl-C.
 
-    Ctrl-C saves the work; the next join continues it.
+    Ctrl-C saves the work; the next join continues it. With the run's address, a machine that is
+    not enrolled yet enrols first. Limits given here are saved, as by `barnraise limits`.
 
-    Limits given here are saved, as by `barnraise limits`.
+    Example: barnraise join https://train.example.org/runs/first-barn
     """
+    if polite:
+        lower_priority()
+    state_dir = open_state_dir(machine.home)
+    new_limits = resources.apply_to(state_dir.limits)
+    # What can be refused is refused before anything that takes time.
+    membership = open_site(state_dir, run)
+    view = find_run(state_dir, run.name)
+    if view is not None:
+        check_trainable(view)
+
     # Importing torch takes seconds, so that only the commands that need it do so.
     from barnraise.exchange.network.iroh_transport import IrohTransport
     from barnraise.training.join import join_run
+    from barnraise.training.local_control import LocalControl
     from barnraise.training.memory_retry import run_within_memory
     from barnraise.training.train import Worker
     from barnraise.training.warm_start import fetch_initial_weights
 
-    if polite:
-        lower_priority()
-    configure_logging()
+    configure_logging(open_worker_log(state_dir))
     leaving = stop_on_signals()
-    state_dir = open_state_dir(machine.home)
-    limits = resources.apply_to(state_dir.limits)
-    state_dir.limits = limits
-    site_name = escape(state_dir.membership.mirror.name)
-    out.print(f"Joining [bold]{escape(run)}[/] on {site_name} …")
+    shown_name = view.name if view is not None else run.name
+    site_name = escape(membership.mirror.name)
+    out.print(f"Joining [bold]{escape(shown_name)}[/] on {site_name} …", soft_wrap=True)
     hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
     fetch_weights = partial(fetch_initial_weights, state_dir, leaving, lambda: hardware)
+    display = StatusDisplay(summarise_limits(new_limits))
 
     def join_within(limits: Limits) -> Worker | None:
-        joined = join_run(state_dir, run, leaving, hardware_view(hardware), fetch_weights)
+        joined = join_run(state_dir, run.name, leaving, hardware_view(hardware), fetch_weights)
         if joined is None:
             return None
         joined = replace(joined, trust_one=trust_one)
-        transport = IrohTransport(state_dir.identity.secret, port=port)
-        return Worker(joined, leaving, hardware, limits, print_status, transport)
+        display.control = LocalControl(joined.folder.path)
+        transport = IrohTransport(joined.coordinator.identity.secret, port=port)
+        try:
+            worker = Worker(joined, leaving, hardware, limits, display.show, transport)
+        except PlanError as error:
+            joined.folder.close()
+            raise _explain_limits(error, limits) from None
+        if limits == new_limits:  # and not the smaller ones after a shortage of memory
+            state_dir.limits = new_limits
+        return worker
 
-    with Live(console=out, auto_refresh=False, transient=False) as live:
-        print_status = _status_printer(live)
-        worker = run_within_memory(join_within, limits)
+    with display.open():
+        worker = run_within_memory(join_within, new_limits)
     if worker is None:
         return
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
-    outcome = "Left" if leaving.is_set() else "Finished"
-    out.print(f"{outcome}. Everything is saved in {worker.joined.folder.path}", soft_wrap=True)
+    outcome = WorkEnd(
+        run=view.slug or view.id if view is not None else run.name,
+        folder=worker.joined.folder.path,
+        status=display.last_status,
+        has_left=leaving.is_set(),
+    )
+    print_last_words(outcome, membership)
 
 
-def _status_printer(live: Live) -> Callable[[dict[str, Any]], None]:
-    """Return a function that shows a worker's status: on a terminal live, elsewhere in the log."""
-    last_logged = 0.0
+def _explain_limits(error: PlanError, limits: Limits) -> PlanError:
+    """Return a refusal to train that names the limits which were in force."""
+    in_force = summarise_limits(limits)
+    if in_force == "none":
+        return error
+    return PlanError(
+        f"{error} (your limits: {in_force}; `barnraise limits --memory auto --disk auto` "
+        "lifts those that are saved)"
+    )
 
-    def print_status(status: dict[str, Any]) -> None:
-        nonlocal last_logged
-        if out.is_terminal:
-            live.update(format_status(status), refresh=True)
-        elif time.monotonic() - last_logged > LOG_SECONDS:
-            last_logged = time.monotonic()
-            log.info("%s", format_status(status).plain)
 
-    return print_status
+class StatusDisplay:
+    """A worker's status: a panel at the end of a terminal, below the log, or lines in a log.
+
+    Attributes:
+        control: pauses and resumes the worker; None until the run is joined.
+        last_status: None before the first one.
+    """
+
+    def __init__(self, limits: str) -> None:
+        """Show nothing yet. `limits` are the owner's, in a few words."""
+        self.control: LocalControl | None = None
+        self._limits = limits
+        self._live: Live | None = None
+        self._has_keys = False
+        self._last_logged = 0.0
+        self.last_status: dict[str, Any] | None = None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Show the panel and obey keys while the block runs, if this is a terminal."""
+        if not errors.is_terminal:
+            yield
+            return
+        with (
+            Live(console=errors, auto_refresh=False, transient=True) as live,
+            read_keys(self._obey_key) as has_keys,
+        ):
+            self._live = live
+            self._has_keys = has_keys
+            yield
+
+    def show(self, status: dict[str, Any]) -> None:
+        """Show a status."""
+        self.last_status = status
+        if self._live is not None:
+            self._live.update(self._panel(status), refresh=True)
+        pause = LOG_SECONDS if self._live is None else FILE_SECONDS
+        if time.monotonic() - self._last_logged > pause:
+            self._last_logged = time.monotonic()
+            status_log.info("%s", format_status_line(status))
+
+    def _panel(self, status: dict[str, Any]) -> Any:
+        is_ascii = not (errors.encoding or "").lower().startswith("utf")
+        return build_panel(status, self._limits, self._describe_keys(), errors.width, is_ascii)
+
+    def _describe_keys(self) -> str:
+        if not self._has_keys or self.control is None:
+            return ""
+        return "r resume  q stop" if self.control.is_paused else "p pause  q stop"
+
+    def _obey_key(self, key: str) -> None:
+        """Pause, resume or stop the worker; called by the thread that reads keys."""
+        if key == "q":
+            _thread.interrupt_main(signal.SIGINT)  # as Ctrl-C does
+        elif self.control is not None and key in ("p", "r"):
+            if key == "p":
+                self.control.pause()
+            else:
+                self.control.resume()
+            if self._live is not None and self.last_status is not None:
+                self._live.update(self._panel(self.last_status), refresh=True)
 
 
 def lower_priority() -> None:

@@ -30,6 +30,19 @@ def limits(resources: LimitOptions, home: HomeOption = None, as_json: JsonOption
     out.print(table)
 
 
+def summarise_limits(limits: Limits) -> str:
+    """Return the limits that are set, in a few words."""
+    sizes = [
+        (limits.memory, "RAM"),
+        (limits.device_memory, "GPU memory"),
+        (limits.disk, "disk"),
+    ]
+    parts = [f"{format_bytes(size)} {label}" for size, label in sizes if size is not None]
+    if limits.uplink is not None:
+        parts.append(f"{format_byte_rate(limits.uplink)} up")
+    return ", ".join(parts) or "none"
+
+
 def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
     """Return each limit's label and its value, in the order of the options.
 

@@ -1,21 +1,15 @@
-"""Run `barnraise login`: enrol this machine at a site."""
+"""Run `barnraise login` and `barnraise logout`: enrol this machine at a site; forget the site."""
 
-import os
-import platform
-import time
 from typing import Annotated
 
-import psutil
 import typer
-from rich.markup import escape
 
 from barnraise.cli.addresses import parse_site_address
-from barnraise.cli.console import errors, out
+from barnraise.cli.console import out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
-from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
-from barnraise.protocol.coordinator_messages import EnrolmentStatus, MachineDescription
-from barnraise.state_dir import SiteMembership
+from barnraise.cli.site_access import enrol_machine
+from barnraise.errors import StateError
+from barnraise.training.local_control import find_running
 
 
 def login(
@@ -25,56 +19,26 @@ def login(
     ] = "",
     home: HomeOption = None,
 ) -> None:
-    """Enrol this machine at a site: it shows a code that you approve in the browser."""
+    """Enrol this machine at a site: it shows a code that you approve in the browser.
+
+    Example: barnraise login https://train.example.org
+    """
+    enrol_machine(open_state_dir(home), parse_site_address(url), name)
+    out.print("Next: [bold]barnraise join RUN[/]")
+
+
+def logout(home: HomeOption = None) -> None:
+    """Forget the site where this machine is enrolled. Its key and its runs stay on this machine.
+
+    The machine stays in your list on the site, where you can revoke it.
+    """
     state_dir = open_state_dir(home)
-    coordinator = CoordinatorClient(parse_site_address(url), state_dir.identity)
-    mirror = coordinator.pin_mirror()
-    enrolment = coordinator.request_enrolment(describe_machine(name))
+    membership = state_dir.membership
+    if find_running(state_dir.run_folders()):
+        raise StateError("a worker of this machine is running: `barnraise stop` ends it")
+    state_dir.remove_membership()
     out.print(
-        f"Approve this machine on [bold]{escape(mirror.name)}[/]:\n\n"
-        f"  {enrolment.url}\n\n  code  [bold]{enrolment.code}[/]\n"
-        f"  key   {state_dir.identity.key}\n"
+        f"This machine no longer works for {membership.url}. To remove it there as well:\n"
+        f"{membership.url}/machines/{membership.machine}/",
+        soft_wrap=True,
     )
-    status = fetch_status(coordinator, enrolment.code)
-    while status.status == "pending":
-        time.sleep(enrolment.poll_every)
-        status = fetch_status(coordinator, enrolment.code)
-    if status.status != "approved" or status.machine is None:
-        raise CoordinatorError(
-            f"the code was {status.status}: run `barnraise login` again for a new one"
-        )
-    state_dir.save_membership(
-        SiteMembership(
-            url=coordinator.url, mirror=mirror, machine=status.machine, person=status.person
-        )
-    )
-    owner = escape(status.person) or "you"
-    out.print(f"This machine now works for {owner}. Next: [bold]barnraise join RUN[/]")
-
-
-def fetch_status(coordinator: CoordinatorClient, code: str) -> EnrolmentStatus:
-    """Fetch the decision on a code; it is pending while the coordinator does not answer."""
-    try:
-        return coordinator.fetch_enrolment(code)
-    except CoordinatorUnreachableError as error:
-        errors.print(f"{escape(str(error))}; still waiting", soft_wrap=True)
-        return EnrolmentStatus(status="pending")
-
-
-def describe_machine(name: str) -> MachineDescription:
-    """Describe this machine for its enrolment; it is called `name`, or by its host name."""
-    return MachineDescription(
-        hostname=(name or platform.node())[:100],
-        system=f"{platform.system()} {platform.release()}"[:100],
-        processor=(platform.processor() or platform.machine())[:100],
-        cores=os.cpu_count() or 0,
-        memory_bytes=psutil.virtual_memory().total,
-        accelerator=accelerator_name()[:100],
-    )
-
-
-def accelerator_name() -> str:
-    """Return the GPU's name, or "" without one."""
-    from barnraise.swap.device import choose_device, device_label
-
-    return device_label(choose_device().name)

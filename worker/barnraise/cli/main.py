@@ -1,7 +1,6 @@
 """Build the `barnraise` command: register its commands, print errors, set the exit code.
 
-login URL · plan · limits · join RUN · status · fetch RUN FOLDER · export RUN FOLDER · serve RUN
-sample RUN · runs · machines · text inspect SOURCE… · prepare RUN PATH… · verdict RUN
+`COMMANDS` lists them by purpose.
 """
 
 from typing import Annotated
@@ -11,9 +10,11 @@ from rich.markup import escape
 
 from barnraise import __version__
 from barnraise.cli.console import errors, out, replace_unprintable
+from barnraise.cli.control import leave, pause, resume, stop
 from barnraise.cli.join import join
 from barnraise.cli.limits import limits
-from barnraise.cli.login import login
+from barnraise.cli.log_file import logs
+from barnraise.cli.login import login, logout
 from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
 from barnraise.cli.prepare import prepare
@@ -27,17 +28,28 @@ from barnraise.cli.verdict import verdict
 from barnraise.errors import BarnraiseError
 from barnraise.swap.torch_environment import configure_torch_environment
 
+# Blank lines separate paragraphs; each example is one.
+EXAMPLES = """
+Train in a run: [bold]barnraise join https://train.example.org/runs/first-barn[/]
+
+Look at it from another terminal: [bold]barnraise status --watch[/], [bold]barnraise logs -f[/]
+
+Export the model: [bold]barnraise export first-barn my-model[/]
+"""
+
 app = typer.Typer(
+    rich_markup_mode="rich",
     add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train a GPT together, each on their own computer.",
+    epilog=EXAMPLES,
 )
 
 # `barnraise --help` lists the commands by purpose, in this order.
 COMMANDS = {
-    "Start": (login, plan, limits),
-    "Train": (join, status),
+    "Start": (login, plan, limits, logout),
+    "Train": (join, status, logs, pause, resume, stop, leave),
     "Use the model": (fetch, export, serve, sample),
     "Organise runs": (prepare, verdict),
 }

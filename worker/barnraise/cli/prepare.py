@@ -13,6 +13,7 @@ from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import configure_logging, errors, out
 from barnraise.cli.machine_options import HomeOption, measure_machine, open_state_dir
 from barnraise.cli.progress import show_progress
+from barnraise.cli.site_access import open_site
 from barnraise.cli.text import (
     EXIT_REFUSED,
     TokenizerOption,
@@ -54,6 +55,7 @@ def prepare(
 
     configure_logging()
     state_dir = open_state_dir(home)
+    open_site(state_dir, run)
     fetch_weights = partial(
         fetch_initial_weights,
         state_dir,
@@ -65,10 +67,10 @@ def prepare(
     preparation = TextPreparation(
         tuple(paths or ()), existing, partial(confirm_text, yes=yes), show_progress
     )
-    view = prepare_text(state_dir, run, preparation, fetch_weights)
+    view = prepare_text(state_dir, run.name, preparation, fetch_weights)
     manifest = open_manifest(view)
     tokens = sum(shard.tokens for shard in manifest.train)
-    next_command = f"[bold]barnraise join {escape(run)}[/]"
+    next_command = f"[bold]barnraise join {escape(view.slug or view.id)}[/]"
     out.print(
         f"The text has {tokens:,} tokens, of a vocabulary of {manifest.vocabulary:,}. "
         f"Next, on this machine: {next_command}"

@@ -181,16 +181,16 @@ def create(
 @expand_option_groups
 def show(run: RunArgument, site: SiteOptions) -> None:
     """Show a run: its rules, its terms and its progress."""
-    with closing(site.open_client()) as client:
-        _print_run(client.request("GET", "runs", run, "summary"), site.as_json)
+    with closing(site.open_client(run)) as client:
+        _print_run(client.request("GET", "runs", run.name, "summary"), site.as_json)
 
 
 @runs.command("do")
 @expand_option_groups
 def control_run(action: RunAction, run: RunArgument, site: SiteOptions) -> None:
     """Launch, pause, resume, cancel, archive or unarchive a run of yours."""
-    with closing(site.open_client()) as client:
-        _print_run(client.request("POST", "runs", run, "actions", action), site.as_json)
+    with closing(site.open_client(run)) as client:
+        _print_run(client.request("POST", "runs", run.name, "actions", action), site.as_json)
 
 
 @runs.command("copy")
@@ -204,16 +204,16 @@ def copy_run(
 ) -> None:
     """Copy another run's rules into a draft of yours."""
     request = {"name": name, "checkpoint": checkpoint}
-    with closing(site.open_client()) as client:
-        _print_run(client.request("POST", "runs", run, "copies", body=request), site.as_json)
+    with closing(site.open_client(run)) as client:
+        _print_run(client.request("POST", "runs", run.name, "copies", body=request), site.as_json)
 
 
 @runs.command("terms")
 @expand_option_groups
 def change_terms(run: RunArgument, terms: TermsOptions, site: SiteOptions) -> None:
     """Change who may join, with what, and the notes. Options left out keep their value."""
-    with closing(site.open_client()) as client:
-        answer = client.request("PATCH", "runs", run, "terms", body=terms.to_request())
+    with closing(site.open_client(run)) as client:
+        answer = client.request("PATCH", "runs", run.name, "terms", body=terms.to_request())
     _print_run(answer, site.as_json)
 
 
@@ -226,8 +226,8 @@ def invite(
     site: SiteOptions,
 ) -> None:
     """Create a link that lets people join."""
-    with closing(site.open_client()) as client:
-        link = client.request("POST", "runs", run, "invitations", body={"note": note})
+    with closing(site.open_client(run)) as client:
+        link = client.request("POST", "runs", run.name, "invitations", body={"note": note})
     if site.as_json:
         print_json(link)
     else:
@@ -238,8 +238,8 @@ def invite(
 @expand_option_groups
 def checkpoints(run: RunArgument, site: SiteOptions) -> None:
     """List the weights that machines hold, and which of them are confirmed."""
-    with closing(site.open_client()) as client:
-        answer = client.request("GET", "runs", run, "checkpoints")
+    with closing(site.open_client(run)) as client:
+        answer = client.request("GET", "runs", run.name, "checkpoints")
     if site.as_json:
         print_json(answer)
         return
@@ -279,7 +279,7 @@ def verdict(
 
     `barnraise verdict` works without the site, where the text was prepared.
     """
-    with closing(site.open_client()) as client:
+    with closing(site.open_client(run)) as client:
         if machine:
             request = {
                 "author": machine,
@@ -287,10 +287,10 @@ def verdict(
                 "updates": _parse_updates(update or []),
                 "reason": reason,
             }
-            answer = client.request("POST", "runs", run, "verdicts", body=request)
+            answer = client.request("POST", "runs", run.name, "verdicts", body=request)
             verdicts = [answer]
         else:
-            answer = client.request("GET", "runs", run, "verdicts")
+            answer = client.request("GET", "runs", run.name, "verdicts")
             verdicts = answer
     if site.as_json:
         print_json(answer)
@@ -302,8 +302,8 @@ def verdict(
 @expand_option_groups
 def members(run: RunArgument, site: SiteOptions) -> None:
     """List the machines in a run."""
-    with closing(site.open_client()) as client:
-        machines = client.fetch_all("runs", run, "machines")
+    with closing(site.open_client(run)) as client:
+        machines = client.fetch_all("runs", run.name, "machines")
     if site.as_json:
         print_json(machines)
         return
@@ -389,8 +389,8 @@ def exclude(
     `barnraise verdict` works without the site, where the text was prepared.
     """
     request = {"exclude": machine, "keep_updates": keep_updates, "reason": reason}
-    with closing(site.open_client()) as client:
-        answer = client.request("POST", "runs", run, "verdicts", body=request)
+    with closing(site.open_client(run)) as client:
+        answer = client.request("POST", "runs", run.name, "verdicts", body=request)
     if site.as_json:
         print_json(answer)
     else:

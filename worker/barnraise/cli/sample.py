@@ -54,7 +54,7 @@ def sample(
     from barnraise.training.saved_model import open_saved_model
 
     settings = SamplingSettings(options.tokens, options.temperature, options.top_p, options.seed)
-    with open_saved_model(open_state_dir(home), run) as saved:
+    with open_saved_model(open_state_dir(home), run.name) as saved:
         codec = PromptCodec(saved.tokenizer)
         sampler = Sampler(
             saved.spec.model,

@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from barnraise.cli.addresses import RunAddress, parse_site_address
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.coordinator_client.token_client import TokenClient
+from barnraise.errors import StateError
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,23 @@ class SiteOptions:
     home: HomeOption = None
     as_json: JsonOption = False
 
-    def open_client(self) -> TokenClient:
+    def open_client(self, run: RunAddress | None = None) -> TokenClient:
         """Return a client of the site; the caller closes it.
 
+        A token goes to the site that its owner has chosen, and not wherever a pasted address
+        points.
+
+        Args:
+            run: a run, whose address may name the site.
+
         Raises:
-            StateError: there is no token, or no site is known.
+            StateError: there is no token, no site is known, or the run is at another site.
         """
-        return TokenClient.from_environment(open_state_dir(self.home), self.site)
+        state_dir = open_state_dir(self.home)
+        site = parse_site_address(self.site) if self.site else ""
+        if not site and state_dir.is_enrolled:
+            site = state_dir.membership.url
+        named = run.site if run is not None else ""
+        if named and site and named != site:
+            raise StateError(f"that run is at {named}, and not at {site}: choose with --site")
+        return TokenClient.from_environment(state_dir, site or named)

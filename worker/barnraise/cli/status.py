@@ -1,45 +1,127 @@
 """Run `barnraise status`: show what this machine has done in each of its runs."""
 
-import contextlib
 import json
-from typing import Any
+import time
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from barnraise.cli.console import new_table, out
+from barnraise.cli.limits import summarise_limits
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
+from barnraise.cli.panel import build_panel
+from barnraise.cli.run_folders import RunFolder, list_run_folders
 from barnraise.errors import StateError
-from barnraise.formats import format_byte_rate
+from barnraise.formats import format_byte_rate, format_bytes, format_duration
 from barnraise.state_dir import StateDir
 
+WATCH_SECONDS = 2.0  # between two pictures of --watch
 
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show what this machine has done in each of its runs."""
+
+def status(
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every 2 s until Ctrl-C.")
+    ] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what this machine has done in each of its runs, and the disk space that each takes."""
     state_dir = open_state_dir(home)
-    statuses = _load_statuses(state_dir)
     if as_json:
-        out.print_json(json.dumps(statuses))
+        _print_statuses_as_json(state_dir)
         return
-    for run in statuses:
-        out.print(f"[bold]{escape(run['name'])}[/]", format_status(run), soft_wrap=True)
-        if run.get("waiting"):
-            out.print(f"  [yellow]{escape(run['waiting'])}[/]", soft_wrap=True)
-        if run.get("neighbours"):
-            out.print(_peer_table(run["neighbours"]))
-    if not statuses:
-        out.print(_describe_next_step(state_dir))
+    try:
+        while watch:
+            out.clear()
+            _print_statuses(state_dir)
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return
+    _print_statuses(state_dir)
 
 
-def _load_statuses(state_dir: StateDir) -> list[dict[str, Any]]:
-    """Load the status that each run's worker wrote last; skip a missing or incomplete file."""
-    statuses: list[dict[str, Any]] = []
-    for folder in state_dir.run_folders():
-        # A crash may leave an incomplete file. It holds no state, so that nothing is lost.
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            statuses.append(json.loads((folder / "status.json").read_text()))
-    return statuses
+def _print_statuses_as_json(state_dir: StateDir) -> None:
+    folders = list_run_folders(state_dir)
+    print(
+        json.dumps(
+            [
+                folder.status | {"running": folder.is_running, "disk_bytes": folder.disk_bytes()}
+                for folder in folders
+                if folder.status is not None
+            ]
+        )
+    )
+
+
+def _print_statuses(state_dir: StateDir) -> None:
+    folders = list_run_folders(state_dir)
+    limits = summarise_limits(state_dir.limits)
+    is_ascii = not (out.encoding or "").lower().startswith("utf")
+    for folder in folders:
+        _print_run(folder, limits, is_ascii)
+    if not folders:
+        out.print(_describe_next_step(state_dir), soft_wrap=True)
+
+
+def _print_run(folder: RunFolder, limits: str, is_ascii: bool) -> None:
+    run_status = folder.status
+    running = folder.is_running
+    if run_status is None:
+        out.print(Text.assemble((folder.name, "bold"), "  not trained yet"))
+    else:
+        shown = run_status if running else _without_movement(run_status)
+        out.print(build_panel(shown, limits, "", out.width, is_ascii))
+    out.print(
+        Text.assemble(("Worker     ", "dim"), _describe_worker(folder, running, run_status)),
+        Text.assemble(("Disk       ", "dim"), format_bytes(folder.disk_bytes())),
+        sep="\n",
+    )
+    if run_status is not None and running:
+        if run_status.get("exchange"):
+            out.print(
+                Text.assemble(("Rounds     ", "dim"), _describe_rounds(run_status["exchange"]))
+            )
+        if run_status.get("neighbours"):
+            out.print(_peer_table(run_status["neighbours"]))
+    out.print()
+
+
+def _describe_worker(folder: RunFolder, running: bool, run_status: dict[str, Any] | None) -> str:
+    """Describe whether a worker runs, and since when not."""
+    if running:
+        return "running"
+    if run_status is None or "at" not in run_status:
+        return "not running"
+    ago = format_duration(max(0.0, time.time() - run_status["at"]))
+    if run_status["activity"] == "finished":
+        return f"finished {ago} ago: barnraise export {folder.slug} FOLDER"
+    return f"not running since {ago} ago: barnraise join {folder.slug}"
+
+
+def _without_movement(run_status: dict[str, Any]) -> dict[str, Any]:
+    """Return the status of a worker that does not run: what it did, and nothing of now."""
+    activity = "finished" if run_status["activity"] == "finished" else "stopped"
+    return run_status | {
+        "activity": activity,
+        "rate": 0.0,
+        "run_rate": None,
+        "peers": 0,
+        "exchange": None,
+        "reason": "",
+        "waiting": None,
+    }
+
+
+def _describe_rounds(exchange: dict[str, Any]) -> str:
+    """Describe how long a round is, how compressed its update, and the use of the uplink."""
+    text = f"{exchange['round_steps']} steps, {exchange['bits_per_parameter']:.3g} bits a parameter"
+    uplink = exchange["uplink_rate"]
+    if uplink > exchange["sent_rate"] > 0:
+        text += f", {exchange['sent_rate'] / uplink:.0%} of the uplink"
+    return text
 
 
 def _describe_next_step(state_dir: StateDir) -> str:
@@ -51,44 +133,13 @@ def _describe_next_step(state_dir: StateDir) -> str:
     return "This machine has not trained yet: [bold]barnraise join RUN[/]"
 
 
-def format_status(status: dict[str, Any]) -> Text:
-    """Return one line of activity, step, loss, speed, updates, peers, exchange and progress."""
-    activity = status["activity"]
-    loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
-    share = min(1.0, status["ledger_tokens"] / status["token_budget"])
-    return Text.assemble(
-        (f"{activity:<10}", "bold" if activity == "training" else "yellow"),
-        f" step {status['step']:>6,}  loss {loss:>6}  {status['rate']:>8,.0f} tok/s  ",
-        f"↑{status['updates_sent']:>4} ↓{status['updates_received']:>4}  {status['peers']} peers  ",
-        _format_exchange(status.get("exchange")),  # older versions did not write it
-        (f"{share:>4.0%}", "cyan"),
-    )
-
-
-def _format_exchange(exchange: dict[str, Any] | None) -> str:
-    """Return the round's length, the compression, the use of the uplink, and the lag."""
-    if not exchange:
-        return ""
-    sent_rate = exchange["sent_rate"]
-    uplink_rate = exchange["uplink_rate"]
-    parts = [
-        f"{exchange['round_steps']} steps a round, {exchange['bits_per_parameter']:.3g} bits",
-        f"{format_byte_rate(sent_rate)} up",
-    ]
-    if uplink_rate > sent_rate > 0:
-        parts[-1] += f" ({sent_rate / uplink_rate:.0%} of the line)"
-    if exchange["lag"]:
-        parts.append(f"{exchange['lag']:,} behind")
-    return "".join(f"{part}  " for part in parts)
-
-
 def _peer_table(peers: list[dict[str, Any]]) -> Table:
     """Return the linked peers: their lag, their traffic, and whether their weights equal ours."""
-    table = new_table("  peer", "lag", "↑", "↓", "same weights")
+    table = new_table("  peer", "lag", "up", "down", "same weights")
     for peer in peers:
         agrees = peer["agrees"]
         table.add_row(
-            f"  {peer['key'][:8]}",
+            f"  {escape(peer['key'][:8])}",
             f"{peer['lag']:,}",
             format_byte_rate(peer["up"]),
             format_byte_rate(peer["down"]),

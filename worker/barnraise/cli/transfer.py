@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.markup import escape
 
-from barnraise.cli.addresses import RunArgument
+from barnraise.cli.addresses import RunAddress, RunArgument
 from barnraise.cli.console import configure_logging, out, stop_on_signals
+from barnraise.cli.log_file import open_worker_log
 from barnraise.cli.machine_options import (
     HardwareOption,
     HomeOption,
@@ -18,6 +19,7 @@ from barnraise.cli.machine_options import (
     open_state_dir,
 )
 from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.site_access import find_run, open_site
 from barnraise.errors import CoordinatorError, StateError
 from barnraise.state_dir import StateDir
 
@@ -84,11 +86,11 @@ def fetch(
             f"and you requested {digest}"
         )
     out.print(f"BLAKE3 of the weights: {worker.digest}", soft_wrap=True)
-    _write_export(open_state_dir(home), run, folder, options)
+    _write_export(open_state_dir(home), run.name, folder, options)
 
 
 def serve(
-    run: Annotated[str, typer.Argument(help="A run that this machine has trained in.")],
+    run: RunArgument,
     home: HomeOption = None,
     hardware: HardwareOption = None,
 ) -> None:
@@ -115,7 +117,7 @@ def export(
     The folder must be new or empty, or hold an earlier export without changes: nothing else is
     ever overwritten or deleted.
     """
-    _write_export(open_state_dir(home), run, folder, options)
+    _write_export(open_state_dir(home), run.name, folder, options)
 
 
 def _choose_target(state_dir: StateDir, folder: Path) -> "ExportTarget":
@@ -155,7 +157,9 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
     out.print(f"Wrote the weights at {tokens:,} tokens to {escape(str(folder))}", soft_wrap=True)
 
 
-def _create_worker(kind: type[W], run: str, home: Path | None, hardware_cache: Path | None) -> W:
+def _create_worker(
+    kind: type[W], run: RunAddress, home: Path | None, hardware_cache: Path | None
+) -> W:
     """Join a run and return a worker of this kind for it.
 
     Raises:
@@ -164,11 +168,13 @@ def _create_worker(kind: type[W], run: str, home: Path | None, hardware_cache: P
     """
     from barnraise.training.join import join_run
 
-    configure_logging()
-    leaving = stop_on_signals()
     state_dir = open_state_dir(home)
+    open_site(state_dir, run)
+    find_run(state_dir, run.name)  # refuses an unknown run before the machine is measured
+    configure_logging(open_worker_log(state_dir))
+    leaving = stop_on_signals()
     hardware = measure_machine(state_dir, hardware_cache)
-    joined = join_run(state_dir, run, leaving, hardware_view(hardware))
+    joined = join_run(state_dir, run.name, leaving, hardware_view(hardware))
     if joined is None:
         raise typer.Exit
     return kind(joined, leaving, hardware, state_dir.limits)

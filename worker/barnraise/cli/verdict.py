@@ -76,9 +76,9 @@ def verdict(
     from barnraise.training.join import find_saved_run
 
     state_dir = open_state_dir(exclusion.home)
-    saved_run = find_saved_run(state_dir, run)
+    saved_run = find_saved_run(state_dir, run.name)
     if saved_run is None:
-        raise StateError(f"this machine has never worked on '{run}'")
+        raise StateError(f"this machine has never worked on '{run.name}'")
     spec = RunSpec.from_json(saved_run.spec)
     folder = state_dir.path / "runs" / saved_run.id
     # A worker may be using the ledger at the same time, so that nothing is deleted from it.
@@ -89,7 +89,7 @@ def verdict(
         own_key = state_dir.identity.key
         if own_key != spec.owner:
             raise StateError(
-                f"verdicts on '{run}' are signed by the machine {spec.owner[:8]}, "
+                f"verdicts on '{run.name}' are signed by the machine {spec.owner[:8]}, "
                 f"which prepared its text; this one is {own_key[:8]}"
             )
         if exclusion.exclude:

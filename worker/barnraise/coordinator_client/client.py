@@ -13,6 +13,7 @@ from barnraise.protocol.coordinator_messages import (
     EnrolmentReply,
     EnrolmentRequest,
     EnrolmentStatus,
+    InvitationToken,
     JoinReply,
     JoinRequest,
     MachineDescription,
@@ -21,6 +22,7 @@ from barnraise.protocol.coordinator_messages import (
     ReportReply,
     Reports,
     RunPage,
+    RunSummary,
     RunView,
     TextManifest,
 )
@@ -145,6 +147,12 @@ class CoordinatorClient:
     def fetch_run(self, run: str) -> RunView:
         """Fetch a run by its id or slug."""
         return self._request("GET", f"/runs/{quote(run, safe='')}", None, RunView)
+
+    def accept_invitation(self, token: str) -> RunSummary:
+        """Accept an invitation for this machine's owner; return the run that it is to."""
+        return self._request(
+            "POST", "/invitations/accept", InvitationToken(token=token), RunSummary
+        )
 
     def join_run(
         self, run: str, addresses: list[Address], hardware: HardwareView | None = None

@@ -217,6 +217,12 @@ class RunView(RunSummary):
     manifest: Signed | None = None
 
 
+class InvitationToken(Message):
+    """The secret part of an invitation's link, with which a machine accepts it for its owner."""
+
+    token: ShortText
+
+
 class RunPage(Message):
     """One page of the list of runs."""
 
@@ -305,6 +311,7 @@ API_MESSAGES: tuple[type[Message], ...] = (
     EnrolmentStatus,
     RunView,
     RunPage,
+    InvitationToken,
     JoinRequest,
     JoinReply,
     Reports,

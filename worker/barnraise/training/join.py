@@ -35,14 +35,14 @@ from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView
 from barnraise.protocol.signing import M, TicketPolicy, check_ticket, digest, open_signed
 from barnraise.spec import ModelSpec, RunSpec, adopt_model
-from barnraise.state_dir import RunDir, StateDir
+from barnraise.state_dir import JOIN_REPLY_FILE, RunDir, StateDir
+from barnraise.training.local_control import LocalControl
 from barnraise.training.preparation import TextPreparation, build_text, plan_text
 
 log = logging.getLogger("barnraise")
 
-# In a run's folder, for times when no coordinator answers: the last JoinReply, and the last
-# directive that revoked a peer, which stays out meanwhile.
-JOIN_REPLY_FILE = "join.json"
+# In a run's folder, for times when no coordinator answers: the last directive that revoked a peer,
+# which stays out meanwhile.
 DIRECTIVE_FILE = "directive.json"
 POLL_SECONDS = 1.0  # between two requests for a draft, at least
 RETRY_SECONDS = 30.0  # between two attempts to get the weights that a draft begins with
@@ -139,6 +139,9 @@ def join_run(
         log.warning("%s; going on with the ticket this machine holds", error)
     folder = home.open_run(run)
     try:
+        control = LocalControl(folder.path)
+        control.register_worker()
+        control.watch_stop(folder, leaving)
         reply = _request_join(coordinator, folder, run, hardware)
         while reply.ticket is None:
             pause = _handle_draft(coordinator, folder, reply, weights)

@@ -29,6 +29,7 @@ class TrainingMetrics:
 
     Attributes:
         activity: what the worker does now.
+        reason: why it waits, for its owner; "" while it does not.
         step: number of steps taken, abandoned ones included: the position in the data.
         tokens_per_second: by the wall clock, including exchange and evaluation; 0 while idle.
         loss: of the last step.
@@ -41,6 +42,7 @@ class TrainingMetrics:
         """Start with no measurement. `key` is this machine's public key."""
         self.key = key
         self.activity = Activity.JOINING
+        self.reason = ""
         self.step = 0
         self.tokens_per_second = 0.0
         self.loss: float | None = None
@@ -122,9 +124,15 @@ class TrainingMetrics:
             size=size,
         )
 
-    def set_idle(self, activity: Activity) -> None:
-        """Record that the worker does not train now."""
+    def set_training(self) -> None:
+        """Record that the worker trains now."""
+        self.activity = Activity.TRAINING
+        self.reason = ""
+
+    def set_idle(self, activity: Activity, reason: str = "") -> None:
+        """Record that the worker does not train now, and why, for its owner."""
         self.activity = activity
+        self.reason = reason
         self.tokens_per_second = 0.0
         self._last_step_at = None
 
@@ -183,6 +191,7 @@ class TrainingMetrics:
         return {
             "at": time.time(),
             "activity": numbers.activity,
+            "reason": self.reason,
             "step": numbers.step,
             "tokens": numbers.tokens,
             "ledger_tokens": numbers.ledger_tokens,

@@ -5,6 +5,7 @@ same figures go into the status file for people and programs on this machine.
 """
 
 import logging
+import time
 from collections import deque
 from typing import Any
 
@@ -18,6 +19,7 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import verify_proof
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive
+from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
@@ -25,6 +27,7 @@ from barnraise.spec import RunSpec
 from barnraise.training.attestation import Attester
 from barnraise.training.join import DIRECTIVE_FILE, JoinedRun
 from barnraise.training.metrics import TrainingMetrics
+from barnraise.training.progress_history import ProgressHistory
 
 log = logging.getLogger("barnraise")
 
@@ -60,6 +63,7 @@ class StatusPublisher:
         self._attester = Attester(joined.coordinator.identity, joined.run, ledger)
         # Digests of verdicts that were refused, so that each is logged only once.
         self._refused_verdicts: deque[str] = deque(maxlen=64)
+        self._history = ProgressHistory()
         self._applied_directive: Signed | None = None
         self._revoked_keys = joined.directive.revoked
 
@@ -96,6 +100,10 @@ class StatusPublisher:
         self._obey_coordinator()
 
         # To people and programs on this machine.
+        is_training = figures.activity is Activity.TRAINING
+        self._history.record(
+            time.monotonic(), figures.ledger_tokens, self._metrics.loss, is_training
+        )
         status = {
             "run": self._joined.run,
             "name": self._joined.name,
@@ -104,6 +112,8 @@ class StatusPublisher:
             "coordinator_bytes": self._joined.coordinator.body_bytes,
             "refused": self.refusal,
             "waiting": stats.waiting_reason,
+            "run_rate": self._history.tokens_per_second,
+            "losses": self._history.losses,
             "checksum": {
                 "checked": stats.fragments_checked,
                 "corruptions": stats.corruptions,

@@ -45,8 +45,14 @@ from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.batches import TokenDataset
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.join import JoinedRun
+from barnraise.training.local_control import LocalControl
 from barnraise.training.metrics import TrainingMetrics
-from barnraise.training.prefetch import fetch_start_weights, fetch_text, manifest_blobs
+from barnraise.training.prefetch import (
+    FetchMonitor,
+    fetch_start_weights,
+    fetch_text,
+    manifest_blobs,
+)
 from barnraise.training.resume import SavedState, progress_fields
 from barnraise.training.samples import SampleWriter, is_elected
 from barnraise.training.status import StatusPublisher
@@ -60,6 +66,15 @@ FINISH_SECONDS = 120.0  # a finished worker waits this long for its peers to hav
 LEAVE_SECONDS = 5.0  # a leaving worker waits this long for a peer to have its last update
 SYNCHRONIZED_SECONDS = 1.0  # peers must have had the same updates for this long
 ALONE_SECONDS = 5.0  # a worker without peers waits this long for one to connect
+
+# Why a machine waits, for its owner.
+PAUSED_HERE_REASON = "paused on this machine"
+PAUSE_REASONS = {
+    RunStatus.PAUSED: "paused on the site",
+    RunStatus.RECRUITING: "waits for more machines to join",
+}
+QUOTA_REASON = "today's disk writes are used up"
+SUSPENDED_REASON = "the run's owner must decide"
 
 
 class WorkerPhase(Enum):
@@ -117,6 +132,7 @@ class Worker:
         if self.plan.deterministic:
             require_determinism()
         self.saved_state = SavedState(joined.folder.path, self.plan)
+        self.local_control = LocalControl(joined.folder.path)
         self.ledger = Ledger(joined.folder.path)
         self.blobs = self.ledger.blobs
         spool = ReportSpool(joined.folder.path / "spool.sqlite")
@@ -385,12 +401,12 @@ class Worker:
                     "can train by their tickets: this machine waits for the run's owner, who can "
                     "exclude a volunteer or end the run"
                 )
-            self.metrics.set_idle(Activity.SUSPENDED)
+            self.metrics.set_idle(Activity.SUSPENDED, SUSPENDED_REASON)
             if self.leaving.wait(0.1) or self.run_ended:
                 break
             self.engine.apply_queued()
             self.run_between_steps()
-        self.metrics.activity = Activity.TRAINING
+        self.metrics.set_training()
 
     def wait_while_paused(self) -> bool:
         """Wait while the run is paused or the disk quota is used up. The exchange goes on.
@@ -410,13 +426,15 @@ class Worker:
             was_exhausted = is_exhausted
             if not is_exhausted and not self.is_paused:
                 break
-            self.metrics.set_idle(Activity.PAUSED)
+            self.metrics.set_idle(
+                Activity.PAUSED, QUOTA_REASON if is_exhausted else self.pause_reason
+            )
             if self.leaving.wait(0.1) or self.run_ended:
                 break
             if not is_exhausted:
                 self.engine.apply_queued()  # writes to disk, where the state lies there
             self.run_between_steps()
-        self.metrics.activity = Activity.TRAINING
+        self.metrics.set_training()
         return not (self.leaving.is_set() or self.run_ended)
 
     def resync_if_behind(self) -> None:
@@ -448,9 +466,17 @@ class Worker:
 
     @property
     def is_paused(self) -> bool:
-        """Return whether the coordinator wants this machine to wait."""
-        must_wait = self.reporter.directive.status in (RunStatus.PAUSED, RunStatus.RECRUITING)
-        return must_wait and self.status_publisher.refusal is None
+        """Return whether somebody wants this machine to wait."""
+        return bool(self.pause_reason)
+
+    @property
+    def pause_reason(self) -> str:
+        """Return why this machine is to wait, for its owner; "" if it is not."""
+        if self.status_publisher.refusal is not None:
+            return ""
+        if self.local_control.is_paused:
+            return PAUSED_HERE_REASON
+        return PAUSE_REASONS.get(self.reporter.directive.status, "")
 
     @property
     def disk_quota_exhausted(self) -> bool:
@@ -615,11 +641,25 @@ class Worker:
         manifest = self.joined.manifest
         if not all(self.blobs.has(name) for name in manifest_blobs(manifest)):
             self.metrics.activity = Activity.PREPARING
-        if fetch_text(self.exchange, self.blobs, manifest, self.poll_should_stop):
+        if fetch_text(self.exchange, self.blobs, manifest, self._text_poll()):
+            self.metrics.reason = ""
             self.text = TokenDataset(manifest, self.blobs.path)
             self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
             tokenizer = manifest.tokenizer and self.blobs.read(manifest.tokenizer)
             self._sample_writer = SampleWriter(self.spec.prompts, tokenizer or None, self.spec.seed)
+
+    def _text_poll(self) -> Callable[[], bool]:
+        """Return the callback of the text's fetch: it also states why the text does not come."""
+        monitor = FetchMonitor("the text")
+
+        def poll() -> bool:
+            stats = self.exchange.stats
+            self.metrics.reason = monitor.describe(
+                time.monotonic(), stats.bytes_received, stats.peers
+            )
+            return self.poll_should_stop()
+
+        return poll
 
     def state_header(self, progress: EngineProgress) -> StateHeader:
         """Return the header of the state at `progress`: what its tensors belong to."""

@@ -1,0 +1,116 @@
+"""Test the commands that control this machine's workers without a site."""
+
+import threading
+
+import pytest
+from helpers.command_line import RUN
+from typer.testing import CliRunner
+
+from barnraise.cli.main import app
+from barnraise.errors import StateError
+from barnraise.state_dir import RunDir, StateDir
+from barnraise.training.local_control import LocalControl, WorkerProcess
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Return a state directory whose only run has a folder that nobody uses."""
+    monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    state_dir = StateDir(tmp_path)
+    state_dir.open_run(RUN).close()
+    return state_dir
+
+
+@pytest.fixture
+def folder(home):
+    """Return the path of the run's folder."""
+    return home.path / "runs" / RUN
+
+
+def barnraise(*arguments: str, typed: str | None = None) -> str:
+    """Run a command in this process; raise what it raised."""
+    result = CliRunner().invoke(app, list(arguments), input=typed)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def start_worker(home: StateDir) -> tuple[RunDir, threading.Event, threading.Thread]:
+    """Work on the run as `join_run` does, until a stop is requested."""
+    opened, leaving = home.open_run(RUN), threading.Event()
+    control = LocalControl(opened.path)
+    control.register_worker()
+    control.watch_stop(opened, leaving)
+
+    def work() -> None:
+        leaving.wait(60)
+        opened.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return opened, leaving, thread
+
+
+def test_pause_and_resume_need_no_running_worker(home, folder):
+    assert "from its next start on" in barnraise("pause")
+    assert LocalControl(folder).is_paused
+    assert f"barnraise join {RUN}" in barnraise("resume", RUN)
+    assert not LocalControl(folder).is_paused
+
+
+def test_stop_lets_the_worker_leave_and_waits_for_it(home):
+    _, leaving, thread = start_worker(home)
+    assert "after its current step" in barnraise("pause")
+    assert "has stopped" in barnraise("stop")
+    thread.join(60)
+    assert leaving.is_set() and not thread.is_alive()
+    assert "No worker is running" in barnraise("stop")
+
+
+def test_request_to_stop_does_not_concern_a_later_worker(home, folder):
+    LocalControl(folder).request_stop(WorkerProcess(pid=1, started=5.0))
+    opened, leaving, thread = start_worker(home)
+    assert not leaving.wait(1.0)
+    leaving.set()
+    thread.join(60)
+    assert not opened.is_open
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"pid": "x", "started": 1}', "[]"])
+def test_damaged_worker_file_means_that_none_is_running(home, folder, content):
+    (folder / "worker.json").write_text(content)
+    assert "No worker is running" in barnraise("stop")
+
+
+def test_process_id_that_is_used_again_is_no_worker(home, folder):
+    own = WorkerProcess.current()
+    WorkerProcess(own.pid, own.started - 100).save(folder / "worker.json")
+    assert LocalControl(folder).find_worker() is None
+
+
+def test_leave_deletes_only_after_a_confirmation(home, folder):
+    (folder / "blobs").mkdir()
+    (folder / "blobs" / "shard").write_bytes(b"x" * 100_000)
+    assert "--delete` frees them" in barnraise("leave", RUN)
+    assert "Aborted" in barnraise("leave", RUN, "--delete", typed="n\n")
+    assert folder.exists()
+    assert "are free again" in barnraise("leave", RUN, "--delete", typed="y\n")
+    assert not list(folder.parent.iterdir())
+    with pytest.raises(StateError, match="has not worked on any run"):
+        barnraise("pause")
+
+
+def test_control_of_an_unknown_run_is_refused(home):
+    with pytest.raises(StateError, match="has never worked on 'nowhere'"):
+        barnraise("stop", "nowhere")
+
+
+def test_status_shows_the_disk_space_and_whether_a_worker_runs(home, folder):
+    (folder / "shard").write_bytes(b"x" * 3_000_000)
+    output = barnraise("status")
+    assert "not running" in output and "3 MB" in output
+    _, leaving, thread = start_worker(home)
+    assert "Worker     running" in barnraise("status")
+    leaving.set()
+    thread.join(60)

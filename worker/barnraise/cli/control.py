@@ -1,0 +1,151 @@
+"""Run `barnraise pause`, `resume`, `stop` and `leave`: control this machine's workers, locally.
+
+No site and no token is needed: the commands reach a worker through files in its run's folder.
+"""
+
+import contextlib
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from barnraise.cli.addresses import RunAddress, parse_run_address
+from barnraise.cli.console import errors, out
+from barnraise.cli.machine_options import HomeOption, open_state_dir
+from barnraise.cli.run_folders import RunFolder, list_run_folders, select_run_folders
+from barnraise.errors import StateError
+from barnraise.formats import format_bytes
+
+POLL_SECONDS = 0.2  # between two looks whether a worker has stopped
+
+LocalRunArgument = Annotated[
+    RunAddress | None,
+    typer.Argument(
+        parser=parse_run_address, metavar="[RUN]", help="One run (default: all of this machine)."
+    ),
+]
+
+
+def pause(run: LocalRunArgument = None, home: HomeOption = None) -> None:
+    """Pause this machine's training until `barnraise resume`, also after a restart.
+
+    It stays connected and receives the others' updates.
+    """
+    for folder in _select(home, run):
+        folder.control.pause()
+        suffix = "after its current step" if folder.is_running else "from its next start on"
+        out.print(f"[bold]{escape(folder.name)}[/] pauses {suffix}.", soft_wrap=True)
+
+
+def resume(run: LocalRunArgument = None, home: HomeOption = None) -> None:
+    """Let paused training on this machine go on."""
+    for folder in _select(home, run):
+        folder.control.resume()
+        hint = "" if folder.is_running else f" once it runs: barnraise join {folder.slug}"
+        out.print(f"[bold]{escape(folder.name)}[/] goes on{escape(hint)}.", soft_wrap=True)
+
+
+def stop(run: LocalRunArgument = None, home: HomeOption = None) -> None:
+    """Stop this machine's workers as Ctrl-C does: each saves its work and leaves."""
+    running = [folder for folder in _select(home, run) if folder.is_running]
+    if not running:
+        out.print("No worker is running on this machine.")
+        return
+    for folder in running:
+        stop_worker(folder)
+
+
+def leave(
+    run: Annotated[
+        RunAddress, typer.Argument(parser=parse_run_address, metavar="RUN", help="The run.")
+    ],
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the run's files on this machine, too.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Stop working on a run; with --delete, free the disk space that it takes here.
+
+    What this machine has published stays in the shared model.
+    """
+    (folder,) = _select(home, run)
+    size = format_bytes(folder.disk_bytes())
+    if delete and not yes:
+        out.print(
+            f"This deletes {size}: this machine's copy of the model, its optimizer state and the "
+            "text. What it has published stays in the shared model.",
+            soft_wrap=True,
+        )
+        if folder.is_owned:
+            out.print(
+                "[yellow]This machine prepared the run's text:[/] unless others have it, nobody "
+                "can join the run afterwards.",
+                soft_wrap=True,
+            )
+        typer.confirm("Delete it?", default=False, abort=True)
+    if folder.is_running:
+        stop_worker(folder)
+    folder.control.resume()
+    if delete:
+        _delete_folder(folder.path)
+        out.print(f"Left [bold]{escape(folder.name)}[/]; {size} are free again.")
+    else:
+        out.print(
+            f"Left [bold]{escape(folder.name)}[/]. Its files take {size}; "
+            f"`barnraise leave {folder.slug} --delete` frees them, and "
+            f"`barnraise join {folder.slug}` returns.",
+            soft_wrap=True,
+        )
+
+
+def stop_worker(folder: RunFolder) -> None:
+    """Let a run's worker save its work and stop, and wait until it has.
+
+    Raises:
+        typer.Exit: Ctrl-C ended the wait; the worker stops all the same.
+    """
+    process = folder.control.find_worker()
+    if process is None:
+        return
+    folder.control.request_stop(process)
+    errors.print(f"[bold]{escape(folder.name)}[/] saves its work …", soft_wrap=True)
+    try:
+        while folder.is_locked and process.is_running:
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        errors.print("Not waiting: it stops by itself.")
+        raise typer.Exit(1) from None
+    out.print(f"[bold]{escape(folder.name)}[/] has stopped.", soft_wrap=True)
+
+
+def _select(home: Path | None, run: RunAddress | None) -> list[RunFolder]:
+    """Return the folders of a run, or of all runs of this machine.
+
+    Raises:
+        StateError: there is none.
+    """
+    folders = list_run_folders(open_state_dir(home))
+    return select_run_folders(folders, run.name) if run is not None else _require_any(folders)
+
+
+def _require_any(folders: list[RunFolder]) -> list[RunFolder]:
+    if not folders:
+        raise StateError("this machine has not worked on any run yet: barnraise join RUN")
+    return folders
+
+
+def _delete_folder(path: Path) -> None:
+    """Delete a run's folder; nothing recognises the rest of an interrupted deletion as a run.
+
+    Raises:
+        OSError: a file cannot be deleted; its name is in the message.
+    """
+    doomed = path.with_name(f".deleted-{path.name}")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(doomed)
+    path.rename(doomed)
+    shutil.rmtree(doomed)

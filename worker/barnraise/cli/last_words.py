@@ -1,0 +1,61 @@
+"""Compose the last words of `barnraise join`: what this machine did, and where the model is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from barnraise.cli.console import out
+from barnraise.formats import format_count
+from barnraise.state_dir import SiteMembership
+
+
+@dataclass(frozen=True)
+class WorkEnd:
+    """How a worker ended.
+
+    Attributes:
+        run: the run's name in addresses.
+        folder: the run's state on this machine.
+        status: the worker's last status; None if it ended before it had one.
+        has_left: whether the person ended it, and not the run.
+    """
+
+    run: str
+    folder: Path
+    status: dict[str, Any] | None
+    has_left: bool
+
+
+def compose_last_words(outcome: WorkEnd, membership: SiteMembership) -> list[str]:
+    """Compose the sentences with which a worker ends, in the console's markup."""
+    run = escape(outcome.run)
+    status = outcome.status
+    own = status["tokens"] if status else 0
+    total = status["ledger_tokens"] if status else 0
+    lines = ["Left." if outcome.has_left else "The run has ended."]
+    if own:
+        share = min(1.0, own / max(1, total))
+        sent = status["updates_sent"] if status else 0
+        updates = "update" if sent == 1 else "updates"
+        lines.append(
+            f"This machine trained {format_count(own)} of the run's {format_count(total)} tokens "
+            f"({share:.0%}) and published {sent:,} {updates}."
+        )
+    lines.append(f"Everything is saved in {escape(str(outcome.folder))}")
+    if outcome.has_left:
+        lines.append(f"Continue:     [bold]barnraise join {run}[/]")
+    if total:
+        lines.append(f"The model:    [bold]barnraise export {run} FOLDER[/]")
+        if not outcome.has_left:
+            lines.append(f"Share it:     [bold]barnraise serve {run}[/]")
+    if own:
+        address = f"{membership.url}/machines/{membership.machine}/certificate/"
+        lines.append(f"Certificate:  {escape(address)}")
+    return lines
+
+
+def print_last_words(outcome: WorkEnd, membership: SiteMembership) -> None:
+    """Print the sentences with which a worker ends."""
+    out.print(*compose_last_words(outcome, membership), sep="\n", soft_wrap=True)

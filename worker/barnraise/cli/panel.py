@@ -1,0 +1,198 @@
+"""Compose a worker's status for a terminal: six lines that fit 60 columns, or one line for a log.
+
+Pure: the width is an argument.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from barnraise.formats import format_byte_rate, format_count, format_duration
+
+LABEL_WIDTH = 11
+MIN_BAR = 6  # columns of a progress bar; less shows nothing
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.-=+*%#"
+BUSY = ("training", "finishing", "finished")
+SEPARATOR = " · "
+
+
+def build_panel(
+    status: dict[str, Any], limits: str, keys: str, width: int, is_ascii: bool = False
+) -> Text:
+    """Compose the six lines of a worker's status.
+
+    Args:
+        status: what the worker wrote into its status file.
+        limits: what its owner lets it use, in a few words.
+        keys: the keys that do something now, for the end of the last line.
+        width: columns of the terminal.
+        is_ascii: whether it shows ASCII only.
+    """
+    lines = [
+        _headline(status, width, is_ascii),
+        _labelled("Loss", _describe_loss(status, width - LABEL_WIDTH, is_ascii)),
+        _labelled("Speed", _describe_speed(status, width - LABEL_WIDTH)),
+        _labelled("Time left", _describe_time_left(status)),
+        _labelled("Peers", _describe_link(status, width - LABEL_WIDTH, is_ascii)),
+        _last_line(status, limits, keys, width),
+    ]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return Text("\n", no_wrap=True, end="").join(lines)
+
+
+def format_status_line(status: dict[str, Any]) -> str:
+    """Compose one line for a log: activity, step, loss, speed, progress, peers, why it waits."""
+    parts = [
+        str(status["activity"]),
+        f"step {status['step']:,}",
+        f"loss {_format_loss(status)}",
+        f"{status['rate']:,.0f} tokens/s",
+        f"{_share_done(status):.0%} of the run",
+        _count_peers(status),
+    ]
+    reason = _describe_waiting(status)
+    return ", ".join(parts) + (f" ({reason})" if reason else "")
+
+
+def draw_sparkline(values: Sequence[float], width: int, is_ascii: bool = False) -> str:
+    """Draw values as blocks of eight heights, at most `width` of them."""
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    means = []
+    for index in range(count):
+        part = values[index * len(values) // count : (index + 1) * len(values) // count]
+        means.append(sum(part) / len(part))
+    low, high = min(means), max(means)
+    blocks = ASCII_BLOCKS if is_ascii else BLOCKS
+    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
+    return "".join(blocks[round((mean - low) * scale)] for mean in means)
+
+
+def _headline(status: dict[str, Any], width: int, is_ascii: bool) -> Text:
+    """Return the run's name, what the worker does, and how far the run is, with a bar."""
+    activity = str(status["activity"])
+    share = _share_done(status)
+    percent = f"{share:.0%}"
+    line = Text.assemble(
+        (str(status["name"]), "bold"),
+        "  ",
+        (activity, "green" if activity in BUSY else "yellow"),
+        "  ",
+    )
+    room = width - cell_len(line.plain) - len(percent) - 1
+    if room < MIN_BAR:
+        line.truncate(max(1, width - len(percent) - 2), overflow="ellipsis")
+        line.append("  ")
+        room = 0
+    full = round(share * room)
+    line.append(("#" if is_ascii else "━") * full, "cyan")
+    line.append(("-" if is_ascii else "─") * (room - full), "dim")
+    line.append(" " * bool(room))
+    line.append(percent, "cyan")
+    return line
+
+
+def _labelled(label: str, value: Text | str) -> Text:
+    return Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim"), value)
+
+
+def _describe_loss(status: dict[str, Any], width: int, is_ascii: bool) -> Text:
+    text = Text(_format_loss(status), "bold")
+    validation = status.get("validation_last")
+    ending = f"  validation {validation[1]:.3f}" if validation else ""
+    room = width - len(text.plain) - len(ending) - 2
+    drawn = draw_sparkline(status.get("losses") or (), min(room, 40), is_ascii)
+    if drawn:
+        text.append("  ").append(drawn, "cyan")
+    text.append(ending)
+    return text
+
+
+def _format_loss(status: dict[str, Any]) -> str:
+    return f"{status['loss']:.3f}" if status["loss"] is not None else "–"
+
+
+def _describe_speed(status: dict[str, Any], width: int) -> str:
+    """Return this machine's tokens per second, and its share of all that was trained."""
+    rate = f"{status['rate']:,.0f} tokens/s"
+    own, everybody = status.get("tokens", 0), status["ledger_tokens"]
+    if not own:
+        return rate
+    share = f"{min(1.0, own / max(1, everybody)):.0%}"
+    return _first_that_fits(
+        width,
+        f"{rate} · {format_count(own)} tokens by this machine, {share} of the run's",
+        f"{rate} · {format_count(own)} tokens, {share} of the run's",
+        f"{rate} · {share} of the run",
+    )
+
+
+def _describe_time_left(status: dict[str, Any]) -> str:
+    budget, done = status["token_budget"], status["ledger_tokens"]
+    progress = f"{format_count(min(done, budget))} of {format_count(budget)} tokens"
+    rate = status.get("run_rate") or status["rate"]
+    if done >= budget:
+        left = "none"
+    elif rate:
+        left = f"about {format_duration((budget - done) / rate)}"
+    else:
+        left = "–"
+    return left + SEPARATOR + progress
+
+
+def _count_peers(status: dict[str, Any]) -> str:
+    peers = status["peers"]
+    return f"{peers} peer" if peers == 1 else f"{peers} peers"
+
+
+def _describe_link(status: dict[str, Any], width: int, is_ascii: bool) -> str:
+    """Return the peers, the traffic with them, and the updates that went each way."""
+    peers = str(status["peers"])
+    sent, received = status["updates_sent"], status["updates_received"]
+    updates = f"{sent:,} updates sent, {received:,} received"
+    short = f"{sent:,} sent, {received:,} received"
+    exchange = status.get("exchange")  # older versions did not write it
+    if not exchange:
+        return SEPARATOR.join([peers, updates])
+    up, down = format_byte_rate(exchange["sent_rate"]), format_byte_rate(exchange["received_rate"])
+    rates = f"{up} up, {down} down"
+    arrows = rates if is_ascii else f"↑{up} ↓{down}"
+    behind = [f"{exchange['lag']:,} behind"] if exchange["lag"] else []
+    return _first_that_fits(
+        width,
+        SEPARATOR.join([peers, rates, updates, *behind]),
+        SEPARATOR.join([peers, rates, short, *behind]),
+        SEPARATOR.join([peers, arrows, short]),
+        SEPARATOR.join([peers, arrows]),
+    )
+
+
+def _first_that_fits(width: int, *variants: str) -> str:
+    """Return the first variant that has at most `width` columns, or else the last one."""
+    return next((text for text in variants if cell_len(text) <= width), variants[-1])
+
+
+def _describe_waiting(status: dict[str, Any]) -> str:
+    """Return why a worker waits; "" while it does not."""
+    return status.get("refused") or status.get("reason") or status.get("waiting") or ""
+
+
+def _last_line(status: dict[str, Any], limits: str, keys: str, width: int) -> Text:
+    """Return why the worker waits or what it may use, and the keys at the right edge."""
+    reason = _describe_waiting(status)
+    line = _labelled("Waiting", Text(reason, "yellow")) if reason else _labelled("Limits", limits)
+    room = width - cell_len(keys) - (2 if keys else 0)
+    if keys and room > LABEL_WIDTH:
+        line.truncate(room, overflow="ellipsis")
+        line.append(" " * (width - cell_len(line.plain) - cell_len(keys)))
+        line.append(keys, "dim")
+    return line
+
+
+def _share_done(status: dict[str, Any]) -> float:
+    return min(1.0, status["ledger_tokens"] / max(1, status["token_budget"]))

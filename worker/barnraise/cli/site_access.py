@@ -1,0 +1,157 @@
+"""Reach the site of a run: enrol this machine there, accept an invitation, look the run up."""
+
+import os
+import platform
+import time
+
+import psutil
+from rich.markup import escape
+
+from barnraise.cli.addresses import RunAddress
+from barnraise.cli.console import errors, out
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
+from barnraise.protocol.coordinator_messages import EnrolmentStatus, MachineDescription, RunView
+from barnraise.protocol.enums import RunStatus
+from barnraise.state_dir import SiteMembership, StateDir
+
+
+def enrol_machine(state_dir: StateDir, site: str, name: str = "") -> SiteMembership:
+    """Show a code, wait until a person approves it in the browser, and save the enrolment.
+
+    Args:
+        state_dir: this machine's.
+        site: the site's address without a path.
+        name: this machine's name on the site; "" for its host name.
+
+    Raises:
+        CoordinatorError: the site does not answer, or the code was refused or expired.
+    """
+    coordinator = CoordinatorClient(site, state_dir.identity)
+    mirror = coordinator.pin_mirror()
+    enrolment = coordinator.request_enrolment(describe_machine(name))
+    out.print(
+        f"Approve this machine on [bold]{escape(mirror.name)}[/] in your browser:\n\n"
+        f"  {enrolment.url}\n\n  code  [bold]{enrolment.code}[/]\n"
+        f"  key   {state_dir.identity.key}\n",
+        soft_wrap=True,
+    )
+    status = _fetch_status(coordinator, enrolment.code)
+    while status.status == "pending":
+        time.sleep(enrolment.poll_every)
+        status = _fetch_status(coordinator, enrolment.code)
+    if status.status != "approved" or status.machine is None:
+        raise CoordinatorError(
+            f"the code was {status.status}: run `barnraise login` again for a new one"
+        )
+    membership = SiteMembership(
+        url=coordinator.url, mirror=mirror, machine=status.machine, person=status.person
+    )
+    state_dir.save_membership(membership)
+    out.print(f"This machine now works for {escape(status.person) or 'you'}.")
+    return membership
+
+
+def _fetch_status(coordinator: CoordinatorClient, code: str) -> EnrolmentStatus:
+    """Fetch the decision on a code; it is pending while the coordinator does not answer."""
+    try:
+        return coordinator.fetch_enrolment(code)
+    except CoordinatorUnreachableError as error:
+        errors.print(f"{escape(str(error))}; still waiting", soft_wrap=True)
+        return EnrolmentStatus(status="pending")
+
+
+def describe_machine(name: str) -> MachineDescription:
+    """Describe this machine for its enrolment; it is called `name`, or by its host name."""
+    return MachineDescription(
+        hostname=(name or platform.node())[:100],
+        system=f"{platform.system()} {platform.release()}"[:100],
+        processor=(platform.processor() or platform.machine())[:100],
+        cores=os.cpu_count() or 0,
+        memory_bytes=psutil.virtual_memory().total,
+        accelerator=_accelerator_name()[:100],
+    )
+
+
+def _accelerator_name() -> str:
+    """Return the GPU's name, or "" without one; print why a GPU that is here cannot be used."""
+    from barnraise.swap.device import choose_device, device_label
+
+    choice = choose_device()
+    if choice.note:
+        errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)
+    return device_label(choice.name)
+
+
+def open_site(state_dir: StateDir, run: RunAddress) -> SiteMembership:
+    """Return this machine's enrolment at the site of a run, and accept the run's invitation.
+
+    A machine that is enrolled nowhere enrols at the site that the run's address names.
+
+    Raises:
+        StateError: the machine is not enrolled and no site is named, or it is enrolled elsewhere.
+        CoordinatorError: the site refused the enrolment or the invitation.
+    """
+    is_enrolled = state_dir.is_enrolled
+    if not is_enrolled and run.site:
+        enrol_machine(state_dir, run.site)
+    membership = state_dir.membership
+    if not run.site or (run.site == membership.url and not run.invitation):
+        return membership
+    # Any mirror of the site that enrolled this machine knows it.
+    site = CoordinatorClient(run.site, state_dir.identity)
+    try:
+        if site.pin_mirror().key not in FailoverClient.from_state_dir(state_dir).keys:
+            raise StateError(
+                f"this machine is enrolled at {membership.url}, and that run is at {run.site}: "
+                "name a folder for a second enrolment with --home FOLDER, or leave the first "
+                "site with `barnraise logout`"
+            )
+        if run.invitation:
+            site.accept_invitation(run.invitation)
+    finally:
+        site.close()
+    return membership
+
+
+def find_run(state_dir: StateDir, name: str) -> RunView | None:
+    """Look a run up at this machine's site, before anything that takes time.
+
+    Args:
+        state_dir: this machine's.
+        name: the run's id, or its name in addresses.
+
+    Returns:
+        None while no site answers.
+
+    Raises:
+        CoordinatorError: there is no such run.
+    """
+    coordinator = FailoverClient.from_state_dir(state_dir)
+    try:
+        return coordinator.fetch_run(name)
+    except CoordinatorUnreachableError:
+        return None
+    finally:
+        coordinator.close()
+
+
+def check_trainable(run: RunView) -> None:
+    """Refuse a run that is over.
+
+    Raises:
+        CoordinatorError: it is finished or cancelled.
+    """
+    if run.status is RunStatus.FINISHED:
+        name = run.slug or run.id
+        raise CoordinatorError(
+            f"the run '{run.name}' is finished: there is nothing to train. "
+            f"`barnraise fetch {name} FOLDER` downloads its model; on a machine that trained in "
+            f"it, `barnraise export {name} FOLDER` writes it"
+        )
+    if run.status is RunStatus.CANCELLED:
+        raise CoordinatorError(
+            f"the run '{run.name}' was cancelled by its owner: there is nothing to train. "
+            "`barnraise runs` lists the others"
+        )

@@ -1,0 +1,105 @@
+"""Control a worker from its own machine, by files in its run's folder; no site is involved.
+
+Files work alike on every system and between users' sessions, where signals do not.
+"""
+
+import json
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from barnraise.durable_io import write_atomically
+from barnraise.state_dir import RunDir
+
+WORKER_FILE = "worker.json"  # the process that works in the folder
+PAUSE_FILE = "paused"  # the worker pauses while it exists
+STOP_FILE = "stop.json"  # the process that is to stop
+POLL_SECONDS = 0.3  # between two looks for a request to stop
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A worker's process. A process id is used again; together with its start it is unique."""
+
+    pid: int
+    started: float  # seconds since 1970
+
+    @classmethod
+    def current(cls) -> "WorkerProcess":
+        """Return this process."""
+        process = psutil.Process()
+        return cls(process.pid, process.create_time())
+
+    @classmethod
+    def load(cls, path: Path) -> "WorkerProcess | None":
+        """Load a process from a file; None if there is none, or a crash cut the file off."""
+        try:
+            fields = json.loads(path.read_bytes())
+            return cls(int(fields["pid"]), float(fields["started"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def save(self, path: Path) -> None:
+        """Store the process in a file."""
+        text = json.dumps({"pid": self.pid, "started": self.started})
+        write_atomically(path, text.encode())
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the process exists still."""
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
+        except psutil.Error:
+            return False
+
+
+class LocalControl:
+    """What people on this machine want of the worker of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether the worker is to pause, now and at its next start."""
+        return (self.folder / PAUSE_FILE).exists()
+
+    def pause(self) -> None:
+        """Let the worker pause after its current step, until `resume`."""
+        (self.folder / PAUSE_FILE).touch()
+
+    def resume(self) -> None:
+        """Let the worker go on."""
+        (self.folder / PAUSE_FILE).unlink(missing_ok=True)
+
+    def register_worker(self) -> None:
+        """Record that this process is the folder's worker. The caller has locked the folder."""
+        WorkerProcess.current().save(self.folder / WORKER_FILE)
+
+    def find_worker(self) -> WorkerProcess | None:
+        """Return the process that works in the folder now; None if there is none."""
+        process = WorkerProcess.load(self.folder / WORKER_FILE)
+        return process if process is not None and process.is_running else None
+
+    def request_stop(self, process: WorkerProcess) -> None:
+        """Let this process save its work and stop; a later worker is not concerned."""
+        process.save(self.folder / STOP_FILE)
+
+    def watch_stop(self, folder: RunDir, leaving: threading.Event) -> None:
+        """Set `leaving` once this process is requested to stop, as long as the folder is open."""
+        own = WorkerProcess.current()
+
+        def watch() -> None:
+            while folder.is_open and not leaving.wait(POLL_SECONDS):
+                if WorkerProcess.load(self.folder / STOP_FILE) == own:
+                    leaving.set()
+
+        threading.Thread(target=watch, name="local control", daemon=True).start()
+
+
+def find_running(folders: Iterable[Path]) -> list[Path]:
+    """Return those of the runs' folders in which a worker works now."""
+    return [folder for folder in folders if LocalControl(folder).find_worker() is not None]
