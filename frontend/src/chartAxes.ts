@@ -1,33 +1,71 @@
-// The x axes of the loss chart: the ledger's tokens, steps of one machine, or time. Pure.
+// The x axes of the charts: tokens, steps of one machine, time of day, or time spent training.
+// Curves over tokens and curves over time can both be drawn on each axis. Pure.
 
 import type { Point } from "./types";
 
-export type XAxis = "tokens" | "steps" | "time";
+export type XAxis = "tokens" | "steps" | "time" | "active";
+
+/** How positions on an x axis follow from tokens and from times in seconds since 1970. */
+export interface XMapping {
+  fromTokens(tokens: number): number;
+  fromTime(seconds: number): number;
+}
+
+const PAUSE_INTERVALS = 4; // a gap of so many usual intervals between two points is a pause
 
 /**
- * Create the function that maps ledger tokens to a position on an x axis.
- *
- * The mapping never decreases. Clocks of machines that differ and late reports therefore do not
- * make a curve run backwards.
+ * Create the mappings onto an x axis. They never decrease: clocks of machines that differ and late
+ * reports therefore do not make a curve run backwards.
  *
  * @param stepTokens - tokens of one step of one machine
- * @param clock - [ledger tokens, seconds since 1970], ascending in tokens
+ * @param clock - [tokens, seconds since 1970], ascending in tokens
+ * @param rate - [seconds since 1970, tokens per second], ascending
  */
 export function createXMapping(
   axis: XAxis,
   stepTokens: number,
   clock: Point[],
-): (tokens: number) => number {
+  rate: Point[] = [],
+): XMapping {
+  const times = makeTimesAscend(clock);
+  const timeAt = (tokens: number) => interpolate(times, tokens);
   switch (axis) {
     case "tokens":
-      return (tokens) => tokens;
-    case "steps":
-      return (tokens) => tokens / Math.max(1, stepTokens);
-    case "time": {
-      const ascending = makeTimesAscend(clock);
-      return (tokens) => interpolateTime(ascending, tokens);
+    case "steps": {
+      const divisor = axis === "steps" ? Math.max(1, stepTokens) : 1;
+      const tokensByTime = swapCoordinates(times);
+      return {
+        fromTokens: (tokens) => tokens / divisor,
+        fromTime: (seconds) => interpolate(tokensByTime, seconds) / divisor,
+      };
+    }
+    case "time":
+      return { fromTokens: timeAt, fromTime: (seconds) => seconds };
+    case "active": {
+      const elapsed = countActiveSeconds(rate.length > 1 ? rate : swapCoordinates(times));
+      const activeAt = (seconds: number) => interpolate(elapsed, seconds);
+      return { fromTokens: (tokens) => activeAt(timeAt(tokens)), fromTime: activeAt };
     }
   }
+}
+
+/**
+ * Count the seconds of training up to each point of a curve over time: pauses do not count.
+ *
+ * A pause is a longer gap than usual between two points, or an interval in which both are 0.
+ */
+export function countActiveSeconds(points: Point[]): Point[] {
+  const gaps = points.slice(1).map(([time], i) => time - points[i]![0]);
+  const usual = [...gaps].sort((a, b) => a - b)[gaps.length >> 1] ?? 0;
+  let active = 0;
+  return points.map(([time, value], i) => {
+    const previous = points[i - 1];
+    if (previous && (value > 0 || previous[1] > 0)) {
+      const gap = time - previous[0];
+      active += gap > PAUSE_INTERVALS * usual ? usual : gap;
+    }
+    return [time, active];
+  });
 }
 
 /** Replace each time by the latest one up to its point. */
@@ -39,14 +77,19 @@ function makeTimesAscend(clock: Point[]): Point[] {
   });
 }
 
-/** Interpolate linearly between the points around `tokens`; outside of them use the nearest. */
-function interpolateTime(clock: Point[], tokens: number): number {
-  const next = findFirstAfter(clock, tokens);
-  const before = clock[next - 1];
-  const after = clock[next];
+/** Swap x and y; of the points with the same new x, keep the last. */
+function swapCoordinates(points: Point[]): Point[] {
+  return mapPoints(points.map(([x, y]) => [y, x]), (x) => x);
+}
+
+/** Interpolate linearly between the points around `x`; outside of them use the nearest. */
+function interpolate(points: Point[], x: number): number {
+  const next = findFirstAfter(points, x);
+  const before = points[next - 1];
+  const after = points[next];
   if (!before) return after?.[1] ?? 0;
   if (!after) return before[1];
-  const fraction = (tokens - before[0]) / (after[0] - before[0]);
+  const fraction = (x - before[0]) / (after[0] - before[0]);
   return before[1] + fraction * (after[1] - before[1]);
 }
 
@@ -62,7 +105,13 @@ export function findFirstAfter(points: Point[], x: number): number {
   return low;
 }
 
-/** Map the x of each point; of the points that get the same x, keep the last. */
-export function mapPoints(points: Point[], mapX: (tokens: number) => number): Point[] {
-  return [...new Map(points.map(([tokens, value]) => [mapX(tokens), value] as const))];
+/** Map the x of each point; of neighbours that get the same x, keep the last. */
+export function mapPoints(points: Point[], mapX: (x: number) => number): Point[] {
+  const mapped: Point[] = [];
+  for (const [x, y] of points) {
+    const position = mapX(x);
+    if (mapped.at(-1)?.[0] === position) mapped.pop();
+    mapped.push([position, y]);
+  }
+  return mapped;
 }

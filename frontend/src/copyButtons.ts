@@ -27,7 +27,7 @@ async function copyCommand(button: HTMLButtonElement): Promise<void> {
  * Browsers offer `navigator.clipboard` only on https and localhost. Elsewhere the deprecated
  * `execCommand` still works.
  */
-async function writeToClipboard(text: string): Promise<boolean> {
+export async function writeToClipboard(text: string): Promise<boolean> {
   try {
     await navigator.clipboard.writeText(text);
     return true;

@@ -145,3 +145,32 @@ export function formatClock(time: number): string {
     second: "2-digit",
   });
 }
+
+/** Format a duration for an axis: "40 s", "10 min", "5 h", "3 d". */
+export function formatAxisDuration(seconds: number): string {
+  if (seconds < 2 * MINUTE) return `${trimNumber(seconds)} s`;
+  if (seconds < 2 * HOUR) return `${trimNumber(seconds / MINUTE)} min`;
+  if (seconds < 2 * DAY) return `${trimNumber(seconds / HOUR)} h`;
+  return `${trimNumber(seconds / DAY)} d`;
+}
+
+function trimNumber(value: number): string {
+  return String(Number(value.toFixed(1)));
+}
+
+/** Format a value of any size with three significant digits: 0.0006 → "6.00e-4", 0.75 → "0.750". */
+export function formatValue(value: number | undefined): string {
+  if (value === undefined || !Number.isFinite(value)) return UNKNOWN;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 0.001) return value.toExponential(2);
+  return size < 1000 ? value.toPrecision(3) : formatCount(value);
+}
+
+/** Format a value for an axis: as `formatValue`, without trailing zeros. */
+export function formatAxisValue(value: number): string {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 0.001) return value.toExponential(1).replace(".0e", "e");
+  return size < 1000 ? String(Number(value.toPrecision(3))) : formatAxisCount(value);
+}

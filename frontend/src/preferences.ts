@@ -1,35 +1,50 @@
 // What a reader of the run page has selected, stored in this browser only.
 
 import type { XAxis } from "./chartAxes";
+import { DEFAULT_SMOOTHING } from "./movingAverage";
 
 /** The selectable options of the run page. */
 export interface Preferences {
   xAxis: XAxis;
   yScale: "linear" | "log";
-  smoothing: "none" | "some" | "strong";
+  /** What the loss chart shows: nats per token, or one of two values that follow from it. */
+  lossUnit: "loss" | "perplexity" | "bits";
+  /** The weight of the moving average, 0 to 0.99; 0: none. */
+  smoothing: number;
+  /** Whether a few far values may lie outside the y axis. */
+  ignoreOutliers: boolean;
   /** Which curves the loss chart shows. */
   trainCurve: boolean;
   validationCurve: boolean;
   machineCurves: boolean;
+  /** Whether tokens/s are stacked by machine. */
+  machineRates: boolean;
   /** Whether the list of events includes machines that join and leave. */
   machineEvents: boolean;
+  /** Whether the list of events includes checkpoints. */
+  checkpointEvents: boolean;
 }
 
 export const DEFAULTS: Preferences = {
   xAxis: "tokens",
   yScale: "linear",
-  smoothing: "some",
+  lossUnit: "loss",
+  smoothing: DEFAULT_SMOOTHING,
+  ignoreOutliers: true,
   trainCurve: true,
   validationCurve: true,
   machineCurves: false,
+  machineRates: false,
   machineEvents: true,
+  checkpointEvents: false,
 };
 
 const ALLOWED_WORDS: Partial<Record<keyof Preferences, readonly string[]>> = {
-  xAxis: ["tokens", "steps", "time"],
+  xAxis: ["tokens", "steps", "time", "active"],
   yScale: ["linear", "log"],
-  smoothing: ["none", "some", "strong"],
+  lossUnit: ["loss", "perplexity", "bits"],
 };
+const MAX_SMOOTHING = 0.99;
 const STORAGE_KEY = "barnraise.run-page";
 
 type Control = HTMLInputElement | HTMLSelectElement;
@@ -46,6 +61,9 @@ export function parsePreferences(stored: string | null): Preferences {
 function isAllowed(name: string, value: unknown): boolean {
   const words = ALLOWED_WORDS[name as keyof Preferences];
   if (words) return words.includes(value as string);
+  if (name === "smoothing") {
+    return typeof value === "number" && value >= 0 && value <= MAX_SMOOTHING;
+  }
   return name in DEFAULTS && typeof value === "boolean";
 }
 
@@ -62,17 +80,24 @@ function parseObject(stored: string | null): object {
 /** The form controls with `data-preference`: they show the stored preferences and change them. */
 export class PreferenceControls {
   value: Preferences;
+  private readonly controls: Control[];
   private readonly listeners: (() => void)[] = [];
 
   constructor(
     page: HTMLElement,
+    linked: Partial<Preferences> = {},
     private readonly storage: Storage | null = findStorage(),
   ) {
-    this.value = parsePreferences(storage?.getItem(STORAGE_KEY) ?? null);
-    for (const control of page.querySelectorAll<Control>("[data-preference]")) {
-      showPreference(control, this.value);
-    }
+    const stored = parsePreferences(storage?.getItem(STORAGE_KEY) ?? null);
+    this.value = { ...stored, ...linked };
+    this.controls = [...page.querySelectorAll<Control>("[data-preference]")];
+    for (const control of this.controls) showPreference(control, this.value);
     page.addEventListener("change", (event) => this.update(event.target as HTMLElement));
+    // A slider is followed while it is dragged.
+    page.addEventListener("input", (event) => {
+      const control = event.target as HTMLInputElement;
+      if (control.type === "range") this.update(control);
+    });
   }
 
   /** Call `listener` after each change. */
@@ -83,18 +108,26 @@ export class PreferenceControls {
   private update(control: HTMLElement): void {
     const name = control.dataset.preference;
     if (!name) return;
-    const isCheckbox = control instanceof HTMLInputElement;
-    const value = isCheckbox ? control.checked : (control as HTMLSelectElement).value;
+    const value = readControl(control as Control);
     this.value = parsePreferences(JSON.stringify({ ...this.value, [name]: value }));
     this.storage?.setItem(STORAGE_KEY, JSON.stringify(this.value));
+    for (const other of this.controls) showPreference(other, this.value);
     for (const listener of this.listeners) listener();
   }
 }
 
+function readControl(control: Control): boolean | number | string {
+  if (!(control instanceof HTMLInputElement)) return control.value;
+  return control.type === "range" ? control.valueAsNumber : control.checked;
+}
+
 function showPreference(control: Control, preferences: Preferences): void {
   const value = preferences[control.dataset.preference as keyof Preferences];
-  if (control instanceof HTMLInputElement) control.checked = value === true;
-  else control.value = String(value);
+  if (control instanceof HTMLInputElement && control.type === "checkbox") {
+    control.checked = value === true;
+  } else if (control.value !== String(value)) {
+    control.value = String(value);
+  }
 }
 
 /** Return the browser's storage, or null if the browser does not let pages store anything. */

@@ -1,19 +1,22 @@
 // The live parts of a run's page: the feed writes to the store, and the views draw what is in it.
 // The server has rendered the page; snapshots and deltas change it afterwards.
 
+import { ChartGroup } from "./chartGroup";
+import { parseView } from "./chartExport";
 import { requireElement } from "./dom";
 import { MirrorSelector, parseMirrors } from "./failover";
 import { createBrowserEnvironment, LiveFeed } from "./liveFeed";
 import { PreferenceControls } from "./preferences";
 import { Store } from "./store";
 import { Barn } from "./views/barn";
+import { ChartToolbar } from "./views/chartToolbar";
 import { ConnectionStatusView } from "./views/connectionStatus";
 import { EventList } from "./views/eventList";
 import { LossChart } from "./views/lossChart";
 import { MachineTable } from "./views/machineTable";
+import { MetricChart } from "./views/metricChart";
 import { RunFigures } from "./views/runFigures";
 import { RunNotices } from "./views/runNotices";
-import { ThroughputChart } from "./views/throughputChart";
 import { createBrowserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
 
 /** Something on the page that shows a part of the store. */
@@ -25,18 +28,32 @@ interface View {
 export function startRunPage(page: HTMLElement): void {
   const runId = page.dataset.liveRun!;
   const store = new Store();
-  const preferences = new PreferenceControls(page);
+  const linkedView = parseView(location.hash);
+  const preferences = new PreferenceControls(page, linkedView.values);
+  const charts = new ChartGroup();
+  charts.zoom = linkedView.zoom;
 
   // Draw
   const views: View[] = [
     new RunFigures(page),
     new Barn(requireElement(page, "[data-barn]")),
-    new LossChart(requireElement(page, "[data-loss-chart]"), preferences),
-    new ThroughputChart(requireElement(page, "[data-throughput-chart]")),
+    new LossChart(requireElement(page, "[data-loss-chart]"), preferences, charts),
+    ...[...page.querySelectorAll<HTMLElement>("[data-metric-chart]")].map(
+      (card) => new MetricChart(card, preferences, charts),
+    ),
+    { draw: () => charts.draw() },
     new MachineTable(requireElement(page, "[data-machine-table]")),
     new EventList(requireElement(page, "[data-events]"), preferences),
   ];
-  drawOnChange(store, views);
+  new ChartToolbar(requireElement(page, "[data-chart-toolbar]"), preferences, charts);
+  const scheduleDrawing = drawOnChange(store, views);
+  let xAxis = preferences.value.xAxis;
+  preferences.onChange(() => {
+    // A section of one axis is none of another.
+    if (preferences.value.xAxis !== xAxis) charts.zoomTo(null);
+    xAxis = preferences.value.xAxis;
+    scheduleDrawing();
+  });
   const notices = new RunNotices(page, Date.now() / 1000);
   store.subscribe(() => notices.draw(store));
 
@@ -57,17 +74,25 @@ export function startRunPage(page: HTMLElement): void {
     () => mirrors[selector.current]!.base,
   );
   const curves = new WorkerCurveLoader(store, curveEnvironment);
-  preferences.onChange(() => curves.setEnabled(preferences.value.machineCurves));
-  curves.setEnabled(preferences.value.machineCurves);
+  const loadCurvesIfShown = () => {
+    const { machineCurves, machineRates } = preferences.value;
+    curves.setEnabled(machineCurves || machineRates);
+  };
+  preferences.onChange(loadCurvesIfShown);
+  loadCurvesIfShown();
 
   retryWhenUseful(feed);
   feed.start();
 }
 
-/** Draw the views once for all changes between two animation frames. */
-function drawOnChange(store: Store, views: View[]): void {
+/**
+ * Draw the views once for all changes between two animation frames.
+ *
+ * @returns a function that draws them with the next frame
+ */
+function drawOnChange(store: Store, views: View[]): () => void {
   let isScheduled = false;
-  store.subscribe(() => {
+  const schedule = () => {
     if (isScheduled) return;
     isScheduled = true;
     requestAnimationFrame(() => {
@@ -76,7 +101,9 @@ function drawOnChange(store: Store, views: View[]): void {
       if (!store.run) return;
       for (const view of views) view.draw(store);
     });
-  });
+  };
+  store.subscribe(schedule);
+  return schedule;
 }
 
 /** Retry when the network or the page comes back; stop while the page is in the browser's cache. */

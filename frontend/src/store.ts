@@ -20,12 +20,28 @@ import type {
 /** What a snapshot or delta led to; at a "gap" deltas are missing. */
 export type Outcome = "applied" | "stale" | "gap";
 
-const CURVE_NAMES = ["train", "validation", "rate", "clock"] as const;
+const CURVE_NAMES = [
+  "train",
+  "validation",
+  "clock",
+  "learning_rate",
+  "gradient_norm",
+  "rate",
+  "machines",
+  "sent",
+  "received",
+  "staleness",
+] as const;
 export type CurveName = (typeof CURVE_NAMES)[number];
 
 const MAX_WAITING = 64; // deltas that may wait for an earlier one
 const MAX_POINTS = 1600; // of one curve; beyond that neighbours are merged
 const MAX_EVENTS = 200; // the newest are stored
+
+function createEmptyCurves(): Record<CurveName, Point[]> {
+  const entries = CURVE_NAMES.map((name): [CurveName, Point[]] => [name, []]);
+  return Object.fromEntries(entries) as Record<CurveName, Point[]>;
+}
 
 /** Everything that the page shows of a run. */
 export class Store {
@@ -38,7 +54,7 @@ export class Store {
   isSilent = false;
   readonly workers = new Map<string, Machine>();
   readonly plans = new Map<string, PlanView>();
-  readonly curves: Record<CurveName, Point[]> = { train: [], validation: [], rate: [], clock: [] };
+  readonly curves = createEmptyCurves();
   /** The newest first. */
   events: RunEvent[] = [];
   /** The curves of the machines that trained most; empty unless the reader wants to see them. */
@@ -105,6 +121,7 @@ export class Store {
     this.workerCurves = curves.map((curve) => ({
       ...curve,
       points: mergePoints([], curve.points),
+      rates: mergePoints([], curve.rates),
     }));
     this.notify();
   }

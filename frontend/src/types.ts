@@ -24,7 +24,13 @@ export interface Delta {
   train?: Point[];
   validation?: Point[];
   clock?: Point[];
+  learning_rate?: Point[];
+  gradient_norm?: Point[];
   rate?: Point[];
+  machines?: Point[];
+  sent?: Point[];
+  received?: Point[];
+  staleness?: Point[];
 }
 
 /** How a machine exchanges its updates, for people to read. */
@@ -182,21 +188,36 @@ export interface Snapshot {
   plans: Record<string, PlanView>;
   /** The newest first. */
   events: RunEvent[];
-  /** [ledger tokens, nats per token], ascending. */
+  /** [tokens, nats per token], ascending. */
   train: Point[];
-  /** [ledger tokens, nats per token], ascending. */
+  /** [tokens, nats per token], ascending. */
   validation: Point[];
-  /** [ledger tokens, seconds since 1970], ascending: when the training reached so many tokens. */
+  /** [tokens, seconds since 1970], ascending: when the training reached so many tokens. */
   clock: Point[];
+  /** [tokens, learning rate], ascending. */
+  learning_rate: Point[];
+  /** [tokens, L2 norm before clipping], ascending. */
+  gradient_norm: Point[];
   /** [seconds since 1970, tokens per second], ascending. */
   rate: Point[];
+  /** [seconds since 1970, machines that report], ascending. */
+  machines: Point[];
+  /** [seconds since 1970, bytes per second between machines], ascending. */
+  sent: Point[];
+  /** [seconds since 1970, bytes per second between machines], ascending. */
+  received: Point[];
+  /** [seconds since 1970, updates that a machine's peers have and it lacks: the mean]. */
+  staleness: Point[];
 }
 
-/** The training losses that one machine measured. */
+/** The training losses and the speed that one machine measured. */
 export interface WorkerCurve {
   id: string;
   name: string;
+  /** [tokens, nats per token], ascending. */
   points: Point[];
+  /** [seconds since 1970, tokens per second], ascending. */
+  rates: Point[];
 }
 
 /** The curves of those machines that trained most, these first. */

@@ -1,32 +1,50 @@
 import { describe, expect, test } from "vitest";
-import { createXMapping, findFirstAfter, mapPoints } from "../src/chartAxes";
+import { countActiveSeconds, createXMapping, findFirstAfter, mapPoints } from "../src/chartAxes";
 import type { Point } from "../src/types";
 
 const CLOCK: Point[] = [[100, 1000], [200, 1010], [400, 1020]];
 
 describe("createXMapping", () => {
   test("along tokens returns the tokens", () => {
-    expect(createXMapping("tokens", 64, CLOCK)(128)).toBe(128);
+    expect(createXMapping("tokens", 64, CLOCK).fromTokens(128)).toBe(128);
   });
 
   test("along steps divides by the tokens of one step", () => {
-    expect(createXMapping("steps", 64, CLOCK)(128)).toBe(2);
-    expect(createXMapping("steps", 0, CLOCK)(128)).toBe(128);
+    expect(createXMapping("steps", 64, CLOCK).fromTokens(128)).toBe(2);
+    expect(createXMapping("steps", 0, CLOCK).fromTokens(128)).toBe(128);
   });
 
   test("along time interpolates between known times and stops at the ends", () => {
-    const mapX = createXMapping("time", 64, CLOCK);
+    const mapX = createXMapping("time", 64, CLOCK).fromTokens;
     const times = [0, 100, 150, 200, 300, 400, 900].map(mapX);
     expect(times).toEqual([1000, 1000, 1005, 1010, 1015, 1020, 1020]);
-    expect(createXMapping("time", 64, [])(5)).toBe(0);
+    expect(createXMapping("time", 64, []).fromTokens(5)).toBe(0);
   });
 
   test("along time with a clock that goes back never decreases", () => {
-    const mapX = createXMapping("time", 64, [[100, 1000], [200, 940], [300, 1030]]);
+    const { fromTokens: mapX } = createXMapping("time", 64, [[100, 1000], [200, 940], [300, 1030]]);
     const times = Array.from({ length: 40 }, (_, i) => mapX(i * 10));
     expect(times.every((time, i) => i === 0 || time >= times[i - 1]!)).toBe(true);
     expect(mapX(300)).toBe(1030);
   });
+
+  test("places curves over time on the axes of tokens and steps", () => {
+    const { fromTime } = createXMapping("steps", 10, CLOCK);
+    expect([990, 1000, 1005, 1020, 2000].map(fromTime)).toEqual([10, 10, 15, 40, 40]);
+  });
+
+  test("along training time leaves out pauses", () => {
+    const rate: Point[] = [[1000, 5], [1010, 5], [1020, 0], [1030, 0], [1900, 0], [1910, 5], [1920, 5]];
+    const { fromTime, fromTokens } = createXMapping("active", 64, CLOCK, rate);
+    expect([1000, 1010, 1020, 1900, 1910, 1920].map(fromTime)).toEqual([0, 10, 20, 20, 30, 40]);
+    expect(fromTokens(150)).toBe(5);
+  });
+});
+
+test("countActiveSeconds counts a long gap as one usual interval", () => {
+  const points: Point[] = [[0, 1], [10, 1], [20, 1], [9000, 1], [9010, 1]];
+  expect(countActiveSeconds(points).at(-1)).toEqual([9010, 40]);
+  expect(countActiveSeconds([])).toEqual([]);
 });
 
 test("mapPoints keeps the last of the points with the same position", () => {

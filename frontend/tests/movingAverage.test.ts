@@ -1,5 +1,5 @@
-import { expect, test } from "vitest";
-import { alignCurves, lastSmoothedLoss, smoothingScale, smoothPoints } from "../src/movingAverage";
+import { describe, expect, test } from "vitest";
+import { alignCurves, findRange, lastSmoothedLoss, smoothingScale, smoothPoints } from "../src/movingAverage";
 import type { Point } from "../src/types";
 
 test("smoothPoints of a constant returns the constant", () => {
@@ -20,6 +20,30 @@ test("lastSmoothedLoss is where the chart's smoothed curve ends", () => {
   expect(lastSmoothedLoss(falling)).toBe(end);
   expect(Math.abs(end - 4.1)).toBeLessThan(0.05);
   expect(lastSmoothedLoss([])).toBeUndefined();
+});
+
+test("smoothingScale grows with the weight and is 0 without smoothing", () => {
+  const points: Point[] = [[0, 1], [1000, 1]];
+  expect(smoothingScale(points, 0)).toBe(0);
+  expect(smoothingScale(points, 0.9)).toBeLessThan(smoothingScale(points, 0.99));
+  expect(smoothingScale(points, 0.9)).toBeCloseTo(9.49, 2);
+});
+
+describe("findRange", () => {
+  const values = Array.from({ length: 100 }, (_, i) => 2 + i / 100);
+
+  test("leaves out a few far values if that is wanted", () => {
+    const [low, high] = findRange([...values, 11, 12], true)!;
+    expect(low).toBeGreaterThanOrEqual(2);
+    expect(high).toBeLessThan(3);
+    expect(findRange([...values, 11, 12], false)).toEqual([2, 12]);
+  });
+
+  test("shows all values of a short or an even curve", () => {
+    expect(findRange([11, 4, 3], true)).toEqual([3, 11]);
+    expect(findRange(values, true)).toEqual([2, 2.99]);
+    expect(findRange([NaN, Infinity], true)).toBeNull();
+  });
 });
 
 test("alignCurves leaves gaps where a curve has no point", () => {

@@ -7,7 +7,7 @@ describe("parsePreferences", () => {
       ...DEFAULTS,
       xAxis: "time",
       yScale: "log",
-      smoothing: "none",
+      smoothing: 0.5,
       machineCurves: true,
       machineEvents: false,
     };
@@ -28,7 +28,7 @@ describe("parsePreferences", () => {
   });
 
   test("replaces only the values that are not allowed and ignores unknown names", () => {
-    const stored = '{"xAxis": "steps", "smoothing": 3, "trainCurve": false, "more": true}';
+    const stored = '{"xAxis": "steps", "smoothing": "some", "trainCurve": false, "more": true}';
     expect(parsePreferences(stored)).toEqual({ ...DEFAULTS, xAxis: "steps", trainCurve: false });
   });
 });

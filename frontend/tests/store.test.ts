@@ -71,9 +71,9 @@ describe("Store", () => {
     const store = new Store();
     let notifications = 0;
     store.subscribe(() => (notifications += 1));
-    store.setCurves([{ id: "a", name: "barn", points: [[2, 4], [1, 5]] }]);
-    store.setCurves([{ id: "b", name: "loft", points: [] }]);
-    expect(store.workerCurves).toEqual([{ id: "b", name: "loft", points: [] }]);
+    store.setCurves([{ id: "a", name: "barn", points: [[2, 4], [1, 5]], rates: [] }]);
+    store.setCurves([{ id: "b", name: "loft", points: [], rates: [] }]);
+    expect(store.workerCurves).toEqual([{ id: "b", name: "loft", points: [], rates: [] }]);
     expect(notifications).toBe(2);
   });
 

@@ -30,7 +30,7 @@ class FakeEnvironment implements CurveEnvironment {
   }
 }
 
-const CURVE: WorkerCurve = { id: "a", name: "barn", points: [[1, 5]] };
+const CURVE: WorkerCurve = { id: "a", name: "barn", points: [[1, 5]], rates: [] };
 
 /** Wait until resolved promises have called back. */
 const settle = () => new Promise((resolve) => setTimeout(resolve));

@@ -41,6 +41,10 @@ def standalone_messages() -> dict[str, type[types_module.Message]]:
         coordinator_messages.SignedHeader,
         coordinator_messages.SignedStatement,
         reports.ExchangeView,
+        reports.LimitsView,
+        reports.LinkView,
+        reports.LogLine,
+        reports.SystemView,
     }
     excluded = {types_module.Message, *nested}
     modules = (messages, coordinator_messages, verdicts)
@@ -217,13 +221,13 @@ def test_peer_messages_are_bounded(name):
 
 
 def test_report_is_small():
-    """It includes the plan, which every report contains."""
-    assert len(json.dumps(json.loads(read_golden("reports"))["reports"], indent=1)) < 2_000
+    """It includes the plan and the machine's load, which every report contains."""
+    assert len(json.dumps(json.loads(read_golden("reports"))["reports"], indent=1)) < 2_900
 
 
 def test_report_without_a_plan_is_read():
     old = json.loads(read_golden("reports"))["reports"][0]
-    del old["plan"], old["step_seconds"], old["checkpoint"]
+    del old["plan"], old["step_seconds"], old["checkpoint"], old["links"], old["system"]
     report = reports.Report.model_validate(old)
     assert report.plan is None and report.step_seconds is None and report.checkpoint is None
 
@@ -238,6 +242,14 @@ def test_report_without_a_plan_is_read():
         {"step_seconds": -1.0},
         {"step_seconds": float("nan")},
         {"plan": {}},
+        {"gradient_norm": float("inf")},
+        {"system": {"cpu": 1.5}},
+        {"system": {"cpu_celsius": 4000}},
+        {"limits": {"memory": -1}},
+        {"links": [{"peer": "x" * 16, "sent_rate": 0, "received_rate": 0}]},
+        {"log": [{"at": 1, "level": "info", "text": "two\nlines"}]},
+        {"log": [{"at": 1, "level": "info", "text": "x" * 161}]},
+        {"log": [{"at": 1, "level": "info", "text": "line"}] * 6},
     ],
 )
 def test_invalid_field_in_a_report_is_refused(change):

@@ -2,38 +2,64 @@
 // faintly, and a smoothed curve. The validation loss is that of the shared weights on held-out
 // text. Readers may add the curves of single machines.
 
-import uPlot from "uplot";
+import type uPlot from "uplot";
 import { createXMapping, findFirstAfter, mapPoints, type XAxis } from "../chartAxes";
+import type { ChartGroup } from "../chartGroup";
 import { requireElement, setText } from "../dom";
 import {
-  formatAxisCount,
+  formatAxisValue,
   formatCount,
+  formatDuration,
   formatInteger,
   formatLoss,
   formatMoment,
   formatPercent,
 } from "../format";
+import { createLossScale, type LossScale } from "../lossUnits";
 import { alignCurves, smoothingScale, smoothPoints } from "../movingAverage";
-import type { PreferenceControls, Preferences } from "../preferences";
+import type { PreferenceControls } from "../preferences";
 import type { Store } from "../store";
 import type { Point, Run, WorkerCurve } from "../types";
 import { lineStyle } from "./lineStyles";
 import { MachineLegend } from "./machineLegend";
-import { axisOptions, Plot, readColour, timeAxis } from "./plot";
+import { type ChartOptions, createXAxis, findVisibleRange, Plot, readColour } from "./plot";
+import { enableSaveButtons } from "./saveButtons";
 
-const SMOOTHING_FACTORS: Record<Preferences["smoothing"], number> = { none: 0, some: 1, strong: 5 };
-const X_LABELS: Record<XAxis, string> = { tokens: "Tokens", steps: "Steps", time: "Time" };
+export const X_LABELS: Record<XAxis, string> = {
+  tokens: "Tokens",
+  steps: "Steps",
+  time: "Time",
+  active: "Training time",
+};
 const SUMMARY_INTERVAL_MS = 20_000; // between two summaries for screen readers
 const MAX_MARKED_POINTS = 40; // a curve with more points shows a mark only at its end
 const Y_STEPS = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]; // distances between marks of the y axis
+
+/** Format a position on an x axis. */
+export function formatPosition(x: number | undefined, axis: XAxis, now: number): string {
+  if (x === undefined) return "–";
+  switch (axis) {
+    case "tokens":
+      return formatCount(x);
+    case "steps":
+      return formatInteger(x);
+    case "time":
+      return formatMoment(x, now);
+    case "active":
+      return formatDuration(x);
+  }
+}
 
 /** Draws the losses with the reader's preferences. */
 export class LossChart {
   private readonly plot: Plot;
   private readonly readouts: Map<string, HTMLElement>;
   private readonly summary: HTMLElement;
+  private readonly title: HTMLElement;
   private readonly legend: MachineLegend;
   private readonly stepTokens: number;
+  private readonly tokensPerByte: number;
+  private scale: LossScale;
   private store: Store | null = null;
   private trainCurve: Point[] = [];
   private validationCurve: Point[] = [];
@@ -43,53 +69,71 @@ export class LossChart {
   constructor(
     card: HTMLElement,
     private readonly preferences: PreferenceControls,
+    group: ChartGroup,
   ) {
     const readouts = [...card.querySelectorAll<HTMLElement>("[data-readout]")];
     this.readouts = new Map(readouts.map((element) => [element.dataset.readout!, element]));
     this.stepTokens = Number(card.dataset.stepTokens);
+    this.tokensPerByte = Number(card.dataset.tokensPerByte || NaN);
+    this.scale = createLossScale(preferences.value.lossUnit, this.tokensPerByte);
     this.summary = requireElement(card, "[data-summary]");
+    this.title = requireElement(card, "[data-loss-title]");
     this.legend = new MachineLegend(requireElement(card, "[data-machine-legend]"));
-    this.plot = new Plot({
-      box: requireElement(card, "[data-plot]"),
-      emptyText: requireElement(card, "[data-empty]"),
-      createOptions: () => this.createOptions(),
-      showReadout: (index) => this.showReadout(index),
+    this.plot = new Plot(
+      {
+        box: requireElement(card, "[data-plot]"),
+        emptyText: requireElement(card, "[data-empty]"),
+        createOptions: () => this.createOptions(),
+        showReadout: (index) => this.showReadout(index),
+      },
+      group,
+    );
+    enableSaveButtons(card, {
+      plot: this.plot,
+      title: () => this.scale.label,
+      xAxis: () => this.preferences.value.xAxis,
+      names: () => this.listNames(),
     });
-    preferences.onChange(() => {
-      if (!this.store) return;
-      this.draw(this.store);
-      this.plot.rebuild();
-    });
+    preferences.onChange(() => this.plot.rebuild());
   }
 
   draw(store: Store): void {
     this.store = store;
-    const { xAxis, smoothing, trainCurve, validationCurve, machineCurves } = this.preferences.value;
-    const { train, validation, clock } = store.curves;
-    const mapX = createXMapping(xAxis, this.stepTokens, clock);
+    const { xAxis, smoothing, trainCurve, validationCurve, machineCurves, lossUnit } =
+      this.preferences.value;
+    const { train, validation, clock, rate } = store.curves;
+    const { fromTokens } = createXMapping(xAxis, this.stepTokens, clock, rate);
+    this.scale = createLossScale(lossUnit, this.tokensPerByte);
+    const { convert } = this.scale;
 
-    // Curves
-    const scale = smoothingScale(train) * SMOOTHING_FACTORS[smoothing];
-    const smoothAndMap = (points: Point[]) =>
-      mapPoints(scale ? smoothPoints(points, scale) : points, mapX);
-    this.trainCurve = trainCurve ? smoothAndMap(train) : [];
-    this.validationCurve = validationCurve ? mapPoints(validation, mapX) : [];
+    // Curves. The mean is that of losses: perplexities would weigh high ones more.
+    const scale = smoothingScale(train, smoothing);
+    const place = (points: Point[]) =>
+      mapPoints(points, fromTokens).map(([x, loss]): Point => [x, convert(loss)]);
+    const smooth = (points: Point[]) => place(scale ? smoothPoints(points, scale) : points);
+    this.trainCurve = trainCurve ? smooth(train) : [];
+    this.validationCurve = validationCurve ? place(validation) : [];
     this.machineCurves = [];
     if (machineCurves) {
-      this.machineCurves = store.workerCurves.map((curve) => ({
-        ...curve,
-        points: smoothAndMap(curve.points),
-      }));
+      const shown = store.workerCurves.filter((curve) => curve.points.length);
+      this.machineCurves = shown.map((curve) => ({ ...curve, points: smooth(curve.points) }));
     }
-    const unsmoothed = trainCurve && scale ? mapPoints(train, mapX) : [];
+    const unsmoothed = trainCurve && scale ? place(train) : [];
 
     // Page
+    setText(this.title, this.scale.label);
     this.legend.show(this.machineCurves);
     const machinePoints = this.machineCurves.map((curve) => curve.points);
     this.plot.show(
       alignCurves(unsmoothed, this.trainCurve, this.validationCurve, ...machinePoints),
     );
     if (store.run) this.updateSummary(store, store.run);
+  }
+
+  private listNames(): string[] {
+    const x = X_LABELS[this.preferences.value.xAxis];
+    const machines = this.machineCurves.map((curve) => `${curve.name}, smoothed`);
+    return [x, "Training", "Training, smoothed", "Validation", ...machines];
   }
 
   /** Describe the curves for screen readers, which would announce every change. */
@@ -105,21 +149,25 @@ export class LossChart {
       `After ${formatCount(run.tokens)} tokens (${progress}):`,
       `training loss ${formatLoss(train.at(-1)?.[1])},`,
       `validation loss ${formatLoss(last?.[1])}${start}.`,
-      "The arrow keys move along the curves.",
+      "The arrow keys move along the curves, plus and minus zoom, 0 shows everything.",
     ].join(" ");
   }
 
   /** Show the values at a point of the x axis (null: the last one), and return them as text. */
   private showReadout(index: number | null): string {
     const xs = this.plot.data[0];
-    const label = X_LABELS[this.preferences.value.xAxis];
-    const x = this.formatX(index === null ? xs.at(-1) : xs[index]);
-    const position = index === null ? Infinity : (xs[index] ?? Infinity);
-    const train = formatLoss(findLastUpTo(this.trainCurve, position)?.[1]);
-    const validation = formatLoss(findLastUpTo(this.validationCurve, position)?.[1]);
-    const machineLosses = this.machineCurves.map((curve) =>
-      formatLoss(findLastUpTo(curve.points, position)?.[1]),
+    const { xAxis } = this.preferences.value;
+    const label = X_LABELS[xAxis];
+    const x = formatPosition(
+      index === null ? xs.at(-1) : xs[index],
+      xAxis,
+      this.store?.now ?? Date.now() / 1000,
     );
+    const position = index === null ? Infinity : (xs[index] ?? Infinity);
+    const format = (points: Point[]) => this.scale.format(findLastUpTo(points, position)?.[1]);
+    const train = format(this.trainCurve);
+    const validation = format(this.validationCurve);
+    const machineLosses = this.machineCurves.map((curve) => format(curve.points));
 
     setText(this.readouts.get("x-label"), label);
     setText(this.readouts.get("x"), x);
@@ -132,23 +180,12 @@ export class LossChart {
     return `${label} ${x}: ${losses.join(", ")}`;
   }
 
-  private formatX(x: number | undefined): string {
-    if (x === undefined) return "–";
-    switch (this.preferences.value.xAxis) {
-      case "tokens":
-        return formatCount(x);
-      case "steps":
-        return formatInteger(x);
-      case "time":
-        return formatMoment(x, this.store?.now ?? x);
-    }
-  }
-
-  private createOptions(): Omit<uPlot.Options, "width" | "height"> {
+  private createOptions(): ChartOptions {
     return {
-      scales: this.createScales(),
-      axes: [axisOptions(this.createXAxis()), axisOptions(this.createYAxis())],
       series: this.createSeries(),
+      y: this.createScale(),
+      xAxis: createXAxis(this.preferences.value.xAxis),
+      yAxis: this.createYAxis(),
     };
   }
 
@@ -156,26 +193,21 @@ export class LossChart {
     return this.preferences.value.yScale === "log";
   }
 
-  private createScales(): uPlot.Scales {
+  private createScale(): uPlot.Scale {
     return {
-      x: { time: false, range: (_plot, low, high) => [low, high > low ? high : low + 1] },
-      y: {
-        distr: this.isLogarithmic ? 3 : 1,
-        log: 2,
-        range: (_plot, low, high) => addMargin(low, high, this.isLogarithmic),
+      distr: this.isLogarithmic ? 3 : 1,
+      log: 2,
+      range: (plot) => {
+        const range = findVisibleRange(plot, this.preferences.value.ignoreOutliers);
+        return addMargin(range, this.isLogarithmic);
       },
     };
   }
 
-  private createXAxis(): uPlot.Axis {
-    if (this.preferences.value.xAxis === "time") return timeAxis();
-    return { values: (_plot, marks) => marks.map(formatAxisCount), space: 90, size: 30 };
-  }
-
   private createYAxis(): uPlot.Axis {
     const axis: uPlot.Axis = {
-      values: (_plot, marks) => marks.map((y) => (y === null ? "" : String(Number(y.toFixed(2))))),
-      size: 44,
+      values: (_plot, marks) => marks.map((y) => (y === null ? "" : formatAxisValue(y))),
+      size: 48,
     };
     if (!this.isLogarithmic) return axis;
     // A range of losses seldom spans a power of ten, where uPlot would set the marks.
@@ -223,14 +255,9 @@ function findLastUpTo(points: Point[], x: number): Point | undefined {
 }
 
 /** Return the range of the y axis: that of the losses with a margin. */
-function addMargin(
-  low: number | null,
-  high: number | null,
-  isLogarithmic: boolean,
-): [number, number] {
-  if (low === null || high === null || !Number.isFinite(low) || !Number.isFinite(high)) {
-    return [1, 10];
-  }
+function addMargin(range: [number, number] | null, isLogarithmic: boolean): [number, number] {
+  if (!range) return [1, 10];
+  const [low, high] = range;
   if (isLogarithmic) return [Math.max(1e-3, low / 1.04), Math.max(high, low + 0.01) * 1.04];
   const margin = Math.max((high - low) * 0.06, 0.02);
   return [Math.max(0, low - margin), high + margin];
@@ -238,7 +265,7 @@ function addMargin(
 
 /** Return about four to eight round, positive values in [low, high]. */
 function spreadMarks(low: number, high: number): number[] {
-  const step = Y_STEPS.find((size) => (high - low) / size <= 7) ?? 10;
+  const step = Y_STEPS.find((size) => (high - low) / size <= 7) ?? (high - low) / 6;
   const marks: number[] = [];
   for (let n = Math.ceil(low / step); n * step <= high; n++) {
     marks.push(Number((n * step).toFixed(4)));

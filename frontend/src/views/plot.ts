@@ -1,13 +1,23 @@
-// What the charts share: a uPlot that fills its box, has the page's colours, and can be read with a
-// mouse and with the arrow keys.
+// What the charts share: a uPlot that fills its box, has the page's colours, can be zoomed, and can
+// be read with a mouse and with the keyboard.
 
 import "uplot/dist/uPlot.min.css";
 import uPlot from "uplot";
-import { formatClock, formatDay } from "../format";
+import type { XAxis } from "../chartAxes";
+import type { ChartGroup, GroupedChart, Section } from "../chartGroup";
+import { formatAxisCount, formatAxisDuration, formatClock, formatDay } from "../format";
+import { findRange } from "../movingAverage";
 import { onThemeChange } from "../theme";
 
 /** The x axis, and the values of each curve on it; null where a curve has no point. */
 export type PlotData = [number[], ...(number | null)[][]];
+
+/** uPlot's options without those that every chart shares. */
+export type ChartOptions = Pick<uPlot.Options, "series"> & {
+  y: uPlot.Scale;
+  yAxis: uPlot.Axis;
+  xAxis: uPlot.Axis;
+};
 
 /** What a chart passes to its plot. */
 export interface PlotParts {
@@ -16,25 +26,39 @@ export interface PlotParts {
   /** Shown while there is no point. */
   emptyText: HTMLElement;
   /** Creates uPlot's options from the current colours and preferences. */
-  createOptions: () => Omit<uPlot.Options, "width" | "height">;
+  createOptions: () => ChartOptions;
   /** Shows the values at an index of the x axis (null: the last one) and returns them as text. */
   showReadout: (index: number | null) => string;
 }
 
 const KEYBOARD_STEPS = 60; // arrow keys that it takes from one end of the axis to the other
+const KEYBOARD_ZOOM = 0.6; // what a press of + leaves of the shown section
+const MIN_DRAG = 6; // pixels; a shorter drag is a click
 const OUTSIDE = { left: -10, top: -10 }; // a cursor position that hides the cursor
 const DAY = 86_400; // seconds
 const MINUTE_INCREMENTS = [1, 2, 5, 10, 15, 30, 60, 120, 360, 720].map((minutes) => minutes * 60);
 const DAY_INCREMENTS = [1, 2, 5, 10, 30, 100, 365].map((days) => days * DAY);
 
 /** One plot with its cursor. */
-export class Plot {
+export class Plot implements GroupedChart {
   data: PlotData = [[]];
   private chart: uPlot | null = null;
+  private isChanged = false; // since it was drawn
+  private isVisible = false;
+  private isFollowing = false; // the cursor of another chart
 
-  constructor(private readonly parts: PlotParts) {
+  constructor(
+    private readonly parts: PlotParts,
+    private readonly group: ChartGroup,
+  ) {
     const { box } = parts;
+    group.add(this);
     new ResizeObserver(() => this.chart?.setSize(this.measureBox())).observe(box);
+    // A chart that nobody sees is not drawn.
+    new IntersectionObserver(([entry]) => {
+      this.isVisible = entry?.isIntersecting ?? false;
+      if (this.isVisible) this.draw(true);
+    }).observe(box);
     onThemeChange(document, () => this.rebuild());
     // A canvas does not repaint itself when its font has been loaded.
     void document.fonts.ready.then(() => this.rebuild());
@@ -42,32 +66,110 @@ export class Plot {
     box.addEventListener("blur", () => this.chart?.setCursor(OUTSIDE));
   }
 
-  /** Draw these points. */
+  get extent(): Section | null {
+    const xs = this.data[0];
+    return xs.length ? [xs[0]!, xs.at(-1)!] : null;
+  }
+
+  /** Show these points with the group's next drawing. */
   show(data: PlotData): void {
     this.data = data;
+    this.isChanged = true;
     this.parts.emptyText.hidden = data[0].length > 0;
-    const hasSameCurves = this.chart?.series.length === data.length;
-    if (this.chart && hasSameCurves && data[0].length) {
-      this.chart.setData(data as uPlot.AlignedData);
+  }
+
+  draw(hasNewRange: boolean): void {
+    if (!(this.isChanged || hasNewRange)) return;
+    if (!this.isVisible) {
+      this.showCursor(null);
+      return;
+    }
+    this.isChanged = false;
+    const hasSameCurves = this.chart?.series.length === this.data.length;
+    if (this.chart && hasSameCurves && this.data[0].length) {
+      this.chart.setData(this.data as uPlot.AlignedData);
     } else {
-      this.rebuild();
+      this.createChart();
     }
     this.showCursor(this.chart?.cursor.idx ?? null);
   }
 
   /** Create the chart again, because its colours, its curves or its axes have changed. */
   rebuild(): void {
+    if (this.chart) this.createChart();
+  }
+
+  showPosition(x: number | null): void {
+    if (!this.chart || !this.isVisible) return;
+    this.isFollowing = true;
+    const left = x === null ? OUTSIDE.left : this.chart.valToPos(x, "x");
+    this.chart.setCursor(left < 0 ? OUTSIDE : { left, top: 0 });
+    this.isFollowing = false;
+  }
+
+  /** Return the drawing as an image with the page's background, and a line of text above it. */
+  drawImage(title: string): HTMLCanvasElement | null {
+    const source = this.chart?.ctx.canvas;
+    if (!source) return null;
+    const image = document.createElement("canvas");
+    const scale = source.width / Math.max(1, this.parts.box.clientWidth);
+    const margin = Math.round(30 * scale);
+    image.width = source.width;
+    image.height = source.height + margin;
+    const context = image.getContext("2d")!;
+    context.fillStyle = readColour("--surface");
+    context.fillRect(0, 0, image.width, image.height);
+    context.fillStyle = readColour("--text");
+    context.font = `600 ${Math.round(14 * scale)}px ${readColour("--font-sans")}`;
+    context.fillText(title, Math.round(8 * scale), Math.round(20 * scale));
+    context.drawImage(source, 0, margin);
+    return image;
+  }
+
+  private createChart(): void {
     this.chart?.destroy();
     this.chart = null;
     if (!this.data[0].length) return;
+    const { series, y, yAxis, xAxis } = this.parts.createOptions();
     const options: uPlot.Options = {
       ...this.measureBox(),
-      ...this.parts.createOptions(),
+      series,
+      scales: { x: { time: false, range: () => this.group.section }, y },
+      axes: [axisOptions(xAxis), axisOptions(yAxis)],
       legend: { show: false },
-      cursor: { y: false, drag: { x: false, y: false }, points: { size: 9, width: 2 } },
-      hooks: { setCursor: [(chart) => this.showCursor(chart.cursor.idx ?? null)] },
+      cursor: {
+        y: false,
+        drag: { x: true, y: false, setScale: false },
+        points: { size: 9, width: 2 },
+        bind: {
+          dblclick: () => () => {
+            this.group.zoomTo(null);
+            return null;
+          },
+        },
+      },
+      hooks: {
+        setCursor: [(chart) => this.followCursor(chart)],
+        setSelect: [(chart) => this.zoomToSelection(chart)],
+      },
     };
     this.chart = new uPlot(options, this.data as uPlot.AlignedData, this.parts.box);
+  }
+
+  private zoomToSelection(chart: uPlot): void {
+    const { left, width } = chart.select;
+    if (width < MIN_DRAG) return;
+    const section: Section = [chart.posToVal(left, "x"), chart.posToVal(left + width, "x")];
+    chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.group.zoomTo(section);
+  }
+
+  private followCursor(chart: uPlot): void {
+    const index = chart.cursor.idx ?? null;
+    this.showCursor(index);
+    if (this.isFollowing) return;
+    const x = index === null || (chart.cursor.left ?? -1) < 0 ? null : this.data[0][index]!;
+    this.group.moveCursor(this, x);
   }
 
   /**
@@ -94,27 +196,46 @@ export class Plot {
 
   private handleKey(event: KeyboardEvent): void {
     const xs = this.data[0];
-    if (!this.chart || !xs.length) return;
+    if (!this.chart || !xs.length || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Escape") this.chart.setCursor(OUTSIDE);
+    if (this.zoomByKey(event.key)) {
+      event.preventDefault();
+      return;
+    }
     const target = this.findKeyTarget(event.key, this.chart.cursor.idx ?? xs.length - 1);
     if (target === null) return;
     event.preventDefault();
     this.chart.setCursor({ left: this.chart.valToPos(xs[target]!, "x"), top: 0 });
   }
 
+  /** Zoom by a key; return whether it is one that zooms. */
+  private zoomByKey(key: string): boolean {
+    const index = this.chart?.cursor.idx;
+    const centre = index == null ? undefined : this.data[0][index];
+    if (key === "+" || key === "=") this.group.zoomBy(KEYBOARD_ZOOM, centre);
+    else if (key === "-") this.group.zoomBy(1 / KEYBOARD_ZOOM, centre);
+    else if (key === "0") this.group.zoomTo(null);
+    else return false;
+    return true;
+  }
+
   /** Return the index that a key moves the cursor to, or null if it does not move it. */
   private findKeyTarget(key: string, current: number): number | null {
-    const last = this.data[0].length - 1;
-    const step = Math.max(1, Math.round(last / KEYBOARD_STEPS));
+    const [low, high] = this.group.section;
+    const xs = this.data[0];
+    const first = Math.max(0, xs.findIndex((x) => x >= low));
+    const beyond = xs.findIndex((x) => x > high);
+    const last = Math.max(first, (beyond < 0 ? xs.length : beyond) - 1);
+    const step = Math.max(1, Math.round((last - first) / KEYBOARD_STEPS));
     switch (key) {
       case "ArrowLeft":
       case "ArrowDown":
-        return Math.max(0, current - step);
+        return Math.max(first, current - step);
       case "ArrowRight":
       case "ArrowUp":
         return Math.min(last, current + step);
       case "Home":
-        return 0;
+        return first;
       case "End":
         return last;
       default:
@@ -129,7 +250,7 @@ export function readColour(name: string): string {
 }
 
 /** Complete an axis by the page's font and colours. */
-export function axisOptions(axis: uPlot.Axis): uPlot.Axis {
+function axisOptions(axis: uPlot.Axis): uPlot.Axis {
   const line = { stroke: readColour("--chart-grid"), width: 1 };
   return {
     font: `500 12px ${readColour("--font-sans")}`,
@@ -141,6 +262,13 @@ export function axisOptions(axis: uPlot.Axis): uPlot.Axis {
   };
 }
 
+/** Create the x axis that the reader has selected. */
+export function createXAxis(axis: XAxis): uPlot.Axis {
+  if (axis === "time") return timeAxis();
+  const format = axis === "active" ? formatAxisDuration : formatAxisCount;
+  return { values: (_plot, marks) => marks.map(format), space: 90, size: 30 };
+}
+
 /** Create an x axis in seconds since 1970 that shows times of day, or days over a long time. */
 export function timeAxis(): uPlot.Axis {
   return {
@@ -150,4 +278,17 @@ export function timeAxis(): uPlot.Axis {
     values: (_plot, marks, _axis, _space, increment) =>
       marks.map((time) => (increment < DAY ? formatClock(time).slice(0, 5) : formatDay(time))),
   };
+}
+
+/** Return the range of the values that a plot shows now, in all curves; null without values. */
+export function findVisibleRange(plot: uPlot, ignoresOutliers: boolean): [number, number] | null {
+  const [first, last] = plot.series[0]!.idxs ?? [0, plot.data[0].length - 1];
+  const values: number[] = [];
+  for (const column of plot.data.slice(1)) {
+    for (let i = first; i <= last; i++) {
+      const value = column[i];
+      if (value != null) values.push(value);
+    }
+  }
+  return findRange(values, ignoresOutliers);
 }

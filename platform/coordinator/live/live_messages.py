@@ -118,11 +118,14 @@ class LiveEvent(LiveMessage):
 
 
 class WorkerCurve(LiveMessage):
-    """The training losses that one machine measured."""
+    """The training losses and the speed that one machine measured."""
 
     id: str
     name: str
     points: list[Point]
+    """[tokens, nats per token], ascending."""
+    rates: list[Point]
+    """[seconds since 1970, tokens per second], ascending."""
 
 
 class WorkerCurvesMessage(LiveMessage):
@@ -152,13 +155,25 @@ class SnapshotMessage(LiveMessage):
     events: list[LiveEvent]
     """The newest first."""
     train: list[Point]
-    """[ledger tokens, nats per token], ascending."""
+    """[tokens, nats per token], ascending."""
     validation: list[Point]
-    """[ledger tokens, nats per token], ascending."""
+    """[tokens, nats per token], ascending."""
     clock: list[Point]
-    """[ledger tokens, seconds since 1970], ascending: when the training reached so many tokens."""
+    """[tokens, seconds since 1970], ascending: when the training reached so many tokens."""
+    learning_rate: list[Point]
+    """[tokens, learning rate], ascending."""
+    gradient_norm: list[Point]
+    """[tokens, L2 norm before clipping], ascending."""
     rate: list[Point]
     """[seconds since 1970, tokens per second], ascending."""
+    machines: list[Point]
+    """[seconds since 1970, machines that report], ascending."""
+    sent: list[Point]
+    """[seconds since 1970, bytes per second between machines], ascending."""
+    received: list[Point]
+    """[seconds since 1970, bytes per second between machines], ascending."""
+    staleness: list[Point]
+    """[seconds since 1970, updates that a machine's peers have and it lacks: the mean]."""
 
 
 class DeltaMessage(LiveMessage):
@@ -183,7 +198,13 @@ class DeltaMessage(LiveMessage):
     train: list[Point] = []
     validation: list[Point] = []
     clock: list[Point] = []
+    learning_rate: list[Point] = []
+    gradient_norm: list[Point] = []
     rate: list[Point] = []
+    machines: list[Point] = []
+    sent: list[Point] = []
+    received: list[Point] = []
+    staleness: list[Point] = []
 
 
 MESSAGES: tuple[type[LiveMessage], ...] = (SnapshotMessage, DeltaMessage, WorkerCurvesMessage)

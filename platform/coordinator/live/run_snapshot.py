@@ -26,7 +26,7 @@ from coordinator.telemetry import report_queue, run_table
 from coordinator.telemetry.history import load_history
 
 COLUMNS = tuple(LiveMachine.model_fields)  # of a machine's row
-RATE_SECONDS = 5  # between two live points of tokens/s
+TIMELINE_SECONDS = 5  # between two live points of the curves over time
 HISTORY_SECONDS = 2  # a run's history is read at most this often, however many pages open at once
 MAX_ROWS = 200  # machines in a snapshot, so that watchers of a large run do not receive thousands
 STORED_SECONDS = 600  # the last snapshot is stored this long; of a quieter run it is built again
@@ -44,6 +44,7 @@ class RunSnapshot:
         plans: The plans of those machines that have one, by id. They are apart from the rows
             because a row changes with every report and a plan rarely.
         events: The activity feed by event id, the newest event first.
+        timelines: The values of the curves over time now, by the names in `TIMELINES`.
     """
 
     now: float
@@ -51,6 +52,7 @@ class RunSnapshot:
     workers: dict[str, dict[str, Any]]
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
+    timelines: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def capture(cls, run: Run) -> "RunSnapshot":
@@ -58,17 +60,16 @@ class RunSnapshot:
         now = time.time()
         all_rows = run_table.machine_rows(run, now)
         rows = sorted(all_rows, key=_row_order)[:MAX_ROWS]
+        summary = run_table.run_summary(run, all_rows)
         return cls(
             now=now,
-            run={
-                name: _round_floats(value)
-                for name, value in run_table.run_summary(run, all_rows).items()
-            },
+            run={name: _round_floats(value) for name, value in summary.items()},
             workers={
                 row["id"]: {name: _round_floats(row[name]) for name in COLUMNS} for row in rows
             },
             plans={row["id"]: row["plan"] for row in rows if row["plan"]},
             events={event["id"]: event for event in collect_activity(run, all_rows)},
+            timelines={"rate": summary["rate"], **run_table.sum_traffic(all_rows)},
         )
 
     def to_message(self, number: int) -> dict[str, Any]:
@@ -160,10 +161,8 @@ def build_delta(
             if before.plans.get(machine) != plan
         },
         "events": [event for name, event in after.events.items() if name not in before.events],
-        "train": loss_series(points, "train"),
-        "validation": loss_series(points, "validation"),
-        "clock": token_clock(points),
-        "rate": _rate_points(before, after),
+        **_token_series(points),
+        **_timeline_points(before, after),
     }
     return {
         "type": "delta",
@@ -172,17 +171,31 @@ def build_delta(
     }
 
 
-def loss_series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
-    """Return [[ledger tokens, mean loss]…], ascending.
+def _token_series(points: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
+    """Return the curves over tokens that measured points make."""
+    training = [point for point in points if point["kind"] == "train"]
+    validation = [point for point in points if point["kind"] == "validation"]
+    return {
+        "train": mean_series(training, "loss"),
+        "validation": mean_series(validation, "loss"),
+        "clock": token_clock(points),
+        "learning_rate": mean_series(training, "learning_rate"),
+        "gradient_norm": mean_series(training, "gradient_norm"),
+    }
+
+
+def mean_series(points: list[dict[str, Any]], name: str) -> list[list[float]]:
+    """Return [[tokens, mean value]…], ascending; points without the value are left out.
 
     Points of several machines at the same number of tokens become one.
     """
-    losses: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for point in points:
-        if point["kind"] == kind:
-            losses.setdefault(point["tokens"], []).append(point["loss"])
+        if point.get(name) is not None:
+            values.setdefault(point["tokens"], []).append(point[name])
     return [
-        [tokens, round(sum(values) / len(values), 5)] for tokens, values in sorted(losses.items())
+        [tokens, float(f"{sum(those) / len(those):.6g}")]
+        for tokens, those in sorted(values.items())
     ]
 
 
@@ -202,23 +215,19 @@ def _history_with_live_points(run: Run) -> dict[str, list[list[float]]]:
     stream = valkey_client().xrevrange(report_queue.points_key(run.pk), count=MAX_LIVE_POINTS)
     entries = cast(list[tuple[str, dict[str, str]]], stream)
     points = [json.loads(fields["point"]) for _, fields in reversed(entries)]
-    live = {
-        "train": loss_series(points, "train"),
-        "validation": loss_series(points, "validation"),
-        "clock": token_clock(points),
-    }
-    for name, series in live.items():
+    for name, series in _token_series(points).items():
         last = stored[name][-1][0] if stored[name] else -1
         stored[name] = stored[name] + [point for point in series if point[0] > last]
     return stored
 
 
-def _rate_points(before: RunSnapshot, after: RunSnapshot) -> list[list[float]]:
-    """Return [[seconds since 1970, tokens/s]] if a point of the rate is due, else []."""
-    slot = after.now // RATE_SECONDS * RATE_SECONDS
-    is_due = before.now < slot
+def _timeline_points(before: RunSnapshot, after: RunSnapshot) -> dict[str, list[list[float]]]:
+    """Return [[seconds since 1970, value]] of each curve over time if points are due."""
+    slot = after.now // TIMELINE_SECONDS * TIMELINE_SECONDS
     is_running = bool(after.run["rate"]) or after.run["status"] == "training"
-    return [[slot, after.run["rate"]]] if is_due and is_running else []
+    if before.now >= slot or not is_running:
+        return {}
+    return {name: [[slot, _round_floats(value)]] for name, value in after.timelines.items()}
 
 
 def _row_order(row: dict[str, Any]) -> tuple[bool, str, str, str]:

@@ -1,7 +1,9 @@
 """A run's history from Postgres, thinned to what a chart can show."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from django.db import connection
 from django.db.models import Max
@@ -15,35 +17,43 @@ from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS
 MAX_POINTS = 600  # of a curve
 MAX_MACHINE_POINTS = 200  # of one machine's curve
 MAX_MACHINES = 8  # with a curve of their own
+MAX_BYTES_PER_SECOND = 1.25e9  # of one machine; what states more would squeeze all others
+TIMELINES = ("rate", "machines", "sent", "received", "staleness")  # curves over time
 
 
 def load_history(run: Run) -> dict[str, list[list[float]]]:
     """Load a run's curves.
 
-    Losses are means over all machines, in bins of ledger tokens; "clock" says when the training
-    losses were measured. "rate" is the sum over machines of each one's mean, over at least one and
-    a half report intervals, so that every machine that is alive is in every sum. A machine that
+    Losses, learning rates and gradient norms are means over all machines, in bins of tokens;
+    "clock" says when the training losses were measured. The curves over time are sums over
+    machines of each one's mean, over at least one and a half report intervals, so that every
+    machine that is alive is in every sum; "staleness" is a mean over machines. A machine that
     changed mirrors has rows of both: its losses then weigh twice in a mean, but it counts once in
-    every sum of rates.
+    every sum.
 
     Returns:
-        {"train": [[ledger tokens, nats per token], …], "validation": […], "clock": [[ledger tokens,
-        seconds since 1970], …], "rate": [[seconds since 1970, tokens per second], …]}.
+        "train", "validation": [[tokens, nats per token], …]; "learning_rate", "gradient_norm":
+        [[tokens, value], …]; "clock": [[tokens, seconds since 1970], …]; and [[seconds since 1970,
+        value], …] of "rate" (tokens/s), "machines" (that report), "sent" and "received" (bytes/s)
+        and "staleness" (updates that a machine's peers have and it lacks).
     """
     train, validation = _losses(run, "train"), _losses(run, "validation")
     return {
-        "train": [[tokens, loss] for tokens, loss, _ in train],
-        "validation": [[tokens, loss] for tokens, loss, _ in validation],
-        "clock": [[tokens, at] for tokens, _, at in train],
-        "rate": _rates(run),
+        "train": [[tokens, loss] for tokens, loss, *_ in train],
+        "validation": [[tokens, loss] for tokens, loss, *_ in validation],
+        "clock": [[tokens, at] for tokens, _, at, _, _ in train],
+        "learning_rate": [[tokens, rate] for tokens, _, _, rate, _ in train if rate is not None],
+        "gradient_norm": [[tokens, norm] for tokens, *_, norm in train if norm is not None],
+        **_timelines(run),
     }
 
 
 def load_machine_curves(run: Run) -> list[dict[str, Any]]:
-    """Load the training losses of the machines that trained most, these first.
+    """Load the training losses and speeds of the machines that trained most, these first.
 
     Returns:
-        For each {"id", "name", "points": [[ledger tokens, nats per token], …]}.
+        For each {"id", "name", "points": [[tokens, nats per token], …], "rates": [[seconds since
+        1970, tokens per second], …]}.
     """
     trained = Membership.everywhere.filter(run=run).values("machine").annotate(most=Max("tokens"))
     most = [row["machine"] for row in trained.order_by("-most", "machine")[:MAX_MACHINES]]
@@ -63,8 +73,11 @@ def load_machine_curves(run: Run) -> list[dict[str, Any]]:
         cursor.execute(means, [*wanted, width])
         for machine, tokens, loss in cursor.fetchall():
             points[machine].append([round(float(tokens)), round(loss, 5)])
+    rates = _machine_rates(run, most)
     return [
-        {"id": str(m), "name": machines[m].name, "points": points[m]} for m in most if points[m]
+        {"id": str(m), "name": machines[m].name, "points": points[m], "rates": rates[m]}
+        for m in most
+        if points[m] or rates[m]
     ]
 
 
@@ -76,8 +89,8 @@ def _first_value(cursor: Any) -> Any:
 _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)"
 
 
-def _losses(run: Run, kind: str) -> list[tuple[int, float, float]]:
-    """Return (ledger tokens, nats per token, seconds since 1970), each a mean."""
+def _losses(run: Run, kind: str) -> list[tuple[int, float, float, float | None, float | None]]:
+    """Return (tokens, nats per token, seconds since 1970, learning rate, gradient norm), means."""
     with connection.cursor() as cursor:
         points = f"telemetry_losspoint WHERE {_MEMBERS} AND kind = %s AND tokens <= %s"
         wanted = [run.pk, kind, run.max_plausible_tokens]
@@ -85,16 +98,38 @@ def _losses(run: Run, kind: str) -> list[tuple[int, float, float]]:
         most = _first_value(cursor)
         width = max(1, math.ceil(((most or 0) + 1) / MAX_POINTS))
         means = (
-            f"SELECT avg(tokens), avg(loss), avg(at) FROM {points} GROUP BY tokens / %s ORDER BY 1"
+            "SELECT avg(tokens), avg(loss), avg(at), avg(learning_rate), avg(gradient_norm) "
+            f"FROM {points} GROUP BY tokens / %s ORDER BY 1"
         )
         cursor.execute(means, [*wanted, width])
         return [
-            (round(float(tokens)), round(loss, 5), round(at, 1))
-            for tokens, loss, at in cursor.fetchall()
+            (round(float(tokens)), round(loss, 5), round(at, 1), _shorten(rate), _shorten(norm))
+            for tokens, loss, at, rate, norm in cursor.fetchall()
         ]
 
 
-def _rates(run: Run) -> list[list[float]]:
+def _shorten(value: float | None) -> float | None:
+    """Round to five significant digits: a learning rate may be small."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """How rollups become points of curves over time, in seconds.
+
+    Attributes:
+        width: of the rollups that are read.
+        narrow: over which a machine's reports become a mean.
+        wide: between two points.
+    """
+
+    width: int
+    narrow: int
+    wide: int
+
+
+def _find_slots(run: Run) -> _Slots | None:
+    """Return the slots that cover a run's rollups with at most MAX_POINTS; None without rollups."""
     narrow = (
         math.ceil(max(1.0, 1.5 * run.report_every / BUCKET_SECONDS)) * BUCKET_SECONDS
         if run.report_every > 5
@@ -107,30 +142,88 @@ def _rates(run: Run) -> list[list[float]]:
             [run.pk],
         )
         ranges = {width: (first, last) for width, first, last in cursor.fetchall()}
-        if not ranges:
-            return []
-        width, first, last = _finest(ranges)
-        narrow = math.ceil(narrow / width) * width
-        wide = narrow * max(1, math.ceil((last - first + 1) / narrow / (MAX_POINTS - 1)))
+    if not ranges:
+        return None
+    width, first, last = _finest(ranges)
+    narrow = math.ceil(narrow / width) * width
+    wide = narrow * max(1, math.ceil((last - first + 1) / narrow / (MAX_POINTS - 1)))
+    return _Slots(width, narrow, wide)
+
+
+def _timelines(run: Run) -> dict[str, list[list[float]]]:
+    """Return the curves over time, by the names in TIMELINES."""
+    slots = _find_slots(run)
+    curves: dict[str, list[list[float]]] = {name: [] for name in TIMELINES}
+    if slots is None:
+        return curves
+    with connection.cursor() as cursor:
         cursor.execute(
             """
             WITH machine AS (
                 SELECT bucket / %s AS slot, a.owner_id = %s AS is_owner, a.owner_id,
-                    sum(rate_sum) / sum(reports) AS rate
-                FROM telemetry_rollup JOIN fleet_membership m ON m.id = membership_id
+                    sum(rate_sum) / sum(reports) AS rate,
+                    least(sum(r.peer_bytes_sent), %s) AS sent,
+                    least(sum(r.peer_bytes_received), %s) AS received,
+                    sum(lag_sum)::float8 / sum(reports) AS lag
+                FROM telemetry_rollup r JOIN fleet_membership m ON m.id = membership_id
                 JOIN accounts_machine a ON a.id = m.machine_id
                 WHERE m.run_id = %s AND width = %s GROUP BY slot, a.owner_id, m.machine_id
             ), person AS (
-                SELECT slot, CASE WHEN is_owner THEN sum(rate) ELSE least(sum(rate), %s) END AS rate
+                SELECT slot, sum(sent) AS sent, sum(received) AS received, sum(lag) AS lag,
+                    count(*) AS machines,
+                    CASE WHEN is_owner THEN sum(rate) ELSE least(sum(rate), %s) END AS rate
                 FROM machine GROUP BY slot, owner_id, is_owner
             ), everybody AS (
-                SELECT slot * %s AS second, sum(rate) AS rate FROM person GROUP BY slot
+                SELECT slot * %s AS second, sum(rate) AS rate, sum(machines) AS machines,
+                    sum(sent) / %s AS sent, sum(received) / %s AS received,
+                    sum(lag) / sum(machines) AS lag
+                FROM person GROUP BY slot
             )
-            SELECT second / %s * %s AS at, avg(rate) FROM everybody GROUP BY at ORDER BY at
+            SELECT second / %s * %s AS at, avg(rate), avg(machines), avg(sent), avg(received),
+                avg(lag)
+            FROM everybody GROUP BY at ORDER BY at
             """,
-            [narrow, run.owner_id, run.pk, width, volunteer_rate(run), narrow, wide, wide],
+            [
+                *(slots.narrow, run.owner_id),
+                *[MAX_BYTES_PER_SECOND * slots.narrow] * 2,
+                *(run.pk, slots.width, volunteer_rate(run)),
+                *[slots.narrow] * 3,
+                *[slots.wide] * 2,
+            ],
         )
-        return [[at, round(rate, 2)] for at, rate in cursor.fetchall()]
+        for at, *values in cursor.fetchall():
+            for name, value in zip(TIMELINES, values, strict=True):
+                curves[name].append([at, round(float(value), 2)])
+    return curves
+
+
+def _machine_rates(run: Run, machines: list[UUID]) -> dict[UUID, list[list[float]]]:
+    """Return machine → [[seconds since 1970, tokens per second], …] in the slots of "rate"."""
+    rates: dict[UUID, list[list[float]]] = {machine: [] for machine in machines}
+    slots = _find_slots(run)
+    if slots is None:
+        return rates
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            WITH machine AS (
+                SELECT machine_id, bucket / %s * %s AS second, sum(rate_sum) / sum(reports) AS rate
+                FROM telemetry_rollup JOIN fleet_membership m ON m.id = membership_id
+                WHERE m.run_id = %s AND m.machine_id = ANY(%s) AND width = %s
+                GROUP BY machine_id, second
+            )
+            SELECT machine_id, second / %s * %s AS at, avg(rate) FROM machine
+            GROUP BY machine_id, at ORDER BY at
+            """,
+            [
+                *[slots.narrow] * 2,
+                *(run.pk, machines, slots.width),
+                *[slots.wide] * 2,
+            ],
+        )
+        for machine, at, rate in cursor.fetchall():
+            rates[machine].append([at, round(rate, 2)])
+    return rates
 
 
 def _finest(ranges: dict[int, tuple[int, int]]) -> tuple[int, int, int]:

@@ -11,6 +11,8 @@ from coordinator.fleet.models import Membership
 from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
 from coordinator.telemetry.checkpoints import CheckpointHolder as CheckpointHolder
 from coordinator.telemetry.events import RunEvent as RunEvent
+from coordinator.telemetry.machine_history import MachineCondition as MachineCondition
+from coordinator.telemetry.machine_history import SystemReading as SystemReading
 from coordinator.telemetry.remote.protocol import TelemetryPosition
 from coordinator.telemetry.samples import WrittenSample as WrittenSample
 
@@ -42,6 +44,8 @@ class Rollup(models.Model):
     updates_received = models.BigIntegerField(default=0)
     peer_bytes_sent = models.BigIntegerField(default=0)
     peer_bytes_received = models.BigIntegerField(default=0)
+    # The sum over reports of the updates that the machine's peers had and it lacked.
+    lag_sum = models.BigIntegerField(default=0, db_default=0)
     # See `rollup.next_change_stamp`; null on another mirror's row.
     changed = models.BigIntegerField(null=True, default=0, db_default=0)
 
@@ -61,7 +65,7 @@ class Rollup(models.Model):
 
 
 class LossPoint(models.Model):
-    """One measured loss in nats per token; `tokens` is the ledger's count at that time."""
+    """One measured loss in nats per token; `tokens` are those of `reports.MeasuredLoss`."""
 
     membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="points")
     seq = models.BigIntegerField()  # the number of its report
@@ -70,6 +74,9 @@ class LossPoint(models.Model):
     tokens = models.BigIntegerField()
     loss = models.FloatField()
     at = models.FloatField()  # seconds since 1970
+    # Of the report's last training loss only.
+    learning_rate = models.FloatField(null=True)
+    gradient_norm = models.FloatField(null=True)
     changed = models.BigIntegerField(null=True, default=0, db_default=0)
 
     class Meta:

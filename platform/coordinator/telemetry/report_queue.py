@@ -38,6 +38,7 @@ SHOWN_FIELDS = (
     "peers",
     "vector",
     "anchor",
+    "links",
 )
 MAX_CACHED_RUNS = 16  # runs whose parsed rows a process keeps
 LIVE_TTL_SECONDS = 7 * 86_400  # of live figures after the last report of a run
@@ -83,10 +84,10 @@ def queue_reports(
         "attestations": [attestation.model_dump(mode="json") for attestation in witnessed],
     }
     points = [
-        {"machine": machine, **point.model_dump(), "at": min(report.at, now)}
+        point
         for report in fresh
-        for point in report.points
-        if point.tokens <= most
+        for point in _live_points(machine, report, now)
+        if point["tokens"] <= most
     ]
     values = [json.dumps(value) for value in (entry, _row(newest, now), *points)]
     keys = [PENDING_KEY, workers_key(run), points_key(run)]
@@ -94,6 +95,27 @@ def queue_reports(
         keys, [MAX_PENDING, LIVE_TTL_SECONDS, MAX_LIVE_POINTS, machine, newest.seq, *values]
     ):
         raise QueueFullError
+
+
+def last_training_loss(report: Report) -> int | None:
+    """Return the index of a report's last training loss, which gets the report's other figures."""
+    positions = [i for i, point in enumerate(report.points) if point.kind == "train"]
+    return positions[-1] if positions else None
+
+
+def _live_points(machine: str, report: Report, now: float) -> list[dict[str, Any]]:
+    """Return a report's losses as watchers receive them."""
+    points = [
+        {"machine": machine, **point.model_dump(), "at": min(report.at, now)}
+        for point in report.points
+    ]
+    last = last_training_loss(report)
+    if last is not None:
+        points[last] |= {
+            "learning_rate": report.learning_rate,
+            "gradient_norm": report.gradient_norm,
+        }
+    return points
 
 
 @lru_cache(maxsize=1)

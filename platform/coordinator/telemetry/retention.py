@@ -10,7 +10,8 @@ from django.utils import timezone
 
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints, samples
-from coordinator.telemetry.models import ReportReceipt, Rollup, RunEvent
+from coordinator.telemetry.machine_history import READINGS_KEPT
+from coordinator.telemetry.models import ReportReceipt, Rollup, RunEvent, SystemReading
 
 DAY = 86_400
 ROLLUPS_KEPT = {10: 2 * DAY, 60: 30 * DAY}  # width → seconds; rows of an hour are kept
@@ -36,6 +37,7 @@ def delete_old_rows(now: float | None = None, seconds: float = 60.0) -> int:
         _delete_in_batches(Rollup, ends, width=width, bucket__lt=now - lifetime)
         for width, lifetime in ROLLUPS_KEPT.items()
     )
+    deleted += _delete_in_batches(SystemReading, ends, minute__lt=now - READINGS_KEPT)
     while True:
         thinned = _thin(now - ALL_POINTS_KEPT)
         deleted += thinned

@@ -32,9 +32,9 @@ from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import count_incarnation_updates
 from coordinator.lib import counters
 from coordinator.lib.valkey import valkey_client
-from coordinator.telemetry import checkpoints, events, samples
+from coordinator.telemetry import checkpoints, events, machine_history, samples
 from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS, LossPoint, ReportReceipt
-from coordinator.telemetry.report_queue import PENDING_KEY
+from coordinator.telemetry.report_queue import PENDING_KEY, last_training_loss
 
 log = logging.getLogger("coordinator.telemetry")
 
@@ -47,7 +47,8 @@ MAX_ENTRIES = 1000  # in one transaction
 GAP_MINUTES = 10
 WAIT_SECONDS = 5.0
 TOTALS = ("tokens", "updates_sent", "updates_received", "peer_bytes_sent", "peer_bytes_received")
-GROWN = ("reports", "rate_sum", *TOTALS)
+GROWN = ("reports", "rate_sum", *TOTALS, "lag_sum")
+MAX_LAG = 1_000_000  # updates that one report may state
 MAX_GROWTH = 1 << 50  # of a total in one report, so that sums stay within 63 bits
 Sums = dict[tuple, dict[str, float]]  # (membership, its finest bucket) → how much grew there
 FIXED = ("id", "run", "machine", "mirror", "joined")
@@ -199,6 +200,7 @@ def store_reports(sent: Sent) -> None:
     happened: list[events.RunEvent] = []
     announcements: list[tuple[Membership, list[Report]]] = []
     attestations: list[tuple[Membership, list[Attestation]]] = []
+    readings: list[tuple[Membership, list[tuple[Report, float]]]] = []
     for member in members:
         reports, attested, received = sent[member.pk]
         fresh = {
@@ -207,22 +209,12 @@ def store_reports(sent: Sent) -> None:
             if r.seq > member.high_water_mark and r.seq not in stored_beyond[member.pk]
         }
         again = any(r.seq in stored_beyond[member.pk] for r in reports)
-        points += [
-            LossPoint(
-                membership=member,
-                seq=r.seq,
-                position=i,
-                at=_measured(member, r, received),
-                changed=changed,
-                **p.model_dump(),
-            )
-            for r in fresh.values()
-            for i, p in enumerate(r.points)
-        ]
         ordered = [fresh[seq] for seq in sorted(fresh)]
-        happened += events.detect_events(
-            member, ordered, [_measured(member, r, received) for r in ordered], changed
-        )
+        times = [_measured(member, r, received) for r in ordered]
+        for report, at in zip(ordered, times, strict=True):
+            points += _loss_points(member, report, at, changed)
+        happened += events.detect_events(member, ordered, times, changed)
+        readings.append((member, list(zip(ordered, times, strict=True))))
         _add_rollups(member, ordered, received, sums, changed)
         member.high_water_mark = max(member.high_water_mark, safe_elsewhere.get(member.pk, 0))
         receipts += _move_mark(member, stored_beyond[member.pk], set(fresh), again)
@@ -242,7 +234,26 @@ def store_reports(sent: Sent) -> None:
     )
     checkpoints.record_announcements(announcements)
     samples.record_samples(announcements)
+    machine_history.record_readings(readings)
     attestations_received.send(None, attestations=attestations, changed=changed)
+
+
+def _loss_points(member: Membership, report: Report, at: float, changed: int) -> list[LossPoint]:
+    """Return a report's losses; its last training loss has the report's other figures, too."""
+    last = last_training_loss(report)
+    return [
+        LossPoint(
+            membership=member,
+            seq=report.seq,
+            position=position,
+            at=at,
+            changed=changed,
+            learning_rate=report.learning_rate if position == last else None,
+            gradient_norm=report.gradient_norm if position == last else None,
+            **point.model_dump(),
+        )
+        for position, point in enumerate(report.points)
+    ]
 
 
 def next_change_stamp() -> int:
@@ -308,6 +319,8 @@ def _add_rollups(
         ]
         into["reports"] += 1
         into["rate_sum"] += report.rate
+        if report.exchange:
+            into["lag_sum"] += min(report.exchange.lag, MAX_LAG)
         if report.activity is Activity.FINISHED:
             member.final_checkpoint_at = member.final_checkpoint_at or timezone.now()
         if (

@@ -125,6 +125,7 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
             row |= newer
             row["last_seen"] = max(last_seen, newer["last_seen"])
             del row["seq"]
+            row.pop("links", None)  # for the graph of the swarm alone
         row["alive"] = revoked is None and is_alive(
             row["last_seen"], row["activity"], run.report_every, now
         )
@@ -198,6 +199,24 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "agree": weights_agree(rows),
         "waiting": waiting,
         "delayed_since": heartbeats.delayed_since(),
+    }
+
+
+def sum_traffic(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Sum what machines that report exchange now.
+
+    Returns:
+        "machines" (that report), "sent" and "received" (bytes/s), and "staleness": the mean of the
+        updates that their peers have and they lack.
+    """
+    alive = [row for row in rows if row["alive"]]
+    exchanges = [row["exchange"] for row in alive if row["exchange"]]
+    lags = [exchange["lag"] for exchange in exchanges]
+    return {
+        "machines": len(alive),
+        "sent": round(sum(exchange["sent_rate"] for exchange in exchanges)),
+        "received": round(sum(exchange["received_rate"] for exchange in exchanges)),
+        "staleness": sum(lags) / len(lags) if lags else 0.0,
     }
 
 

@@ -138,10 +138,13 @@ def _run_context(
     snapshot = RunSnapshot.capture(run)
     share = snapshot.run["tokens"] / max(1, snapshot.run["budget"])
     may_control = run.may_control(request.user)
+    text = read_text_facts(run)
+    is_of_bytes = spec.text.tokenizer == "bytes"
     return {
         "run": run,
         "spec": spec,
-        "text": read_text_facts(run),
+        "text": text,
+        "tokens_per_byte": 1.0 if is_of_bytes else text and text.tokens_per_byte,
         "snapshot": snapshot,
         "share": min(1.0, share),
         "suspended": reports_suspension(

@@ -23,6 +23,16 @@ class TextFacts:
     counts: TextCounts | None
     asked_vocabulary: int
 
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """Tokens per byte of the text, which make losses comparable between tokenizers.
+
+        None where the bytes include copies that were left out, or were not counted.
+        """
+        if self.counts is None or not self.counts.bytes or self.counts.duplicates:
+            return None
+        return (self.train_tokens + self.held_out_tokens) / self.counts.bytes
+
 
 def read_text_facts(run: Run) -> TextFacts | None:
     """Return the figures of a run's text, or None while it is not prepared."""

@@ -16,7 +16,7 @@ from coordinator.lib.valkey import valkey_client
 from coordinator.live import broadcaster as live
 from coordinator.live import run_snapshot
 from coordinator.live.broadcaster import Broadcaster
-from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, loss_series
+from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, mean_series
 from coordinator.live.snapshot_cache import SnapshotCache
 from coordinator.telemetry import run_table
 
@@ -241,13 +241,13 @@ def test_snapshot_of_an_ended_run_has_the_time_of_its_end(person, launched_run):
     assert RunSnapshot.capture(run).run["ended"] == round(run.finished.timestamp(), 3)
 
 
-def test_loss_series_averages_losses_at_the_same_token_count():
+def test_mean_series_averages_values_at_the_same_token_count():
     points = [
         {"kind": "train", "tokens": tokens, "loss": loss}
         for tokens, loss in ((20, 4.0), (10, 5.0), (20, 3.0))
     ]
-    assert loss_series(points, "train") == [[10, 5.0], [20, 3.5]]
-    assert loss_series(points, "validation") == []
+    assert mean_series(points, "loss") == [[10, 5.0], [20, 3.5]]
+    assert mean_series(points, "learning_rate") == []
 
 
 def test_snapshot_shows_whether_machines_with_equal_updates_agree(

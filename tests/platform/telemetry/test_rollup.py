@@ -256,12 +256,12 @@ def test_history_puts_spooled_reports_where_they_were_measured(
     run, ada = launched_run(person())
     backdate_run(run)
     start = time.time() // 10 * 10 - 1000
-    for first in range(1, 101, 50):
+    for first in range(1, 101, 25):
         ada.report(
             run,
             *(
                 numbered_report(i, at=start + i * 10 - 5, rate=100.0)
-                for i in range(first, first + 50)
+                for i in range(first, first + 25)
             ),
         )
     drain_queue()

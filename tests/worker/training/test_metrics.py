@@ -6,6 +6,7 @@ import pytest
 from helpers import paths
 
 from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.exchange.stats import NeighbourStats
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.reports import PlanView
 from barnraise.spec import preset
@@ -19,7 +20,7 @@ def metrics_after(*seconds: float) -> TrainingMetrics:
     metrics = TrainingMetrics("a" * 64)
     for step in seconds:
         metrics.record_step(
-            SimpleNamespace(loss=4.0, tokens=1000, seconds=step, abandoned=False), 0
+            SimpleNamespace(loss=4.0, tokens=1000, seconds=step, norm=2.0, abandoned=False), 0
         )
     return metrics
 
@@ -75,3 +76,22 @@ def test_checkpoint_is_in_all_later_reports_and_equal_on_two_machines():
     assert other.checksum() == checkpoints[0].checksum
     other.fragments[1][5] += 1
     assert other.checksum() != checkpoints[0].checksum
+
+
+def test_figures_contain_gradient_norm_learning_rate_and_busiest_links():
+    metrics = TrainingMetrics("a" * 64)
+    for norm in (4.0, 2.0):
+        stats = SimpleNamespace(loss=4.0, tokens=1000, seconds=1.0, norm=norm, abandoned=False)
+        metrics.record_step(stats, 1000, 6e-4)
+    peers = [NeighbourStats(f"{n:064x}"[::-1], 0, float(n), 0.0, None) for n in range(20)]
+    exchange = SimpleNamespace(
+        peers=20, bytes_sent=0, bytes_received=0, summary=None, neighbours=peers
+    )
+    anchor = SimpleNamespace(
+        fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64
+    )
+    figures = metrics.compose_figures(anchor, exchange, "0" * 16, ())
+    assert figures.learning_rate == 6e-4
+    assert figures.gradient_norm == pytest.approx(0.95 * 4 + 0.05 * 2)
+    assert [link.sent_rate for link in figures.links] == [19, 18, 17, 16, 15, 14, 13, 12]
+    assert figures.links[0].peer == peers[19].key[:16]

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from barnraise.cli.redaction import SecretFilter
+from barnraise.coordinator_client.redaction import SecretFilter
 
 out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)

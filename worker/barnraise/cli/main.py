@@ -18,13 +18,13 @@ from barnraise.cli.login import login, logout
 from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
 from barnraise.cli.prepare import prepare
-from barnraise.cli.redaction import redact
 from barnraise.cli.runs import runs
 from barnraise.cli.sample import sample
 from barnraise.cli.status import status
 from barnraise.cli.text import text
 from barnraise.cli.transfer import export, fetch, serve
 from barnraise.cli.verdict import verdict
+from barnraise.coordinator_client.redaction import redact
 from barnraise.errors import BarnraiseError
 from barnraise.swap.torch_environment import configure_torch_environment
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from barnraise.cli.console import configure_logging, errors, new_table, out, print_json
 from barnraise.cli.machine_options import JsonOption
 from barnraise.cli.progress import show_progress
-from barnraise.cli.redaction import redact
+from barnraise.coordinator_client.redaction import redact
 from barnraise.errors import TextError
 from barnraise.formats import format_bytes
 

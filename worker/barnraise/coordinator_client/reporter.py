@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from barnraise import __version__
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.coordinator_client.machine_monitor import MachineMonitor
 from barnraise.durable_io import transaction
 from barnraise.errors import (
     CoordinatorError,
@@ -30,6 +32,7 @@ from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import (
     CheckpointView,
     ExchangeView,
+    LinkView,
     MeasuredLoss,
     PlanView,
     Report,
@@ -41,7 +44,7 @@ from barnraise.protocol.verdicts import SignedVerdict
 log = logging.getLogger("barnraise.coordinator_client.reporter")
 
 MAX_SPOOLED = 100_000  # reports, while no coordinator answers: eleven days at one in ten seconds
-BATCH_REPORTS = 50  # of one request
+BATCH_REPORTS = 45  # of one request
 REPORT_POINTS = 64  # of one report
 QUEUED_POINTS = 4096  # that wait for the next reports
 CLOCK_TOLERANCE_SECONDS = 5.0  # by which our clock may differ from the coordinator's
@@ -81,6 +84,9 @@ class WorkerFigures:
     step_seconds: float | None = None
     exchange: ExchangeView | None = None
     checkpoint: CheckpointView | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    links: tuple[LinkView, ...] = ()
     points: tuple[MeasuredLoss, ...] = field(default=(), compare=False)  # new ones only
     samples: SamplesView | None = field(default=None, compare=False)  # new ones only
 
@@ -176,6 +182,7 @@ class Reporter:
         machine: str,
         directive: Directive,
         spool: ReportSpool,
+        monitor: MachineMonitor | None = None,
     ) -> None:
         self.directive = directive
         self.signed_directive: Signed | None = None
@@ -184,6 +191,7 @@ class Reporter:
         self._run = run
         self._machine = machine
         self._spool = spool
+        self._monitor = monitor
         self._lock = threading.Lock()
         self._figures = WorkerFigures()
         self._points: deque[MeasuredLoss] = deque(maxlen=QUEUED_POINTS)
@@ -364,8 +372,18 @@ class Reporter:
             version=__version__,
             points=points,
             samples=samples,
-            **values,
+            **(self._observe_machine() | values),
         )
+
+    def _observe_machine(self) -> dict[str, Any]:
+        """Return the fields of a report that describe the machine, for its owner alone."""
+        if self._monitor is None:
+            return {}
+        return {
+            "system": self._monitor.measure_system(),
+            "limits": self._monitor.limits,
+            "log": self._monitor.pop_lines(),
+        }
 
     def _deliver(self) -> None:
         """Send what was not sent yet; after a restart, everything that is spooled.

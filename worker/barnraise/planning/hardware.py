@@ -93,6 +93,7 @@ class Hardware:
             excluded; 0 if not measured.
         disk_size: bytes of the whole drive; 0 if not measured.
         disk_write_sustained: bytes/s that the disk writes for hours; 0 if not measured.
+        processor: the CPU's name, also where a GPU computes; "" in older measurements.
     """
 
     device: str
@@ -121,6 +122,7 @@ class Hardware:
     device_memory_free: int = 0
     disk_size: int = 0
     disk_write_sustained: float = 0.0
+    processor: str = ""
 
     @property
     def device_name(self) -> str:
@@ -248,3 +250,8 @@ def cpu_name() -> str:
             if "model name" in line:
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def printable_name(name: str) -> str:
+    """Return a name without control characters, cut to what a message may carry."""
+    return "".join(c for c in name if c.isprintable())[:80]

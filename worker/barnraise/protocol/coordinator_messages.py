@@ -274,7 +274,7 @@ class Reports(Message):
     has applied since its last batch; they earn those authors credit.
     """
 
-    reports: list[Report] = Field(min_length=1, max_length=50)
+    reports: list[Report] = Field(min_length=1, max_length=45)
     verdicts_after: Count = 0
     attestations: list[Attestation] = Field(default=[], max_length=2)
 

@@ -27,10 +27,22 @@ from barnraise.protocol.types import (
 from barnraise.spec import MAX_PROMPTS
 
 SAMPLE_LENGTH = 600  # characters of a sample
+MAX_LINKS = 8  # in a report: those that carry most
+MAX_LOG_LINES = 5  # in a report: the newest since the last one
+MAX_LOG_TEXT = 160  # characters
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Celsius = Annotated[float, Field(ge=-100, le=300)]
+KeyStart = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]  # the first half of a peer's key
 
 
 class MeasuredLoss(Message):
-    """One measured loss, when the ledger held `tokens` tokens."""
+    """One measured loss.
+
+    `tokens` of a training loss are those of the ledger and those that the machine has trained since
+    its last update, so that a first round is visible while it lasts. A validation loss is of the
+    ledger's weights, at the ledger's tokens.
+    """
 
     kind: Literal["train", "validation"]
     tokens: Count
@@ -69,6 +81,47 @@ class ExchangeView(Message):
     received_rate: Rate  # bytes/s now
     uplink_rate: Rate  # bytes/s that its uplink was measured to carry; 0: not known yet
     lag: Count  # updates that its peers have and it lacks
+
+
+class SystemView(Message):
+    """How busy a machine is. Only its owner sees it. Shares are of 1; null where not measured."""
+
+    cpu: Share | None = None  # of all cores, by all programs
+    worker_cpu: Share | None = None  # of all cores, by this worker
+    memory_used: Count = 0  # bytes, by all programs
+    memory_total: Count = 0
+    gpu: Share | None = None
+    gpu_memory_used: Count | None = None
+    gpu_memory_total: Count | None = None
+    cpu_celsius: Celsius | None = None
+    gpu_celsius: Celsius | None = None
+
+
+class LimitsView(Message):
+    """What a machine's owner allows the worker to use, in bytes; null: no limit of the owner's."""
+
+    memory: Count | None = None
+    device_memory: Count | None = None
+    disk: Count | None = None
+    disk_writes_per_day: Count | None = None
+    uplink: Count | None = None  # bytes/s
+
+
+class LinkView(Message):
+    """A connection to a peer."""
+
+    peer: KeyStart
+    sent_rate: Rate  # bytes/s now
+    received_rate: Rate
+    agrees: bool | None = None  # whether its weights are the same; null before a comparison
+
+
+class LogLine(Message):
+    """A line of the worker's log. Only the machine's owner sees it."""
+
+    at: UnixTime
+    level: Literal["info", "warning", "error"]
+    text: PlainText = Field(max_length=MAX_LOG_TEXT)
 
 
 class CheckpointView(Message):
@@ -128,6 +181,12 @@ class Report(Message):
     exchange: ExchangeView | None = None
     checkpoint: CheckpointView | None = None  # the last one
     samples: SamplesView | None = None  # new ones only
+    learning_rate: Rate | None = None  # of the last step
+    gradient_norm: Rate | None = None  # before clipping: a mean over about 20 steps
+    links: list[LinkView] = Field(default=[], max_length=MAX_LINKS)
+    system: SystemView | None = None
+    limits: LimitsView | None = None
+    log: list[LogLine] = Field(default=[], max_length=MAX_LOG_LINES)  # new ones only
 
 
 # FLOP, bytes or parameters per second.
@@ -184,3 +243,4 @@ class HardwareView(Message):
     attention_backward: float = Field(default=0.0, ge=0, lt=1e18, allow_inf_nan=False)
     logits: Speeds = []
     updates: list[UpdatesView] = Field(default=[], max_length=16)
+    processor: PlainText = Field(default="", max_length=80)  # the CPU, also where a GPU computes

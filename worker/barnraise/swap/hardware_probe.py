@@ -31,6 +31,7 @@ from barnraise.planning.hardware import (
     UpdateRate,
     cpu_name,
     memory_bytes,
+    printable_name,
     retain_freed_memory,
 )
 from barnraise.spec import Fragment, ModelSpec
@@ -115,6 +116,7 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
         device_memory_free=free_memory(device),
         disk=disk.free,
         disk_size=disk.total,
+        processor=printable_name(cpu_name()),
     )
 
 

@@ -13,7 +13,14 @@ from barnraise.coordinator_client.reporter import WorkerFigures
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.protocol.enums import Activity
-from barnraise.protocol.reports import CheckpointView, MeasuredLoss, PlanView, SamplesView
+from barnraise.protocol.reports import (
+    MAX_LINKS,
+    CheckpointView,
+    LinkView,
+    MeasuredLoss,
+    PlanView,
+    SamplesView,
+)
 from barnraise.swap.engine import StepStats
 
 log = logging.getLogger("barnraise")
@@ -33,6 +40,8 @@ class TrainingMetrics:
         step: number of steps taken, abandoned ones included: the position in the data.
         tokens_per_second: by the wall clock, including exchange and evaluation; 0 while idle.
         loss: of the last step.
+        learning_rate: of the last step.
+        gradient_norm: before clipping, a running mean over about twenty steps.
         step_seconds: of one step, as measured by the engine. It and `tokens_per_second` are
             running means over about twenty steps.
         plan: how this machine trains; set once the plan is made.
@@ -46,9 +55,12 @@ class TrainingMetrics:
         self.step = 0
         self.tokens_per_second = 0.0
         self.loss: float | None = None
+        self.learning_rate: float | None = None
+        self.gradient_norm: float | None = None
         self.plan: PlanView | None = None
         self.step_seconds: float | None = None
         self._losses: list[float] = []  # of the steps since the last point
+        self._last_tokens = 0  # at the last of these steps
         self._points: list[MeasuredLoss] = []  # since the last report
         self._first_validation: tuple[int, float] | None = None  # (ledger tokens, loss)
         self._last_validation: tuple[int, float] | None = None
@@ -63,9 +75,18 @@ class TrainingMetrics:
         self._wall_seconds = 0.0  # between the ends of two steps, a running mean
         self._last_status_at = self._last_point_at = time.monotonic()
 
-    def record_step(self, stats: StepStats, ledger_tokens: int) -> None:
-        """Record a step; `ledger_tokens` are the tokens of all updates applied before it."""
+    def record_step(
+        self, stats: StepStats, tokens: int, learning_rate: float | None = None
+    ) -> None:
+        """Record a step.
+
+        Args:
+            stats: what the engine measured.
+            tokens: of all updates applied before it and of this round's steps, this one included.
+            learning_rate: of the step.
+        """
         self.step += 1
+        self.learning_rate = learning_rate
         if stats.abandoned:
             log.warning(
                 "step %d gave a loss or a gradient that is not finite: its round is dropped",
@@ -84,9 +105,12 @@ class TrainingMetrics:
         # A plain mean at first, so that the first step, the slowest of all, soon counts little.
         share = max(1 - MEAN_DECAY, 1 / self._measured_steps)
         self.step_seconds = (1 - share) * (self.step_seconds or 0.0) + share * stats.seconds
+        norm = stats.norm if self.gradient_norm is None else self.gradient_norm
+        self.gradient_norm = MEAN_DECAY * norm + (1 - MEAN_DECAY) * stats.norm
         self._losses.append(stats.loss)
+        self._last_tokens = tokens
         if time.monotonic() - self._last_point_at > POINT_SECONDS:
-            self._add_point(ledger_tokens)
+            self._add_point(tokens)
 
     def record_validation(self, ledger_tokens: int, loss: float) -> None:
         """Record the anchor's validation loss at `ledger_tokens`."""
@@ -156,7 +180,7 @@ class TrainingMetrics:
         if vector != self._digests[0] or self._digests[1] is None:
             self._digests = (vector, self._digest_if_affordable(anchor))
         if self._losses and self.tokens_per_second == 0.0:
-            self._add_point(anchor.tokens)
+            self._add_point(self._last_tokens)
         points, self._points = tuple(self._points), []
         samples = self._samples
         self._samples = None
@@ -182,6 +206,9 @@ class TrainingMetrics:
             step_seconds=self.step_seconds,
             exchange=stats.summary,
             checkpoint=self._checkpoint,
+            learning_rate=self.learning_rate,
+            gradient_norm=self.gradient_norm,
+            links=describe_links(stats.neighbours),
             points=points,
             samples=samples,
         )
@@ -234,8 +261,24 @@ class TrainingMetrics:
         self._next_digest_at = now + (time.monotonic() - now) / DIGEST_SHARE
         return anchor_digest
 
-    def _add_point(self, ledger_tokens: int) -> None:
+    def _add_point(self, tokens: int) -> None:
         mean = sum(self._losses) / len(self._losses)
-        self._points.append(MeasuredLoss(kind="train", tokens=ledger_tokens, loss=mean))
+        self._points.append(MeasuredLoss(kind="train", tokens=tokens, loss=mean))
         self._losses = []
         self._last_point_at = time.monotonic()
+
+
+def describe_links(neighbours: Sequence[NeighbourStats]) -> tuple[LinkView, ...]:
+    """Describe the connections that carry most, for the coordinator's graph of the swarm."""
+    by_traffic = sorted(
+        neighbours, key=lambda peer: peer.sent_rate + peer.received_rate, reverse=True
+    )
+    return tuple(
+        LinkView(
+            peer=peer.key[:16],
+            sent_rate=round(peer.sent_rate),
+            received_rate=round(peer.received_rate),
+            agrees=peer.agrees,
+        )
+        for peer in by_traffic[:MAX_LINKS]
+    )

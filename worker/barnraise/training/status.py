@@ -17,10 +17,12 @@ from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import verify_proof
+from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Signed
+from barnraise.protocol.reports import LimitsView
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
@@ -38,6 +40,11 @@ def token_budget(spec: RunSpec, directive: Directive) -> int:
     The learning-rate schedule stays the spec's: an extension trains at its last learning rate.
     """
     return max(spec.recipe.token_budget, directive.token_budget or 0)
+
+
+def describe_limits(limits: Limits) -> LimitsView:
+    """Return the owner's limits as the owner's page on the site shows them."""
+    return LimitsView(**{name: getattr(limits, name) for name in LimitsView.model_fields})
 
 
 class StatusPublisher:

@@ -20,6 +20,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
+from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersLogHandler
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import StateError
 from barnraise.exchange.compression import codec
@@ -55,7 +56,7 @@ from barnraise.training.prefetch import (
 )
 from barnraise.training.resume import SavedState, progress_fields
 from barnraise.training.samples import SampleWriter, is_elected
-from barnraise.training.status import StatusPublisher
+from barnraise.training.status import StatusPublisher, describe_limits
 
 log = logging.getLogger("barnraise")
 
@@ -137,8 +138,13 @@ class Worker:
         self.blobs = self.ledger.blobs
         spool = ReportSpool(joined.folder.path / "spool.sqlite")
         spool.skip_to(joined.acknowledged)
+        self.monitor = MachineMonitor(
+            describe_limits(self.limits),
+            hardware.device_index if hardware.device == "cuda" else None,
+        )
+        self._log_handler = OwnersLogHandler(self.monitor)
         self.reporter = Reporter(
-            joined.coordinator, joined.run, joined.machine, joined.directive, spool
+            joined.coordinator, joined.run, joined.machine, joined.directive, spool, self.monitor
         )
         exchange_config = ExchangeConfig(
             spec=self.spec,
@@ -175,6 +181,8 @@ class Worker:
             BarnraiseError: Its text says what is wrong and what to do next.
         """
         with ExitStack() as cleanup:  # runs in reverse order; one failure does not stop the others
+            log.addHandler(self._log_handler)
+            cleanup.callback(log.removeHandler, self._log_handler)
             cleanup.callback(self._set_phase, WorkerPhase.STOPPED)
             cleanup.callback(self.joined.folder.close)
             cleanup.callback(self.ledger.close)
@@ -257,8 +265,10 @@ class Worker:
 
             # The learning rate follows the ledger's tokens, this round's included.
             tokens = self.anchor.tokens + self.engine.round_tokens
-            stats = self.engine.step(micro_batches, learning_rate_scale(recipe, tokens), step + 1)
-            self.metrics.record_step(stats, self.anchor.tokens)
+            scale = learning_rate_scale(recipe, tokens)
+            stats = self.engine.step(micro_batches, scale, step + 1)
+            tokens = self.anchor.tokens + self.engine.round_tokens
+            self.metrics.record_step(stats, tokens, scale * recipe.learning_rate)
 
             self.run_between_steps()
             if not self.wait_while_paused():

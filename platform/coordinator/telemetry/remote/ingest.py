@@ -258,6 +258,8 @@ def _points(
                 tokens=row.tokens,
                 loss=row.loss,
                 at=_when(member, row.at, now),
+                learning_rate=row.learning_rate,
+                gradient_norm=row.gradient_norm,
                 changed=None,
             )
 

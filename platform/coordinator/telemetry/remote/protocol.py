@@ -128,6 +128,7 @@ class RollupRow(NamedTuple):
     updates_received: Count
     peer_bytes_sent: Count
     peer_bytes_received: Count
+    lag_sum: Count = 0
 
 
 class LossRow(NamedTuple):
@@ -140,6 +141,8 @@ class LossRow(NamedTuple):
     tokens: Count
     loss: Loss
     at: UnixTime
+    learning_rate: Rate | None = None
+    gradient_norm: Rate | None = None
 
 
 class EventRow(NamedTuple):

@@ -238,7 +238,8 @@ def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(training_run):
     ingest_page(page(elsewhere(run, ada), frames=[frame()], sums=rollup_rows, points=points))
     assert history.load_history(run)["rate"] == before
     assert history.load_history(run)["validation"] == curves["validation"], "a point is shown twice"
-    assert len(history.load_machine_curves(run)) == 1
+    curves = history.load_machine_curves(run)
+    assert len([curve for curve in curves if curve["points"]]) == 1
 
 
 def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run, numbered_report):

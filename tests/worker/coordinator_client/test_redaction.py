@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from barnraise.cli.redaction import SecretFilter, redact
+from barnraise.coordinator_client.redaction import SecretFilter, redact
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----"
 
