@@ -28,6 +28,7 @@ from coordinator.lib import site_identity
 from coordinator.notify.detectors import draft_refusal
 from coordinator.notify.models import Notification
 from coordinator.runs.invitations import RunInvitation
+from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.checkpoints import list_confirmed_anchors
 from coordinator.telemetry.rollup import drain_queue
@@ -169,6 +170,44 @@ def post_manifest(
     """
     run = get_visible_run(request, name)
     machine = requesting_machine(request)
+    require_signer(request, run)
+    check_manifest(run, machine, signed)
+    is_accepted = run.accept_manifest(signed, machine=machine)
+    if not is_accepted and (run.manifest or {}).get("body") != signed.body:
+        if run.manifest is None and run.state is enums.RunStatus.DRAFT:
+            raise ApiError(409, f"the run {run.name} was edited meanwhile; prepare its text again")
+        raise ApiError(409, f"the run {run.name} has its text already, which cannot be changed")
+    advance_run(run)
+    return run.to_message()
+
+
+@router.delete(
+    "/runs/{name}/manifest",
+    response=responses(coordinator_messages.RunView),
+    auth=authenticate_machine,
+)
+def discard_manifest(request: HttpRequest, name: str) -> coordinator_messages.RunView:
+    """Discard the prepared text of a draft, so that one of its owner's machines prepares another.
+
+    After the launch the text stays as it is: machines train on it.
+    """
+    run = get_visible_run(request, name)
+    require_signer(request, run)
+    if not run.discard_text(machine=requesting_machine(request)) and run.manifest is not None:
+        raise ApiError(
+            409,
+            f"the run {run.name} is launched, so its text cannot be changed: copy the run instead",
+        )
+    return run.to_message()
+
+
+def require_signer(request: HttpRequest, run: Run) -> None:
+    """Check that a machine may sign for a run.
+
+    Raises:
+        ApiError: It is not the owner's, or the owner has not confirmed it.
+    """
+    machine = requesting_machine(request)
     if machine.owner != run.owner:
         raise ApiError(403, "only a machine of the run's owner may say what its text is")
     if machine.confirmed is None:
@@ -178,14 +217,6 @@ def post_manifest(
             f"confirm at {page} that {machine.name} (key {machine.key[:16]}…) may sign for your "
             "runs, then prepare the text again",
         )
-    check_manifest(run, machine, signed)
-    is_accepted = run.accept_manifest(signed, machine=machine)
-    if not is_accepted and (run.manifest or {}).get("body") != signed.body:
-        if run.manifest is None and run.state is enums.RunStatus.DRAFT:
-            raise ApiError(409, f"the run {run.name} was edited meanwhile; prepare its text again")
-        raise ApiError(409, f"the run {run.name} has its text already, which cannot be changed")
-    advance_run(run)
-    return run.to_message()
 
 
 @router.post(

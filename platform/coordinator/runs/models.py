@@ -454,6 +454,15 @@ class Run(models.Model):
             "accept_manifest", unchanged, machine=machine, manifest=signed.model_dump()
         )
 
+    def discard_text(self, *, machine: Any = None) -> bool:
+        """Forget the prepared text of a draft, so that another one can take its place.
+
+        Returns:
+            False if there is none, or the run is launched: machines train on its text then.
+        """
+        prepared = Q(status=Status.DRAFT, manifest__isnull=False)
+        return self._decide("discard_text", prepared, machine=machine, manifest=None)
+
     def record_ledger_tokens(self, tokens: int, people: int = 1) -> None:
         """Store how many tokens the ledger has, and how many people vouch for that."""
         self._change(Q(), ledger_tokens=tokens, ledger_people=people)

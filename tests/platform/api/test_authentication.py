@@ -134,6 +134,8 @@ TABLE = [  # method, path, name of the message, status for each role
     ("GET", "/runs/draft/directive", None, [401, 401, 403, 404, 403]),
     ("POST", "/runs/launched/manifest", "manifest", [401, 401, 403, 403, 409]),
     ("POST", "/runs/draft/manifest", "manifest", [401, 401, 403, 404, 200]),
+    ("DELETE", "/runs/launched/manifest", None, [401, 401, 403, 403, 409]),
+    ("DELETE", "/runs/draft/manifest", None, [401, 401, 403, 404, 200]),
     ("POST", "/runs/launched/reports", "reports", [401, 401, 403, 403, 200]),
     ("POST", "/runs/draft/reports", "reports", [401, 401, 403, 404, 403]),
     ("GET", "/mirrors/list", None, EVERYBODY),

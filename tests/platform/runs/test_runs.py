@@ -16,6 +16,7 @@ from barnraise.protocol.signing import digest
 from barnraise.spec import PRESETS, RunSpec, preset
 from coordinator.accounts.models import User
 from coordinator.api import worker_endpoints
+from coordinator.eventlog.projection import current_state
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
@@ -114,6 +115,31 @@ def test_edited_text_of_a_draft_removes_its_manifest(person, draft, manifest, vo
         run.edit("Renamed", spec_from_fields({"text.tokenizer": "bytes"})) and run.manifest is None
     )
     assert run.spec.model.vocabulary == 256
+
+
+def test_text_of_a_draft_can_be_prepared_again(person, draft, manifest, volunteer):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    first = ada.identity.sign("manifest", manifest(run))
+    path = f"/runs/{run.slug}/manifest"
+    assert ada.send_request("DELETE", path).status_code == 200, "nothing to discard is no error"
+    assert ada.send_request("POST", path, first).status_code == 200
+    another = ada.identity.sign("manifest", manifest(run, vocabulary=1024))
+    assert ada.send_request("POST", path, another).status_code == 409
+    assert ada.send_request("DELETE", path).status_code == 200
+    assert ada.send_request("POST", path, another).status_code == 200
+    run.refresh_from_db()
+    assert run.manifest["body"] == another.body
+    state = current_state(f"run:{run.pk}")
+    assert state["manifest"]["body"] == another.body, "other mirrors see the newer one, too"
+
+
+def test_text_of_a_launched_run_cannot_be_discarded(person, launched_run):
+    run, owner = launched_run(person())
+    refused = owner.send_request("DELETE", f"/runs/{run.slug}/manifest")
+    assert refused.status_code == 409 and "copy the run" in refused.content.decode()
+    run.refresh_from_db()
+    assert run.manifest is not None
 
 
 def test_runs_of_the_same_name_get_different_slugs(person, draft):

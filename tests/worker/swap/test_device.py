@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import sys
 import threading
 
 import pytest
@@ -100,6 +101,25 @@ def test_accelerator_that_is_not_supported_leads_to_the_cpu(monkeypatch):
     assert choose_device() == devices.DeviceChoice("cpu"), "a machine without GPU needs no note"
     monkeypatch.setattr(devices.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     assert choose_device().note.startswith("Training on the CPU: ")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("has_pip", "command"),
+    [
+        (True, "-m pip install --force-reinstall torch --index-url https://download.pytorch.org/"),
+        (False, "uv pip install --python .* --reinstall-package torch --torch-backend=auto torch"),
+    ],
+)
+def test_card_that_this_pytorch_cannot_use_is_named_with_the_command(monkeypatch, has_pip, command):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    found = {"nvidia-smi": "/usr/bin/nvidia-smi"}
+    monkeypatch.setattr(devices.shutil, "which", found.get)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: has_pip or None)
+    note = choose_device().note
+    assert "this PyTorch is built for CPUs only" in note and re.search(command, note)
+    assert sys.executable in note
 
 
 @pytest.mark.parametrize(

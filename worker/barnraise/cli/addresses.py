@@ -87,7 +87,6 @@ RunArgument = Annotated[
     RunAddress,
     typer.Argument(
         parser=parse_run_address,
-        metavar="RUN",
         help="The run's address in the browser, its name in that address, or its id.",
     ),
 ]

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from barnraise.cli.addresses import RunAddress, parse_run_address
+from barnraise.cli.addresses import RunAddress, RunArgument, parse_run_address
 from barnraise.cli.console import errors, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.run_folders import RunFolder, list_run_folders, select_run_folders
@@ -23,9 +23,7 @@ POLL_SECONDS = 0.2  # between two looks whether a worker has stopped
 
 LocalRunArgument = Annotated[
     RunAddress | None,
-    typer.Argument(
-        parser=parse_run_address, metavar="[RUN]", help="One run (default: all of this machine)."
-    ),
+    typer.Argument(parser=parse_run_address, help="One run (default: all of this machine)."),
 ]
 
 
@@ -59,9 +57,7 @@ def stop(run: LocalRunArgument = None, home: HomeOption = None) -> None:
 
 
 def leave(
-    run: Annotated[
-        RunAddress, typer.Argument(parser=parse_run_address, metavar="RUN", help="The run.")
-    ],
+    run: RunArgument,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete the run's files on this machine, too.")
     ] = False,

@@ -28,17 +28,16 @@ from barnraise.coordinator_client.redaction import redact
 from barnraise.errors import BarnraiseError
 from barnraise.swap.torch_environment import configure_torch_environment
 
-# Blank lines separate paragraphs; each example is one.
 EXAMPLES = """
-Train in a run: [bold]barnraise join https://train.example.org/runs/first-barn[/]
+Train in a run: `barnraise join https://train.example.org/runs/first-barn`
 
-Look at it from another terminal: [bold]barnraise status --watch[/], [bold]barnraise logs -f[/]
+Look at it from another terminal: `barnraise status --watch`, `barnraise logs -f`
 
-Export the model: [bold]barnraise export first-barn my-model[/]
+Export the model: `barnraise export first-barn my-model`
 """
 
 app = typer.Typer(
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

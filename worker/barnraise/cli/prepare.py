@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from rich.markup import escape
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import configure_logging, errors, out
 from barnraise.cli.machine_options import HomeOption, measure_machine, open_state_dir
+from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.progress import show_progress
 from barnraise.cli.site_access import open_site
 from barnraise.cli.text import (
@@ -25,22 +27,33 @@ if TYPE_CHECKING:
     from barnraise.text.inspection import Inspection
 
 
+@dataclass(frozen=True)
+class PreparationOptions:
+    """How a run's text is prepared."""
+
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of the Hugging Face model that the run begins with.")
+    ] = None
+    tokenizer: TokenizerOption = ""
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Prepare another text in place of the draft's.")
+    ] = False
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before the text is used.")
+    ] = False
+
+
+@expand_option_groups
 def prepare(
     run: RunArgument,
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PATH]…",
             help="Files and folders, where the text comes from files; #column names a column.",
         ),
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of the Hugging Face model that the run begins with.")
-    ] = None,
-    tokenizer: TokenizerOption = "",
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before the text is used.")
-    ] = False,
+    *,
+    options: PreparationOptions,
     home: HomeOption = None,
 ) -> None:
     """Prepare your run's text, and the model it begins with: show the text, ask, make tokens.
@@ -48,6 +61,8 @@ def prepare(
     The text stays on this machine; its tokens go to the machines that train, once you join.
 
     After an interruption, the same command continues.
+
+    Example: barnraise prepare my-run books/ notes.jsonl#body
     """
     from barnraise.training.join import open_manifest, prepare_text
     from barnraise.training.preparation import TextPreparation
@@ -61,13 +76,13 @@ def prepare(
         state_dir,
         threading.Event(),
         lambda: measure_machine(state_dir, None),
-        model_folder=model,
+        model_folder=options.model,
     )
-    existing = load_tokenizer_option(tokenizer)
+    existing = load_tokenizer_option(options.tokenizer)
     preparation = TextPreparation(
-        tuple(paths or ()), existing, partial(confirm_text, yes=yes), show_progress
+        tuple(paths or ()), existing, partial(confirm_text, yes=options.yes), show_progress
     )
-    view = prepare_text(state_dir, run.name, preparation, fetch_weights)
+    view = prepare_text(state_dir, run.name, preparation, fetch_weights, options.replace)
     manifest = open_manifest(view)
     tokens = sum(shard.tokens for shard in manifest.train)
     next_command = f"[bold]barnraise join {escape(view.slug or view.id)}[/]"

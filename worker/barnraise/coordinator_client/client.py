@@ -166,6 +166,10 @@ class CoordinatorClient:
         signed = self.identity.sign("manifest", manifest)
         return self._request("POST", f"/runs/{run}/manifest", signed, RunView)
 
+    def discard_manifest(self, run: str) -> RunView:
+        """Discard the prepared text of a draft."""
+        return self._request("DELETE", f"/runs/{run}/manifest", None, RunView)
+
     def send_reports(
         self,
         run: str,

@@ -229,6 +229,10 @@ class FailoverClient:
         """Sign and submit the manifest of a run's text."""
         return self._call_any(lambda client: client.submit_manifest(run, manifest))
 
+    def discard_manifest(self, run: str) -> RunView:
+        """Discard the prepared text of a draft."""
+        return self._call_any(lambda client: client.discard_manifest(run))
+
     def send_reports(
         self,
         run: str,

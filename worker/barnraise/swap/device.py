@@ -7,7 +7,9 @@ with these a machine trains on its CPU, and says so.
 """
 
 import contextlib
+import importlib.util
 import shutil
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,9 @@ from barnraise.formats import format_bytes
 # Devices that torch names and that do not train here yet.
 UNSUPPORTED = {"mps": "Apple's GPU (MPS)", "xpu": "Intel's GPU (XPU)"}
 TRIAL_WIDTH = 64  # of the products that show whether a GPU computes at all
-WHERE_TO_INSTALL = "README.md lists the installations of PyTorch that Barnraise supports"
+CUDA_BUILDS = "https://download.pytorch.org/whl/cu130"  # PyTorch's builds for NVIDIA's GPUs
+# Programs that come with the driver of a GPU, whether PyTorch can use it or not.
+DRIVER_PROGRAMS = ("nvidia-smi", "amd-smi", "rocm-smi")
 
 Stream = torch.cuda.Stream
 StreamEvent = torch.cuda.Event
@@ -107,19 +111,34 @@ def _note_without_gpu() -> str:
         return _unsupported_note("mps")
     if torch.xpu.is_available():
         return _unsupported_note("xpu")
-    has_driver = shutil.which("nvidia-smi") is not None
+    has_driver = any(shutil.which(program) for program in DRIVER_PROGRAMS)
     return f"Training on the CPU: {_explain_missing_gpu()}" if has_driver else ""
 
 
 def _explain_missing_gpu() -> str:
     """Explain why torch offers no GPU, and what would help."""
     if torch.version.cuda is None and torch.version.hip is None:
-        return f"this PyTorch is built for CPUs only; {WHERE_TO_INSTALL}"
+        return (
+            "this PyTorch is built for CPUs only. The build for your GPU is installed by: "
+            f"{install_command()}"
+        )
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return _explain_failure(error)
     return "this machine has no GPU that PyTorch supports"
+
+
+def install_command() -> str:
+    """Return the command that installs the PyTorch build for a GPU where this worker runs.
+
+    `uv tool install` makes environments without pip; uv itself finds the build for the driver.
+    """
+    if importlib.util.find_spec("pip") and not shutil.which("rocm-smi"):
+        options = f"--force-reinstall torch --index-url {CUDA_BUILDS}"
+        return f'"{sys.executable}" -m pip install {options}'
+    options = "--reinstall-package torch --torch-backend=auto torch"
+    return f'uv pip install --python "{sys.executable}" {options}'
 
 
 def device_label(name: str) -> str:

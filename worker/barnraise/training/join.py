@@ -181,10 +181,18 @@ def prepare_text(
     name: str,
     preparation: TextPreparation,
     weights: WeightsSource | None = None,
+    replaces: bool = False,
 ) -> RunView:
     """Prepare a draft's text on this machine, and post its manifest.
 
     The shards stay in the run's folder; a worker on this machine sends them to the others.
+
+    Args:
+        home: this machine's state directory.
+        name: the run's id or slug.
+        preparation: where the text comes from, and how it is prepared.
+        weights: obtains the weights of another run, if this run begins with them.
+        replaces: whether a text that was prepared before gives way.
 
     Raises:
         BarnraiseError: The text cannot be prepared, or is prepared already.
@@ -197,10 +205,12 @@ def prepare_text(
             f"the text of '{view.name}' does not come from files: "
             "`barnraise prepare RUN` without paths prepares it"
         )
-    if view.manifest is not None:
-        raise StateError(f"the run '{view.name}' has its text already")
+    if view.manifest is not None and not replaces:
+        raise StateError(describe_text(view))
     folder = home.open_run(view.id)
     try:
+        if view.manifest is not None:
+            _discard_text(coordinator, folder, view)
         reply = _request_join(coordinator, folder, view.id, None)
         _check_not_ended(reply)
         if not _post_text(coordinator, folder, reply, weights, preparation):
@@ -210,6 +220,24 @@ def prepare_text(
         return coordinator.fetch_run(view.id)
     finally:
         folder.close()
+
+
+def describe_text(view: RunView) -> str:
+    """Describe the text that a run has, and what its owner can do about it."""
+    tokens = sum(shard.tokens for shard in open_manifest(view).train)
+    sentence = f"the run '{view.name}' has its text already, of {tokens:,} tokens"
+    if view.status is RunStatus.DRAFT:
+        return f"{sentence}: --replace prepares another one in its place"
+    return f"{sentence}, and it is launched: copy the run to train on another text"
+
+
+def _discard_text(coordinator: FailoverClient, folder: RunDir, view: RunView) -> None:
+    """Discard the text of a draft, at the site and on this machine."""
+    manifest = open_manifest(view)
+    coordinator.discard_manifest(view.id)
+    blobs = BlobStore(folder.path / "blobs")
+    for shard in (*manifest.train, *manifest.held_out):
+        blobs.delete(shard.digest)
 
 
 def open_manifest(view: RunView) -> TextManifest:

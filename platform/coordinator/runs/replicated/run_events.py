@@ -65,7 +65,12 @@ def draft_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
     """Build the payload of "run.edit"; `text` changes whenever a new manifest is needed."""
     text = secrets.token_hex(8) if state else run.pk.hex[-16:]
     before = private_data.load(state.get("about"), DraftContent)
-    if before and manifest_inputs(before["draft"]) == manifest_inputs(run.draft):
+    was_discarded = state.get("manifest") and run.manifest is None
+    if (
+        before
+        and not was_discarded
+        and manifest_inputs(before["draft"]) == manifest_inputs(run.draft)
+    ):
         text = state["text"]
     content = {"slug": run.slug, "name": run.name, "draft": run.draft}
     about = private_data.store(f"run:{run.pk}", content)
@@ -143,6 +148,7 @@ def unpack_manifest(text: str) -> messages.Signed | None:
 
 EVENT_NAMES = {  # what is done to a run → the event that records it
     "edit": "edit",
+    "discard_text": "edit",
     "launch": "request",
     "arrange": "arrange",
     "accept_manifest": "manifest",
