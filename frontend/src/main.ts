@@ -4,6 +4,7 @@ import "./css/main.css";
 import "htmx.org";
 import { enableConfirmations } from "./confirmations";
 import { enableCopyButtons } from "./copyButtons";
+import { enableErrorClearing } from "./fieldErrors";
 import { enableMenuClosing } from "./menus";
 import { enablePresetHints } from "./presetHints";
 import { enableThemeSwitch } from "./theme";
@@ -12,6 +13,7 @@ enableThemeSwitch(document);
 enableCopyButtons(document);
 enablePresetHints(document);
 enableConfirmations(document);
+enableErrorClearing(document);
 enableMenuClosing(document);
 
 // The charts are loaded only where there is a run to show.

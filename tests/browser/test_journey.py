@@ -96,6 +96,7 @@ def create_run_after_a_mistake(page: Page) -> None:
     expect(page.locator("[name='model.heads']")).to_have_value("5")
     check_page(page, "run-new-mistake")
     page.locator("[name='model.heads']").fill("4")
+    expect(page.get_by_text("must be divisible by the heads")).to_have_count(0)
     click_and_load(page.get_by_role("button", name="Create draft"))
     expect(page.get_by_role("heading", name="First frame")).to_be_visible()
 

@@ -53,7 +53,7 @@ export class RunFigures {
     // While no two machines can be compared, the last result stays.
     this.agree = run.agree ?? this.agree;
     const figures = {
-      status: STATUS_LABELS[run.status],
+      status: formatStatus(run.status, "launching" in this.statusChip.dataset),
       validation: formatLoss(store.curves.validation.at(-1)?.[1]),
       train: formatLoss(lastSmoothedLoss(store.curves.train)),
       rate: formatCount(run.rate),
@@ -92,6 +92,11 @@ export class RunFigures {
       control.hidden = !isAllowed || (isLaunching && BEFORE_LAUNCH.includes(name));
     }
   }
+}
+
+/** The status in words. A draft whose launch its owner has requested is launching. */
+export function formatStatus(status: RunStatus, isLaunchRequested: boolean): string {
+  return status === "draft" && isLaunchRequested ? "Launching" : STATUS_LABELS[status];
 }
 
 /** The time from the run's start to its end, or until now. */

@@ -7,7 +7,6 @@ import json
 from typing import Literal
 from uuid import UUID
 
-from django.conf import settings
 from django.http import HttpRequest
 from ninja import Router
 
@@ -126,13 +125,13 @@ def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
     run = Run.create(requesting_user(request), new)
     if asked.launch:
         run.launch(actor=requesting_user(request))
-    return run_out(run)
+    return run_out(request, run)
 
 
 @router.get("/runs/{name}/summary", response=responses(schemas.RunOut), auth=READ)
 def get_run_summary(request: HttpRequest, name: str) -> schemas.RunOut:
     """Get a run with its configuration, its access and its progress."""
-    return run_out(get_visible_run(request, name))
+    return run_out(request, get_visible_run(request, name))
 
 
 @router.post("/runs/{name}/actions/{action}", response=responses(schemas.RunOut), auth=WRITE)
@@ -141,7 +140,7 @@ def control_run(request: HttpRequest, name: str, action: Action) -> schemas.RunO
     run = get_owned_run(request, name)
     if not getattr(run, action)(actor=requesting_user(request)):
         raise ApiError(409, f"the run {run.name} is {run.status} now, so it cannot {action}")
-    return run_out(run)
+    return run_out(request, run)
 
 
 @router.post("/runs/{name}/copies", response=responses(schemas.RunOut), auth=WRITE)
@@ -158,7 +157,7 @@ def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn) -> schemas
         if checkpoint is None:
             raise ApiError(404, f"the run {run.name} has no checkpoint {asked.checkpoint[:16]}…")
         start = checkpoint.to_start()
-    return run_out(run.clone(requesting_user(request), asked.name, start))
+    return run_out(request, run.clone(requesting_user(request), asked.name, start))
 
 
 @router.patch("/runs/{name}/terms", response=responses(schemas.RunOut), auth=WRITE)
@@ -166,7 +165,7 @@ def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn) -> sch
     """Change who can join, the minimum hardware and the notes, at any time."""
     run = get_owned_run(request, name)
     run.update_join_policy(merge_terms(run.join_policy, asked), actor=requesting_user(request))
-    return run_out(run)
+    return run_out(request, run)
 
 
 @router.get("/runs/{name}/machines", response=responses(schemas.MemberPage), auth=READ)
@@ -263,7 +262,7 @@ def sign_verdict(request: HttpRequest, name: str, pk: UUID) -> schemas.VerdictOu
 def list_invitations(request: HttpRequest, name: str) -> list[schemas.InvitationOut]:
     """List the invitation links of your run that are not revoked."""
     invitations = get_owned_run(request, name).invitations.filter(withdrawn=None)
-    return [invitation_out(invitation) for invitation in invitations[:MAX_INVITATIONS]]
+    return [invitation_out(request, invitation) for invitation in invitations[:MAX_INVITATIONS]]
 
 
 @router.post("/runs/{name}/invitations", response=responses(schemas.InvitationOut), auth=WRITE)
@@ -272,7 +271,8 @@ def create_invitation(
 ) -> schemas.InvitationOut:
     """Create an invitation link; people who accept it can join with their machines."""
     run = get_owned_run(request, name)
-    return invitation_out(RunInvitation.create(run, asked.note, actor=requesting_user(request)))
+    invitation = RunInvitation.create(run, asked.note, actor=requesting_user(request))
+    return invitation_out(request, invitation)
 
 
 @router.delete(
@@ -285,7 +285,7 @@ def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID) -> sc
     if pending is None:
         raise ApiError(404, "this run has no such invitation")
     pending.withdraw(actor=requesting_user(request))
-    return run_out(run)
+    return run_out(request, run)
 
 
 @router.post("/estimates", response=responses(schemas.EstimateOut), auth=READ)
@@ -315,15 +315,15 @@ def merge_terms(terms: JoinPolicy, asked: schemas.TermsIn) -> JoinPolicy:
     return JoinPolicy(**{**terms.__dict__, **asked.model_dump(exclude_none=True)})
 
 
-def run_out(run: Run) -> schemas.RunOut:
-    """Describe a run with its spec."""
+def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
+    """Describe a run with its spec, and with its address at the site that was asked."""
     return schemas.RunOut(
         **{field: getattr(run, field) for field in RUN_FIELDS},
         owner=run.owner.shown_name,
         parameters=run.spec.model.parameters,
         tokens=run.ledger_tokens,
         people=run.ledger_people,
-        url=f"{settings.SITE_URL}{run.get_absolute_url()}",
+        url=request.build_absolute_uri(run.get_absolute_url()),
         spec=json.loads(run.to_message().spec),
     )
 
@@ -345,12 +345,14 @@ def verdict_out(verdict: VerdictRecord) -> schemas.VerdictOut:
     return schemas.VerdictOut(**{field: getattr(verdict, field) for field in VERDICT_FIELDS})
 
 
-def invitation_out(invitation: RunInvitation) -> schemas.InvitationOut:
+def invitation_out(request: HttpRequest, invitation: RunInvitation) -> schemas.InvitationOut:
     """Describe an invitation with its link."""
     return schemas.InvitationOut(
         id=invitation.pk,
         note=invitation.note,
-        url=f"{settings.SITE_URL}{invitation.run.get_absolute_url()}invited/{invitation.token}/",
+        url=request.build_absolute_uri(
+            f"{invitation.run.get_absolute_url()}invited/{invitation.token}/"
+        ),
         expires=invitation.expires,
         guests=invitation.guests.count(),
     )

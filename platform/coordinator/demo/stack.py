@@ -47,9 +47,11 @@ class DemoStack:
         self.folder = folder
         self.cluster = MirrorCluster(folder, mirrors, port) if mirrors > 1 else None
         self.port = self.cluster.first.port if self.cluster else free_port(port)
-        self.site = SupervisedSite(settings.STATE_DIR, folder / "logs", self.port)
-        self.processes = self.site.supervisor
         self.url = f"http://127.0.0.1:{self.port}"
+        # The links in emails and notifications.
+        environment = {"BARNRAISE_URL": self.url}
+        self.site = SupervisedSite(settings.STATE_DIR, folder / "logs", self.port, environment)
+        self.processes = self.site.supervisor
 
     def __enter__(self) -> "DemoStack":
         return self

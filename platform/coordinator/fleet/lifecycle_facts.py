@@ -28,6 +28,7 @@ COLUMNS = (
     "ledger_tokens",
     "activity",
     "last_seen",
+    "ticket_expires",
 )
 
 
@@ -56,7 +57,9 @@ def _gather(run: Run) -> tuple[LifecycleFacts, RunCount]:
         launch_requested=run.launch_requested,
         manifest=run.manifest is not None,
         quorum=run.quorum,
-        alive=len({row["machine"] for row in alive}),
+        # A machine without a ticket only prepares the text, or waits for the launch. Other mirrors
+        # share no tickets, and only figures of machines that train.
+        alive=len({row["machine"] for row in alive if row["ticket_expires"] or row["mirror"]}),
         ledger_tokens=count.tokens,
         token_budget=run.token_budget,
         owner_safe=not run.owner.is_active or run.owner_id in owners_with_final,

@@ -291,23 +291,21 @@ class Run(models.Model):
             raise SpecError(field_problems)
         pk = uuid7()
         columns = {"id": pk, "owner": owner, **new.to_columns()}
-        slug = slugify(columns["name"])[:60] or "run"
-        unique_slug = f"{slug}-{pk.hex[-8:]}"
-        is_taken = ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists()
-        if slug in RESERVED_SLUGS or is_taken:
-            slug = unique_slug
+        slug = _choose_slug(columns["name"], pk)
         with writer.log_transaction():
             try:
                 with transaction.atomic():
                     run = cls.objects.create(slug=slug, **columns)
             except IntegrityError:  # another run of this name was created at the same moment
-                run = cls.objects.create(slug=unique_slug, **columns)
+                run = cls.objects.create(slug=_unique_slug(columns["name"], pk), **columns)
             writer.record("run.create", pk, run_events.creation_payload(run))
             record("run.create", run, actor=owner, parent=new.parent and new.parent.pk)
         return run
 
     def edit(self, name: str, spec: RunSpec, *, actor: Any = None) -> bool:
         """Change name and spec of a draft; a new text needs a new manifest.
+
+        The address follows the name: before its launch only the owner and the staff have seen it.
 
         Returns:
             False if the draft was changed since it was read, or launched.
@@ -328,8 +326,15 @@ class Run(models.Model):
         columns: dict[str, Any] = {"name": name, "draft": dataclasses.asdict(spec)}
         if _manifest_inputs(before) != _manifest_inputs(spec):
             columns["manifest"] = None
+        if name != self.name:
+            columns["slug"] = _choose_slug(name, self.pk)
         unchanged = Q(status=Status.DRAFT, launch_requested=False, draft=self.draft)
-        return self._decide("edit", unchanged, actor=actor, **columns)
+        try:
+            with transaction.atomic():
+                return self._decide("edit", unchanged, actor=actor, **columns)
+        except IntegrityError:  # another run of this name was created at the same moment
+            columns["slug"] = _unique_slug(name, self.pk)
+            return self._decide("edit", unchanged, actor=actor, **columns)
 
     def launch(self, *, actor: Any = None) -> bool:
         """End editing: training can start once a worker has posted the manifest."""
@@ -537,6 +542,22 @@ def _pinned_budget(spec_text: str) -> int:
 def _clean_name(name: str) -> str:
     """Remove characters that are invisible or reverse the direction of the text."""
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())
+
+
+def _choose_slug(name: str, pk: UUID) -> str:
+    """Return the address of a run of this name, or a longer one if it is taken."""
+    slug = _short_slug(name)
+    others = Run.objects.filter(slug=slug).exclude(pk=pk)
+    is_taken = slug in RESERVED_SLUGS or ID.fullmatch(slug) or others.exists()
+    return _unique_slug(name, pk) if is_taken else slug
+
+
+def _short_slug(name: str) -> str:
+    return slugify(name)[:60] or "run"
+
+
+def _unique_slug(name: str, pk: UUID) -> str:
+    return f"{_short_slug(name)}-{pk.hex[-8:]}"
 
 
 def _start_fields_changed(before: RunSpec, spec: RunSpec) -> dict[str, str]:

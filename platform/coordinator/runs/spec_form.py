@@ -1,6 +1,7 @@
 """Build a run's spec from flat fields, as forms and command lines have them. Pure."""
 
 import dataclasses
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,10 @@ AUTO_STRATEGY = "streams"
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
 TOP_FIELDS = ("seed", "max_tokens_per_update", "verdict_horizon")
 LINES = "lines"  # the type of a field with a text on each line
+BUDGET = "recipe.token_budget"
+# "500M" and "0.5B" are tokens, "20x" are tokens for each parameter of the model.
+BUDGET_FORM = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmbt]|x)", re.I)
+BUDGET_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -42,7 +47,10 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
                 "the strategy auto leaves this to each machine: choose another strategy to fix it"
             )
         fields = {**fields, "recipe.strategy": AUTO_STRATEGY, "recipe.codec": AUTO}
-    values, parse_problems = _parse_fields(fields)
+    budget = parse_budget(fields.get(BUDGET))
+    values, parse_problems = _parse_fields(
+        {**fields, BUDGET: None if isinstance(budget, TokensPerParameter) else budget}
+    )
     field_problems |= parse_problems
     try:
         model = dataclasses.replace(preset(preset_name), **values["model"])
@@ -51,6 +59,14 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     text = TextSpec(**values["text"])
     if text.tokenizer == "bytes" and "vocabulary" not in values["model"]:
         model = dataclasses.replace(model, vocabulary=256)
+    if isinstance(budget, TokensPerParameter):
+        if fields.get("start.model"):
+            field_problems[BUDGET] = (
+                "must be in tokens, such as 500M: the size of a Hugging Face model is known once "
+                "one of your machines has read it"
+            )
+        else:
+            values["recipe"]["token_budget"] = round(budget.factor * model.parameters)
     recipe = Recipe(**values["recipe"])
     if "warmup_tokens" not in values["recipe"]:
         warmup_tokens = min(recipe.warmup_tokens, max(0, recipe.token_budget // 20))
@@ -67,6 +83,30 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     if field_problems:
         raise SpecError(field_problems)
     return spec
+
+
+@dataclasses.dataclass(frozen=True)
+class TokensPerParameter:
+    """A budget that follows from the size of the model, such as 20x."""
+
+    factor: float
+
+
+def parse_budget(typed: Any) -> Any:
+    """Read a budget as people write it.
+
+    Args:
+        typed: 500M, 0.5B or 1.5 T for tokens, 20x for tokens for each parameter of the model.
+
+    Returns:
+        A whole number of tokens, a `TokensPerParameter`, or what was typed, if it is neither.
+    """
+    text = typed.strip().replace(",", "").replace("_", "") if isinstance(typed, str) else ""
+    match = BUDGET_FORM.fullmatch(text)
+    if match is None:
+        return typed
+    number, unit = float(match[1]), match[2].lower()
+    return TokensPerParameter(number) if unit == "x" else round(number * BUDGET_UNITS[unit])
 
 
 def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

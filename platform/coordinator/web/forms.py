@@ -28,7 +28,9 @@ from coordinator.web.run_form_fields import (
     BASIC_FIELDS,
     CHOICES,
     NON_SPEC_FIELDS,
+    PLACES_HELP,
     RUN_FIELDS,
+    SOURCE_HELP,
     SOURCE_LABELS,
     TERMS_FIELDS,
     TOKENIZER_LABELS,
@@ -200,15 +202,8 @@ class RunForm(ProblemForm):
             DEFAULT_BUDGET,
         )
         self.fields.update(start_fields(owner, run))
-        self.fields["text.source"] = choice_field("Text", SOURCE_LABELS)
-        self.fields["text.places"] = text_field(
-            "Dataset or addresses",
-            "A Hugging Face dataset as owner/name (with /config, :split, @revision, #column), or "
-            "one address of a text, JSON, CSV or Parquet file per line; "
-            "for your own files run barnraise prepare.",
-            2,
-            9_000,
-        )
+        self.fields["text.source"] = choice_field("Text", SOURCE_LABELS, SOURCE_HELP)
+        self.fields["text.places"] = text_field("Dataset or addresses", PLACES_HELP, 2, 9_000)
         self.fields["text.tokenizer"] = choice_field("Tokenizer", TOKENIZER_LABELS)
         self.fields["prompts"] = text_field(
             "Sample prompts",

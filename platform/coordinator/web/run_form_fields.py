@@ -14,6 +14,16 @@ SOURCE_LABELS = {
     "urls": "Addresses of text files",
     "files": "Files on my own machine",
 }
+# Each part is shown while its source is chosen.
+SOURCE_HELP = (
+    '<span data-help="files">Create the draft first; its page then shows the command for the '
+    "machine that has the files.</span>"
+)
+PLACES_HELP = (
+    '<span data-help="huggingface">A dataset as owner/name, with /config, :split, @revision or '
+    "#column where needed.</span>"
+    '<span data-help="urls">One address of a text, JSON, CSV or Parquet file per line.</span>'
+)
 TOKENIZER_LABELS = {
     "bpe": "Byte-pair encoding, trained on the text",
     "bytes": "Bytes (256 tokens)",

@@ -276,7 +276,7 @@ def test_script_creates_launches_cancels_and_archives_a_run(script, launched_run
     assert created["name"] == "Night shift", "surrounding spaces and control characters are removed"
     assert created["status"] == "draft" and created["launch_requested"]
     assert created["spec"]["text"]["places"] == ["https://example.org/a.txt"]
-    assert created["url"].endswith(f"/runs/{run.slug}/")
+    assert created["url"] == f"http://testserver/runs/{run.slug}/", "the address that was asked"
     assert run.spec.recipe.learning_rate == 3e-4 and run.spec.recipe.codec == "auto"
     assert run.spec.model.context == 256 and run.min_memory == 10**9
     actions = f"/runs/{run.slug}/actions"

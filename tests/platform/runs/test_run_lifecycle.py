@@ -182,6 +182,22 @@ def test_machine_is_gone_after_three_missed_reports_or_on_leaving(
     assert gather_facts(run).alive == 0 and not Membership.objects.get().is_alive
 
 
+def test_machine_that_only_prepared_the_text_starts_no_run(person, draft, manifest, volunteer):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    ada.join(run)  # a draft gives no ticket
+    run.launch()
+    posted = ada.identity.sign("manifest", manifest(run))
+    ada.send_request("POST", f"/runs/{run.slug}/manifest", posted)
+    for _ in range(2):
+        advance_runs()
+    run.refresh_from_db()
+    assert run.state is enums.RunStatus.RECRUITING
+    assert "0 of 1" in run_table.run_summary(run, run_table.machine_rows(run))["waiting"]
+    assert ada.join(run).ticket
+    assert advance_runs() == 1
+
+
 def test_run_recruits_until_its_quorum_is_alive(person, draft, manifest, volunteer):
     run = draft(person(), quorum=2)
     run.launch()
@@ -189,6 +205,8 @@ def test_run_recruits_until_its_quorum_is_alive(person, draft, manifest, volunte
     ada.send_request(
         "POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run))
     )
+    advance_runs()
+    run.refresh_from_db()
     ada.join(run)
     advance_runs()
     run.refresh_from_db()

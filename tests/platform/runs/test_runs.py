@@ -150,6 +150,17 @@ def test_runs_of_the_same_name_get_different_slugs(person, draft):
     assert Run.objects.find("\0") is None and Run.objects.find("x" * 500) is None
 
 
+def test_renamed_draft_gets_the_address_of_its_name(person, draft):
+    owner = person()
+    first, second = draft(owner, "Letters A"), draft(owner, "Letters B")
+    assert second.edit("Letters A", second.spec)
+    assert second.slug == f"letters-a-{second.pk.hex[-8:]}"
+    assert first.edit("Runes", first.spec) and first.slug == "runes"
+    assert second.edit("Letters B", second.spec) and second.slug == "letters-b"
+    third = draft(owner, "Letters A")
+    assert third.slug == "letters-a", "the former address is free"
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

@@ -31,6 +31,14 @@ def test_run_named_like_a_page_gets_another_address(signed_in):
         assert f"<h1>{name}</h1>" in response.content.decode()
 
 
+def test_run_form_marks_what_only_one_source_of_text_needs(signed_in):
+    """The style sheet hides the field and the help of sources that are not chosen."""
+    page = signed_in(organiser=True)[0].get("/runs/new/").content.decode()
+    assert 'data-field="text.places"' in page
+    for source in ("huggingface", "urls", "files"):
+        assert f'data-help="{source}"' in page
+
+
 def test_run_form_accepts_numbers_as_people_write_them(signed_in):
     client, _ = signed_in()
     client.post(

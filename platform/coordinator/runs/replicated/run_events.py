@@ -74,7 +74,12 @@ def draft_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
         text = state["text"]
     content = {"slug": run.slug, "name": run.name, "draft": run.draft}
     about = private_data.store(f"run:{run.pk}", content)
-    return {"version": state.get("version", -1) + 1, "about": about, "text": text}
+    return {
+        "version": state.get("version", -1) + 1,
+        "about": about,
+        "text": text,
+        "slug": slug_digest(run.slug),
+    }
 
 
 def slug_digest(slug: str) -> str:

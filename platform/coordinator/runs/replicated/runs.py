@@ -47,12 +47,14 @@ class RunDraftEdited(Message):
     """The owner edited the draft.
 
     `about` is the digest of slug, name and draft. `text` is random and changes whenever another
-    text must be prepared; a manifest names it.
+    text must be prepared; a manifest names it. `slug` is the digest of the slug, which follows the
+    draft's name; older events have none and keep the slug of the creation.
     """
 
     version: int = Field(ge=0, lt=1 << 31)
     about: Digest
     text: str = Field(pattern=r"^[0-9a-f]{16}$")
+    slug: Digest | None = None
 
 
 class RunJoinPolicyChanged(Message):
@@ -144,6 +146,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
       resume raises the epoch: it wins over every pause that they saw, and a late "training" undoes
       no pause. A run that is over is over in every epoch, because machines have agreed on the final
       weights. Finished wins over cancelled, because the weights are safe.
+    * The slug is the one of the winning draft. Its claim is as old as the first event with it.
     * Budget extensions add up: each was granted.
     * Of archivings the last counts. A draft that was deleted with its owner's account is deleted
     for good.
@@ -158,14 +161,14 @@ def fold(facts: Sequence[Fact]) -> State | None:
     archived = [payload.at for payload in _payloads(facts, "archive")]
     extra_tokens = sum(payload.tokens for payload in _payloads(facts, "extend"))
     return {
-        "word": created.word,
-        "born": [creation.hlc, str(creation.id)],
+        "word": draft.slug or created.word,
+        "born": _slug_claim(creation, draft.slug, facts),
         "owner": created.owner,
         "parent": created.parent,
         "report_every": created.report_every,
         "quorum": created.quorum,
         "created": created.created.isoformat(),
-        **draft.model_dump(),
+        **draft.model_dump(exclude={"slug"}),
         "terms": policy.model_dump(),
         "manifest": _manifest(_payloads(facts, "manifest"), draft, launch),
         "requested": bool(_payloads(facts, "request")),
@@ -190,6 +193,14 @@ def _highest_version(creation: Fact, first: Any, facts: Sequence[Fact], action: 
         ),
     ]
     return max(versions, key=lambda item: item[:2])[2]
+
+
+def _slug_claim(creation: Fact, slug: str | None, facts: Sequence[Fact]) -> list[Any]:
+    """Return clock and id of the first event that claims this slug."""
+    claims = [fact for fact in facts if fact.action == "edit" and fact.payload.slug == slug]
+    created_with_it = slug in (None, creation.payload.word)
+    first = creation if created_with_it or not claims else min(claims, key=lambda f: f.order_key)
+    return [first.hlc, str(first.id)]
 
 
 def _manifest(

@@ -1,5 +1,6 @@
 """Run a whole site on this machine, and start again what ends: pages, tasks and their servers."""
 
+import os
 import signal
 import time
 from types import FrameType
@@ -32,7 +33,8 @@ class Command(BaseCommand):
         for name in ("SIGTERM", "SIGHUP"):  # a closed terminal stops everything too
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), _interrupt)
-        site = SupervisedSite(settings.STATE_DIR, settings.STATE_DIR / "logs", port)
+        environment = site_address(host, port)
+        site = SupervisedSite(settings.STATE_DIR, settings.STATE_DIR / "logs", port, environment)
         try:
             site.start_servers()
             site.supervisor.count_restarts_in(settings.REDIS_URL)
@@ -50,6 +52,14 @@ class Command(BaseCommand):
             site.stop()
         if site.supervisor.failure:
             raise CommandError(site.supervisor.failure)
+
+
+def site_address(host: str, port: int) -> dict[str, str]:
+    """Return the variable with the site's address for links in emails, unless one names it."""
+    if os.environ.get("BARNRAISE_URL") or os.environ.get("BARNRAISE_ORIGINS"):
+        return {}
+    shown_host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return {"BARNRAISE_URL": f"http://{shown_host}:{port}"}
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
