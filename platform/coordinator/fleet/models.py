@@ -105,6 +105,8 @@ class Membership(models.Model):
     # Of the last ticket: the tokens per second that the machine's updates may state.
     max_tokens_per_second = models.BigIntegerField(default=0)
     step = models.BigIntegerField(default=0)
+    # Steps of the worker's process whose loss or gradient was not finite.
+    abandoned_steps = models.BigIntegerField(default=0, db_default=0)
     tokens = models.BigIntegerField(default=0)
     ledger_tokens = models.BigIntegerField(default=0)
     rate = models.FloatField(default=0)

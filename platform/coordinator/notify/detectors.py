@@ -5,7 +5,6 @@ An event may be detected many times: its key makes sure that each person is noti
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
@@ -14,6 +13,8 @@ from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership, RunExclusion
 from coordinator.fleet.suspension import is_suspended
+from coordinator.notify.alerts import detect_alerts
+from coordinator.notify.drafts import draft_for_run, machine_data, notification_key, run_data
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.runs.models import Run
@@ -47,6 +48,7 @@ def detect_all(since: datetime, now: datetime | None = None) -> Iterator[Notific
     yield from detect_suspended()
     yield from detect_quiet(now, since)
     yield from detect_excluded(now)
+    yield from detect_alerts(now)
 
 
 def detect_started(now: datetime) -> Iterator[NotificationDraft]:
@@ -161,7 +163,7 @@ def detect_quiet(now: datetime, since: datetime) -> Iterator[NotificationDraft]:
             text=f"It has not reported for {minutes} minutes and did not leave the run. It may be "
             "off, asleep or offline.",
             url="/machines/",
-            data={"machine": _machine_data(machine), "last_seen": last_report.isoformat()},
+            data={"machine": machine_data(machine), "last_seen": last_report.isoformat()},
         )
 
 
@@ -174,7 +176,7 @@ def draft_refusal(machine: Machine, run: Run, why: str) -> NotificationDraft:
         title=f"{run.name} refused {machine.name}",
         text=f"{why[:1].upper()}{why[1:]}.",
         url=run.get_absolute_url(),
-        data={"machine": _machine_data(machine), "run": _run_data(run), "why": why},
+        data={"machine": machine_data(machine), "run": run_data(run), "why": why},
     )
 
 
@@ -197,43 +199,6 @@ def _not_yet_notified(runs: QuerySet[Run], kind: NotificationType) -> list[Run]:
 
     The thousands of other recipients are not queried every minute.
     """
-    by_key = {_key(kind, run): run for run in runs.select_related("owner")}
+    by_key = {notification_key(kind, run): run for run in runs.select_related("owner")}
     notified = set(Notification.objects.filter(key__in=by_key).values_list("key", "person"))
     return [run for key, run in by_key.items() if (key, run.owner.pk) not in notified]
-
-
-def draft_for_run(
-    run: Run,
-    person: User,
-    kind: NotificationType,
-    title: str,
-    text: str = "",
-    *,
-    episode: str = "",
-) -> NotificationDraft:
-    """Draft a notification about a run.
-
-    Args:
-        run: The run.
-        person: The recipient.
-        kind: The type.
-        title: One line.
-        text: One or two sentences.
-        episode: Tells repeated events of the run apart.
-    """
-    key = _key(kind, run, episode)
-    return NotificationDraft(
-        person, kind, key, title, text, run.get_absolute_url(), {"run": _run_data(run)}
-    )
-
-
-def _key(kind: NotificationType, run: Run, episode: str = "") -> str:
-    return ":".join(filter(None, (kind.value, str(run.pk), episode)))
-
-
-def _run_data(run: Run) -> dict[str, Any]:
-    return {"id": str(run.pk), "slug": run.slug, "name": run.name, "status": run.status}
-
-
-def _machine_data(machine: Machine) -> dict[str, Any]:
-    return {"id": str(machine.pk), "name": machine.name}

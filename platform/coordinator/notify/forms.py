@@ -9,6 +9,7 @@ from coordinator.lib import safe_http
 from coordinator.lib.exceptions import UserError
 from coordinator.notify.models import NotificationPreference, Webhook
 from coordinator.notify.notification_types import NotificationType
+from coordinator.notify.webhook_formats import WebhookFormat
 
 CHANNELS = {"site": "site", "email": "email"}
 
@@ -55,19 +56,35 @@ def types_field(**options: Any) -> forms.MultipleChoiceField:
     )
 
 
+def format_field() -> forms.ChoiceField:
+    """Build the field with the receiver of a webhook's calls."""
+    return forms.ChoiceField(
+        label="Format",
+        choices=WebhookFormat.choices,
+        required=False,
+        help_text=(
+            "Slack: an incoming webhook. Discord: a channel's webhook. Matrix: an inbound webhook "
+            "of hookshot. ntfy: the address of a topic."
+        ),
+    )
+
+
 class WebhookTypesForm(forms.Form):
     """The notification types that a webhook receives."""
 
     kinds = types_field(error_messages={"required": "Choose at least one, or disable the webhook."})
+    format = format_field()
 
     def __init__(self, *args: Any, hook: Webhook, **kwargs: Any) -> None:
         # A page has one form for each webhook, so the ids of their fields must differ.
-        super().__init__(*args, initial={"kinds": hook.kinds}, auto_id=f"id_{hook.pk}_%s", **kwargs)
+        initial = {"kinds": hook.kinds, "format": hook.format}
+        super().__init__(*args, initial=initial, auto_id=f"id_{hook.pk}_%s", **kwargs)
         self.hook = hook
 
     def save(self) -> None:
         """Store the types."""
         self.hook.set_types(self.cleaned_data["kinds"])
+        self.hook.set_format(self.cleaned_data["format"] or self.hook.format)
 
 
 class WebhookForm(forms.Form):
@@ -82,11 +99,14 @@ class WebhookForm(forms.Form):
         ),
     )
     kinds = types_field(initial=list(NotificationType.values))
+    format = format_field()
 
     def save(self, person: User) -> Webhook | None:
         """Create the webhook; return None if that is refused, with an error at the field."""
         try:
-            return Webhook.add(person, self.cleaned_data["url"], self.cleaned_data["kinds"])
+            values = self.cleaned_data
+            receiver = values["format"] or WebhookFormat.STANDARD
+            return Webhook.add(person, values["url"], values["kinds"], receiver)
         except safe_http.UnsafeUrlError as error:
             self.add_error("url", f"{str(error)[:1].upper()}{str(error)[1:]}.")
         except UserError as error:

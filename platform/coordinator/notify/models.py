@@ -17,6 +17,7 @@ from coordinator.eventlog import private_data, writer
 from coordinator.lib import safe_http
 from coordinator.lib.exceptions import UserError
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
+from coordinator.notify.webhook_formats import CallContent, WebhookFormat
 from coordinator.replication import leases
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ class Webhook(models.Model):
     url = models.CharField(max_length=500)
     secret = models.CharField(max_length=60)
     kinds = models.JSONField(default=list)
+    format = models.CharField(max_length=10, choices=WebhookFormat, default=WebhookFormat.STANDARD)
     active = models.BooleanField(default=True)
     failures = models.PositiveIntegerField(default=0)
     last_answer = models.CharField(max_length=200, blank=True)
@@ -201,7 +203,13 @@ class Webhook(models.Model):
         return f"webhook {self.pk}"
 
     @classmethod
-    def add(cls, person: "User", url: str, kinds: list[str]) -> "Webhook":
+    def add(
+        cls,
+        person: "User",
+        url: str,
+        kinds: list[str],
+        receiver: str = WebhookFormat.STANDARD,
+    ) -> "Webhook":
         """Create a webhook.
 
         Raises:
@@ -216,7 +224,7 @@ class Webhook(models.Model):
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         with writer.log_transaction():
             webhook = cls.objects.create(
-                person=person, url=url.strip(), secret=secret, kinds=list(kinds)
+                person=person, url=url.strip(), secret=secret, kinds=list(kinds), format=receiver
             )
             writer.record("webhook.set", webhook.pk, webhook.as_event())
             record("webhook.add", webhook, actor=person, kinds=list(kinds))
@@ -224,7 +232,12 @@ class Webhook(models.Model):
 
     def as_event(self) -> dict[str, Any]:
         """Return the event payload, and store its private data; within `writer.log_transaction`."""
-        details = {"url": self.url, "secret": self.secret, "kinds": self.kinds}
+        details = {
+            "url": self.url,
+            "secret": self.secret,
+            "kinds": self.kinds,
+            "format": self.format,
+        }
         return {
             "person": self.person_id,
             "created": self.created,
@@ -284,6 +297,14 @@ class Webhook(models.Model):
         kind = notification.kind if notification else "test"
         body = {"type": kind, "timestamp": timezone.now().isoformat(), "data": data}
         return Delivery.objects.create(webhook=self, notification=notification, body=body)
+
+    def set_format(self, receiver: str) -> None:
+        """Change how its calls are written."""
+        with writer.log_transaction():
+            if Webhook.objects.filter(pk=self.pk).exclude(format=receiver).update(format=receiver):
+                self.refresh_from_db()
+                writer.record("webhook.set", self.pk, self.as_event())
+                record("webhook.change", self, actor=self.person, format=receiver)
 
     def create_test_delivery(self) -> "Delivery":
         """Queue a test call.
@@ -346,6 +367,15 @@ class Delivery(models.Model):
 
     def __str__(self) -> str:
         return f"{self.body.get('type')} to {self.webhook}"
+
+    @property
+    def content(self) -> CallContent:
+        """What the call is about, for every format."""
+        about = self.notification
+        if about is None:
+            return CallContent("Hello from Barnraise", "This is a test.", "", self.body)
+        url = f"{settings.SITE_URL}{about.url}" if about.url else ""
+        return CallContent(about.title, about.text, url, self.body)
 
     @property
     def lease_name(self) -> str | None:

@@ -17,6 +17,10 @@ class NotificationType(TextChoices):
     RUN_STALLED = "run.stalled", "A run of yours stalled: no machine reports"
     RUN_SUSPENDED = "run.suspended", "A run of yours grew faster than its machines can train"
     RUN_FINISHED = "run.finished", "A run of yours or of your machines ended"
+    RUN_DIVERGED = "run.diverged", "A machine of a run of yours gets losses that are not finite"
+    RUN_RISING = "run.rising", "The validation loss of a run of yours rose three times in a row"
+    RUN_BUDGET = "run.budget", "A run of yours has spent 90 % of its budget"
+    MACHINE_SLOW = "machine.slow", "One of your machines trains at less than half its usual speed"
     TICKET_REFUSED = "ticket.refused", "A run refused one of your machines"
 
 

@@ -8,7 +8,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import logging
 import time
 from datetime import UTC, datetime, timedelta
@@ -31,6 +30,7 @@ from coordinator.lib import safe_http
 from coordinator.lib.valkey import valkey_client
 from coordinator.notify.detectors import detect_all
 from coordinator.notify.models import Delivery, Notification, next_attempt
+from coordinator.notify.webhook_formats import render_call
 from coordinator.replication import leases
 from coordinator.replication.lease_election import LeaseDecision
 
@@ -173,8 +173,8 @@ async def _call_all(deliveries: list[Delivery]) -> list[tuple[bool, str]]:
 async def call_webhook(delivery: Delivery) -> tuple[bool, str]:
     """Make one call; return (whether it was answered with a 2xx, the status or the error)."""
     webhook = delivery.webhook
-    body = json.dumps(delivery.body, separators=(",", ":")).encode()
-    headers = signature_headers(webhook.secret, delivery.message_id, body)
+    body, headers = render_call(webhook.format, delivery.content)
+    headers |= signature_headers(webhook.secret, delivery.message_id, body)
     try:
         status = await safe_http.post(webhook.url, body, headers)
         return 200 <= status < 300, str(status)
@@ -199,7 +199,6 @@ def signature_headers(
     key = base64.b64decode(secret.removeprefix("whsec_"))
     mac = hmac.new(key, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
     return {
-        "Content-Type": "application/json",
         "User-Agent": "Barnraise",
         "webhook-id": message_id,
         "webhook-timestamp": timestamp,

@@ -58,6 +58,7 @@ LATEST = (
     "activity",
     "incarnation",
     "step",
+    "abandoned_steps",
     "tokens",
     "ledger_tokens",
     "rate",

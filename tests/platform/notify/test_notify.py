@@ -190,7 +190,7 @@ def test_sweep_without_news_needs_few_queries(
     for n in range(2, 30):
         volunteer(person(f"{n}@example.org"), n).join(run)
     assert tasks.sweep() == 29
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(14):
         assert tasks.sweep() == 0
 
 

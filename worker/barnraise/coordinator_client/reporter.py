@@ -70,6 +70,7 @@ class WorkerFigures:
     incarnation: str = "0" * 16
     addresses: tuple[str, ...] = ()
     step: int = 0
+    abandoned_steps: int = 0
     tokens: int = 0
     ledger_tokens: int = 0
     rate: float = 0.0

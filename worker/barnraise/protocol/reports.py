@@ -165,6 +165,7 @@ class Report(Message):
     incarnation: Incarnation
     addresses: list[Address] = Field(max_length=8)
     step: Count
+    abandoned_steps: Count = 0  # of this process: loss or gradient not finite
     tokens: Count  # total published by this machine
     ledger_tokens: Count  # total published by all machines, as far as this one knows
     rate: Rate  # tokens/s

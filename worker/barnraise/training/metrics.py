@@ -38,6 +38,7 @@ class TrainingMetrics:
         activity: what the worker does now.
         reason: why it waits, for its owner; "" while it does not.
         step: number of steps taken, abandoned ones included: the position in the data.
+        abandoned_steps: those of this process whose loss or gradient was not finite.
         tokens_per_second: by the wall clock, including exchange and evaluation; 0 while idle.
         loss: of the last step.
         learning_rate: of the last step.
@@ -53,6 +54,7 @@ class TrainingMetrics:
         self.activity = Activity.JOINING
         self.reason = ""
         self.step = 0
+        self.abandoned_steps = 0
         self.tokens_per_second = 0.0
         self.loss: float | None = None
         self.learning_rate: float | None = None
@@ -88,6 +90,7 @@ class TrainingMetrics:
         self.step += 1
         self.learning_rate = learning_rate
         if stats.abandoned:
+            self.abandoned_steps += 1
             log.warning(
                 "step %d gave a loss or a gradient that is not finite: its round is dropped",
                 self.step,
@@ -195,6 +198,7 @@ class TrainingMetrics:
             tokens=sum(head.total for head in own_heads),
             ledger_tokens=anchor.tokens,
             rate=self.tokens_per_second,
+            abandoned_steps=self.abandoned_steps,
             updates_sent=sum(head.seq for head in own_heads),
             updates_received=sum(head.seq for head in other_heads),
             peers=stats.peers,

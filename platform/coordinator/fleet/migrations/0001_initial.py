@@ -108,6 +108,7 @@ class Migration(migrations.Migration):
                 ("ticket_expires", models.DateTimeField(null=True)),
                 ("max_tokens_per_second", models.BigIntegerField(default=0)),
                 ("step", models.BigIntegerField(default=0)),
+                ("abandoned_steps", models.BigIntegerField(db_default=0, default=0)),
                 ("tokens", models.BigIntegerField(default=0)),
                 ("ledger_tokens", models.BigIntegerField(default=0)),
                 ("rate", models.FloatField(default=0)),

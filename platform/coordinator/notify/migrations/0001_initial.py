@@ -36,6 +36,19 @@ class Migration(migrations.Migration):
                                 "A run of yours grew faster than its machines can train",
                             ),
                             ("run.finished", "A run of yours or of your machines ended"),
+                            (
+                                "run.diverged",
+                                "A machine of a run of yours gets losses that are not finite",
+                            ),
+                            (
+                                "run.rising",
+                                "The validation loss of a run of yours rose three times in a row",
+                            ),
+                            ("run.budget", "A run of yours has spent 90 % of its budget"),
+                            (
+                                "machine.slow",
+                                "One of your machines trains at less than half its usual speed",
+                            ),
                             ("ticket.refused", "A run refused one of your machines"),
                         ],
                         max_length=20,
@@ -85,6 +98,19 @@ class Migration(migrations.Migration):
                                 "A run of yours grew faster than its machines can train",
                             ),
                             ("run.finished", "A run of yours or of your machines ended"),
+                            (
+                                "run.diverged",
+                                "A machine of a run of yours gets losses that are not finite",
+                            ),
+                            (
+                                "run.rising",
+                                "The validation loss of a run of yours rose three times in a row",
+                            ),
+                            ("run.budget", "A run of yours has spent 90 % of its budget"),
+                            (
+                                "machine.slow",
+                                "One of your machines trains at less than half its usual speed",
+                            ),
                             ("ticket.refused", "A run refused one of your machines"),
                         ],
                         max_length=20,
@@ -114,6 +140,20 @@ class Migration(migrations.Migration):
                 ("url", models.CharField(max_length=500)),
                 ("secret", models.CharField(max_length=60)),
                 ("kinds", models.JSONField(default=list)),
+                (
+                    "format",
+                    models.CharField(
+                        choices=[
+                            ("standard", "JSON, signed"),
+                            ("slack", "Slack"),
+                            ("discord", "Discord"),
+                            ("matrix", "Matrix (hookshot)"),
+                            ("ntfy", "ntfy"),
+                        ],
+                        default="standard",
+                        max_length=10,
+                    ),
+                ),
                 ("active", models.BooleanField(default=True)),
                 ("failures", models.PositiveIntegerField(default=0)),
                 ("last_answer", models.CharField(blank=True, max_length=200)),

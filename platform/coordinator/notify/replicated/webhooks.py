@@ -4,6 +4,7 @@ A webhook's URL and secret are private data. Every mirror can make its calls, an
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -35,6 +36,7 @@ class WebhookDetails(Message):
     url: str = Field(max_length=500)
     secret: str = Field(pattern=r"^whsec_[0-9A-Za-z+/]{20,50}={0,2}$", max_length=60)
     kinds: list[str] = Field(max_length=50)
+    format: Literal["standard", "slack", "discord", "matrix", "ntfy"] = "standard"
 
 
 class RemoveWebhook(Message):

@@ -1,0 +1,111 @@
+"""Test the conditions that an owner is alerted of."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from barnraise.protocol import reports
+from coordinator.fleet.models import Membership
+from coordinator.notify.alerts import detect_alerts, has_risen
+from coordinator.notify.notification_types import NotificationDraft
+from coordinator.runs.models import Run
+from coordinator.telemetry.models import LossPoint, Rollup
+from coordinator.telemetry.rollup import drain_queue
+
+pytestmark = pytest.mark.django_db
+
+
+def detect() -> dict[str, NotificationDraft]:
+    return {draft.kind.value: draft for draft in detect_alerts(timezone.now())}
+
+
+@pytest.mark.parametrize(
+    ("losses", "risen"),
+    [
+        ([3.0, 3.1, 3.2, 3.3], True),
+        ([9.0, 3.0, 3.1, 3.2, 3.3], True),
+        ([3.1, 3.2, 3.3], False),
+        ([3.0, 3.1, 3.1, 3.3], False),
+        ([], False),
+    ],
+)
+def test_has_risen_needs_three_rises_in_a_row(losses, risen):
+    assert has_risen(losses) is risen
+
+
+def test_rising_validation_loss_alerts_the_owner_once(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
+    for seq, loss in enumerate((4.0, 3.0, 3.1, 3.2), 1):
+        point = reports.MeasuredLoss(kind="validation", tokens=1000 * seq, loss=loss)
+        ada.report(run, numbered_report(seq, points=[point]))
+    drain_queue()
+    assert detect() == {}
+    point = reports.MeasuredLoss(kind="validation", tokens=5_000, loss=3.3)
+    ada.report(run, numbered_report(5, points=[point]))
+    drain_queue()
+    draft = detect()["run.rising"]
+    assert draft.person == run.owner and "from 3.000 to 3.300" in draft.text
+    assert detect()["run.rising"].key == draft.key
+    assert LossPoint.objects.count() == 5
+
+
+def test_spent_budget_alerts_the_owner_and_again_after_an_extension(person, launched_run):
+    run, _ = launched_run(person())
+    run.record_ledger_tokens(89_000)
+    assert detect() == {}
+    run.record_ledger_tokens(90_000)
+    draft = detect()["run.budget"]
+    assert draft.title == "A run has spent 90% of its budget"
+    run.extend(100_000)
+    assert detect() == {}
+    run.record_ledger_tokens(190_000)
+    assert detect()["run.budget"].key != draft.key
+
+
+def test_steps_without_a_finite_loss_alert_the_owner(
+    person, launched_run, volunteer, numbered_report
+):
+    run, _ = launched_run(person())
+    bob = volunteer(person("bob@example.org", name="Bob"), 2)
+    bob.join(run)
+    bob.report(run, numbered_report(1, abandoned_steps=7))
+    drain_queue()
+    draft = detect()["run.diverged"]
+    assert draft.person == run.owner and "pc-2 of Bob has dropped 7 steps" in draft.text
+
+
+def test_machine_at_half_its_usual_speed_alerts_its_owner(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1))
+    drain_queue()
+    Rollup.objects.all().delete()
+    member = Membership.objects.get(run=run)
+    now = time.time()
+
+    def add_rollup(width: int, seconds_ago: float, rate: float) -> None:
+        bucket = int(now - seconds_ago) // width * width
+        Rollup.objects.create(
+            membership=member, width=width, bucket=bucket, reports=10, rate_sum=10 * rate
+        )
+
+    for hour in (2, 3):
+        add_rollup(3600, 3600 * hour, 1000.0)
+    add_rollup(60, 120, 450.0)
+    assert detect() == {}, "two hours do not make a usual speed"
+    add_rollup(3600, 3600 * 4, 1000.0)
+    draft = detect()["machine.slow"]
+    assert draft.person == ada.machine.owner and "450 tokens/s" in draft.text
+    Rollup.objects.filter(width=60).update(rate_sum=10 * 600.0)
+    assert detect() == {}
+
+
+def test_runs_that_do_not_train_alert_nobody(person, launched_run):
+    run, _ = launched_run(person())
+    run.record_ledger_tokens(95_000)
+    Membership.objects.update(last_seen=timezone.now() - timedelta(minutes=6))
+    assert detect() == {}
+    Membership.objects.update(last_seen=timezone.now())
+    Run.objects.update(status="paused")
+    assert detect() == {}
