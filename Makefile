@@ -6,9 +6,9 @@ TOKENS ?=
 MIRRORS ?=
 QUICK ?=
 
-.PHONY: setup demo test test-fast test-all audit bench-swap bench-gpu bench-site bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
+.PHONY: setup wheel demo test test-fast test-all audit bench-swap bench-gpu bench-site bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
 
-setup: .venv/.installed frontend/dist/.built
+setup: .venv/.installed frontend/dist/.built build/wheel/.built
 
 .venv/.installed: requirements.txt worker/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "Barnraise needs Python 3.11; name yours with: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -21,6 +21,13 @@ FRONTEND := $(shell find frontend -type f -not -path '*/node_modules/*' -not -pa
 
 frontend/dist/.built: .venv/.installed $(FRONTEND)
 	$(BIN)/python frontend/build.py
+	@touch $@
+
+# The worker as a wheel, which a site offers at /download/ with its digest.
+wheel: build/wheel/.built
+
+build/wheel/.built: .venv/.installed $(shell find worker -name '*.py' -not -path '*/build/*' 2>/dev/null) worker/pyproject.toml
+	@$(BIN)/python platform/coordinator/web/build_wheel.py
 	@touch $@
 
 # MIRRORS=3: three sites that replace each other, in a state folder of their own.

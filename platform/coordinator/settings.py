@@ -183,6 +183,7 @@ TEMPLATES = [
 # Static files: what Vite built (file names carry a hash of their own), and the admin's
 STATIC_URL = "/static/"
 DIST = ROOT / "frontend" / "dist"
+WHEEL_DIR = ROOT / "build" / "wheel"  # the worker's wheel, which /download/ offers
 STATICFILES_DIRS = [DIST] if DIST.is_dir() else []
 WHITENOISE_USE_FINDERS = True  # straight from where they are: there is nothing to collect
 WHITENOISE_IMMUTABLE_FILE_TEST = r"^/static/assets/.+-[0-9A-Za-z_-]{8}\.\w+$"

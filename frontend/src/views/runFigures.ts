@@ -28,6 +28,7 @@ const CONTROL_STATUSES: Record<string, readonly RunStatus[]> = {
   edit: ["draft"],
   pause: ["training"],
   resume: ["paused"],
+  finish: ["training", "paused"],
   cancel: ["draft", "recruiting", "training", "paused"],
 };
 const BEFORE_LAUNCH = ["launch", "edit"]; // controls that are hidden once a launch is requested

@@ -41,6 +41,14 @@ def visible_runs(request: HttpRequest) -> Any:
     return Run.objects.visible_to_machine(credential)
 
 
+def listed_runs(request: HttpRequest) -> Any:
+    """Return a queryset of the runs that a list shows to the machine or the token's owner."""
+    credential = get_credential(request)
+    if isinstance(credential, Token):
+        return Run.objects.listed_for(credential.user)
+    return visible_runs(request).listed_for(credential.owner)
+
+
 def get_visible_run(request: HttpRequest, name: str) -> Run:
     """Return a visible run by its id or slug.
 

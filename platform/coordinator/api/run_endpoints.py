@@ -18,9 +18,9 @@ from coordinator.api.lookups import (
     get_credential,
     get_owned_run,
     get_visible_run,
+    listed_runs,
     paginate,
     requesting_user,
-    visible_runs,
 )
 from coordinator.fleet.models import Membership, VerdictRecord
 from coordinator.fleet.verdicts import ExclusionRequest, RetractionRequest, resolve_author
@@ -36,7 +36,7 @@ RUNS_PAGE = 5  # a run's view with its spec may be long
 MAX_INVITATIONS = 200  # in one response
 READ = token_auth("runs:read")
 WRITE = token_auth("runs:write")
-Action = Literal["launch", "pause", "resume", "cancel", "archive", "unarchive"]
+Action = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
 
 RUN_FIELDS = (
     "id",
@@ -46,6 +46,7 @@ RUN_FIELDS = (
     "launch_requested",
     "token_budget",
     "access",
+    "visibility",
     "min_memory",
     "min_device_memory",
     "notes",
@@ -91,7 +92,7 @@ def get_me(request: HttpRequest) -> schemas.Me:
 )
 def list_runs(request: HttpRequest, after: types.Id | None = None) -> coordinator_messages.RunPage:
     """List the active runs that you or the machine can see, the newest first, five per page."""
-    runs = visible_runs(request).listed().exclude(status__in=["finished", "cancelled"])
+    runs = listed_runs(request).exclude(status__in=["finished", "cancelled"])
     if after:
         runs = runs.filter(pk__lt=after)
     page, following = paginate(runs.order_by("-pk"), lambda run: run.pk, RUNS_PAGE)
@@ -136,7 +137,10 @@ def get_run_summary(request: HttpRequest, name: str) -> schemas.RunOut:
 
 @router.post("/runs/{name}/actions/{action}", response=responses(schemas.RunOut), auth=WRITE)
 def control_run(request: HttpRequest, name: str, action: Action) -> schemas.RunOut:
-    """Launch, pause, resume, cancel, archive or unarchive a run."""
+    """Launch, pause, resume, finish, cancel, archive or unarchive a run.
+
+    `finish` ends it before its budget is spent; its machines save and share the model.
+    """
     run = get_owned_run(request, name)
     if not getattr(run, action)(actor=requesting_user(request)):
         raise ApiError(409, f"the run {run.name} is {run.status} now, so it cannot {action}")

@@ -29,6 +29,9 @@ class TermsIn(Schema):
     """Who can join a run, the minimum hardware and the notes; fields left out keep their value."""
 
     access: Literal["anyone", "invitation"] | None = None
+    visibility: Literal["public", "unlisted", "invited"] | None = Field(
+        None, description="Who can see the run; invited: only people whose machines can join"
+    )
     min_memory: int | None = Field(
         None, ge=0, lt=1 << 50, description="Bytes of RAM a machine must have"
     )
@@ -100,6 +103,7 @@ class RunOut(Schema):
     people: int = Field(description="People who vouch for that number")
     token_budget: int
     access: str
+    visibility: str
     min_memory: int
     min_device_memory: int
     notes: str
@@ -123,6 +127,7 @@ class RunOut(Schema):
         people=3,
         token_budget=1_000_000_000,
         access="anyone",
+        visibility="public",
         min_memory=8_000_000_000,
         min_device_memory=0,
         notes="",

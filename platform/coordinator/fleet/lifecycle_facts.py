@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from barnraise.protocol.enums import Activity
-from coordinator.fleet.models import Membership, is_alive
+from coordinator.fleet.models import NEVER, Membership, is_alive
 from coordinator.fleet.people_count import RunCount, count_tokens
 from coordinator.fleet.witnesses import vouched_people
 from coordinator.runs.lifecycle import LifecycleFacts
@@ -28,6 +28,7 @@ COLUMNS = (
     "ledger_tokens",
     "activity",
     "last_seen",
+    "last_report",
     "ticket_expires",
 )
 
@@ -57,9 +58,15 @@ def _gather(run: Run) -> tuple[LifecycleFacts, RunCount]:
         launch_requested=run.launch_requested,
         manifest=run.manifest is not None,
         quorum=run.quorum,
-        # A machine without a ticket only prepares the text, or waits for the launch. Other mirrors
-        # share no tickets, and only figures of machines that train.
-        alive=len({row["machine"] for row in alive if row["ticket_expires"] or row["mirror"]}),
+        # A machine with neither a ticket nor a report has only prepared the text. Other mirrors
+        # name only machines that report.
+        alive=len(
+            {
+                row["machine"]
+                for row in alive
+                if row["mirror"] or row["ticket_expires"] or row["last_report"] > NEVER
+            }
+        ),
         ledger_tokens=count.tokens,
         token_budget=run.token_budget,
         owner_safe=not run.owner.is_active or run.owner_id in owners_with_final,

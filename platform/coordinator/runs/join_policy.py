@@ -22,6 +22,14 @@ class Access(models.TextChoices):
     TEAM = "team"
 
 
+class Visibility(models.TextChoices):
+    """Who may see a launched run."""
+
+    PUBLIC = "public"  # everybody, and it is listed
+    UNLISTED = "unlisted"  # everybody who has its address
+    INVITED = "invited"  # only people whose machines may join
+
+
 @dataclass(frozen=True)
 class JoinPolicy:
     """Who may join, with what.
@@ -32,6 +40,7 @@ class JoinPolicy:
         min_device_memory: the least GPU memory, in bytes; 0 for any.
         notes: the owner's notes, Markdown.
         team: the id of the team whose members' machines may join, where `access` is TEAM.
+        visibility: who may see the run, one of `Visibility`.
     """
 
     access: str = Access.ANYONE
@@ -39,6 +48,7 @@ class JoinPolicy:
     min_device_memory: int = 0
     notes: str = ""
     team: UUID | None = None
+    visibility: str = Visibility.PUBLIC
 
     def problems(self) -> dict[str, str]:
         """Return a sentence for each field that is not valid."""
@@ -46,6 +56,16 @@ class JoinPolicy:
         if self.access not in Access.values:
             field_problems["access"] = (
                 f"must be one of {', '.join(Access.values)}; '{str(self.access)[:40]}' is not"
+            )
+        if self.visibility not in Visibility.values:
+            field_problems["visibility"] = (
+                f"must be one of {', '.join(Visibility.values)}; "
+                f"'{str(self.visibility)[:40]}' is not"
+            )
+        elif self.visibility == Visibility.INVITED and self.access == Access.ANYONE:
+            field_problems["visibility"] = (
+                "choose invited people or a team as participants: "
+                "a run that anyone may join cannot be hidden"
             )
         if self.access == Access.TEAM and self.team is None:
             field_problems["team"] = "choose the team whose machines may join"
@@ -67,6 +87,7 @@ class JoinPolicy:
             "min_device_memory": self.min_device_memory,
             "notes": markdown.clean_markdown(self.notes),
             "team_id": self.team if self.access == Access.TEAM else None,
+            "visibility": str(self.visibility),
         }
 
 

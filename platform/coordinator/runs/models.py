@@ -25,7 +25,7 @@ from coordinator.replication import mirror_list
 from coordinator.runs import lifecycle
 from coordinator.runs.invitations import Guest as Guest
 from coordinator.runs.invitations import RunInvitation as RunInvitation
-from coordinator.runs.join_policy import OPEN_TO_ALL, Access, JoinPolicy
+from coordinator.runs.join_policy import OPEN_TO_ALL, Access, JoinPolicy, Visibility
 from coordinator.runs.lifecycle import LifecycleFacts
 from coordinator.runs.querysets import ID, RunQuerySet
 from coordinator.runs.replicated import run_events
@@ -143,6 +143,9 @@ class Run(models.Model):
     min_device_memory = models.BigIntegerField(
         "minimum GPU memory", default=0, help_text="Bytes; 0 for any."
     )
+    visibility = models.CharField(
+        "who may see it", max_length=10, choices=Visibility, default=Visibility.PUBLIC
+    )
     notes = models.TextField(blank=True)
     team = models.ForeignKey(
         "accounts.Team", null=True, on_delete=models.SET_NULL, related_name="runs"
@@ -226,14 +229,26 @@ class Run(models.Model):
     def join_policy(self) -> JoinPolicy:
         """Who may join, with what, and the notes."""
         return JoinPolicy(
-            self.access, self.min_memory, self.min_device_memory, self.notes, self.team_id
+            self.access,
+            self.min_memory,
+            self.min_device_memory,
+            self.notes,
+            self.team_id,
+            self.visibility,
         )
 
     # ---- who may do what ---------------------------------------------------------------------
 
     def may_see(self, user: Any) -> bool:
         """Return whether this person may see the run."""
-        return bool(self.spec_text) or self.may_control(user)
+        if self.is_public or self.may_control(user):
+            return True
+        return Run.objects.visible_to(user).filter(pk=self.pk).exists()
+
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody who has its address may see it."""
+        return bool(self.spec_text) and self.visibility != Visibility.INVITED
 
     def may_control(self, user: Any) -> bool:
         """Return whether this person may edit, launch, pause, resume or cancel it."""

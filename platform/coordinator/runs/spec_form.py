@@ -21,7 +21,7 @@ TOP_FIELDS = ("seed", "max_tokens_per_update", "verdict_horizon")
 LINES = "lines"  # the type of a field with a text on each line
 BUDGET = "recipe.token_budget"
 # "500M" and "0.5B" are tokens, "20x" are tokens for each parameter of the model.
-BUDGET_FORM = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmbt]|x)", re.I)
+BUDGET_FORM = re.compile(r"([0-9]{0,15}\.?[0-9]{1,15})\s*([kmbt]|x)", re.I)
 BUDGET_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text"}
 
@@ -134,6 +134,8 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
                 values[part][key] = _parse_value(value, type_)
             except (ValueError, OverflowError, TypeError):
                 label = TYPE_LABELS.get(type_, "a list of texts")
+                if name == BUDGET:
+                    label = "tokens, such as 500M, or tokens for each parameter, such as 20x"
                 field_problems[name] = f"must be {label}, not '{str(value)[:40]}'"
     return values, field_problems
 

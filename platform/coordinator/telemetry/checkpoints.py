@@ -201,6 +201,7 @@ class CheckpointRow:
         people: how many people vouch for it.
         holders: names of the machines, those that are alive first.
         alive: how many of them are alive.
+        serving: how many of those have no newer weights: they can send these now.
         confirmed: two people report it, and more than half of those who report weights of the same
             updates.
         disputed: two people report other weights of the same updates.
@@ -213,6 +214,7 @@ class CheckpointRow:
     alive: int
     confirmed: bool
     disputed: bool
+    serving: int = 0
 
 
 def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow]:
@@ -228,9 +230,12 @@ def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow
     for holder in holders:
         machines[holder.checkpoint_id].append(holder.machine)
     votes = _count_votes(run, {checkpoint.vector for checkpoint in checkpoints})
+    has_newer: set[object] = set()  # machines that hold a checkpoint of an earlier line
     rows = []
     for checkpoint in checkpoints:
         alive_first = sorted(machines[checkpoint.pk], key=lambda machine: machine.pk not in alive)
+        serving = {machine.pk for machine in alive_first} & alive - has_newer
+        has_newer |= {machine.pk for machine in alive_first}
         vote = votes.get(checkpoint.vector, {}).get(checkpoint.digest, NO_VOTE)
         rows.append(
             CheckpointRow(
@@ -241,6 +246,7 @@ def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow
                 alive=sum(machine.pk in alive for machine in alive_first),
                 confirmed=vote.confirmed,
                 disputed=vote.disputed,
+                serving=len(serving),
             )
         )
     return rows

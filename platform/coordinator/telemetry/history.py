@@ -6,13 +6,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import Max
+from django.db.models import Avg, Max
 
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.fleet.token_limits import volunteer_rate
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS
+from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS, LossPoint
 
 MAX_POINTS = 600  # of a curve
 MAX_MACHINE_POINTS = 200  # of one machine's curve
@@ -46,6 +46,16 @@ def load_history(run: Run) -> dict[str, list[list[float]]]:
         "gradient_norm": [[tokens, norm] for tokens, *_, norm in train if norm is not None],
         **_timelines(run),
     }
+
+
+def load_validation_losses(run: Run) -> list[tuple[int, float]]:
+    """Load the validation losses as (ledger tokens, nats per token): the means of all machines."""
+    means = (
+        LossPoint.objects.filter(membership__run=run, kind="validation")
+        .values_list("tokens")
+        .annotate(mean=Avg("loss"))
+    )
+    return list(means)
 
 
 def load_machine_curves(run: Run) -> list[dict[str, Any]]:

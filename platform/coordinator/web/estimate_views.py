@@ -1,5 +1,7 @@
 """Estimates as htmx fragments: for the form of a run, and for people who may join one."""
 
+from dataclasses import dataclass
+
 from django.contrib.auth.decorators import login_required
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -8,6 +10,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.exchange.pacing.lines import LINES
 from barnraise.planning.hardware import Hardware
+from barnraise.spec import RunSpec
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.join import join_refusal, memory_shortfall
@@ -16,9 +19,12 @@ from coordinator.runs.estimate import MachineEstimate, download_seconds, estimat
 from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.web.forms import RunForm
-from coordinator.web.run_views import get_visible_run
+from coordinator.web.run_views import get_visible_run, parse_uuid
+from coordinator.web.text_facts import TextFacts, read_text_facts
+from coordinator.web.text_size import text_size
 
 MAX_OWN_MACHINES = 4  # the last seen ones
+USUAL_MACHINE = "12 GB GPU"
 
 
 @login_required
@@ -31,6 +37,7 @@ def estimate_draft(request: AuthenticatedRequest) -> HttpResponse:
     if spec is None:
         return render(request, "parts/estimate.html", {"problems": len(form.errors)})
     volunteers = form.volunteers()
+    typical = estimate(spec, list(REFERENCE_MACHINES), volunteers)
     own = [(machine.name, measured_hardware(machine)) for machine in latest_machines(request)]
     measured = [(name, hardware) for name, hardware in own if hardware]
     context = {
@@ -39,13 +46,44 @@ def estimate_draft(request: AuthenticatedRequest) -> HttpResponse:
         "tokens_per_parameter": spec.recipe.token_budget / spec.model.parameters,
         "groups": [
             ("Your machines", estimate(spec, measured, volunteers)),
-            ("Typical machines", estimate(spec, list(REFERENCE_MACHINES), volunteers)),
+            ("Typical machines", typical),
         ],
+        "headline": headline(typical),
+        "text_size": text_size(spec, _prepared_text(request, spec)),
         "unmeasured": [name for name, hardware in own if not hardware],
         "volunteers": volunteers,
         "download": [(line, download_seconds(spec, line)) for line in LINES],
     }
     return render(request, "parts/estimate.html", context)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The time of the whole run with one kind of machine, on a home line."""
+
+    name: str
+    seconds: float
+
+
+def headline(typical: list[MachineEstimate]) -> Headline | None:
+    """Choose the kind of machine for the first sentence: the usual one, or the least that fits.
+
+    Args:
+        typical: the estimates for the reference machines, in their order.
+    """
+    fitting = [machine for machine in typical if machine.run_times]
+    usual = next((machine for machine in fitting if machine.name == USUAL_MACHINE), None)
+    chosen = usual or (fitting[0] if fitting else None)
+    return Headline(chosen.name, chosen.run_times[0].seconds) if chosen else None
+
+
+def _prepared_text(request: AuthenticatedRequest, spec: RunSpec) -> TextFacts | None:
+    """Return the figures of the edited draft's text, if its preparation still fits the form."""
+    pk = parse_uuid(request.POST.get("draft", ""))
+    run = Run.objects.filter(pk=pk, owner=request.user).first() if pk else None
+    if run is None or run.draft_spec.text != spec.text:
+        return None
+    return read_text_facts(run)
 
 
 @require_safe

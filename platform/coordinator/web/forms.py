@@ -22,7 +22,7 @@ from coordinator.accounts.models import User
 from coordinator.lib.exceptions import UserError
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import NewRun, Run
-from coordinator.runs.spec_form import OFFERED, spec_from_fields
+from coordinator.runs.spec_form import OFFERED, parse_budget, spec_from_fields
 from coordinator.web.run_form_fields import (
     ADVANCED,
     BASIC_FIELDS,
@@ -117,6 +117,7 @@ class ProblemForm(forms.Form):
             min_device_memory=self.parse_memory("min_device_memory"),
             notes=values.get("notes") or "",
             team=UUID(values["team"]) if values.get("team") else None,
+            visibility=values.get("visibility") or "public",
         )
 
 
@@ -146,7 +147,7 @@ class ExtendForm(ProblemForm):
 
     tokens = number_field(
         "Additional tokens",
-        "Possible until the budget is spent; after that, copy the run.",
+        "Such as 500M. Possible until the budget is spent; after that, copy the run.",
         "",
     )
 
@@ -157,7 +158,8 @@ class ExtendForm(ProblemForm):
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""
         cleaned = super().clean()
-        tokens = self.parse_number("tokens", 0)
+        budget = parse_budget(cleaned.get("tokens") or "")
+        tokens = budget if isinstance(budget, int) else self.parse_number("tokens", 0)
         cleaned["tokens"] = tokens
         problem = self.run.extension_problem(tokens)
         if problem and not self.has_error("tokens"):
@@ -198,7 +200,8 @@ class RunForm(ProblemForm):
         super().__init__(*args, **kwargs)
         self.fields["recipe.token_budget"] = number_field(
             "Token budget",
-            "Training ends after this many tokens, all machines together.",
+            "Training ends after this many tokens, all machines together. 500M, 0.5B and 20x "
+            "(tokens for each parameter) work too.",
             DEFAULT_BUDGET,
         )
         self.fields.update(start_fields(owner, run))
@@ -335,6 +338,7 @@ def terms_as_typed(terms: JoinPolicy) -> dict[str, str]:
     return {
         "access": terms.access,
         "team": str(terms.team or ""),
+        "visibility": terms.visibility,
         "notes": terms.notes,
         **{name: f"{size / 1e9:.10g}" if size else "" for name, size in sizes.items()},
     }

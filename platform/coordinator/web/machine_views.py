@@ -121,5 +121,5 @@ def decide_enrolment(request: AuthenticatedRequest, code: str) -> HttpResponse:
     about = coordinator_messages.MachineDescription.model_validate(enrolment.about)
     context = {"enrolment": enrolment, "about": about, "refusal": refusal, "runs": []}
     if enrolment.status == "approved" and not refusal:
-        context["runs"] = Run.objects.visible_to(request.user).filter(status__in=UNFINISHED)[:3]
+        context["runs"] = Run.objects.listed_for(request.user).filter(status__in=UNFINISHED)[:3]
     return render(request, "enrol.html", context, status=409 if refusal else 200)

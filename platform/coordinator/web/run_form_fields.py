@@ -6,7 +6,7 @@ from django import forms
 
 from barnraise.spec import AUTO, SCHEDULES, STRATEGIES
 from coordinator.accounts.models import User
-from coordinator.runs.join_policy import Access
+from coordinator.runs.join_policy import Access, Visibility
 
 SOURCE_LABELS = {
     "stdlib": "Python's standard library (about 12 MB of source code)",
@@ -33,6 +33,15 @@ ACCESS_LABELS = {
     Access.INVITATION: "People I invite by link",
     Access.TEAM: "One of my teams",
 }
+VISIBILITY_LABELS = {
+    Visibility.PUBLIC: "Public",
+    Visibility.UNLISTED: "Unlisted",
+    Visibility.INVITED: "Participants only",
+}
+VISIBILITY_HELP = (
+    "Unlisted: everyone with the address sees it, and no list shows it. "
+    "Participants only: you, the people you invite or the team."
+)
 STRATEGY_LABELS = {
     "streams": "Streams: fixed settings, rounds end by the clock, published in parts",
     "windows": "Windows: fixed settings, rounds end by the clock",
@@ -104,7 +113,7 @@ RUN_FIELDS: dict[str, int | float] = {
 BASIC_FIELDS = (
     *("recipe.token_budget", "text.source", "text.places", "text.tokenizer", "prompts"),
 )
-TERMS_FIELDS = ("access", "team", "min_memory", "min_device_memory", "notes")
+TERMS_FIELDS = ("access", "team", "visibility", "min_memory", "min_device_memory", "notes")
 NON_SPEC_FIELDS = (
     *("name", "preset", "volunteers", "start.kind", "start.checkpoint", "start.model"),
     *(*RUN_FIELDS, *TERMS_FIELDS),
@@ -164,6 +173,8 @@ def terms_fields(owner: User | None) -> dict[str, forms.Field]:
         fields["team"] = forms.ChoiceField(
             required=False, choices=[("", "–"), *teams], label="Team"
         )
+    visibility_labels = {str(value): label for value, label in VISIBILITY_LABELS.items()}
+    fields["visibility"] = choice_field("Visibility", visibility_labels, VISIBILITY_HELP)
     fields["min_memory"] = number_field("Minimum RAM (GB)", "Leave empty for any.", "")
     fields["min_device_memory"] = number_field(
         "Minimum GPU memory (GB)", "Leave empty if no GPU is needed.", ""

@@ -16,7 +16,7 @@ from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
 from coordinator.web.forms import ExtendForm, TermsForm
-from coordinator.web.run_views import ORGANISERS, get_owned_run, get_visible_run
+from coordinator.web.run_views import ORGANISERS, get_owned_run, get_visible_run, site_url
 from coordinator.web.verdict_form import ExcludeForm, RunVerdictForm
 
 
@@ -153,4 +153,5 @@ def accept_invitation(request: AuthenticatedRequest, slug: str, token: str) -> H
             messages.success(request, f"Your machines can join {run.name}.")
             return redirect(run if run.may_see(request.user) else "runs")
         messages.error(request, "This link was used too many times: ask the owner for another.")
-    return render(request, "run_invitation.html", {"run": run, "invitation": invitation})
+    context = {"run": run, "invitation": invitation, "site": site_url(request)}
+    return render(request, "run_invitation.html", context)

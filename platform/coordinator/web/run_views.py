@@ -8,7 +8,6 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -24,9 +23,12 @@ from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.runs import markdown
 from coordinator.runs.models import Run
-from coordinator.telemetry import checkpoints, samples
+from coordinator.telemetry import samples
+from coordinator.web import owner_checklist
 from coordinator.web.forms import RunForm
+from coordinator.web.model_card import load_model_card
 from coordinator.web.text_facts import read_text_facts
+from coordinator.web.text_size import text_size
 
 PAGE_SIZE = 50  # runs on one page
 MAX_FINISHED = 10  # finished runs on the first page, after the active ones
@@ -34,6 +36,7 @@ CONTROLS = {
     "launch": "Launched. Training starts once one of your machines has prepared the text.",
     "pause": "Paused. Machines keep their state and wait.",
     "resume": "Resumed.",
+    "finish": "Finished. Machines save the model they have now, and share it.",
     "cancel": "Cancelled.",
     "archive": "Archived: the run is no longer listed and stays at this address.",
     "unarchive": "Unarchived: the run is listed again.",
@@ -49,10 +52,9 @@ UNFINISHED = [
 @require_safe
 def show_home(request: HttpRequest) -> HttpResponse:
     """Show the home page with some active runs."""
-    visible = (
-        Run.objects.visible_to(request.user).filter(status__in=UNFINISHED).select_related("owner")
-    )
-    return render(request, "home.html", {"runs": visible[:6], "site": site_url(request)})
+    listed = Run.objects.listed_for(request.user).filter(status__in=UNFINISHED)
+    context = {"runs": listed.select_related("owner")[:6], "site": site_url(request)}
+    return render(request, "home.html", context)
 
 
 @require_safe
@@ -63,7 +65,7 @@ def list_runs(request: HttpRequest) -> HttpResponse:
     """
     only_finished = "finished" in request.GET
     before = parse_uuid(request.GET.get("before", ""))
-    runs = Run.objects.visible_to(request.user).listed().select_related("owner").order_by("-pk")
+    runs = Run.objects.listed_for(request.user).select_related("owner").order_by("-pk")
     active = runs.filter(status__in=UNFINISHED)
     finished = runs.exclude(status__in=UNFINISHED)
 
@@ -122,7 +124,7 @@ def show_run(request: HttpRequest, slug: str) -> HttpResponse:
     """Show a run's page; its script then follows the run live."""
     run = get_visible_run(request, slug)
     mirrors = mirror_sites()
-    is_public = run.may_see(AnonymousUser())
+    is_public = run.is_public
     response = render(request, "run.html", _run_context(request, run, mirrors, is_public))
     if is_public:  # another run takes a session, which the other mirrors do not share
         sources = [source for site in mirrors if not site.is_own for source in site.allowed_sources]
@@ -140,11 +142,18 @@ def _run_context(
     may_control = run.may_control(request.user)
     text = read_text_facts(run)
     is_of_bytes = spec.text.tokenizer == "bytes"
+    is_owner = isinstance(request.user, User) and request.user.pk == run.owner_id
+    own_machines = count_machines(request)
+    has_checklist = is_owner and owner_checklist.is_shown(run)
     return {
         "run": run,
         "spec": spec,
         "text": text,
         "tokens_per_byte": 1.0 if is_of_bytes else text and text.tokens_per_byte,
+        "text_size": text_size(spec, text),
+        "parent": run.parent if run.parent and run.parent.may_see(request.user) else None,
+        "has_checklist": has_checklist,
+        **(checklist_context(request, run, own_machines) if has_checklist else {}),
         "snapshot": snapshot,
         "share": min(1.0, share),
         "suspended": reports_suspension(
@@ -162,7 +171,7 @@ def _run_context(
             key=lambda machine: (machine["person"], machine["name"], machine["id"]),
         ),
         "may_control": may_control,
-        "checkpoints": checkpoints.list_checkpoint_rows(run),
+        "model": load_model_card(run),
         "samples": samples.list_sample_groups(run),
         "notes": markdown.render_html(run.notes),
         "refusal": join_problem(request, run),
@@ -171,9 +180,21 @@ def _run_context(
         "mirrors": json.dumps([site.page_data(f"/runs/{run.pk}/") for site in mirrors]),
         "has_failover": is_public,
         "unconfirmed_machines": unconfirmed_machines(request, run),
-        "has_machine": isinstance(request.user, User)
-        and request.user.machines.filter(revoked=None).exists(),
+        "has_machine": own_machines > 0,
     }
+
+
+def count_machines(request: HttpRequest) -> int:
+    """Count the visitor's machines, without revoked ones."""
+    if not isinstance(request.user, User):
+        return 0
+    return request.user.machines.filter(revoked=None).count()
+
+
+def checklist_context(request: HttpRequest, run: Run, machines: int) -> dict[str, Any]:
+    """Return what the owner's checklist shows."""
+    context = owner_checklist.checklist_context(run, site_url(request), machines)
+    return {**context, "unconfirmed_machines": unconfirmed_machines(request, run)}
 
 
 def unconfirmed_machines(request: HttpRequest, run: Run) -> list[Machine]:
@@ -197,16 +218,25 @@ def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
     run = get_visible_run(request, slug)
     context = {
         "run": run,
-        "checkpoints": checkpoints.list_checkpoint_rows(run),
+        "model": load_model_card(run),
         "samples": samples.list_sample_groups(run),
     }
     return render(request, "parts/checkpoints.html", context)
 
 
 @login_required
+@require_safe
+def show_checklist(request: AuthenticatedRequest, slug: str) -> HttpResponse:
+    """Render the owner's checklist alone, for htmx."""
+    run = get_owned_run(request, slug)
+    context = checklist_context(request, run, count_machines(request))
+    return render(request, "parts/checklist.html", context)
+
+
+@login_required
 @require_POST
 def control_run(request: AuthenticatedRequest, slug: str, action: str) -> HttpResponse:
-    """Launch, pause, resume, cancel, archive or unarchive a run."""
+    """Launch, pause, resume, finish, cancel, archive or unarchive a run."""
     run = get_owned_run(request, slug)
     if action not in CONTROLS:
         raise Http404

@@ -114,7 +114,7 @@ def read_start(values: Mapping[str, Any], owner: User | None) -> ChosenStart:
 
 def _list_checkpoints(owner: User) -> list[Checkpoint]:
     """List the newest checkpoint of each launched run that a person can see, by one query."""
-    visible = Run.objects.visible_to(owner).exclude(spec_text="")
+    visible = Run.objects.listed_for(owner).exclude(spec_text="")
     newest = (
         Checkpoint.objects.filter(run__in=visible)
         .select_related("run")

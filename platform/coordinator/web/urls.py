@@ -5,6 +5,7 @@ from django.urls import path
 from coordinator.web import (
     account_views,
     credit_views,
+    download_views,
     estimate_views,
     machine_views,
     mirror_views,
@@ -22,6 +23,9 @@ urlpatterns = [
     path("runs/new/", run_views.create_run, name="run_new"),
     path("runs/estimate/", estimate_views.estimate_draft, name="run_estimate"),
     path("runs/<str:slug>/", run_views.show_run, name="run"),
+    path("download/", download_views.show_downloads, name="downloads"),
+    path("download/<str:name>", download_views.send_wheel, name="download"),
+    path("runs/<str:slug>/checklist/", run_views.show_checklist, name="run_checklist"),
     path("runs/<str:slug>/checkpoints/", run_views.show_checkpoints, name="run_checkpoints"),
     path("runs/<str:slug>/fits/", estimate_views.show_fit, name="run_fits"),
     path("runs/<str:slug>/edit/", run_views.edit_run, name="run_edit"),

@@ -146,6 +146,7 @@ def test_form_estimates_typical_and_own_machines(
     HardwareMeasurement.record(volunteer(person("bob@example.org"), 3).machine, golden_hardware)
     html = request_estimate(ada, preset="gpt2-1.5b", volunteers="25")
     assert all(name in html for name in ("8 GB laptop", "12 GB GPU", "24 GB GPU", "pc-1"))
+    assert "With 25 machines (12 GB GPU each) on home lines" in html
     assert "25 of these, 15 Mb/s up, 112 down" in html and "25 of these, 100 Mb/s" in html
     assert "tokens/s" in html
     assert "pc-2: not measured yet" in html and "pc-3" not in html

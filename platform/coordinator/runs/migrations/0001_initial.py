@@ -116,6 +116,19 @@ class Migration(migrations.Migration):
                         default=0, help_text="Bytes; 0 for any.", verbose_name="minimum GPU memory"
                     ),
                 ),
+                (
+                    "visibility",
+                    models.CharField(
+                        choices=[
+                            ("public", "Public"),
+                            ("unlisted", "Unlisted"),
+                            ("invited", "Invited"),
+                        ],
+                        default="public",
+                        max_length=10,
+                        verbose_name="who may see it",
+                    ),
+                ),
                 ("notes", models.TextField(blank=True)),
                 (
                     "owner",

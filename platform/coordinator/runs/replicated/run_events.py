@@ -98,6 +98,7 @@ def join_policy_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
     return {
         "version": state.get("terms", {}).get("version", -1) + 1,
         "access": run.access,
+        "visibility": run.visibility,
         "min_memory": run.min_memory,
         "min_device_memory": run.min_device_memory,
         "team": run.team_id and str(run.team_id),

@@ -62,6 +62,7 @@ class RunJoinPolicyChanged(Message):
 
     version: int = Field(ge=0, lt=1 << 31)
     access: Literal["anyone", "invitation", "team"] = "anyone"
+    visibility: Literal["public", "unlisted", "invited"] = "public"
     min_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
     min_device_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
     team: Id | None = None
@@ -294,6 +295,7 @@ def _columns(state: State, content: dict[str, Any], missing: list[str]) -> dict[
         "extra_tokens": state["extra"],
         "parent_id": _existing_or_none(missing, "run", Run, state["parent"]),
         "access": policy["access"],
+        "visibility": policy["visibility"],
         "min_memory": policy["min_memory"],
         "min_device_memory": policy["min_device_memory"],
         "team_id": _existing_or_none(missing, "team", Team, team),

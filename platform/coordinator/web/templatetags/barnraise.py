@@ -10,6 +10,7 @@ from typing import Any
 from django import template
 from django.conf import settings
 from django.templatetags.static import static
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -18,7 +19,7 @@ from django.utils.timesince import timesince
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.replication import mirror_list
-from coordinator.web import svg_art
+from coordinator.web import install_lines, svg_art, worker_wheel
 from coordinator.web.run_form_fields import CODEC_LABELS
 
 register = template.Library()
@@ -64,6 +65,24 @@ def frontend_assets() -> SafeString:
         format_html_join("", '<link rel="stylesheet" href="{}">', styles),
         static(entry["file"]),
     )
+
+
+@register.inclusion_tag("parts/install.html", takes_context=True)
+def install_block(context: dict[str, Any]) -> dict[str, Any]:
+    """Show how to install the worker, for the visitor's system first."""
+    request = context["request"]
+    wheel = worker_wheel.find_wheel()
+    if wheel is None:
+        return {"wheel": None}
+    path = reverse("download", args=[wheel.name])
+    return {
+        "wheel": wheel,
+        "systems": install_lines.SYSTEMS.items(),
+        "hardware": install_lines.HARDWARE.items(),
+        "system": install_lines.detect_system(request.headers.get("User-Agent", "")),
+        "choices": install_lines.install_choices(request.build_absolute_uri(path)),
+        "unsupported": install_lines.UNSUPPORTED,
+    }
 
 
 @register.simple_tag

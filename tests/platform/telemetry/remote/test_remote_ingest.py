@@ -276,6 +276,7 @@ def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manife
     run = draft(owner, quorum=2)
     ada, bob = volunteer(owner), volunteer(person("bob@example.org"), seed=2)
     ada.join(run)
+    Membership.objects.update(ticket_expires=timezone.now() + timedelta(hours=1))
     assert gather_facts(run).alive == 1
     ingest_page(
         page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, has_final_checkpoint=True)])

@@ -1,0 +1,44 @@
+"""Build the worker's wheel, which a site offers at /download/: `make wheel`.
+
+The same sources give the same bytes, so that two sites of one version offer the same digest.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKER = ROOT / "worker"
+TARGET = ROOT / "build" / "wheel"
+EPOCH = "1577836800"  # the time of every file in the wheel: 1 January 2020
+
+
+def main() -> int:
+    """Build the wheel from a copy of the sources, and replace the one of an earlier version."""
+    with tempfile.TemporaryDirectory() as scratch:
+        sources = Path(scratch) / "worker"
+        ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+        shutil.copytree(WORKER, sources, ignore=ignored)
+        built = Path(scratch) / "built"
+        options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
+        command = (sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", built, sources)
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH}
+        if subprocess.run(command, env=environment, check=False).returncode:
+            sys.exit("the worker's wheel could not be built")
+        TARGET.mkdir(parents=True, exist_ok=True)
+        (wheel,) = built.glob("*.whl")
+        for old in TARGET.glob("*.whl"):
+            if old.name != wheel.name:
+                old.unlink()
+        unfinished = TARGET / f"{wheel.name}.new"
+        shutil.copyfile(wheel, unfinished)
+        unfinished.replace(TARGET / wheel.name)
+    sys.stdout.write(f"{TARGET / wheel.name}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

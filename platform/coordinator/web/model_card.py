@@ -1,0 +1,123 @@
+"""What a run's page says of its model: who shares it now, how to fetch it, which checkpoints count.
+
+Pure, except for `load_model_card`, which reads the checkpoints.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.runs.models import Run
+from coordinator.telemetry.checkpoints import CheckpointRow, list_checkpoint_rows
+from coordinator.telemetry.history import load_validation_losses
+
+MAX_CHECKPOINTS = 100  # the newest ones, among which a card chooses
+MAX_SHOWN = 8  # lines of the table; the others are folded
+MAX_NAMES = 5  # of machines that share the model
+BEST, LAST = "best", "last"
+
+
+@dataclass(frozen=True)
+class CheckpointLine:
+    """A checkpoint with what a person chooses by.
+
+    Attributes:
+        row: the checkpoint, who holds it and who confirms it.
+        loss: its validation loss; None if none was measured at these tokens.
+        label: "best", "last" or "".
+    """
+
+    row: CheckpointRow
+    loss: float | None
+    label: str = ""
+
+    @property
+    def can_be_fetched(self) -> bool:
+        """Whether a machine that is online has exactly these weights."""
+        return self.row.serving > 0
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The model of a run.
+
+    Attributes:
+        slug: the run's address.
+        last: the newest checkpoint; None before the first one.
+        sharing: names of machines that send the last checkpoint now.
+        shown: the best, the last and every n-th checkpoint.
+        folded: the others, and those that nobody can send.
+    """
+
+    slug: str
+    last: CheckpointLine | None
+    sharing: tuple[str, ...]
+    shown: tuple[CheckpointLine, ...]
+    folded: tuple[CheckpointLine, ...]
+
+    @property
+    def others_sharing(self) -> int:
+        """How many machines share it beyond those that are named."""
+        return self.last.row.serving - len(self.sharing) if self.last else 0
+
+    @property
+    def fetch_command(self) -> str:
+        """The command that downloads the model for transformers."""
+        return f"barnraise fetch {self.slug} model"
+
+    @property
+    def transformers_snippet(self) -> str:
+        """A Python program that writes text with the downloaded model."""
+        return (
+            "from transformers import pipeline\n"
+            'generate = pipeline("text-generation", model="model")\n'
+            'print(generate("Once upon a time", max_new_tokens=40)[0]["generated_text"])'
+        )
+
+    @property
+    def ollama_commands(self) -> str:
+        """The commands that download the model for Ollama and start it."""
+        return (
+            f"barnraise fetch {self.slug} model --format gguf\n"
+            f"ollama create {self.slug} -f model/Modelfile\n"
+            f"ollama run {self.slug}"
+        )
+
+
+def load_model_card(run: Run) -> ModelCard:
+    """Read a run's checkpoints and their losses."""
+    rows = list_checkpoint_rows(run, MAX_CHECKPOINTS)
+    return build_model_card(run.slug, rows, dict(load_validation_losses(run)) if rows else {})
+
+
+def build_model_card(
+    slug: str, rows: Sequence[CheckpointRow], losses: Mapping[int, float]
+) -> ModelCard:
+    """Choose the checkpoints that a page shows.
+
+    Args:
+        slug: the run's address.
+        rows: its checkpoints, the newest first.
+        losses: validation losses by the run's tokens.
+    """
+    lines = [CheckpointLine(row, losses.get(row.checkpoint.tokens)) for row in rows]
+    measured = [line for line in lines if line.loss is not None and not line.row.disputed]
+    best = min(measured, key=_loss, default=None)
+    step = max(1, -(-len(lines) // MAX_SHOWN))
+    shown, folded = [], []
+    for place, line in enumerate(lines):
+        label = ""
+        if place == 0:
+            label = LAST
+        elif best is not None and line is best:
+            label = BEST
+        labelled = CheckpointLine(line.row, line.loss, label)
+        is_chosen = bool(label) or (place % step == 0 and line.can_be_fetched)
+        (shown if is_chosen else folded).append(labelled)
+    last = shown[0] if shown else None
+    sharing = last.row.holders[: last.row.serving][:MAX_NAMES] if last else ()
+    return ModelCard(slug, last, sharing, tuple(shown), tuple(folded))
+
+
+def _loss(line: CheckpointLine) -> float:
+    assert line.loss is not None
+    return line.loss

@@ -1,0 +1,92 @@
+"""What the owner of a new run has done, and what comes next, with the commands for it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.runs.models import Run
+
+
+@dataclass(frozen=True)
+class ChecklistStep:
+    """One step of an owner.
+
+    Attributes:
+        title: what to do.
+        done: whether it is done.
+        hint: a sentence, or "".
+        command: a command for a terminal, or "".
+    """
+
+    title: str
+    done: bool
+    hint: str = ""
+    command: str = ""
+
+
+def list_steps(run: Run, site: str, machines: int, participants: int) -> list[ChecklistStep]:
+    """List an owner's steps from the draft to the first loss.
+
+    Args:
+        run: the run.
+        site: the site's address.
+        machines: the owner's machines.
+        participants: people other than the owner with a machine in the run.
+    """
+    is_prepared = run.manifest is not None
+    is_launched = bool(run.spec_text) or run.launch_requested
+    return [
+        ChecklistStep(
+            "Enrol a machine",
+            machines > 0,
+            "Install the worker, then run this. It shows a code; approve the code here.",
+            f"barnraise login {site}",
+        ),
+        _text_step(run, is_prepared),
+        ChecklistStep("Launch", is_launched, "The button is above. It fixes the configuration."),
+        ChecklistStep(
+            "First loss",
+            run.ledger_tokens > 0,
+            "Join with your machine; the loss appears after its first steps.",
+            f"barnraise join {run.slug}",
+        ),
+        ChecklistStep("Other people", participants > 0, _invitation_hint(run)),
+    ]
+
+
+def is_shown(run: Run) -> bool:
+    """Return whether the run still needs its owner to set something up."""
+    return not run.is_over and run.ledger_tokens == 0
+
+
+def _text_step(run: Run, is_prepared: bool) -> ChecklistStep:
+    spec = run.spec
+    title = "Prepare the text"
+    if spec.start.model == "folder":
+        text = " TEXT" if spec.text.source == "files" else ""
+        command = f"barnraise prepare {run.slug}{text} --model FOLDER"
+        return ChecklistStep(title, is_prepared, "On the machine that has the model.", command)
+    if spec.text.source == "files":
+        hint = "On the machine that has the files. It shows what it would read, and asks."
+        return ChecklistStep(title, is_prepared, hint, f"barnraise prepare {run.slug} FOLDER")
+    return ChecklistStep(title, is_prepared, "Your first machine does this when it joins.")
+
+
+def _invitation_hint(run: Run) -> str:
+    if run.access == "invitation":
+        return "Create an invitation link further down, and send it."
+    if run.access == "team":
+        return "The members of the team can join; send them this page's address."
+    return "Anyone can join; send them this page's address."
+
+
+def count_participants(run: Run) -> int:
+    """Count the people other than the owner with a machine in the run."""
+    others = run.memberships.exclude(machine__owner=run.owner_id)
+    return others.values("machine__owner").distinct().count()
+
+
+def checklist_context(run: Run, site: str, machines: int) -> dict[str, Any]:
+    """Return what the checklist's template shows."""
+    steps = list_steps(run, site, machines, count_participants(run))
+    first_open = next((step for step in steps if not step.done), None)
+    return {"run": run, "steps": steps, "next_step": first_open}

@@ -1,0 +1,46 @@
+"""The worker's wheel that this site offers, as `make wheel` built it."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from django.conf import settings
+
+
+@dataclass(frozen=True)
+class WorkerWheel:
+    """A wheel with what people need to check it.
+
+    Attributes:
+        name: the file's name, which pip requires to stay as it is.
+        version: the worker's version.
+        size: bytes.
+        sha256: its digest, in hexadecimal digits.
+        path: where it lies.
+    """
+
+    name: str
+    version: str
+    size: int
+    sha256: str
+    path: Path
+
+
+def find_wheel() -> WorkerWheel | None:
+    """Return the wheel; None if none was built."""
+    wheels = sorted(settings.WHEEL_DIR.glob("barnraise-*.whl"))
+    if not wheels:
+        return None
+    try:
+        stat = wheels[-1].stat()
+    except FileNotFoundError:  # replaced at this moment by another version
+        return None
+    return _describe(wheels[-1], stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4)
+def _describe(path: Path, modified_ns: int, size: int) -> WorkerWheel:
+    """Read and digest the file; another time of modification makes the cache read it again."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return WorkerWheel(path.name, path.name.split("-")[1], size, digest, path)

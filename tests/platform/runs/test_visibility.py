@@ -1,0 +1,72 @@
+"""Test who finds and who sees public, unlisted and hidden runs."""
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.test import Client
+
+from barnraise.errors import SpecError
+from coordinator.accounts.models import Team
+from coordinator.runs.invitations import RunInvitation
+from coordinator.runs.join_policy import JoinPolicy
+from coordinator.runs.models import Run
+
+
+def listed(user) -> bool:
+    return Run.objects.listed_for(user).exists()
+
+
+def test_unlisted_run_is_seen_by_its_address_and_listed_to_participants(
+    person, launched_run, volunteer
+):
+    ada, bob, root = person(), person("bob@example.org"), person("root@example.org", is_staff=True)
+    run, _ = launched_run(ada)
+    run.update_join_policy(JoinPolicy(visibility="unlisted"))
+    visitor = AnonymousUser()
+    assert run.may_see(visitor) and run.may_see(bob)
+    assert listed(ada) and listed(root) and not listed(bob) and not listed(visitor)
+    page = Client().get(f"/runs/{run.slug}/").content.decode()
+    assert '<meta name="robots" content="noindex">' in page
+    assert run.name not in Client().get("/runs/").content.decode()
+    assert run.name not in Client().get("/").content.decode()
+    volunteer(bob, 2).join(run)
+    assert listed(bob), "somebody with a machine in the run finds it in the list"
+
+
+def test_hidden_run_exists_for_participants_only(person, launched_run, volunteer):
+    ada, bob, eve = person(), person("bob@example.org"), person("eve@example.org")
+    root = person("root@example.org", is_staff=True)
+    run, _ = launched_run(ada)
+    policy = JoinPolicy(access="invitation", visibility="invited")
+    run.update_join_policy(policy)
+    assert not run.is_public
+    for somebody in (AnonymousUser(), bob, eve):
+        assert not run.may_see(somebody) and not listed(somebody)
+    assert Client().get(f"/runs/{run.slug}/").status_code == 404
+    assert Client().get(f"/live/{run.pk}/").status_code == 404
+    eves = volunteer(eve, 3)
+    assert eves.send_request("GET", f"/runs/{run.slug}").status_code == 404
+    RunInvitation.create(run).accept(bob)
+    assert run.may_see(bob) and listed(bob) and run.may_see(ada) and run.may_see(root)
+    assert volunteer(bob, 4).send_request("GET", f"/runs/{run.slug}").status_code == 200
+    client = Client()
+    client.force_login(bob)
+    assert client.get(f"/runs/{run.slug}/").status_code == 200
+
+
+def test_hidden_run_of_a_team_is_seen_by_its_members(person, launched_run):
+    ada, bob = person(), person("bob@example.org")
+    run, _ = launched_run(ada)
+    team = Team.create("Weavers", ada)
+    run.update_join_policy(JoinPolicy(access="team", team=team.pk, visibility="invited"))
+    assert not run.may_see(bob)
+    team.add_member(bob, ada)
+    assert run.may_see(bob) and listed(bob)
+
+
+def test_run_that_anyone_may_join_cannot_be_hidden(person, draft):
+    run = draft(person())
+    with pytest.raises(SpecError) as refused:
+        run.update_join_policy(JoinPolicy(visibility="invited"))
+    assert "cannot be hidden" in refused.value.problems["visibility"]
+    with pytest.raises(SpecError):
+        run.update_join_policy(JoinPolicy(visibility="secret"))

@@ -1,0 +1,89 @@
+"""Test the commands that install the worker, and the wheel that the site offers."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.test import Client
+from helpers.paths import ROOT
+
+from coordinator.web.install_lines import HARDWARE, SYSTEMS, detect_system, install_choices
+
+URL = "https://barn.example.org/download/barnraise-0.1.0-py3-none-any.whl"
+WINDOWS = "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36"
+MAC = "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7) AppleWebKit/605.1.15"
+PHONE = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) AppleWebKit/605 Mobile/15E148"
+
+
+@pytest.fixture
+def offered_wheel(settings, tmp_path, built_frontend) -> Path:
+    """Let the site offer a small file as its wheel."""
+    settings.WHEEL_DIR = tmp_path
+    wheel = tmp_path / "barnraise-1.2.3-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    return wheel
+
+
+def test_every_system_and_hardware_has_a_command_or_a_reason():
+    choices = {(c.system, c.hardware): c for c in install_choices(URL)}
+    assert set(choices) == {(system, hardware) for system in SYSTEMS for hardware in HARDWARE}
+    for choice in choices.values():
+        assert choice.note if not choice.uv else choice.uv.endswith(URL)
+    assert "--torch-backend=cpu" in choices["linux", "cpu"].uv
+    assert "--torch-backend=auto" in choices["windows", "nvidia"].uv
+    assert "/cu130" in choices["windows", "nvidia"].pipx, "the default build there is for CPUs"
+    assert choices["linux", "nvidia"].pipx == f"pipx install {URL}"
+    assert (
+        not choices["windows", "amd"].uv and "install for the CPU" in choices["macos", "amd"].note
+    )
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "system"),
+    [
+        (WINDOWS, "windows"),
+        (MAC, "macos"),
+        (PHONE, "linux"),
+        ("X11; Linux", "linux"),
+        ("", "linux"),
+    ],
+)
+def test_detect_system_reads_the_browser(user_agent, system):
+    assert detect_system(user_agent) == system
+
+
+@pytest.mark.django_db
+def test_pages_offer_the_wheel_of_this_site(offered_wheel, valkey):
+    client = Client(headers={"User-Agent": WINDOWS})
+    for path in ("/", "/download/"):
+        page = client.get(path).content.decode()
+        assert f"http://testserver/download/{offered_wheel.name}" in page
+        assert 'value="windows" checked' in page and "Windows on ARM" in page
+    sha256 = hashlib.sha256(b"a wheel").hexdigest()
+    assert sha256 in client.get("/download/").content.decode()
+    sent = client.get(f"/download/{offered_wheel.name}")
+    assert sent.content == b"a wheel" and sent["ETag"] == f'"{sha256}"'
+    for name in ("barnraise-1.2.2-py3-none-any.whl", "settings.py", "..%2fsettings.py"):
+        assert client.get(f"/download/{name}").status_code == 404
+
+
+@pytest.mark.django_db
+def test_site_without_a_wheel_says_how_to_build_one(settings, tmp_path, valkey, built_frontend):
+    settings.WHEEL_DIR = tmp_path / "nothing"
+    assert "make wheel" in Client().get("/download/").content.decode()
+    assert Client().get("/download/barnraise-1.2.3-py3-none-any.whl").status_code == 404
+
+
+@pytest.mark.slow
+def test_built_wheel_has_the_same_bytes_each_time_and_installs(tmp_path):
+    command = [sys.executable, ROOT / "platform" / "coordinator" / "web" / "build_wheel.py"]
+    digests = set()
+    for _ in range(2):
+        built = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        digests.add(hashlib.sha256(Path(built).read_bytes()).hexdigest())
+    assert len(digests) == 1
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--target", tmp_path, built], check=True)
+    assert (tmp_path / "barnraise" / "__main__.py").exists()

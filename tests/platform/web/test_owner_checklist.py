@@ -1,0 +1,49 @@
+"""Test the owner's steps from a draft to the first loss."""
+
+from django.test import Client
+
+from coordinator.runs.models import NewRun, Run
+from coordinator.runs.spec_form import spec_from_fields
+from coordinator.web.owner_checklist import count_participants, is_shown, list_steps
+
+SITE = "https://barn.example.org"
+
+
+def done_steps(run: Run, machines: int) -> list[bool]:
+    return [step.done for step in list_steps(run, SITE, machines, count_participants(run))]
+
+
+def test_steps_follow_what_the_owner_does(person, launched_run, draft, volunteer):
+    ada = person()
+    assert done_steps(draft(ada, "Idea"), 0) == [False] * 5
+    run, _ = launched_run(ada)
+    assert done_steps(run, 1) == [True, True, True, False, False] and is_shown(run)
+    volunteer(person("bob@example.org"), 2).join(run)
+    run.record_ledger_tokens(10)
+    assert done_steps(run, 1) == [True] * 5 and not is_shown(run)
+
+
+def test_text_step_names_the_command_for_each_source(person):
+    def command(**fields) -> str:
+        spec = spec_from_fields({name.replace("__", "."): value for name, value in fields.items()})
+        run = Run.create(person(f"{len(Run.objects.all())}@example.org"), NewRun("X", spec))
+        text = next(s for s in list_steps(run, SITE, 1, 0) if s.title == "Prepare the text")
+        return text.command.replace(run.slug, "RUN")
+
+    assert command(text__source="files") == "barnraise prepare RUN FOLDER"
+    assert command(start__model="folder") == "barnraise prepare RUN --model FOLDER"
+    assert command() == ""
+
+
+def test_checklist_is_the_owners_alone_and_shows_the_next_command(person, draft, built_frontend):
+    ada, bob = person(), person("bob@example.org")
+    run = draft(ada)
+    client, other = Client(), Client()
+    client.force_login(ada)
+    other.force_login(bob)
+    page = client.get(f"/runs/{run.slug}/").content.decode()
+    assert "Your run, step by step" in page and "barnraise login http://testserver" in page
+    assert "Join with a machine" not in page
+    fragment = client.get(f"/runs/{run.slug}/checklist/").content.decode()
+    assert fragment.count('data-done="no"') == 5 and 'aria-current="step"' in fragment
+    assert other.get(f"/runs/{run.slug}/checklist/").status_code == 404
