@@ -1,18 +1,34 @@
 """A local stand-in for the Hugging Face hub: repositories of files, each with one commit."""
 
+import base64
 import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from huggingface_hub import constants
+
+WRITE_TOKEN = "hf_" + "w" * 30  # may create repositories
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def open_writable_hub(monkeypatch, folder: Path) -> "FakeHub":
+    """Return a hub to which this process may push; its caches and tokens lie in `folder`."""
+    hub = FakeHub()
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    return hub
 
 
 class FakeHub:
     """Serve repositories over HTTP, as far as `huggingface_hub` and `datasets` ask.
 
     Attributes:
+        uploads: Contents of large files by SHA-256, before a commit names them.
         repositories: Maps "datasets/owner/name" and "models/owner/name" to files by path.
         requests: Method, path and headers of each request, in order.
         failures: Statuses with which the next downloads fail, in order.
@@ -20,6 +36,7 @@ class FakeHub:
 
     def __init__(self):
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.uploads: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, dict]] = []
         self.failures: list[int] = []
         hub = self
@@ -30,7 +47,7 @@ class FakeHub:
             def do_GET(self) -> None:
                 hub.answer(self)
 
-            do_HEAD = do_POST = do_GET
+            do_HEAD = do_POST = do_PUT = do_GET
 
             def log_message(self, *words) -> None: ...
 
@@ -47,6 +64,19 @@ class FakeHub:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests.append((request.command, request.path, dict(request.headers)))
         parts = [unquote(part) for part in urlsplit(request.path).path.strip("/").split("/")]
+        if parts == ["api", "validate-yaml"]:
+            self._send_json(request, {"errors": [], "warnings": []})
+            return
+        if parts[:3] == ["api", "repos", "create"]:
+            self._create_repository(request, json.loads(body))
+            return
+        if request.command == "PUT" and parts[0] == "uploads":
+            self.uploads[parts[1]] = body
+            self._send(request, 200, b"", {})
+            return
+        if parts[-3:] == ["lfs", "objects", "batch"]:
+            self._answer_batch(request, json.loads(body))
+            return
         if parts[0] == "api":
             self._answer_api(request, parts[1], "/".join(parts[2:4]), parts[4:], body)
             return
@@ -70,6 +100,10 @@ class FakeHub:
             self._refuse(request, "RepoNotFound")
         elif not rest or rest[0] == "revision":
             self._send_json(request, self._describe(repository, files))
+        elif rest[0] == "preupload":
+            self._choose_uploads(request, json.loads(body))
+        elif rest[0] == "commit":
+            self._commit(request, repository, files, body.decode())
         elif rest[0] == "tree":
             folder = "/".join(rest[2:])
             query = parse_qs(urlsplit(request.path).query)
@@ -83,6 +117,49 @@ class FakeHub:
             self._send_json(request, [tree[path] for path in wanted if path in tree])
         else:
             self._refuse(request, "EntryNotFound")
+
+    def _create_repository(self, request, sent: dict) -> None:
+        if request.headers.get("Authorization") != f"Bearer {WRITE_TOKEN}":
+            self._send(request, 401, b'{"error": "Invalid username or password."}', {})
+            return
+        name = f"models/{sent.get('organization') or 'owner'}/{sent['name']}"
+        is_new = name not in self.repositories
+        self.repositories.setdefault(name, {})
+        url = {"url": f"{self.url}/{name.removeprefix('models/')}"}
+        data = json.dumps(url).encode()
+        self._send(request, 200 if is_new else 409, data, {"Content-Type": "application/json"})
+
+    def _choose_uploads(self, request, sent: dict) -> None:
+        """Let files of weights be uploaded as large ones, the others within the commit."""
+        chosen = [
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                "shouldIgnore": False,
+                "oid": None,
+            }
+            for file in sent["files"]
+        ]
+        self._send_json(request, {"files": chosen})
+
+    def _answer_batch(self, request, sent: dict) -> None:
+        objects = [
+            {**item, "actions": {"upload": {"href": f"{self.url}/uploads/{item['oid']}"}}}
+            for item in sent["objects"]
+        ]
+        data = json.dumps({"transfer": "basic", "objects": objects}).encode()
+        self._send(request, 200, data, {"Content-Type": "application/vnd.git-lfs+json"})
+
+    def _commit(self, request, repository: str, files: dict[str, bytes], body: str) -> None:
+        for line in body.splitlines():
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif entry["key"] == "lfsFile":
+                files[value["path"]] = self.uploads[value["oid"]]
+        address = f"{self.url}/{repository}/commit/{COMMIT}"
+        self._send_json(request, {"success": True, "commitOid": COMMIT, "commitUrl": address})
 
     def _describe(self, repository: str, files: dict[str, bytes]) -> dict:
         return {

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.fake_hub import open_writable_hub
 from helpers.trained_models import compute_logits
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
@@ -60,7 +61,7 @@ def barnraise(run, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, "--home", str(run.home("ada").path)])
 
 
-def test_finished_run_is_sampled_and_exported(ended, tmp_path):
+def test_finished_run_is_sampled_and_exported(ended, tmp_path, monkeypatch):
     run, folder = ended
     # Samples of each evaluation are in the reports.
     spool = ReportSpool(folder / "spool.sqlite")
@@ -92,6 +93,15 @@ def test_finished_run_is_sampled_and_exported(ended, tmp_path):
     refused = barnraise(run, "export", "tales", str(target))
     assert refused.exit_code != 0 and "notes.txt" in str(refused.exception)
     (target / "notes.txt").unlink()
+
+    # `export --push` needs no folder, and leaves none behind.
+    hub = open_writable_hub(monkeypatch, tmp_path)
+    pushed = barnraise(run, "export", "tales", "--push", "owner/tales")
+    hub.close()
+    assert pushed.exit_code == 0 and f"{hub.url}/owner/tales" in pushed.output, pushed.output
+    weights = (target / "model.safetensors").read_bytes()
+    assert hub.repositories["models/owner/tales"]["model.safetensors"] == weights
+    assert not (run.home("ada").path / "push").exists()
 
     # The export is the model, and imports again as the same model.
     with open_saved_model(run.home("ada"), "tales") as saved:

@@ -1,5 +1,8 @@
 """Run `barnraise fetch`, `serve` and `export`: get a run's weights from peers or this machine."""
 
+import contextlib
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from barnraise.training.model_files.output_folder import ExportTarget
     from barnraise.training.train import Worker
 
+PUSH_FOLDER = "push"  # in the state directory: an export that only the hub is to have
 W = TypeVar("W", bound="Worker")
 FolderArgument = Annotated[Path, typer.Argument(help="A new folder for the model's files.")]
 
@@ -104,20 +108,67 @@ def serve(
         raise CoordinatorError(worker.reporter.refused)
 
 
+@dataclass(frozen=True)
+class PushOptions:
+    """Where on the Hugging Face hub an export goes."""
+
+    push: Annotated[
+        str,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Push it to this model repository of the Hugging Face hub, with your HF_TOKEN.",
+        ),
+    ] = ""
+    private: Annotated[
+        bool, typer.Option("--private", help="Create that repository as a private one.")
+    ] = False
+
+
 @expand_option_groups
 def export(
     run: RunArgument,
-    folder: FolderArgument,
+    folder: Annotated[
+        Path | None, typer.Argument(help="A new folder for the model's files.")
+    ] = None,
     *,
     options: ExportOptions,
+    hub: PushOptions,
     home: HomeOption = None,
 ) -> None:
     """Write this machine's last state of a run for other programs.
 
     The folder must be new or empty, or hold an earlier export without changes: nothing else is
     ever overwritten or deleted.
+
+    Example: barnraise export first-barn my-model --license apache-2.0 --push ada/my-model
     """
-    _write_export(open_state_dir(home), run.name, folder, options)
+    state_dir = open_state_dir(home)
+    if not hub.push:
+        if folder is None:
+            raise StateError("name a new folder for the model's files, or --push OWNER/NAME")
+        _write_export(state_dir, run.name, folder, options)
+        return
+    from barnraise.training.model_files.hub_push import HubRepository
+
+    repository = HubRepository.choose(hub.push, hub.private)
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(_temporary_folder(state_dir))
+        tokens = _write_export(state_dir, run.name, folder, options)
+        message = f"Barnraise run {run.name} at {tokens:,} tokens"
+        out.print(f"Pushing to {escape(hub.push)} …")
+        out.print(repository.push(folder, message), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _temporary_folder(state_dir: StateDir) -> Iterator[Path]:
+    """Yield a new folder on the disk of the state directory, and delete it afterwards."""
+    folder = state_dir.path / PUSH_FOLDER
+    shutil.rmtree(folder, ignore_errors=True)  # of a push that was killed
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _choose_target(state_dir: StateDir, folder: Path) -> "ExportTarget":
@@ -126,8 +177,12 @@ def _choose_target(state_dir: StateDir, folder: Path) -> "ExportTarget":
     return ExportTarget.choose(folder, state_dir.path / "exports")
 
 
-def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOptions) -> None:
-    """Write the saved model of a run into a folder, complete or not at all."""
+def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOptions) -> int:
+    """Write the saved model of a run into a folder, complete or not at all.
+
+    Returns:
+        The tokens that the model was trained on.
+    """
     from barnraise.training.model_files.model_card import CardFacts
     from barnraise.training.model_files.trained_model import EXPORT_DTYPES, TrainedModel
     from barnraise.training.saved_model import open_saved_model
@@ -155,6 +210,7 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
             write_files(new, trained, dtype)
         tokens = saved.header.tokens
     out.print(f"Wrote the weights at {tokens:,} tokens to {escape(str(folder))}", soft_wrap=True)
+    return tokens
 
 
 def _create_worker(

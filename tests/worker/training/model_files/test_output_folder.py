@@ -1,5 +1,8 @@
 """An export never deletes or overwrites a file that no export wrote."""
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -151,3 +154,33 @@ def test_interrupted_swap_restores_the_earlier_export(exporter, monkeypatch):
     assert contents(exporter.root) == {"model/a": "1"}
     exporter.write(a="3")
     assert contents(exporter.root) == {"model/a": "3"}
+
+
+def test_folder_that_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
+    target = ExportTarget.choose(tmp_path / "model", tmp_path / "records")
+    foreign = tmp_path / ".model.new-0badc0de"  # nothing of ours, though it looks so
+    foreign.mkdir()
+
+    def fill_and_die() -> None:
+        with target.replace(0) as new:
+            (new / "config.json").write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    killed = multiprocessing.get_context("fork").Process(target=fill_and_die)
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".model.new-*"))) == 2
+    with target.replace(0) as new:
+        (new / "config.json").write_text("whole")
+    assert list(tmp_path.glob(".model.new-*")) == [foreign]
+    assert (tmp_path / "model" / "config.json").read_text() == "whole"
+
+
+def test_two_exports_into_one_folder_do_not_remove_each_others_files(tmp_path):
+    target = ExportTarget.choose(tmp_path / "model", tmp_path / "records")
+    with target.replace(0) as new:
+        with pytest.raises(StateError, match="another export fills"), target.replace(0):
+            pass
+        (new / "config.json").write_text("first")
+    assert (tmp_path / "model" / "config.json").read_text() == "first"

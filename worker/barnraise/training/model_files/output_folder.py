@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
+from filelock import FileLock, Timeout
 
 from barnraise.durable_io import sync_file, sync_folder, write_atomically
 from barnraise.errors import StateError
@@ -127,14 +128,50 @@ class ExportTarget:
             raise StateError(
                 f"the export takes {format_bytes(size)}, and {parent} has {format_bytes(free)} left"
             )
-        new = parent / f".{self.folder.name}.new-{secrets.token_hex(4)}"
-        new.mkdir()
+        with self._lock():
+            self._remove_leftovers()
+            new = parent / f".{self.folder.name}.new-{secrets.token_hex(4)}"
+            write_atomically(self._new_folder_record, str(new).encode(errors="surrogateescape"))
+            new.mkdir()
+            try:
+                yield new
+                self._publish(new)
+            finally:
+                if new.exists():
+                    shutil.rmtree(new)
+                self._new_folder_record.unlink(missing_ok=True)
+
+    @property
+    def _new_folder_record(self) -> Path:
+        """Return the file that names the new folder while an export fills it."""
+        return self.record.with_suffix(".new-folder")
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Let no other export of this machine fill the folder during the block.
+
+        Raises:
+            StateError: Another one does.
+        """
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.record.with_suffix(".lock"), thread_local=False)
         try:
-            yield new
-            self._publish(new)
-        finally:
-            if new.exists():
-                shutil.rmtree(new)
+            with lock.acquire(timeout=0):
+                yield
+        except Timeout:
+            raise StateError(f"another export fills {self.folder} now") from None
+
+    def _remove_leftovers(self) -> None:
+        """Remove the new folder of an export that was killed. The record names what is ours."""
+        try:
+            text = self._new_folder_record.read_bytes().decode(errors="surrogateescape")
+        except FileNotFoundError:
+            return
+        leftover = Path(text)
+        is_ours = leftover.name.startswith(f".{self.folder.name}.new-")
+        if is_ours and leftover.parent == self.folder.parent and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._new_folder_record.unlink(missing_ok=True)
 
     def _publish(self, new: Path) -> None:
         """Let the new folder take the target's place; the earlier export leaves last."""
