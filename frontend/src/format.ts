@@ -85,16 +85,6 @@ export function formatBits(bits: number): string {
   return `${bits.toFixed(bits < 0.995 ? 2 : 1)} bits`;
 }
 
-/** Format a deviation as a share of the expected value: "+6 %", "−12 %", ">999 %". */
-export function formatDeviation(share: number): string {
-  const percent = Math.round(share * 100);
-  if (percent > 999) return ">999 %";
-  if (percent < -999) return "<−999 %";
-  if (percent > 0) return `+${percent} %`;
-  if (percent < 0) return `−${-percent} %`;
-  return "±0 %";
-}
-
 /** Format how long ago something was: "now", "40 s", "3 min", "5 h", "12 d". */
 export function formatAge(seconds: number): string {
   if (seconds < 3) return "now";
@@ -117,7 +107,7 @@ export function formatDuration(seconds: number): string {
 }
 
 /**
- * Format a moment: "14:05" within the last day, "3 Jun 14:05" before.
+ * Format a moment: "14:05" on the same day, "3 Jun 14:05" on others.
  *
  * @param time - seconds since 1970
  * @param now - seconds since 1970
@@ -127,9 +117,10 @@ export function formatMoment(time: number, now: number, timeZone?: string): stri
   const zone = timeZone ? { timeZone } : {};
   const date = new Date(time * 1000);
   const clock = date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...zone });
-  if (now - time < DAY) return clock;
-  const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...zone });
-  return `${day} ${clock}`;
+  const formatDate = (seconds: number) =>
+    new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", ...zone });
+  const day = formatDate(time);
+  return Math.abs(now - time) < DAY && day === formatDate(now) ? clock : `${day} ${clock}`;
 }
 
 /** Format the day of a moment in seconds since 1970: "3 Jun". */

@@ -10,6 +10,7 @@ import { PreferenceControls } from "./preferences";
 import { Store } from "./store";
 import { Barn } from "./views/barn";
 import { ChartToolbar } from "./views/chartToolbar";
+import { CheckpointRefresh } from "./views/checkpointRefresh";
 import { ConnectionStatusView } from "./views/connectionStatus";
 import { EventList } from "./views/eventList";
 import { LossChart } from "./views/lossChart";
@@ -44,6 +45,7 @@ export function startRunPage(page: HTMLElement): void {
     { draw: () => charts.draw() },
     new MachineTable(requireElement(page, "[data-machine-table]")),
     new EventList(requireElement(page, "[data-events]"), preferences),
+    new CheckpointRefresh(page),
   ];
   new ChartToolbar(requireElement(page, "[data-chart-toolbar]"), preferences, charts);
   const scheduleDrawing = drawOnChange(store, views);

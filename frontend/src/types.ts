@@ -165,7 +165,7 @@ export interface RunEvent {
   id: string;
   /** Seconds since 1970. */
   at: number;
-  kind: "run" | "machine" | "weights";
+  kind: "run" | "machine" | "weights" | "checkpoint";
   who: string;
   what: string;
 }

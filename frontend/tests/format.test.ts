@@ -4,7 +4,9 @@ import {
   formatAxisCount,
   formatBytes,
   formatCount,
-  formatDeviation,
+  formatAxisDuration,
+  formatAxisValue,
+  formatValue,
   formatDuration,
   formatMoment,
   formatPercent,
@@ -58,15 +60,25 @@ test("formatBytes uses the same units as the form of a new run", () => {
   );
 });
 
-test("formatDeviation shows the sign and stops at 999 %", () => {
-  expect([0.058, -0.124, 0.001, -0.001, 40, -40].map(formatDeviation)).toEqual(
-    ["+6 %", "−12 %", "±0 %", "±0 %", ">999 %", "<−999 %"],
+test("formatValue and formatAxisValue show values of every size", () => {
+  expect([0, 6e-4, 0.75, 12.345, 12_345].map(formatValue)).toEqual(
+    ["0", "6.00e-4", "0.750", "12.3", "12.3 K"],
+  );
+  expect([0, 6e-4, 0.5, 20, 1_500].map(formatAxisValue)).toEqual(
+    ["0", "6e-4", "0.5", "20", "1.5 K"],
   );
 });
 
-test("formatMoment omits the date within the last day", () => {
+test("formatAxisDuration uses the unit that fits", () => {
+  expect([0, 90, 600, 9000, 200_000].map(formatAxisDuration)).toEqual(
+    ["0 s", "90 s", "10 min", "2.5 h", "2.3 d"],
+  );
+});
+
+test("formatMoment omits the date on the same day", () => {
   const noon = Date.UTC(2026, 5, 3, 12, 0, 0) / 1000;
   const format = (time: number) => formatMoment(time, noon, "UTC");
-  expect([noon, noon - 3600, noon - 86_399].map(format)).toEqual(["12:00", "11:00", "12:00"]);
+  expect([noon, noon - 3600, noon - 43_200].map(format)).toEqual(["12:00", "11:00", "00:00"]);
+  expect(format(noon - 43_260)).toBe("2 Jun 23:59");
   expect(format(noon - 86_400)).toBe("2 Jun 12:00");
 });

@@ -12,23 +12,27 @@ describe("compareStepTimes", () => {
     expect(comparison).toEqual({ text: "5.4 s / –", deviation: "", isLarge: false });
   });
 
-  test("shows the deviation, which is large beyond 15 %", () => {
+  test("says how it compares, which is large from half as long again", () => {
     expect(compareStepTimes(createPlan(), 5.1)).toEqual({
       text: "5.4 s / 5.1 s",
-      deviation: "−6 %",
+      deviation: "as planned",
       isLarge: false,
     });
     const plan = createPlan({ predicted_seconds: 1 });
     expect(compareStepTimes(plan, 1.14)).toEqual({
       text: "1.0 s / 1.1 s",
-      deviation: "+14 %",
+      deviation: "as planned",
       isLarge: false,
     });
-    expect(compareStepTimes(plan, 1.16).isLarge).toBe(true);
+    expect(compareStepTimes(plan, 1.3).deviation).toBe("30 % longer");
+    expect(compareStepTimes(plan, 4.38)).toMatchObject({
+      deviation: "4.4 times as long",
+      isLarge: true,
+    });
     expect(compareStepTimes(plan, 0.84)).toEqual({
       text: "1.0 s / 0.84 s",
-      deviation: "−16 %",
-      isLarge: true,
+      deviation: "16 % shorter",
+      isLarge: false,
     });
   });
 
@@ -48,6 +52,7 @@ describe("describePlan", () => {
       disk_bytes: "9.0 GiB",
       predicted_seconds: "5.4 s",
       step_seconds: "5.1 s",
+      deviation: "As planned",
       binding: "The disk",
       micro_batches: "4 × 1,024 tokens",
       groups: "12",

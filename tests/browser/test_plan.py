@@ -68,9 +68,9 @@ def test_run_page_shows_plans_and_predicted_and_measured_steps(site, page: Page,
     rows = {
         name: page.locator("tbody tr", has_text=name) for name in ("laptop", "tower", "workshop")
     }
-    expect(rows["workshop"].locator(".step")).to_have_text("5.4 s / 5.1 s−6 %")
-    expect(rows["tower"].locator(".step")).to_have_text("41.0 s / 50.0 s+22 %")
-    expect(rows["tower"].locator("[data-large]")).to_have_count(1)
+    expect(rows["workshop"].locator(".step")).to_have_text("5.4 s / 5.1 sas planned")
+    expect(rows["tower"].locator(".step")).to_have_text("41.0 s / 50.0 s22 % longer")
+    expect(rows["tower"].locator("[data-large]")).to_have_count(0)
     expect(rows["workshop"].locator("[data-large]")).to_have_count(0)
     expect(rows["workshop"].locator(".upload")).to_have_text("105 kB/s · 8.4 %")
     expect(rows["workshop"].locator("[data-cell=lag]")).to_have_text("1")

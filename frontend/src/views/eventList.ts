@@ -43,13 +43,16 @@ export class EventList {
     row.dataset.kind = event.kind;
     const time = requireElement<HTMLTimeElement>(row, "time");
     time.dateTime = new Date(event.at * 1000).toISOString();
+    time.title = new Date(event.at * 1000).toLocaleString();
     requireElement(row, "[data-who]").textContent = event.who;
     requireElement(row, "[data-what]").textContent = event.what;
     return row;
   }
 
-  /** Show or hide the events of machines; the style sheet does so by the attribute. */
+  /** Show or hide kinds of events; the style sheet does so by the attributes. */
   private applyFilter(): void {
-    this.card.dataset.machineEvents = String(this.preferences.value.machineEvents);
+    const { machineEvents, checkpointEvents } = this.preferences.value;
+    this.card.dataset.machineEvents = String(machineEvents);
+    this.card.dataset.checkpointEvents = String(checkpointEvents);
   }
 }

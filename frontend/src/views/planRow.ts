@@ -2,11 +2,12 @@
 // shows the whole plan.
 
 import { cloneTemplate, requireElement, setText } from "../dom";
-import { formatBytes, formatDeviation, formatInteger, formatStepTime } from "../format";
+import { formatBytes, formatInteger, formatStepTime } from "../format";
 import type { Machine, PlanView } from "../types";
 import { describeExchange } from "./exchangeSummary";
 
-export const LARGE_DEVIATION = 0.15; // as a share of the predicted step
+export const SMALL_DEVIATION = 0.15; // as a share of the predicted step
+const LARGE_RATIO = 1.5; // of the measured step to the predicted one
 
 type Tier = "device" | "host" | "disk";
 
@@ -32,9 +33,9 @@ const UNKNOWN = "–";
 export interface StepComparison {
   /** Both times: "5.4 s / 5.1 s". */
   text: string;
-  /** How much longer the measured step is than the predicted one: "−6 %"; "" if unknown. */
+  /** How the measured step compares with the predicted one: "as planned"; "" if unknown. */
   deviation: string;
-  /** Whether the deviation is larger than LARGE_DEVIATION. */
+  /** Whether the measured step is more than LARGE_RATIO times as long. */
   isLarge: boolean;
 }
 
@@ -47,12 +48,25 @@ export function compareStepTimes(
   const predicted = plan.predicted_seconds;
   const text = `${formatStepTime(predicted)} / ${formatMeasured(measured)}`;
   if (measured === null || predicted <= 0) return { text, deviation: "", isLarge: false };
-  const deviation = measured / predicted - 1;
-  return {
-    text,
-    deviation: formatDeviation(deviation),
-    isLarge: Math.abs(deviation) > LARGE_DEVIATION,
-  };
+  const ratio = measured / predicted;
+  return { text, deviation: describeRatio(ratio), isLarge: ratio > LARGE_RATIO };
+}
+
+/** Describe how many times as long as planned a step takes. */
+export function describeRatio(ratio: number): string {
+  if (Math.abs(ratio - 1) <= SMALL_DEVIATION) return "as planned";
+  if (ratio < 1) return `${Math.round((1 - ratio) * 100)} % shorter`;
+  if (ratio < LARGE_RATIO) return `${Math.round((ratio - 1) * 100)} % longer`;
+  return ratio < 99.5 ? `${ratio.toFixed(ratio < 9.95 ? 1 : 0)} times as long` : "far longer";
+}
+
+/** Explain what a deviation means, and what to do about it. */
+export function explainDeviation(plan: PlanView, measured: number | null): string {
+  if (measured === null || plan.predicted_seconds <= 0) return "Not measured yet";
+  const ratio = measured / plan.predicted_seconds;
+  if (Math.abs(ratio - 1) <= SMALL_DEVIATION) return "As planned";
+  if (ratio < 1) return "Faster than planned: the plan reckons with a busier machine";
+  return "Slower than planned: most often other programs use the machine, or it is hot. Its owner sees its load on its page";
 }
 
 function formatMeasured(seconds: number | null): string {
@@ -72,6 +86,7 @@ export function describePlan(plan: PlanView, measured: number | null): Record<st
     disk_bytes: formatBytes(plan.disk_bytes),
     predicted_seconds: formatStepTime(plan.predicted_seconds),
     step_seconds: formatMeasured(measured),
+    deviation: explainDeviation(plan, measured),
     binding: BINDING_LABELS[plan.binding] ?? (plan.binding || UNKNOWN),
     micro_batches: `${microBatches} × ${microTokens} tokens`,
     groups: formatInteger(plan.groups),

@@ -30,6 +30,8 @@ const CONTROL_STATUSES: Record<string, readonly RunStatus[]> = {
   resume: ["paused"],
   finish: ["training", "paused"],
   cancel: ["draft", "recruiting", "training", "paused"],
+  verdicts: ["recruiting", "training", "paused"],
+  archive: ["finished", "cancelled"],
 };
 const BEFORE_LAUNCH = ["launch", "edit"]; // controls that are hidden once a launch is requested
 const UNKNOWN = "–";
@@ -72,17 +74,18 @@ export class RunFigures {
     for (const [name, text] of Object.entries(figures)) {
       for (const element of this.elements.get(name) ?? []) setText(element, text);
     }
-    if (this.page.dataset.status !== run.status) this.removeOldNotices();
+    if (this.page.dataset.status !== run.status) this.hideOldNotices();
     this.page.dataset.status = run.status;
     this.page.dataset.agree = String(this.agree);
     this.statusChip.dataset.status = run.status;
     this.updateControls(run.status);
+    document.title = [...summarizeInTitle(run, figures), run.name, "Barnraise"].join(" · ");
   }
 
-  /** Remove what the server wrote above the page ("Training goes on."), which is no longer true. */
-  private removeOldNotices(): void {
-    const notices = this.page.parentElement?.querySelectorAll(":scope > .notice") ?? [];
-    for (const notice of notices) notice.remove();
+  /** Hide what the server wrote above the page ("Resumed."), which is no longer true. */
+  private hideOldNotices(): void {
+    const notices = this.page.parentElement?.querySelectorAll(":scope > .notice[role=status]") ?? [];
+    for (const notice of notices) notice.classList.add("is-outdated");
   }
 
   private updateControls(status: RunStatus): void {
@@ -98,6 +101,13 @@ export class RunFigures {
 /** The status in words. A draft whose launch its owner has requested is launching. */
 export function formatStatus(status: RunStatus, isLaunchRequested: boolean): string {
   return status === "draft" && isLaunchRequested ? "Launching" : STATUS_LABELS[status];
+}
+
+/** Return what the title of the window says before the run's name: "62 %", "2.66". */
+function summarizeInTitle(run: Run, figures: Record<string, string>): string[] {
+  if (run.status !== "training") return [STATUS_LABELS[run.status]];
+  const loss = figures.validation === UNKNOWN ? figures.train! : figures.validation!;
+  return [figures.progress!, loss].filter((text) => text !== UNKNOWN);
 }
 
 /** The time from the run's start to its end, or until now. */

@@ -64,7 +64,7 @@ def collect_activity(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any
         rows: The rows of its machines, as `run_table.workers` returns them.
 
     Returns:
-        Dicts with "id", "at" (seconds since 1970), "kind" ("run", "machine" or "weights"), "who"
+        Dicts with "id", "at" (seconds since 1970), "kind" ("run", "machine", "weights" or "checkpoint"), "who"
         and "what".
     """
     key = f"live:{run.pk}:events"
@@ -129,7 +129,7 @@ def _checkpoints(run: Run) -> Iterator[dict[str, Any]]:
     for checkpoint in Checkpoint.objects.filter(run=run).order_by("-tokens")[:MAX_PER_SOURCE]:
         at = checkpoint.announced.timestamp()
         text = f"at {checkpoint.tokens:,} tokens, {checkpoint.digest[:12]}"
-        yield _event(checkpoint.pk, at, "weights", "Checkpoint", text)
+        yield _event(checkpoint.pk, at, "checkpoint", "Checkpoint", text)
 
 
 def _stalls(run: Run) -> Iterator[dict[str, Any]]:

@@ -112,7 +112,7 @@ class LiveEvent(LiveMessage):
     id: str
     at: float
     """Seconds since 1970."""
-    kind: Literal["run", "machine", "weights"]
+    kind: Literal["run", "machine", "weights", "checkpoint"]
     who: str
     what: str
 
