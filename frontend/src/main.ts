@@ -7,6 +7,7 @@ import { enableCopyButtons } from "./copyButtons";
 import { enableErrorClearing } from "./fieldErrors";
 import { enableMenuClosing } from "./menus";
 import { enablePresetHints } from "./presetHints";
+import { enableRunSelection } from "./runSelection";
 import { enableThemeSwitch } from "./theme";
 
 enableThemeSwitch(document);
@@ -15,7 +16,12 @@ enablePresetHints(document);
 enableConfirmations(document);
 enableErrorClearing(document);
 enableMenuClosing(document);
+enableRunSelection(document);
 
 // The charts are loaded only where there is a run to show.
 const runElement = document.querySelector<HTMLElement>("[data-live-run]");
+const compareElement = document.querySelector<HTMLElement>("[data-compare-runs]");
+if (compareElement) {
+  void import("./comparePage").then(({ startComparePage }) => startComparePage(compareElement));
+}
 if (runElement) void import("./runPage").then(({ startRunPage }) => startRunPage(runElement));

@@ -64,8 +64,8 @@ def collect_activity(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any
         rows: The rows of its machines, as `run_table.workers` returns them.
 
     Returns:
-        Dicts with "id", "at" (seconds since 1970), "kind" ("run", "machine", "weights" or "checkpoint"), "who"
-        and "what".
+        Dicts with "id", "at" (seconds since 1970), "kind" ("run", "machine", "weights" or
+        "checkpoint"), "who" and "what".
     """
     key = f"live:{run.pk}:events"
     stored = cache.get(key)

@@ -32,7 +32,7 @@ from coordinator.runs.replicated import run_events
 
 Status = enums.RunStatus
 MAX_TOKEN_BUDGET = 10**15
-RESERVED_SLUGS = ("new", "estimate")  # /runs/new/ and /runs/estimate/ are pages
+RESERVED_SLUGS = ("new", "estimate", "compare")  # /runs/new/ and the like are pages
 
 
 @dataclasses.dataclass(frozen=True)

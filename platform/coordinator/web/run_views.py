@@ -4,7 +4,6 @@ import json
 from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -30,8 +29,6 @@ from coordinator.web.model_card import load_model_card
 from coordinator.web.text_facts import read_text_facts
 from coordinator.web.text_size import text_size
 
-PAGE_SIZE = 50  # runs on one page
-MAX_FINISHED = 10  # finished runs on the first page, after the active ones
 CONTROLS = {
     "launch": "Launched. Training starts once one of your machines has prepared the text.",
     "pause": "Paused. Machines keep their state and wait.",
@@ -55,38 +52,6 @@ def show_home(request: HttpRequest) -> HttpResponse:
     listed = Run.objects.listed_for(request.user).filter(status__in=UNFINISHED)
     context = {"runs": listed.select_related("owner")[:6], "site": site_url(request)}
     return render(request, "home.html", context)
-
-
-@require_safe
-def list_runs(request: HttpRequest) -> HttpResponse:
-    """List active runs and the latest finished runs; `?finished` lists only the latter.
-
-    `before` is the id of the last run of the previous page.
-    """
-    only_finished = "finished" in request.GET
-    before = parse_uuid(request.GET.get("before", ""))
-    runs = Run.objects.listed_for(request.user).select_related("owner").order_by("-pk")
-    active = runs.filter(status__in=UNFINISHED)
-    finished = runs.exclude(status__in=UNFINISHED)
-
-    # One run more than the page shows reveals whether there is a next page.
-    listed = finished if only_finished else active
-    if before:
-        listed = listed.filter(pk__lt=before)
-    rows = list(listed[: PAGE_SIZE + 1])
-    page = rows[:PAGE_SIZE]
-
-    context = {
-        "only_finished": only_finished,
-        "is_later_page": before is not None,
-        "active_runs": page,
-        "finished_runs": [] if before else finished[:MAX_FINISHED],
-        "next_cursor": page[-1].pk if len(rows) > PAGE_SIZE else None,
-    }
-    if only_finished:
-        context |= {"active_runs": [], "finished_runs": page}
-    is_fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "parts/run_list.html" if is_fragment else "runs.html", context)
 
 
 @login_required
@@ -256,14 +221,6 @@ def join_problem(request: HttpRequest, run: Run) -> str:
     ):
         return f"It {run.access_description}: ask {run.owner.shown_name} to let you in."
     return ""
-
-
-def parse_uuid(text: str) -> UUID | None:
-    """Parse a UUID; return None if it is none."""
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
 
 
 def get_visible_run(request: HttpRequest, slug: str) -> Run:

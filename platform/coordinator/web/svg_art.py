@@ -5,6 +5,7 @@ Pure.
 
 import hashlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -167,3 +168,23 @@ def quilt(name: str) -> tuple[tuple[str, str], ...]:
             patches.append((tint, " ".join(f"{x:g},{y:g}" for x, y in points)))
         quarter = [(tint, [(6 - y, x) for x, y in points]) for tint, points in quarter]
     return tuple(patches)
+
+
+def sparkline(values: Sequence[float], width: float = 100, height: float = 24) -> str:
+    """Return the points of a small curve as SVG writes them; "" for fewer than two values.
+
+    Args:
+        values: at equal distances.
+        width: of the drawing in its units; a line of two units fits in it.
+        height: of the drawing.
+    """
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    across = (width - 2) / (len(values) - 1)
+    scale = (height - 2) / (high - low) if high > low else 0.0
+    points = (
+        (1 + index * across, height - 1 - (value - low) * scale)
+        for index, value in enumerate(values)
+    )
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -10,6 +10,8 @@ from coordinator.web import (
     machine_views,
     mirror_views,
     notification_views,
+    run_compare_views,
+    run_list_views,
     run_owner_views,
     run_views,
     team_views,
@@ -19,7 +21,8 @@ from coordinator.web import (
 urlpatterns = [
     path("", run_views.show_home, name="home"),
     path("mirrors/", mirror_views.show_mirrors, name="mirrors"),
-    path("runs/", run_views.list_runs, name="runs"),
+    path("runs/", run_list_views.list_runs, name="runs"),
+    path("runs/compare/", run_compare_views.compare_runs, name="run_compare"),
     path("runs/new/", run_views.create_run, name="run_new"),
     path("runs/estimate/", estimate_views.estimate_draft, name="run_estimate"),
     path("runs/<str:slug>/", run_views.show_run, name="run"),

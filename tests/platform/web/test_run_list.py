@@ -1,18 +1,26 @@
-"""Test the list of runs and its pages: active runs and finished runs."""
+"""Test the list of runs: pages, search, filters, orders, figures."""
 
 import re
+from html import unescape
 
 import pytest
 from django.test import Client
 
+from barnraise.protocol import reports
 from coordinator.runs.models import Run
-from coordinator.web import run_views
+from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.run_cards import load_run_cards
+from coordinator.web import run_list_views
 
 pytestmark = pytest.mark.django_db
 
 
 def run_names(html: str) -> list[str]:
-    return re.findall(r'<h3><a href="/runs/[\w-]+/">(.*?)</a></h3>', html)
+    return re.findall(r'<a href="/runs/[\w-]+/">(.*?)</a><span class="run-facts">', html)
+
+
+def list_names(client: Client, **filters: str) -> list[str]:
+    return run_names(client.get("/runs/", filters).content.decode())
 
 
 def read_pages(client: Client, path: str) -> list[list[str]]:
@@ -21,16 +29,15 @@ def read_pages(client: Client, path: str) -> list[list[str]]:
     while path:
         html = client.get(path).content.decode()
         pages.append(run_names(html))
-        link = re.search(r'href="(/runs/\?[^"]*before=[^"]*)"', html)
-        path = link[1].replace("&amp;", "&") if link else ""
+        link = re.search(r'href="([^"]*)">Next page', html)
+        path = unescape(link[1]) if link else ""
     return pages
 
 
 @pytest.fixture
 def owner_client(person, draft, monkeypatch) -> Client:
-    """Create seven drafts and five cancelled runs; a page lists three, or two that are over."""
-    monkeypatch.setattr(run_views, "PAGE_SIZE", 3)
-    monkeypatch.setattr(run_views, "MAX_FINISHED", 2)
+    """Create seven drafts and five cancelled runs; a page lists three."""
+    monkeypatch.setattr(run_list_views, "PAGE_SIZE", 3)
     owner = person()
     client = Client()
     client.force_login(owner)
@@ -41,20 +48,59 @@ def owner_client(person, draft, monkeypatch) -> Client:
     return client
 
 
-def test_run_list_has_each_run_on_one_page_newest_first(owner_client):
+def test_run_list_has_each_run_on_one_page_active_ones_first(owner_client):
     active = [f"run {n}" for n in reversed(range(12)) if n % 5 not in (1, 3)]
-    finished = [f"run {n}" for n in reversed(range(12)) if n % 5 in (1, 3)]
+    over = [f"run {n}" for n in reversed(range(12)) if n % 5 in (1, 3)]
     pages = read_pages(owner_client, "/runs/")
-    assert pages[0] == active[:3] + finished[:2]
-    assert [name for page in [pages[0][:3], *pages[1:]] for name in page] == active
-    finished_pages = read_pages(owner_client, "/runs/?finished")
-    assert [name for page in finished_pages for name in page] == finished
+    assert [name for page in pages for name in page] == active + over
+    assert [len(page) for page in pages] == [3, 3, 3, 3]
+    names = [name for page in read_pages(owner_client, "/runs/?status=cancelled") for name in page]
+    assert names == over
     assert Run.objects.count() == 12
 
 
+def test_run_list_is_searched_filtered_and_sorted(owner_client):
+    assert list_names(owner_client, q="run 1", status="active") == ["run 10"]
+    assert list_names(owner_client, q="RUN 7") == ["run 7"]
+    assert list_names(owner_client, q="nothing like it") == []
+    assert list_names(owner_client, sort="name")[:3] == ["run 0", "run 1", "run 10"]
+    assert len(list_names(owner_client, show="mine")) == 3
+    assert list_names(owner_client, show="joined") == []
+    assert list_names(Client()) == [], "a draft is its owner's"
+
+
 @pytest.mark.parametrize(
-    "before", ["", "x", "0", "' or 1=1 --", "0199aaaa-0000-7000-8000-000000000000"]
+    "filters",
+    [
+        {"page": "0"},
+        {"page": "-1"},
+        {"page": "9" * 40},
+        {"page": "²"},
+        {"status": "' or 1=1 --", "sort": "password", "show": "theirs"},
+        {"q": "\0" * 500},
+        {"q": "100 % _ \\"},
+    ],
 )
-def test_run_list_with_invalid_cursor_is_shown(owner_client, before):
-    assert owner_client.get("/runs/", {"before": before}).status_code == 200
-    assert owner_client.get("/runs/", {"finished": "", "before": before}).status_code == 200
+def test_run_list_with_invalid_filters_is_shown(owner_client, filters):
+    assert owner_client.get("/runs/", filters).status_code == 200
+    assert Client().get("/runs/", filters | {"show": "mine"}).status_code == 200
+
+
+def test_run_list_shows_loss_speed_machines_and_a_curve(person, launched_run, numbered_report):
+    run, ada = launched_run(person())
+    for seq, loss in ((1, 5.0), (2, 4.0)):
+        point = reports.MeasuredLoss(kind="train", tokens=seq * 1000, loss=loss)
+        report = numbered_report(seq, points=[point], ledger_tokens=seq * 1000, rate=500.0)
+        assert ada.report(run, report).status_code == 200
+    drain_queue()
+    run.refresh_from_db()
+    card = load_run_cards([run])[run.pk]
+    assert (card.validation, card.training, card.rate, card.machines) == (None, 4.0, 500.0, 1)
+    assert card.curve[0] == 5.0 and card.curve[-1] == card.loss == 4.0
+    row = run_list_views.RunRow(run, card)
+    assert len(row.curve.split()) == len(card.curve)
+    for sort in run_list_views.SORTS:
+        assert list_names(Client(), sort=sort) == [run.name]
+    joined = Client()
+    joined.force_login(ada.machine.owner)
+    assert list_names(joined, show="joined") == [run.name]

@@ -1,0 +1,108 @@
+"""What lists of runs show of each run: its last loss, a small curve, its speed and its machines."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.core.cache import cache
+from django.db import connection
+from django.db.models import Count, Sum
+
+from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
+
+CURVE_POINTS = 24
+ACTIVE_SECONDS = 15  # for which the losses of a run in training are cached
+OVER_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """The figures of one run in a list.
+
+    Attributes:
+        validation: the last validation loss in nats per token; None before the first.
+        training: the mean training loss at the curve's end; None before the first.
+        curve: training losses at equal distances in tokens, the oldest first.
+        rate: tokens/s of the machines that report.
+        machines: how many report.
+    """
+
+    validation: float | None
+    training: float | None
+    curve: tuple[float, ...]
+    rate: float
+    machines: int
+
+    @property
+    def loss(self) -> float | None:
+        """The validation loss, or the training loss where there is none."""
+        return self.training if self.validation is None else self.validation
+
+    def seconds_left(self, run: Run) -> float | None:
+        """Return the seconds until the budget is spent at this speed; None if it does not train."""
+        left = run.token_budget - run.ledger_tokens
+        return left / self.rate if run.status == "training" and self.rate and left > 0 else None
+
+
+def load_run_cards(runs: Iterable[Run]) -> dict[UUID, RunCard]:
+    """Load the figures of runs, by at most four queries."""
+    runs = list(runs)
+    losses = _cached_losses(runs)
+    alive = Membership.everywhere.newest().alive().filter(run__in=runs)
+    sums = alive.values("run").annotate(machines=Count("machine"), speed=Sum("rate"))
+    speeds = {row["run"]: (row["speed"] or 0.0, row["machines"]) for row in sums}
+    cards = {}
+    for run in runs:
+        validation, curve = losses[run.pk]
+        rate, machines = speeds.get(run.pk, (0.0, 0))
+        training = curve[-1] if curve else None
+        cards[run.pk] = RunCard(validation, training, tuple(curve), rate, machines)
+    return cards
+
+
+def _cached_losses(runs: list[Run]) -> dict[UUID, tuple[float | None, list[float]]]:
+    """Return run → (last validation loss, curve), from the cache where it is recent."""
+    keys = {run.pk: f"runs:{run.pk}:card:{int(run.is_over)}" for run in runs}
+    cached: dict[str, Any] = cache.get_many(keys.values())
+    found: dict[UUID, tuple[float | None, list[float]]] = {}
+    found |= {pk: cached[key] for pk, key in keys.items() if key in cached}
+    missing = [run for run in runs if run.pk not in found]
+    if missing:
+        loaded = _load_losses([run.pk for run in missing])
+        for seconds, is_over in ((ACTIVE_SECONDS, False), (OVER_SECONDS, True)):
+            fresh = {keys[run.pk]: loaded[run.pk] for run in missing if run.is_over == is_over}
+            cache.set_many(fresh, seconds)
+        found |= loaded
+    return found
+
+
+def _load_losses(runs: list[UUID]) -> dict[UUID, tuple[float | None, list[float]]]:
+    curves: dict[UUID, list[float]] = defaultdict(list)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            WITH points AS (
+                SELECT m.run_id, p.tokens, p.loss FROM fleet_membership m
+                JOIN telemetry_losspoint p ON p.membership_id = m.id AND kind = 'train'
+                WHERE m.run_id = ANY(%s)
+            ), ends AS (SELECT run_id, max(tokens) + 1 AS last FROM points GROUP BY run_id)
+            SELECT run_id, tokens * %s / last AS slot, avg(loss) FROM points JOIN ends
+            USING (run_id) GROUP BY run_id, slot ORDER BY run_id, slot
+            """,
+            [runs, CURVE_POINTS],
+        )
+        for run, _, loss in cursor.fetchall():
+            curves[run].append(round(loss, 4))
+        cursor.execute(
+            """
+            SELECT DISTINCT ON (m.run_id) m.run_id, p.loss FROM fleet_membership m
+            JOIN telemetry_losspoint p ON p.membership_id = m.id AND kind = 'validation'
+            WHERE m.run_id = ANY(%s) ORDER BY m.run_id, p.tokens DESC
+            """,
+            [runs],
+        )
+        validation: dict[Any, float] = dict(cursor.fetchall())
+    return {run: (validation.get(run), curves[run]) for run in runs}

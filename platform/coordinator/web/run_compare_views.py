@@ -1,0 +1,168 @@
+"""Compare runs: curves, figures, the settings in which they differ, and the tree of forks."""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Max, Min
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from barnraise.spec import RunSpec
+from coordinator.runs.models import Run
+from coordinator.telemetry.models import LossPoint
+from coordinator.telemetry.run_cards import RunCard, load_run_cards
+
+MAX_COMPARED = 8
+MAX_ANCESTORS = 20
+MAX_FAMILY = 60  # runs in a tree of forks
+MAX_TEXT = 80  # characters of a setting
+# Parts of a spec that every run has of its own.
+OWN_SETTINGS = ("roots", "seed")
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run's column.
+
+    Attributes:
+        run: the run.
+        card: its figures now.
+        best: the lowest validation loss; None before the first.
+        validations: how many there were.
+        hours: since its start, or from its start to its end; None before.
+    """
+
+    run: Run
+    card: RunCard
+    best: float | None
+    hours: float | None
+
+
+@dataclass
+class FamilyMember:
+    """A run in the tree of forks, with the runs that were copied from it."""
+
+    run: Run
+    is_compared: bool
+    forks: "list[FamilyMember]" = field(default_factory=list)
+
+
+@require_safe
+def compare_runs(request: HttpRequest) -> HttpResponse:
+    """Compare the runs that the address names with `run`, in that order."""
+    names = list(dict.fromkeys(request.GET.getlist("run")))[:MAX_COMPARED]
+    visible = Run.objects.visible_to(request.user).select_related("owner", "parent")
+    found = [run for name in names if (run := visible.find(name)) is not None]
+    runs = list({run.pk: run for run in found}.values())
+    context = {
+        "columns": _columns(runs),
+        "settings": differing_settings(runs),
+        "family": [tree for tree in find_families(request.user, runs) if tree.forks],
+        "chart_runs": json.dumps(
+            [
+                {
+                    "id": str(run.pk),
+                    "name": run.name,
+                    "stepTokens": run.spec.recipe.step_sequences * run.spec.model.context,
+                    "isOver": run.is_over,
+                }
+                for run in runs
+            ]
+        ),
+        "missing": len(names) - len(runs),
+    }
+    return render(request, "run_compare.html", context)
+
+
+def _columns(runs: list[Run]) -> list[ComparedRun]:
+    cards = load_run_cards(runs)
+    losses = LossPoint.objects.filter(membership__run__in=runs, kind="validation")
+    best = dict(
+        losses.values("membership__run")
+        .annotate(low=Min("loss"))
+        .values_list("membership__run", "low")
+    )
+    latest = dict(
+        losses.values("membership__run").annotate(at=Max("at")).values_list("membership__run", "at")
+    )
+    columns = []
+    for run in runs:
+        hours = None
+        end = run.finished.timestamp() if run.finished else latest.get(run.pk)
+        if run.started and end:
+            hours = max(0.0, end - run.started.timestamp()) / 3600
+        columns.append(ComparedRun(run, cards[run.pk], best.get(run.pk), hours))
+    return columns
+
+
+def differing_settings(runs: list[Run]) -> list[tuple[str, list[str]]]:
+    """Return the settings in which runs differ: (name, the value of each run)."""
+    specs = [_flatten(json.loads(RunSpec.to_json(run.spec))) for run in runs]
+    names = sorted({name for spec in specs for name in spec})
+    rows = []
+    for name in names:
+        values = [spec.get(name, "–") for spec in specs]
+        if len(set(values)) > 1 and name.split(".")[0] not in OWN_SETTINGS:
+            rows.append((name, values))
+    return rows
+
+
+def _flatten(value: Any, name: str = "") -> dict[str, str]:
+    """Return the values of nested objects by their names, joined with points."""
+    if isinstance(value, dict):
+        flat: dict[str, str] = {}
+        for key, item in value.items():
+            flat |= _flatten(item, f"{name}.{key}" if name else str(key))
+        return flat
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return {name: text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"}
+
+
+def find_families(user: Any, runs: list[Run]) -> list[FamilyMember]:
+    """Return the trees of forks that these runs belong to, as far as lists show them to a visitor.
+
+    Args:
+        user: the visitor.
+        runs: the runs that are compared.
+    """
+    listed = Run.objects.listed_for(user).select_related("owner")
+    roots = _find_roots(listed, runs)
+    members: dict[UUID, FamilyMember] = {}
+    compared = {run.pk for run in runs}
+    children: dict[UUID, list[Run]] = defaultdict(list)
+    level = list(roots.values())
+    count = 0
+    while level and count < MAX_FAMILY:
+        count += len(level)
+        for run in level:
+            members[run.pk] = FamilyMember(run, run.pk in compared)
+        forks = listed.filter(parent__in=level).exclude(pk__in=members).order_by("pk")
+        level = list(forks[: MAX_FAMILY - count])
+        for fork in level:
+            children[fork.parent_id].append(fork)
+    for parent, forks in children.items():
+        members[parent].forks += [members[fork.pk] for fork in forks if fork.pk in members]
+    return [members[pk] for pk in roots]
+
+
+def _find_roots(listed: Any, runs: list[Run]) -> dict[UUID, Run]:
+    """Return the oldest listed ancestors of runs, by their ids."""
+    roots: dict[UUID, Run] = {}
+    level = {run.pk: run for run in runs}
+    for _ in range(MAX_ANCESTORS):
+        parents = listed.in_bulk({run.parent_id for run in level.values() if run.parent_id})
+        above: dict[UUID, Run] = {}
+        for run in level.values():
+            parent = parents.get(run.parent_id)
+            if parent is None:
+                roots[run.pk] = run
+            else:
+                above[parent.pk] = parent
+        level = above
+        if not level:
+            break
+    return roots | level

@@ -1,0 +1,66 @@
+"""Test the page that compares runs, and the tree of forks."""
+
+import json
+from html import unescape
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.test import Client
+
+from coordinator.runs.models import NewRun, Run
+from coordinator.runs.spec_form import spec_from_fields
+from coordinator.web.run_compare_views import differing_settings, find_families
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def family(person) -> dict[str, Run]:
+    """Create a run, two forks of it, and a fork of one of these; all are drafts of one owner."""
+    owner = person()
+    runs: dict[str, Run] = {}
+    for name, parent, rate in (
+        ("first", None, "0.001"),
+        ("second", "first", "0.002"),
+        ("third", "first", "0.001"),
+        ("grandchild", "second", "0.002"),
+    ):
+        spec = spec_from_fields({"recipe.learning_rate": rate})
+        runs[name] = Run.create(owner, NewRun(name, spec, parent=runs.get(parent or "")))
+    return runs
+
+
+def test_settings_that_differ_are_named_with_each_value(family):
+    rows = dict(differing_settings([family["first"], family["second"]]))
+    assert rows == {"recipe.learning_rate": ["0.001", "0.002"]}
+    assert differing_settings([family["first"], family["third"]]) == []
+    assert differing_settings([]) == []
+
+
+def test_tree_of_forks_has_every_relative_once(family):
+    owner = family["first"].owner
+    [tree] = find_families(owner, [family["grandchild"], family["third"]])
+    assert tree.run == family["first"] and not tree.is_compared
+    assert [fork.run.name for fork in tree.forks] == ["second", "third"]
+    assert [fork.is_compared for fork in tree.forks] == [False, True]
+    assert [fork.run.name for fork in tree.forks[0].forks] == ["grandchild"]
+    assert find_families(AnonymousUser(), [family["third"]])[0].forks == [], "drafts are private"
+
+
+def test_compare_page_shows_only_what_the_visitor_may_see(family):
+    client = Client()
+    names = [run.slug for run in family.values()]
+    client.force_login(family["first"].owner)
+    html = client.get("/runs/compare/", {"run": names}).content.decode()
+    assert "recipe.learning_rate" in html
+    chart = unescape(html.split('data-compare-runs="')[1].split('"')[0])
+    assert [run["name"] for run in json.loads(chart)] == list(family)
+    hidden = Client().get("/runs/compare/", {"run": names}).content.decode()
+    assert "recipe.learning_rate" not in hidden and "4 of the runs do not exist" in hidden
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["nothing"], ["x" * 500], ["a", "a"], [str(n) for n in range(50)]]
+)
+def test_compare_page_of_unknown_runs_is_shown(names):
+    assert Client().get("/runs/compare/", {"run": names}).status_code == 200
