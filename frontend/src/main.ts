@@ -24,4 +24,8 @@ const compareElement = document.querySelector<HTMLElement>("[data-compare-runs]"
 if (compareElement) {
   void import("./comparePage").then(({ startComparePage }) => startComparePage(compareElement));
 }
+const machineElement = document.querySelector<HTMLElement>("[data-machine-history]");
+if (machineElement) {
+  void import("./machinePage").then(({ startMachinePage }) => startMachinePage(machineElement));
+}
 if (runElement) void import("./runPage").then(({ startRunPage }) => startRunPage(runElement));

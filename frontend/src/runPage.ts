@@ -18,6 +18,7 @@ import { MachineTable } from "./views/machineTable";
 import { MetricChart } from "./views/metricChart";
 import { RunFigures } from "./views/runFigures";
 import { RunNotices } from "./views/runNotices";
+import { startSwarm } from "./views/swarmGraph";
 import { createBrowserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
 
 /** Something on the page that shows a part of the store. */
@@ -82,6 +83,10 @@ export function startRunPage(page: HTMLElement): void {
   };
   preferences.onChange(loadCurvesIfShown);
   loadCurvesIfShown();
+
+  // Fetch the connections while they are visible
+  const swarm = requireElement(page, "[data-swarm]");
+  startSwarm(swarm, () => `${mirrors[selector.current]!.base}/live/${runId}/swarm/`);
 
   retryWhenUseful(feed);
   feed.start();

@@ -210,6 +210,35 @@ export interface Snapshot {
   staleness: Point[];
 }
 
+/** The machines of a run and their connections, the oldest machines first. */
+export interface Swarm {
+  nodes: SwarmNode[];
+  links: SwarmLink[];
+  /** Machines that report and are left out. */
+  hidden: number;
+}
+
+/** A direct connection between two machines. Rates are bytes per second now. */
+export interface SwarmLink {
+  source: string;
+  target: string;
+  /** From source to target. */
+  forward: number;
+  backward: number;
+  /** Whether both have the same weights; null before they were compared. */
+  agrees: boolean | null;
+}
+
+/** A machine that reports, in the graph of the swarm. */
+export interface SwarmNode {
+  id: string;
+  name: string;
+  person: string;
+  /** Tokens per second. */
+  rate: number;
+  agrees: boolean | null;
+}
+
 /** The training losses and the speed that one machine measured. */
 export interface WorkerCurve {
   id: string;

@@ -136,6 +136,40 @@ class WorkerCurvesMessage(LiveMessage):
     machines: list[WorkerCurve]
 
 
+class SwarmNode(LiveMessage):
+    """A machine that reports, in the graph of the swarm."""
+
+    id: str
+    name: str
+    person: str
+    rate: float
+    """Tokens per second."""
+    agrees: bool | None
+
+
+class SwarmLink(LiveMessage):
+    """A direct connection between two machines. Rates are bytes per second now."""
+
+    source: str
+    target: str
+    forward: float
+    """From source to target."""
+    backward: float
+    agrees: bool | None
+    """Whether both have the same weights; null before they were compared."""
+
+
+class SwarmMessage(LiveMessage):
+    """The machines of a run and their connections, the oldest machines first."""
+
+    model_config = ConfigDict(title="Swarm")
+
+    nodes: list[SwarmNode]
+    links: list[SwarmLink]
+    hidden: int
+    """Machines that report and are left out."""
+
+
 class SnapshotMessage(LiveMessage):
     """Everything that the page shows of a run. It includes all deltas up to its number."""
 
@@ -207,4 +241,9 @@ class DeltaMessage(LiveMessage):
     staleness: list[Point] = []
 
 
-MESSAGES: tuple[type[LiveMessage], ...] = (SnapshotMessage, DeltaMessage, WorkerCurvesMessage)
+MESSAGES: tuple[type[LiveMessage], ...] = (
+    SnapshotMessage,
+    DeltaMessage,
+    WorkerCurvesMessage,
+    SwarmMessage,
+)

@@ -11,8 +11,10 @@ from coordinator.live.cross_site import visitor_and_headers
 from coordinator.live.snapshot_cache import snapshot_cache
 from coordinator.runs.models import Run
 from coordinator.telemetry.history import load_machine_curves
+from coordinator.telemetry.swarm import build_swarm
 
 CURVES_SECONDS = 5  # for which the curves of single machines are cached
+SWARM_SECONDS = 3  # for which the graph of the swarm is cached
 
 
 @require_safe
@@ -36,3 +38,16 @@ def get_worker_curves(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
         curves = load_machine_curves(visible_run)
         cache.set(key, curves, CURVES_SECONDS)
     return JsonResponse({"machines": curves}, headers=headers)
+
+
+@require_safe
+def get_swarm(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
+    """Return the machines of a run with their connections."""
+    visitor, headers = visitor_and_headers(request)
+    visible_run = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
+    key = f"live:{run}:swarm"
+    swarm = cache.get(key)
+    if swarm is None:
+        swarm = build_swarm(visible_run)
+        cache.set(key, swarm, SWARM_SECONDS)
+    return JsonResponse(swarm, headers=headers)

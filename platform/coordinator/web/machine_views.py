@@ -5,7 +5,7 @@ import uuid
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.db.models import F, Prefetch, QuerySet
-from django.http import HttpResponse
+from django.http import HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
@@ -15,6 +15,8 @@ from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.machine_state import MachinePause, measured_hardware
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
+from coordinator.telemetry import machine_history
+from coordinator.web import machine_condition
 from coordinator.web.run_views import UNFINISHED, site_url
 
 MAX_NAME = 60  # characters
@@ -51,14 +53,40 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
             messages.success(request, f"Renamed to {machine.name}.")
             return redirect("machine", pk=machine.pk)
         problem = f"A name has at most {MAX_NAME} characters; this has {length}."
+    memberships = machine.memberships.all()
+    hardware = measured_hardware(machine)
+    condition = machine_history.find_condition(machine)
+    system, limits = machine_history.parse_condition(condition)
+    # The run that it trains now, or that it trained last.
+    current = memberships[0] if memberships else None
+    newest = machine_condition.newest_version()
+    version = condition.version if condition else ""
     context = {
         "machine": machine,
-        "hardware": measured_hardware(machine),
-        "memberships": machine.memberships.all(),
+        "hardware": hardware,
+        "has_gpu": bool(hardware and hardware.device_memory),
+        "memberships": memberships,
+        "current": current,
+        "condition": condition,
+        "system": system,
+        "limits": machine_condition.describe_limits(limits),
+        "speed": current
+        and machine_condition.explain_speed(current.plan, current.step_seconds, system),
+        "newer_version": newest if machine_condition.is_older(version, newest) else "",
         "typed": name,
         "problem": problem,
     }
     return render(request, "machine.html", context, status=422 if problem else 200)
+
+
+@login_required
+@require_safe
+def show_machine_history(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
+    """Return the last day of a machine as JSON, to its owner."""
+    machine = get_object_or_404(Machine, pk=pk, owner=request.user)
+    response = JsonResponse(machine_history.load_machine_history(machine))
+    response["Cache-Control"] = "private, no-store"
+    return response
 
 
 @login_required

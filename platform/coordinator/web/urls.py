@@ -101,6 +101,7 @@ urlpatterns = [
         name="machine_certificate",
     ),
     path("machines/<uuid:pk>/", machine_views.show_machine, name="machine"),
+    path("machines/<uuid:pk>/history/", machine_views.show_machine_history, name="machine_history"),
     *(
         path(
             f"machines/<uuid:pk>/{action}/",

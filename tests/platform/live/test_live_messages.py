@@ -12,6 +12,7 @@ from coordinator.live.live_messages import (
     DeltaMessage,
     LiveMessage,
     SnapshotMessage,
+    SwarmMessage,
     WorkerCurvesMessage,
 )
 from coordinator.live.typescript import TYPES_FILE, generate_types
@@ -82,6 +83,7 @@ def test_messages_of_a_training_run_follow_their_schema(
         assert json.loads(snapshot)["plans"]
     curves = Client().get(f"/live/{run.pk}/machines/").content
     assert_follows_schema(WorkerCurvesMessage, curves)
+    assert_follows_schema(SwarmMessage, Client().get(f"/live/{run.pk}/swarm/").content)
 
 
 def test_messages_of_a_draft_follow_their_schema(person, draft, valkey):

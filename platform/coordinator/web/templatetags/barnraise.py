@@ -2,7 +2,7 @@
 
 import json
 import math
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -232,6 +232,13 @@ def span(seconds: float) -> str:
         if value < limit:
             return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
     return f"{seconds / SECONDS_PER_YEAR:,.0f} years"
+
+
+@register.filter
+def moment(seconds: float) -> str:
+    """Format seconds since 1970 as day and time in UTC: "25 Nov 21:05:09"."""
+    at = datetime.fromtimestamp(float(seconds), UTC)
+    return f"{at.day} {at:%b %H:%M:%S}"
 
 
 @register.filter

@@ -1,0 +1,97 @@
+"""Say in words how a machine is: its version, its limits, and why its steps take longer. Pure."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from barnraise.formats import format_byte_rate, format_bytes
+from barnraise.protocol.reports import LimitsView, SystemView
+
+SMALL_DEVIATION = 0.15  # as a share of the predicted step
+BUSY_SHARE = 0.1  # of all cores that other programs use from which they explain a slow step
+FULL_SHARE = 0.92  # of memory in use from which the system may swap
+HOT_CPU = 90.0  # °C from which processors slow down
+HOT_GPU = 83.0
+FAST_RATIO = 100  # a ratio that is written without decimals
+
+LIMIT_LABELS = {
+    "memory": "Memory",
+    "device_memory": "GPU memory",
+    "disk": "Disk",
+    "disk_writes_per_day": "Disk writes per day",
+    "uplink": "Uplink",
+}
+
+
+def newest_version() -> str:
+    """Return the version of the worker that this site has; "" if it has none."""
+    try:
+        return version("barnraise")
+    except PackageNotFoundError:
+        return ""
+
+
+def is_older(reported: str, newest: str) -> bool:
+    """Return whether a machine's version is older than another one; False if one is unreadable."""
+    before, after = _version_numbers(reported), _version_numbers(newest)
+    return bool(before and after and before < after)
+
+
+def _version_numbers(text: str) -> tuple[int, ...]:
+    numbers = text.split("+")[0].split(".")
+    return tuple(map(int, numbers)) if all(part.isdigit() for part in numbers) else ()
+
+
+def describe_limits(limits: LimitsView | None) -> list[tuple[str, str]]:
+    """Return the limits that a machine's owner has set: (label, value)."""
+    if limits is None:
+        return []
+    rows = []
+    for name, label in LIMIT_LABELS.items():
+        value = getattr(limits, name)
+        if value is not None:
+            rows.append(
+                (label, format_byte_rate(value) if name == "uplink" else format_bytes(value))
+            )
+    return rows
+
+
+def explain_speed(
+    plan: dict[str, Any] | None, measured: float | None, system: SystemView | None
+) -> str:
+    """Say how a machine's steps compare with its plan, and the likely reason of a difference.
+
+    Args:
+        plan: the last `reports.PlanView`.
+        measured: seconds of a step.
+        system: how busy the machine is.
+    """
+    predicted = plan["predicted_seconds"] if plan else 0.0
+    if not predicted or measured is None:
+        return "No step has been measured yet."
+    ratio = measured / predicted
+    if abs(ratio - 1) <= SMALL_DEVIATION:
+        return "Steps take as long as planned."
+    if ratio < 1:
+        return f"Steps take {1 - ratio:.0%} less time than planned.".replace("%", " %")
+    times = f"{ratio:.1f}" if ratio < FAST_RATIO else f"{ratio:.0f}"
+    reasons = list_reasons(system)
+    why = "; ".join(reasons) if reasons else "its load does not explain it"
+    return f"Steps take {times} times as long as planned: {why}."
+
+
+def list_reasons(system: SystemView | None) -> list[str]:
+    """Return what may slow a machine down now, the most likely reason first."""
+    if system is None:
+        return ["the machine does not report its load"]
+    reasons = []
+    if system.cpu is not None and system.worker_cpu is not None:
+        others = system.cpu - system.worker_cpu
+        if others >= BUSY_SHARE:
+            reasons.append(f"other programs take {others:.0%} of this CPU".replace("%", " %"))
+    if system.memory_total and system.memory_used / system.memory_total >= FULL_SHARE:
+        reasons.append("its memory is almost full, so the system may use the disk instead")
+    if system.cpu_celsius is not None and system.cpu_celsius >= HOT_CPU:
+        reasons.append(f"the CPU is at {system.cpu_celsius:.0f} °C and slows down")
+    if system.gpu_celsius is not None and system.gpu_celsius >= HOT_GPU:
+        reasons.append(f"the GPU is at {system.gpu_celsius:.0f} °C and slows down")
+    return reasons
