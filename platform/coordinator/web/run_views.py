@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -221,6 +222,14 @@ def join_problem(request: HttpRequest, run: Run) -> str:
     ):
         return f"It {run.access_description}: ask {run.owner.shown_name} to let you in."
     return ""
+
+
+def parse_uuid(text: str) -> UUID | None:
+    """Parse a UUID; return None if it is none."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
 
 
 def get_visible_run(request: HttpRequest, slug: str) -> Run:

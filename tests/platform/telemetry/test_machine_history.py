@@ -34,7 +34,9 @@ def reported_machine(person, launched_run, numbered_report):
 
 def test_condition_holds_the_newest_figures_and_lines(reported_machine):
     condition = machine_history.find_condition(reported_machine)
+    assert condition
     system, limits = machine_history.parse_condition(condition)
+    assert system and limits
     assert (system.cpu_celsius, limits.memory) == (72, 8 << 30)
     assert len(condition.lines) == machine_history.MAX_LINES
     assert condition.lines[-1]["text"] == "line 64" and condition.version == "0.1"
