@@ -427,3 +427,53 @@ def test_memory_that_runs_out_is_named_with_its_size():
         with expected as raised, naming_failures("validation failed"):
             raise kind(text)
         assert raised.value.device == ("CUDA" in text)
+
+
+# ---- interruption --------------------------------------------------------------------------------
+
+
+def stop_at(call: int):
+    """Return a callback that wants to stop from its n-th call on."""
+    calls = iter(range(1, 1_000_000))
+    return lambda: next(calls) >= call
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", [1, 4, 7])
+def test_interrupted_step_leaves_the_steps_before_it(kind, call, new_engine):
+    stopped, whole = new_engine(kind), new_engine(kind)
+    for engine in (stopped, whole):
+        for step in range(2):
+            engine.step([sample_text(seed=step), sample_text(seed=9)], position=step + 1)
+    stats = stopped.step([sample_text(), sample_text(seed=3)], should_stop=stop_at(call))
+    assert stats.interrupted and not stats.abandoned and stats.tokens == 0
+    stopped.flush(), whole.flush()
+    assert stopped.progress == whole.progress
+    assert state_digest(stopped) == state_digest(whole)
+    assert stopped.step([sample_text()]).loss == whole.step([sample_text()]).loss
+
+
+@pytest.mark.parametrize("kind", ["resident", "staged", "exact"])
+def test_interrupted_step_applies_arrivals_and_is_not_counted(kind, new_engine):
+    sender = new_engine()
+    update = train_round(sender, author="b")
+    engine = new_engine(kind, plan=dict(clipping="layer"))
+    engine.step([sample_text()], position=1)
+    engine.queue_updates(update)
+    assert engine.step([sample_text()], position=2, should_stop=stop_at(1)).interrupted
+    assert engine.progress.position == 1 and engine.round_tokens == 4 * TINY.context
+    assert engine.anchor.vector == sender.anchor.vector
+    assert all(
+        torch.equal(mine, theirs)
+        for mine, theirs in zip(
+            exchange_state(engine, "anchor"), exchange_state(sender, "anchor"), strict=True
+        )
+    )
+    parts = [part.payload for part in engine.end_round(encode, 1.0)]
+    assert len(parts) == TINY.layers + 2
+
+
+def test_stopped_validation_has_no_loss(new_engine):
+    engine = new_engine()
+    assert math.isnan(engine.evaluate([sample_text(8)], stop_at(2)))
+    assert engine.evaluate([sample_text(8)], stop_at(1000)) > 0

@@ -1,11 +1,9 @@
-"""Write to the terminal, log to it, and react to Ctrl-C."""
+"""Write to the terminal, and log to it."""
 
 import io
 import json
 import logging
-import signal
 import sys
-import threading
 from typing import Any
 
 from rich.console import Console, ConsoleRenderable
@@ -78,18 +76,3 @@ def configure_logging(log_file: logging.Handler | None = None) -> None:
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     for library in ("httpx", "httpx2", "gguf"):  # httpx2 is huggingface_hub's
         logging.getLogger(library).setLevel(logging.WARNING)
-
-
-def stop_on_signals() -> threading.Event:
-    """Return an event that the first Ctrl-C (or SIGTERM) sets; a second one ends the program."""
-    leaving = threading.Event()
-
-    def leave(number: int, frame: Any) -> None:
-        if leaving.is_set():
-            raise KeyboardInterrupt
-        leaving.set()
-        errors.print("Stopping … (Ctrl-C again to stop at once)")
-
-    signal.signal(signal.SIGINT, leave)
-    signal.signal(signal.SIGTERM, leave)
-    return leaving

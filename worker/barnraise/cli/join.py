@@ -22,7 +22,6 @@ from barnraise.cli.console import (
     configure_logging,
     errors,
     out,
-    stop_on_signals,
 )
 from barnraise.cli.keys import read_keys
 from barnraise.cli.last_words import WorkEnd, print_last_words
@@ -37,6 +36,7 @@ from barnraise.cli.machine_options import (
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.panel import build_panel, format_status_line
 from barnraise.cli.resource_options import LimitOptions
+from barnraise.cli.signals import silence_terminals, stop_on_signals
 from barnraise.cli.site_access import check_trainable, find_run, open_site
 from barnraise.errors import CoordinatorError, PlanError
 from barnraise.planning.limits import Limits
@@ -185,12 +185,20 @@ class StatusDisplay:
     def show(self, status: dict[str, Any]) -> None:
         """Show a status."""
         self.last_status = status
-        if self._live is not None:
-            self._live.update(self._panel(status), refresh=True)
+        self._update_panel(status)
         pause = LOG_SECONDS if self._live is None else FILE_SECONDS
         if time.monotonic() - self._last_logged > pause:
             self._last_logged = time.monotonic()
             status_log.info("%s", format_status_line(status))
+
+    def _update_panel(self, status: dict[str, Any]) -> None:
+        if self._live is None:
+            return
+        try:
+            self._live.update(self._panel(status), refresh=True)
+        except OSError as error:  # the terminal is gone: training does not need it
+            log.debug("the status cannot be printed: %s", error)
+            silence_terminals()
 
     def _panel(self, status: dict[str, Any]) -> Any:
         is_ascii = not (errors.encoding or "").lower().startswith("utf")
@@ -210,8 +218,8 @@ class StatusDisplay:
                 self.control.pause()
             else:
                 self.control.resume()
-            if self._live is not None and self.last_status is not None:
-                self._live.update(self._panel(self.last_status), refresh=True)
+            if self.last_status is not None:
+                self._update_panel(self.last_status)
 
 
 def lower_priority() -> None:

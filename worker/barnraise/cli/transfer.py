@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from barnraise.cli.addresses import RunAddress, RunArgument
-from barnraise.cli.console import configure_logging, out, stop_on_signals
+from barnraise.cli.console import configure_logging, out
 from barnraise.cli.log_file import open_worker_log
 from barnraise.cli.machine_options import (
     HardwareOption,
@@ -22,6 +22,7 @@ from barnraise.cli.machine_options import (
     open_state_dir,
 )
 from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.signals import stop_on_signals
 from barnraise.cli.site_access import find_run, open_site
 from barnraise.errors import CoordinatorError, StateError
 from barnraise.state_dir import StateDir

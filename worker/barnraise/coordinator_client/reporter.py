@@ -55,7 +55,7 @@ FINAL_STATUSES = (403, 404, 409, 410)  # this machine has no place in the run
 ORPHANED_SECONDS = 3600.0  # without any answer; then peers accept tickets that expired recently
 # Seconds between two looks at the directive, where reports are sent less often.
 DIRECTIVE_SECONDS = 30.0
-GOODBYE_SECONDS = 10.0  # that a leaving worker gives the coordinator to accept what is spooled
+GOODBYE_SECONDS = 10.0  # that a finished worker gives the coordinator to accept what is spooled
 
 
 @dataclass(frozen=True)
@@ -217,15 +217,20 @@ class Reporter:
         """Start the thread that sends reports."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Spool one last report of the latest figures, and try for a while to deliver the spool."""
-        self._give_up_at = time.monotonic() + GOODBYE_SECONDS
+    def stop(self, seconds: float | None = None) -> None:
+        """Spool one last report of the latest figures, and try for a while to deliver the spool.
+
+        Args:
+            seconds: how long to try; None for GOODBYE_SECONDS.
+        """
+        seconds = GOODBYE_SECONDS if seconds is None else seconds
+        self._give_up_at = time.monotonic() + seconds
         self._wake.set()
         if self._thread.ident is None:
             self._spool.close()
         else:
             # A thread that still waits for an answer is left behind: everything is on disk.
-            self._thread.join(timeout=GOODBYE_SECONDS + 1)
+            self._thread.join(timeout=seconds + 1)
 
     def update_figures(self, figures: WorkerFigures) -> None:
         """Set the figures of the next report; their points are queued."""

@@ -102,9 +102,12 @@ class HostActivations(Activations):
         return x
 
     def finish(self) -> None:
-        """End a step: wait until no copy reads memory that is about to be freed."""
+        """End a step: wait until no copy uses memory that is about to be freed."""
         while self._copies_out:
             self._copies_out.pop()[0].wait()
+        for event, _ in self._copies_in.values():  # an interrupted step has not used them
+            event.wait()
+        self._copies_in.clear()
 
     def _is_on_device(self, i: int, m: int) -> bool:
         """Return whether a tensor is on the device or on its way there.

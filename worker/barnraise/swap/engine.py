@@ -72,6 +72,7 @@ class StepStats:
         norm: L2 norm of the whole gradient before clipping.
         abandoned: whether the loss or gradient was not finite. The round's progress is then
             dropped: the replica is the anchor again.
+        interrupted: whether the step was stopped. What the round had learnt before it stays.
     """
 
     loss: float
@@ -79,6 +80,7 @@ class StepStats:
     seconds: float
     norm: float
     abandoned: bool = False
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,13 +161,22 @@ class Engine:
         """Return the tokens trained on since the last `end_round`, for the next header."""
         return self.progress_with_pending.round_tokens
 
-    def step(self, batches: list[Tensor], rate_scale: float = 1.0, position: int = 0) -> StepStats:
+    def step(
+        self,
+        batches: list[Tensor],
+        rate_scale: float = 1.0,
+        position: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> StepStats:
         """Make one AdamW step on the mean gradient of the micro-batches, clipped as the plan says.
 
         Args:
             batches: micro-batches of tokens, int64 [sequences, context + 1] each.
             rate_scale: factor on the recipe's learning rate (`learning_rate_scale`).
             position: where in the data the next step begins.
+            should_stop: called between parts of the computation; ends the step without its update.
+                With layer-wise clipping, fragments whose update is complete by then have taken the
+                step, and the others have not.
 
         Raises:
             StateError: a tier failed. What the last manifest names is intact then.
@@ -179,11 +190,19 @@ class Engine:
             [batch.to(self.device) for batch in batches],
             [count / sum(tokens) for count in tokens],
             activations,
+            should_stop,
         )
         if self.plan.clipping == "exact":
             update = self._step_with_exact_clipping(passes, rate_scale, sum(tokens), position)
         else:
             update = self._step_with_layerwise_clipping(passes, rate_scale, sum(tokens), position)
+        if passes.is_interrupted:
+            self.executor.drain()
+            activations.finish()
+            if update.is_interrupted:  # its program has applied what others sent
+                self.progress = self._progress_after(update)
+            self.executor.invalidate_cached_weights()
+            return StepStats(math.nan, 0, time.perf_counter() - started, math.nan, interrupted=True)
         loss, norm = self._loss_and_norm(passes)
         activations.finish()
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))
@@ -289,7 +308,13 @@ class Engine:
     def _describe_commit(self, update: PendingUpdate) -> str:
         """Return the header for a running program's commit, when all its arrivals are added."""
         self._record_arrivals(update)
-        return self.describe(update.progress)
+        return self.describe(self._progress_after(update))
+
+    def _progress_after(self, update: PendingUpdate) -> EngineProgress:
+        """Return the progress once an update is applied, or all of it but its own step."""
+        if update.is_interrupted:
+            return replace(self.progress, prediction=update.progress.prediction)
+        return update.progress
 
     def _record_arrivals(self, update: PendingUpdate) -> None:
         """Tell the anchor which updates a program has added to it."""
@@ -442,14 +467,17 @@ class Engine:
         self.reset_round()
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Return the mean loss of the *anchor*, in nats a token.
+    def evaluate(
+        self, batches: Iterable[Tensor], should_stop: Callable[[], bool] = lambda: False
+    ) -> float:
+        """Return the mean loss of the *anchor*, in nats a token; NaN if it was stopped.
 
         Peers with one anchor get the same number. Goes layer by layer over all batches, so that one
         layer's weights are unpacked at a time.
 
         Args:
             batches: tokens, int64 [sequences, context + 1] each.
+            should_stop: called between parts of the computation; ends it.
         """
         self.apply_queued()
         # A GPU holds one sequence at a time, and the streams wait in RAM.
@@ -463,6 +491,8 @@ class Engine:
                 del weights  # free them before the next fragment's are unpacked
                 weights = self._anchor_weights(i)
                 for m, stream in enumerate(streams):
+                    if should_stop():
+                        return math.nan
                     stream = gpt2.block(weights, stream.to(self.device), self.plan.model.heads)
                     streams[m] = stream.cpu()
                 del stream

@@ -32,6 +32,15 @@ MANY_CORES = 8
 ANCHOR_SCRATCH, MOMENTUM_SCRATCH = 1, 2
 DEVICE_ANCHOR_SCRATCH, DEVICE_MOMENTUM_SCRATCH = 5, 6
 
+# Operations that an interrupted step completes: they belong to the update of the step before, or
+# apply the updates of other authors.
+STATE_CHANGES = {
+    OperationKind.UPDATE,
+    OperationKind.STORE,
+    OperationKind.WRITE,
+    OperationKind.COMMIT,
+}
+
 Task = Callable[[], object]
 
 
@@ -83,7 +92,9 @@ class PendingUpdate:
         arrivals: updates of other authors that are added to the anchor and the replica on the way.
         gradient_divisor: what exact clipping divides gradients by; None until the whole norm is
             known.
-        is_cancelled: whether a loss or gradient was not finite, so that AdamW changes nothing more.
+        is_cancelled: whether a loss or gradient was not finite, or the step was interrupted, so
+            that AdamW changes nothing more.
+        is_interrupted: whether its step was interrupted: the progress stays as it was before.
     """
 
     clipping: str
@@ -95,6 +106,7 @@ class PendingUpdate:
     arrivals: list[DecodableUpdate] = field(default_factory=list)
     gradient_divisor: float | None = None
     is_cancelled: bool = False
+    is_interrupted: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -179,7 +191,11 @@ class Executor:
         self._running_update, self._running_passes = update, passes
         program = compile_program(self._plan, cached=self._cached)
         self._cached = {}  # valid again when all operations were submitted without a failure
-        for op in program.operations:
+        changes = [k for k, op in enumerate(program.operations) if op.kind in STATE_CHANGES]
+        last_change = max(changes, default=-1)
+        for k, op in enumerate(program.operations):
+            if passes is not None and passes.is_interrupted and k > last_change:
+                return
             task = self.handlers[op.kind](op)
             event = self.lanes[op.lane].submit(
                 self._guarded(op, task),
@@ -298,6 +314,8 @@ class Executor:
             passes.head(final, self.buffers.end_leaves(0), self.buffers.head_gradient)
             if self._plan.clipping == "exact":
                 return
+            if self._cancel_if_interrupted():
+                return
             # Updates follow soon: check the losses before.
             loss = torch.stack(passes.losses).sum()
             if self.buffers.host_scalars is None:
@@ -317,8 +335,20 @@ class Executor:
                 gradient.zero_()
                 fragment_leaves.accumulate_into(gradient)
             self._active_passes.backward(op.blocks, leaves)
+            self._cancel_if_interrupted()
 
         return backward
+
+    def _cancel_if_interrupted(self) -> bool:
+        """Return whether the step was interrupted; if it was, cancel its own update.
+
+        With exact clipping, the program's update is the one of the step before, which goes on.
+        """
+        is_interrupted = self._active_passes.is_interrupted
+        if is_interrupted and self._plan.clipping != "exact":
+            self._active_update.is_cancelled = True
+            self._active_update.is_interrupted = True
+        return is_interrupted
 
     def _leaves(self, op: Operation) -> list[Leaves]:
         return [self.buffers.leaves(i, slot) for i, slot in zip(op.blocks, op.slots, strict=True)]
@@ -330,6 +360,7 @@ class Executor:
             self._active_passes.embed_backward(
                 views(self._plan.fragments[0], gradient), self.buffers.head_gradient
             )
+            self._cancel_if_interrupted()
 
         return backward
 

@@ -84,6 +84,8 @@ class ForwardBackward:
         losses: share · loss of each micro-batch; they stay on the device.
         norms: the norm of each fragment's gradient, filled in by the executor; they stay on the
             device.
+        is_interrupted: whether `should_stop` has ended the step. What it has computed is worthless,
+            and nothing more is computed.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class ForwardBackward:
         batches: Sequence[Tensor],
         shares: Sequence[float],
         activations: Activations,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare a step.
 
@@ -100,7 +103,10 @@ class ForwardBackward:
             batches: micro-batches on the device, int64 [sequences, context + 1] each.
             shares: each micro-batch's share of the step's tokens.
             activations: stores the inputs of blocks.
+            should_stop: called before each micro-batch's pass through a group; ends the step.
         """
+        self._should_stop = should_stop
+        self.is_interrupted = False
         self._plan, self._heads = plan, plan.model.heads
         self._functions = block_functions(plan.compiled)
         self._batches, self._shares = batches, shares
@@ -114,6 +120,11 @@ class ForwardBackward:
         self._checkpoints = {
             i for i in plan.blocks if plan.kept_inputs == "block" or i in group_starts
         }
+
+    def check_interruption(self) -> bool:
+        """Return whether the step has been interrupted, or is now."""
+        self.is_interrupted = self.is_interrupted or self._should_stop()
+        return self.is_interrupted
 
     def _precision(self) -> contextlib.AbstractContextManager:
         if self._plan.dtype == "bfloat16":
@@ -134,6 +145,8 @@ class ForwardBackward:
 
     def embed(self, embedding: Leaves) -> None:
         """Store the first block's inputs."""
+        if self.check_interruption():
+            return
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
                 self._activations.store(1, m, gpt2.embed(embedding.weights, batch[:, :-1]).float())
@@ -143,6 +156,8 @@ class ForwardBackward:
         first = group[0]
         stays = first in self._checkpoints and first < self._first_retained
         for m in range(len(self._batches)):
+            if self.check_interruption():
+                return
             x = self._activations.get(first, m) if stays else self._activations.pop(first, m)
             for i, block_leaves in zip(group, leaves, strict=True):
                 if i >= self._first_retained:
@@ -169,6 +184,8 @@ class ForwardBackward:
         if token.dtype != torch.float32 and token.device.type != "cpu":
             token = embedding.padded_rows("token", VOCABULARY_MULTIPLE)
         for m, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
+            if self.check_interruption():
+                return
             x = self._activations.pop(self._plan.last_fragment, m)
             with self._precision():
                 loss, dx = head_step(
@@ -186,6 +203,8 @@ class ForwardBackward:
         """Add to the gradients of a group's leaves, micro-batches in ascending order."""
         leaves_of = dict(zip(group, leaves, strict=True))
         for m in range(len(self._batches)):
+            if self.check_interruption():
+                return
             inputs = self._inputs(group, leaves_of, m)
             dy = self._activations.pop(GRADIENT_STREAM, m)
             for i in reversed(group):
@@ -221,6 +240,8 @@ class ForwardBackward:
             gradient: the embedding's gradients by name.
             token_gradient: what the head has added up, fp32 [V, d].
         """
+        if self.check_interruption():
+            return
         with torch.no_grad():
             for m, batch in enumerate(self._batches):
                 dx, tokens = self._activations.pop(GRADIENT_STREAM, m), batch[:, :-1]
