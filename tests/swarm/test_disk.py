@@ -12,7 +12,9 @@ from helpers.paths import TESTS, WORKER
 
 from barnraise.errors import PlanError
 from barnraise.planning.limits import Limits
+from barnraise.planning.memory_pressure import MemoryFacts
 from barnraise.spec import ModelSpec
+from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.resume import read_state_header
 
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
@@ -80,6 +82,7 @@ import torch
 from conftest import Swarm
 from test_disk import DEEP
 from barnraise.planning.limits import Limits
+from barnraise.planning.memory_pressure import MemoryFacts
 from barnraise.spec import Recipe
 from barnraise.protocol.coordinator_messages import TextManifest
 folder, text, manifest, limits, recipe = sys.argv[1:]
@@ -129,3 +132,30 @@ def test_kill_9_costs_at_most_a_step_or_a_round(swarm, tmp_path, safety):
         assert progress.optimizer_steps > 0
     assert back.status["step"] > saved.step and back.worker.plan.crash_safety == safety
     back.leave()
+
+
+def test_worker_gives_memory_back_between_rounds_when_others_need_it(swarm, caplog):
+    run = swarm(DEEP, token_budget=10_000_000, round_steps=3)
+    ada = run.start("ada", knows=["ben"])
+    run.until(lambda: ada.status.get("updates_sent", 0) > 1)
+    planned = ada.worker.plan.host_bytes
+    # A small machine on which little memory is available until the worker has moved to disk.
+    seconds = iter(range(0, 10**6, 5))
+
+    def measure() -> MemoryFacts:
+        return MemoryFacts(10**8, 3_900_000 if not ada.worker.plan.on_disk else 10**8)
+
+    ada.worker.watch_memory(MemoryWatch(measure, lambda: next(seconds)))
+    run.until(lambda: ada.worker.plan.on_disk)
+    sent = ada.status["updates_sent"]
+    ben = run.start("ben", knows=["ada"])
+    run.until(lambda: ada.status["updates_sent"] > sent and ben.status.get("updates_sent", 0) > 0)
+    assert ada.worker.plan.host_bytes < 0.85 * planned
+    assert "training goes on with a plan that uses" in caplog.text
+    assert "from disk" in ada.status["plan"]["sentence"]
+    folder = ada.worker.joined.folder.path
+    assert (folder / "running.json").exists() and not (folder / "checkpoint").exists()
+    for volunteer in (ada, ben):
+        volunteer.leave()
+    assert not (folder / "running.json").exists()
+    run.start("ada", limits=TIGHT).leave()  # the state is whole

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from barnraise.planning.budgets import (
     CONTEXT_BYTES,
+    FREE_RESERVE,
+    FREE_RESERVE_BYTES,
     WORKSPACE_BYTES,
     compute_budgets,
     daily_write_limit,
@@ -66,3 +68,21 @@ def test_extended_machine_has_what_the_limits_name(free, device_memory, memory):
     assert budgets.device_memory + budgets.device_overhead == device_memory
     assert budgets.memory == memory and budgets.disk == 400 * GB <= extended.disk
     assert extended.device_memory >= GPU.device_memory
+
+
+def test_plan_uses_only_memory_that_other_programs_leave():
+    busy = replace(CPU, memory_available=6 * GB)
+    assert compute_budgets(busy, Limits()).memory == int(6 * GB - FREE_RESERVE * 16 * GB)
+    idle = replace(CPU, memory_available=15 * GB + GB // 2)
+    assert compute_budgets(idle, Limits()).memory == compute_budgets(CPU, Limits()).memory
+    small = replace(CPU, memory=GB, memory_available=GB // 2)
+    assert compute_budgets(small, Limits()).memory == GB // 2 - FREE_RESERVE_BYTES
+    assert compute_budgets(replace(CPU, memory_available=1), Limits()).memory == 0
+
+
+def test_limit_above_the_available_memory_is_lowered_to_it():
+    busy = replace(CPU, memory_available=6 * GB)
+    assert compute_budgets(busy, Limits(memory=4 * GB)).memory == 4 * GB
+    assert compute_budgets(busy, Limits(memory=9 * GB)).memory == 6 * GB - FREE_RESERVE_BYTES
+    extended = extend_to_limits(busy, Limits(memory=64 * GB))
+    assert compute_budgets(extended, Limits(memory=64 * GB)).memory == 64 * GB

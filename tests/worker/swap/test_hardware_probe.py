@@ -10,7 +10,6 @@ import signal
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from barnraise.planning.hardware import (
     Hardware,
     MatmulRates,
     UpdateRate,
-    cgroup_limits,
+    available_memory,
     memory_bytes,
 )
 from barnraise.spec import ModelSpec
@@ -284,49 +283,6 @@ def test_file_system_without_direct_access_is_measured(tmp_path, monkeypatch):
 # ---- memory ----------------------------------------------------------------------------------
 
 
-def write_files(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
 def test_memory_is_at_most_what_the_machine_has():
-    assert 1 << 28 < memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def test_cgroup_limit_of_any_parent_group_counts(tmp_path):
-    own_group, root = tmp_path / "cgroup", tmp_path / "fs"
-    own_group.write_text("0::/user/worker\n")
-    write_files(
-        root,
-        {
-            "memory.max": "max\n",
-            "user/memory.max": "4294967296\n",
-            "user/worker/memory.max": "max\n",
-        },
-    )
-    assert cgroup_limits(own_group, root) == [4294967296]
-
-
-def test_cgroup_limit_of_version_1_counts(tmp_path):
-    own_group, root = tmp_path / "cgroup", tmp_path / "fs"
-    own_group.write_text("11:cpu,cpuacct:/box\n7:memory:/box\n0::/box\n")
-    write_files(
-        root,
-        {
-            "memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "memory/box/memory.limit_in_bytes": "1073741824\n",
-        },
-    )
-    assert min(cgroup_limits(own_group, root)) == 1073741824
-
-
-def test_cgroup_outside_the_container_counts_as_the_root(tmp_path):
-    own_group, root = tmp_path / "cgroup", tmp_path / "fs"
-    own_group.write_text("0::/../../docker/4f5e\n")
-    write_files(root, {"memory.max": "2147483648\n"})
-    assert cgroup_limits(own_group, root) == [2147483648]
-
-
-def test_machine_without_cgroups_has_no_limit(tmp_path):
-    assert cgroup_limits(tmp_path / "none", tmp_path) == []
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < available_memory() <= memory_bytes() <= installed and memory_bytes() > 1 << 28

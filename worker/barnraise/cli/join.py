@@ -97,6 +97,8 @@ def join(
     from barnraise.training.join import join_run
     from barnraise.training.local_control import LocalControl
     from barnraise.training.memory_retry import run_within_memory
+    from barnraise.training.memory_watch import MemoryWatch
+    from barnraise.training.running_mark import create_within_memory
     from barnraise.training.train import Worker
     from barnraise.training.warm_start import fetch_initial_weights
 
@@ -116,11 +118,16 @@ def join(
         joined = replace(joined, trust_one=trust_one)
         display.control = LocalControl(joined.folder.path)
         transport = IrohTransport(joined.coordinator.identity.secret, port=port)
+
+        def create(limits: Limits) -> Worker:
+            return Worker(joined, leaving, hardware, limits, display.show, transport)
+
         try:
-            worker = Worker(joined, leaving, hardware, limits, display.show, transport)
+            worker = create_within_memory(joined.folder.path, limits, create)
         except PlanError as error:
             joined.folder.close()
             raise _explain_limits(error, limits) from None
+        worker.watch_memory(MemoryWatch())
         if limits == new_limits:  # and not the smaller ones after a shortage of memory
             state_dir.limits = new_limits
         return worker

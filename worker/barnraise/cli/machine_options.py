@@ -10,7 +10,7 @@ from filelock import FileLock
 from rich.markup import escape
 
 from barnraise.cli.console import errors
-from barnraise.planning.hardware import Hardware
+from barnraise.planning.hardware import Hardware, usable_cpus
 from barnraise.protocol.reports import HardwareView
 from barnraise.state_dir import StateDir
 from barnraise.swap.hardware_probe import probe
@@ -41,7 +41,7 @@ class MachineOptions:
         str, typer.Option(help="cpu, cuda or cuda:1 (default: fastest available).")
     ] = ""
     threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads to train with; 0: one per core.")
+        int, typer.Option(min=0, help="CPU threads to train with, at most; 0: one per core.")
     ] = 0
     hardware: HardwareOption = None
 
@@ -62,7 +62,8 @@ def measure_machine(
         state_dir: holds the cache, unless `shared` is given.
         shared: a cache for several workers.
         device: "cpu", "cuda" or "cuda:1"; "" for the fastest one.
-        threads: CPU threads that torch uses from now on; 0 leaves the number as it is.
+        threads: CPU threads that torch uses from now on, at most; 0 for one per core. There are
+            never more than the CPUs, or the quota of CPU time, that this process may use.
 
     Raises:
         StateError: there is no such device.
@@ -71,8 +72,7 @@ def measure_machine(
 
     from barnraise.swap.device import choose_device
 
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(min(threads or torch.get_num_threads(), usable_cpus()))
     choice = choose_device(device)
     if choice.note:
         errors.print(f"[yellow]{escape(choice.note)}.[/]", soft_wrap=True)

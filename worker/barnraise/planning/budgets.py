@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import UNLIMITED, Limits
 
-MEMORY_RESERVE = 0.15  # part of the RAM left to the system and the program if no limit is set
+# Part of the RAM left to the system and the program if no limit is set, however little of it other
+# programs use.
+MEMORY_RESERVE = 0.15
+# Of the RAM that other programs leave, this part of all RAM stays free for them to grow, and at
+# least so much, which the program itself takes.
+FREE_RESERVE = 0.05
+FREE_RESERVE_BYTES = 400_000_000
 # What a process with CUDA's libraries takes of the RAM besides one without them, at most.
 CUDA_PROCESS_BYTES = 1_500_000_000
 FREE_DISK = 0.95  # part of the free disk that the state may take if no limit is set
@@ -42,10 +48,9 @@ class Budgets:
 
 def compute_budgets(hardware: Hardware, limits: Limits) -> Budgets:
     """Return what a plan may use of a machine within its owner's limits."""
-    memory = limits.memory
-    if memory is None:
-        memory = int(hardware.memory * (1 - MEMORY_RESERVE))
-        memory -= CUDA_PROCESS_BYTES if hardware.device != "cpu" else 0
+    memory = _unlimited_memory(hardware) if limits.memory is None else limits.memory
+    if hardware.memory_available:  # a limit does not make more memory free than there is
+        memory = min(memory, hardware.memory_available - FREE_RESERVE_BYTES)
     device_memory, overhead = _device_budget(hardware, limits)
     return Budgets(
         memory=max(0, memory),
@@ -54,6 +59,22 @@ def compute_budgets(hardware: Hardware, limits: Limits) -> Budgets:
         disk=int(hardware.disk * FREE_DISK) if limits.disk is None else limits.disk,
         disk_writes_per_day=daily_write_limit(hardware.disk_size or hardware.disk, limits),
     )
+
+
+def _unlimited_memory(hardware: Hardware) -> int:
+    """Return the bytes of RAM that a plan may use where its owner sets no limit."""
+    memory = int(hardware.memory * (1 - MEMORY_RESERVE))
+    if hardware.memory_available:
+        reserve = max(FREE_RESERVE_BYTES, int(FREE_RESERVE * hardware.memory))
+        memory = min(memory, hardware.memory_available - reserve)
+    return memory - (CUDA_PROCESS_BYTES if hardware.device != "cpu" else 0)
+
+
+def _extend_available(hardware: Hardware, limits: Limits) -> int:
+    """Return the available RAM of a machine with as much of it as the limit."""
+    if not hardware.memory_available:
+        return 0
+    return max(hardware.memory_available, (limits.memory or 0) + FREE_RESERVE_BYTES)
 
 
 def _device_budget(hardware: Hardware, limits: Limits) -> tuple[int | None, int]:
@@ -83,6 +104,7 @@ def extend_to_limits(hardware: Hardware, limits: Limits) -> Hardware:
     extended = replace(
         hardware,
         memory=max(hardware.memory, limits.memory or 0),
+        memory_available=_extend_available(hardware, limits),
         disk=max(hardware.disk, limits.disk or 0),
         disk_size=max(hardware.disk_size, limits.disk or 0) if hardware.disk_size else 0,
     )

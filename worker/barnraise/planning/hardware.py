@@ -6,13 +6,21 @@ This is the planner's only view of the machine. Plain data, without torch.
 import ctypes
 import dataclasses
 import json
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from barnraise.planning.control_group import ControlGroup
+from barnraise.planning.memory_pressure import MemoryFacts, parse_pressure
+
+MEMINFO = Path("/proc/meminfo")
+SYSTEM_PRESSURE = Path("/proc/pressure/memory")
 
 Rates = tuple[tuple[int, float], ...]  # (a size, the rate at it), ascending in size
 
@@ -94,6 +102,7 @@ class Hardware:
         disk_size: bytes of the whole drive; 0 if not measured.
         disk_write_sustained: bytes/s that the disk writes for hours; 0 if not measured.
         processor: the CPU's name, also where a GPU computes; "" in older measurements.
+        memory_available: bytes of RAM that other programs leave; 0 if not measured.
     """
 
     device: str
@@ -123,6 +132,7 @@ class Hardware:
     disk_size: int = 0
     disk_write_sustained: float = 0.0
     processor: str = ""
+    memory_available: int = 0
 
     @property
     def device_name(self) -> str:
@@ -181,43 +191,87 @@ def _to_tuples(value: Any) -> Any:
 
 
 def memory_bytes() -> int:
-    """Return the RAM this process may use: the machine's, or its cgroup's lower limit."""
+    """Return the RAM this process may use: the machine's, or its control group's lower limit."""
     if sys.platform == "win32":
-        # MEMORYSTATUSEX: the first word holds its length and the load, the second the physical RAM.
-        status = (ctypes.c_ulonglong * 8)()
-        ctypes.cast(status, ctypes.POINTER(ctypes.c_ulong))[0] = ctypes.sizeof(status)
-        if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
-            raise OSError("Windows does not say how much memory there is")
-        return status[1]
+        return _windows_memory()[0]
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+    return min([total, *ControlGroup().memory_limits()])
 
 
-def cgroup_limits(membership: Path, root: Path) -> list[int]:
-    """Return the memory limits of this process's control group and of those around it.
+def available_memory() -> int:
+    """Return the bytes of RAM that this process can use now, besides what it uses already.
 
-    Versions 1 and 2 are understood; outside Linux there are none. Inside a container the paths may
-    be the host's and not exist: the root's own limit counts then.
-
-    Args:
-        membership: the file that lists the process's groups, one a line.
-        root: where the control groups are mounted.
+    What other programs use is not among them; what the system would free at once is.
     """
-    if not membership.exists():
-        return []
-    texts: list[str] = []
-    for line in membership.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        if controllers:  # version 1
-            base, file = root / "memory", "memory.limit_in_bytes"
-        else:
-            base, file = root, "memory.max"
-        group = base / path.lstrip("/")
-        files = [each / file for each in [group, *group.parents] if each.is_relative_to(base)]
-        texts += [each.read_text().strip() for each in files if each.exists()]
-    return [int(text) for text in texts if text.isdigit()]  # the other text is "max"
+    if sys.platform == "win32":
+        return _windows_memory()[1]
+    if sys.platform == "darwin":
+        command = ["vm_stat"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return parse_vm_stat(done.stdout) or memory_bytes()
+    try:
+        meminfo = MEMINFO.read_text()
+    except OSError:
+        meminfo = ""
+    available = parse_meminfo(meminfo)
+    return min([memory_bytes() if available is None else available, *_group_memory()])
+
+
+def _group_memory() -> list[int]:
+    return ControlGroup().memory_available()
+
+
+def parse_meminfo(text: str) -> int | None:
+    """Return the available bytes that Linux's /proc/meminfo states; None if it states none."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.M)
+    return int(match[1]) * 1024 if match else None
+
+
+def parse_vm_stat(text: str) -> int:
+    """Return the available bytes that the output of macOS's vm_stat states; 0 if it states none."""
+    size = re.search(r"page size of (\d+) bytes", text)
+    if size is None:
+        return 0
+    counts = dict(re.findall(r"^Pages (free|inactive|speculative|purgeable):\s+(\d+)", text, re.M))
+    return int(size[1]) * sum(map(int, counts.values()))
+
+
+def _windows_memory() -> tuple[int, int]:
+    """Return the bytes of physical RAM and those available, on Windows.
+
+    Raises:
+        OSError: Windows does not state them.
+    """
+    assert sys.platform == "win32"
+    # MEMORYSTATUSEX: the first word holds its length and the load, then come the physical RAM and
+    # what is available of it.
+    status = (ctypes.c_ulonglong * 8)()
+    ctypes.cast(status, ctypes.POINTER(ctypes.c_ulong))[0] = ctypes.sizeof(status)
+    if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        raise OSError("Windows does not say how much memory there is")
+    return status[1], status[2]
+
+
+def memory_facts() -> MemoryFacts:
+    """Measure how short memory is now."""
+    pressure = ControlGroup().pressure_file() or SYSTEM_PRESSURE
+    try:
+        stalled = parse_pressure(pressure.read_text())
+    except OSError:  # another system, or a kernel without PSI
+        stalled = None
+    return MemoryFacts(memory_bytes(), available_memory(), stalled)
+
+
+def usable_cpus() -> int:
+    """Return how many threads can compute at once.
+
+    They are the CPUs that this process may run on, and not more than its control group's quota of
+    CPU time, rounded up.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = ControlGroup().cpu_quota()
+    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
 
 
 def retain_freed_memory() -> None:
@@ -232,10 +286,18 @@ def retain_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return
-    libc.malloc_trim(0)  # return what was freed before
+    return_freed_memory()
     libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
     libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
     libc.mallopt(M_ARENA_MAX, 1)
+
+
+def return_freed_memory() -> None:
+    """Return to the system what glibc retains of freed memory; other C libraries are left alone."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)
 
 
 def cpu_name() -> str:

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
+from barnraise.planning.control_group import ControlGroup
 from barnraise.planning.hardware import (
     Hardware,
     MatmulRates,
     Rates,
     UpdateRate,
+    available_memory,
     cpu_name,
     memory_bytes,
     printable_name,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("barnraise")
 
-FORMAT = 4  # of the cache; raise it with every change of what is measured
+FORMAT = 5  # of the cache; raise it with every change of what is measured
 CACHE_SECONDS = 30 * 86400  # an older measurement is repeated
 
 # The sizes of the measured operations.
@@ -78,7 +80,7 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
         folder: Where a scratch file of 256 MiB is written, read and removed; created if missing.
         device: "cpu", "cuda" or "cuda:1"; by default what `choose_device` chooses.
         cache: A JSON file for the result. It is valid for 30 days while the device, the number of
-            threads, the version of torch and the folder stay the same.
+            threads, the quota of CPU time, the version of torch and the folder stay the same.
 
     Raises:
         StateError: The folder cannot hold the scratch file.
@@ -99,7 +101,8 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     except OSError as error:
         raise StateError(f"{folder} cannot be created: {error.strerror}") from None
     name = device_label(device) or cpu_name()
-    key = [FORMAT, device, name, torch.get_num_threads(), torch.__version__, str(folder.resolve())]
+    threads, quota = torch.get_num_threads(), ControlGroup().cpu_quota()
+    key = [FORMAT, device, name, threads, quota, torch.__version__, str(folder.resolve())]
     hardware = _load_cached(cache, key) if cache else None
     kind, _, number = device.partition(":")
     if hardware is None:
@@ -111,6 +114,7 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     return dataclasses.replace(
         hardware,
         memory=memory_bytes(),
+        memory_available=available_memory(),
         device_index=int(number or 0),
         device_memory=total_memory(device),
         device_memory_free=free_memory(device),

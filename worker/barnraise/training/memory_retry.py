@@ -11,11 +11,10 @@ from typing import Protocol, TypeVar
 
 from barnraise.errors import MemoryShortageError
 from barnraise.planning.limits import Limits
+from barnraise.planning.memory_pressure import SMALLER
 from barnraise.planning.plan import Plan
 
 log = logging.getLogger("barnraise")
-
-SMALLER = 0.85  # of the memory that ran out, what the second plan may use
 
 
 class Trainer(Protocol):

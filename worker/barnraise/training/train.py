@@ -22,7 +22,7 @@ from torch import Tensor
 
 from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersLogHandler
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
-from barnraise.errors import StateError
+from barnraise.errors import PlanError, StateError
 from barnraise.exchange.compression import codec
 from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
@@ -32,9 +32,11 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.transport import Transport
 from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.planning.hardware import Hardware
+from barnraise.formats import format_bytes
+from barnraise.planning.hardware import Hardware, return_freed_memory
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
+from barnraise.planning.memory_pressure import smaller_budget
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.search import make_plan
 from barnraise.protocol.enums import Activity, RunStatus
@@ -47,6 +49,7 @@ from barnraise.text.batches import TokenDataset
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.join import JoinedRun
 from barnraise.training.local_control import LocalControl
+from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.prefetch import (
     FetchMonitor,
@@ -55,6 +58,7 @@ from barnraise.training.prefetch import (
     manifest_blobs,
 )
 from barnraise.training.resume import SavedState, progress_fields
+from barnraise.training.running_mark import RunningMark
 from barnraise.training.samples import SampleWriter, is_elected
 from barnraise.training.status import StatusPublisher, describe_limits
 
@@ -64,7 +68,11 @@ SNAPSHOT_SECONDS = 40.0  # the peers have this long to agree on an anchor
 SNAPSHOT_TRIES = 3  # tries while the reason why no anchor comes is unknown
 REPLAY_SECONDS = 60.0  # a machine that receives every update waits this long for the next one
 FINISH_SECONDS = 120.0  # a finished worker waits this long for its peers to have every update
-LEAVE_SECONDS = 5.0  # a leaving worker waits this long for a peer to have its last update
+# A leaving worker has left after this time, if the disk allows it: Docker and systemd end a program
+# that they have told to stop after ten seconds and more.
+LEAVE_SECONDS = 8.0
+HAND_OVER_SECONDS = 3.0  # of these, to send its last update to a peer, at most
+GOODBYE_SECONDS = 2.0  # of these, for its last report
 SYNCHRONIZED_SECONDS = 1.0  # peers must have had the same updates for this long
 ALONE_SECONDS = 5.0  # a worker without peers waits this long for one to connect
 
@@ -170,7 +178,15 @@ class Worker:
         self._on_status = on_status
         self._milestone = -1  # number of the last evaluation, in multiples of `evaluate_every`
         self._open_state = ExitStack()  # closes the engine, once there is one
+        self._hardware = hardware
+        self._memory_watch: MemoryWatch | None = None
+        self._running_mark = RunningMark(joined.folder.path)
+        self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         log.info("the plan: %s", self.metrics.plan.sentence)
+
+    def watch_memory(self, watch: MemoryWatch) -> None:
+        """Make a smaller plan between two rounds when other programs need the memory."""
+        self._memory_watch = watch
 
     # ---- life cycle ---------------------------------------------------------------------------
 
@@ -185,13 +201,15 @@ class Worker:
             cleanup.callback(log.removeHandler, self._log_handler)
             cleanup.callback(self._set_phase, WorkerPhase.STOPPED)
             cleanup.callback(self.joined.folder.close)
+            cleanup.callback(self._running_mark.remove)
             cleanup.callback(self.ledger.close)
             cleanup.callback(self.joined.coordinator.close)
-            cleanup.callback(self.reporter.stop)
+            cleanup.callback(self._stop_reporter)
             cleanup.callback(
                 self._open_state.close
             )  # after the last report, which reads the anchor
             try:
+                self._running_mark.write(self.plan.host_bytes)
                 self._set_phase(WorkerPhase.PREPARING)
                 self.exchange.open()
                 cleanup.callback(self.report_status, at_once=True)
@@ -214,6 +232,25 @@ class Worker:
     def _set_phase(self, phase: WorkerPhase) -> None:
         self.phase = phase
 
+    def is_leaving(self) -> bool:
+        """Return whether this machine is to leave; remember since when."""
+        if self.leaving.is_set() and self._leaving_since is None:
+            self._leaving_since = time.monotonic()
+        return self.leaving.is_set()
+
+    def _leave_seconds_left(self) -> float:
+        """Return how much of the time that leaving may take is left."""
+        if not self.is_leaving() or self._leaving_since is None:
+            return LEAVE_SECONDS
+        return max(0.0, self._leaving_since + LEAVE_SECONDS - time.monotonic())
+
+    def _stop_reporter(self) -> None:
+        """Stop the reporter; a leaving machine gives the coordinator less time to answer."""
+        if self.is_leaving():
+            self.reporter.stop(min(GOODBYE_SECONDS, self._leave_seconds_left()))
+        else:
+            self.reporter.stop()
+
     # ---- training -----------------------------------------------------------------------------
 
     def train(self) -> None:
@@ -235,17 +272,27 @@ class Worker:
                 self.publish_round(round_schedule.scheme, fragments_due)
                 has_unpublished = fragments_due is not None
 
-                # Save the state once per round, when the round's last fragment is published.
-                if fragments_due is None or self.plan.last_fragment in fragments_due:
+                # Save the state once per round, when the round's last fragment is published. A
+                # machine that leaves saves it at the end, once.
+                is_over = fragments_due is None or self.plan.last_fragment in fragments_due
+                if is_over and not self.is_leaving():
                     self.save_checkpoint()
 
             # Apply the peers' updates, serve their requests, evaluate and report.
             self.run_between_steps()
 
+            # Make room for other programs, if they need the memory.
+            if self.needs_smaller_plan:
+                if has_unpublished:
+                    self.publish_round(round_schedule.scheme)
+                    has_unpublished = False
+                self.shrink_plan()
+
         # Publish what the fragments that were not due have learnt.
         if has_unpublished:
             self.publish_round(round_schedule.scheme)
-            self.save_checkpoint()
+            if not self.is_leaving():
+                self.save_checkpoint()
 
     def train_locally(self, round_schedule: RoundSchedule) -> bool:
         """Take the round's local steps. The exchange goes on between them.
@@ -266,7 +313,9 @@ class Worker:
             # The learning rate follows the ledger's tokens, this round's included.
             tokens = self.anchor.tokens + self.engine.round_tokens
             scale = learning_rate_scale(recipe, tokens)
-            stats = self.engine.step(micro_batches, scale, step + 1)
+            stats = self.engine.step(micro_batches, scale, step + 1, self.is_leaving)
+            if stats.interrupted:
+                return False
             tokens = self.anchor.tokens + self.engine.round_tokens
             self.metrics.record_step(stats, tokens, scale * recipe.learning_rate)
 
@@ -356,7 +405,9 @@ class Worker:
         if milestone > self._milestone or at_once:
             self._milestone = milestone
             started = time.monotonic()
-            loss = self.engine.evaluate(self.held_out)
+            loss = self.engine.evaluate(self.held_out, self.is_leaving)
+            if math.isnan(loss) and self.is_leaving():
+                return
             self.metrics.record_validation(self.anchor.tokens, loss)
             self.write_samples(time.monotonic() - started)
             anchor_bytes = 4 * sum(fragment.size for fragment in self.plan.fragments)
@@ -378,6 +429,9 @@ class Worker:
 
     def report_status(self, at_once: bool = False) -> None:
         """Publish the status to the coordinator, the status file and the peers, when it is due."""
+        if self._memory_watch is not None:
+            self._memory_watch.poll()
+            self._running_mark.set_shortage(self._memory_watch.has_shortage)
         status = self.status_publisher.publish(self.anchor, at_once)
         if status is not None:
             self._on_status(status)
@@ -455,12 +509,61 @@ class Worker:
         """
         if not self.exchange.needs_resync:
             return
+        self._close_state()
+        self.exchange.resync()
+        self.saved_state = SavedState(self.joined.folder.path, self.plan)
+        self.initialise_state(self.load_saved_state())
+
+    def _close_state(self) -> None:
+        """Save the state and free its memory; `initialise_state` opens it again."""
         self.save_checkpoint(closing=True)
         self._open_state.close()
         del self.engine, self.store
         self.anchor = Anchor([], self.ledger.last_updates())
-        self.exchange.resync()
-        self.saved_state = SavedState(self.joined.folder.path, self.plan)
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    @property
+    def needs_smaller_plan(self) -> bool:
+        """Return whether other programs have needed memory for so long that this one should."""
+        watch = self._memory_watch
+        return watch is not None and watch.needs_smaller_plan and not self.is_leaving()
+
+    def shrink_plan(self) -> None:
+        """Move the state to a plan that uses less RAM, and train on with it.
+
+        Without a smaller plan for this model, training goes on as before.
+        """
+        assert self._memory_watch is not None
+        facts = self._memory_watch.facts
+        budget = smaller_budget(self.plan.host_bytes, facts)
+        model, sequences = self.spec.model, self.spec.recipe.step_sequences
+        limits = replace(self.limits, memory=budget)
+        shortage = f"only {format_bytes(facts.available)} of memory are free"
+        if facts.stalled is not None and facts.stalled >= 1:
+            shortage += f", and programs wait for it {facts.stalled:.0f} % of the time"
+        self._memory_watch.on_plan_changed()
+        try:
+            # What was available at the start does not matter now: the budget is less than the plan.
+            hardware = replace(self._hardware, memory_available=0)
+            plan = make_plan(hardware, model, limits, sequences, advise=False)
+        except PlanError as error:
+            log.warning(
+                "%s, and there is no smaller plan: %s. Close other programs", shortage, error
+            )
+            return
+        log.warning(
+            "%s: training goes on with a plan that uses %s instead of %s",
+            shortage,
+            format_bytes(plan.host_bytes),
+            format_bytes(self.plan.host_bytes),
+        )
+        self._close_state()
+        return_freed_memory()
+        self.plan = plan
+        self.metrics.plan = build_plan_view(plan, hardware)
+        self._running_mark.write(plan.host_bytes)
+        self.saved_state = SavedState(self.joined.folder.path, plan)
         self.initialise_state(self.load_saved_state())
 
     @property
@@ -693,14 +796,15 @@ class Worker:
     def drain(self) -> None:
         """Hand over the last updates and save the final state.
 
-        A leaving worker waits briefly for one peer to have its updates. When the run is finished,
-        it waits longer, until it and its peers have the same updates.
+        A leaving worker saves first, because it may be killed at any moment, and then waits briefly
+        for one peer to have its updates. When the run is finished, it waits longer, until it and
+        its peers have the same updates.
         """
         self.exchange.announce_completion()
         run_finished = self.budget_reached or self.reporter.directive.status is RunStatus.FINISHED
         if self.leaving.is_set() or not run_finished:
-            self.exchange_until(self.exchange.all_published_delivered, LEAVE_SECONDS)
             self.finish(Activity.LEFT)
+            self._wait_for_delivery()
         else:
             self.metrics.activity = Activity.FINISHING
             self._wait_until_synchronized()
@@ -711,6 +815,14 @@ class Worker:
         """Save the final state. `activity` is what the last report states."""
         self.metrics.set_idle(activity)
         self.save_checkpoint(closing=True)
+
+    def _wait_for_delivery(self) -> None:
+        """Wait briefly for a peer to have this machine's last update. The state stays as saved."""
+        seconds = min(HAND_OVER_SECONDS, self._leave_seconds_left() - GOODBYE_SECONDS)
+        deadline = time.monotonic() + seconds
+        while not self.exchange.all_published_delivered() and time.monotonic() < deadline:
+            self.report_status()
+            time.sleep(0.05)
 
     def is_synchronized(self) -> bool:
         """Return whether every connected peer and this machine have applied the same updates."""
