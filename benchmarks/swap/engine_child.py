@@ -232,10 +232,11 @@ class EngineHost:
         return {"seconds": seconds, "losses": losses}
 
     def trade(self, update: Path) -> dict[str, Any]:
-        """Apply another machine's update from a folder, end the round and evaluate the anchor."""
+        """Apply another machine's update, end the round, evaluate the anchor, and write samples."""
         self._apply_update(update)
         self._end_round()
         self._evaluate()
+        self._write_samples()
         return {}
 
     def _apply_update(self, update: Path) -> None:
@@ -272,6 +273,18 @@ class EngineHost:
         model = self.plan.model
         self.engine.evaluate([torch.randint(model.vocabulary, (HELD_OUT, model.context + 1))])
 
+    def _write_samples(self) -> None:
+        from barnraise.planning.memory_model import SAMPLE_WINDOW
+        from barnraise.spec import MAX_PROMPTS
+        from barnraise.swap.sampler import SamplingSettings, TokenRange
+
+        tokens = 2
+        prompt = [1] * (min(SAMPLE_WINDOW, self.plan.model.context) - tokens)
+        words = TokenRange(self.plan.model.vocabulary, 0)
+        settings = SamplingSettings(tokens)
+        for _ in self.engine.generate([prompt] * MAX_PROMPTS, settings, words):
+            pass
+
     def allocated(self, steps: int, update: Path) -> dict[str, int]:
         """Measure the most bytes allocated at once in each phase, besides the static buffers.
 
@@ -292,6 +305,8 @@ class EngineHost:
             self._end_round()
             self._enter_phase("judge")
             self._evaluate()
+            self._enter_phase("sample")
+            self._write_samples()
             self._enter_phase("end")
         tracemalloc.stop()
         kineto: Any = record.profiler

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from barnraise.exchange.compression.codec import BLOCK, encode
 from barnraise.planning import memory_model
 from barnraise.planning.plan import Plan
-from barnraise.spec import ModelSpec
+from barnraise.spec import MAX_PROMPTS, ModelSpec
 from barnraise.swap import tile_threads
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import AdamWStep, sum_of_squares
 from barnraise.swap.buffers import Buffers
+from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.swap.state_store import STATE_FILE, StateStore
 
 SHAPES = [
@@ -155,7 +156,7 @@ def consume(parts) -> None:
     "model",
     SOME_SHAPES,
 )
-def test_memory_between_steps_is_at_most_predicted(model, kind, dtype, tmp_path):
+def test_memory_between_steps_is_as_predicted(model, kind, dtype, tmp_path):
     assert memory_model.CODEC_ELEMENTS == BLOCK
     tile = {"tile": 1 << 15} if kind in ("exact", "staged disk") else {}
     plan = tiny_plan(kind, model, dtype=dtype, **tile)
@@ -167,12 +168,17 @@ def test_memory_between_steps_is_at_most_predicted(model, kind, dtype, tmp_path)
     def end_round(scheme: str) -> None:
         consume(engine.end_round(partial(encode, scheme=scheme), 1.0))
 
+    def write_samples() -> None:
+        prompts = [[1] * (model.context - 2)] * MAX_PROMPTS
+        vocabulary = TokenRange(model.vocabulary, end=0)
+        consume(engine.generate(prompts, SamplingSettings(tokens=2), vocabulary))
+
     calls = [
         lambda: engine.evaluate(held_out),
+        write_samples,
         *(partial(end_round, scheme) for scheme in SCHEMES),
         engine.reset_round,
     ]
-    for call in calls:
-        measured = peak_allocated(call)
-        assert measured <= predicted, f"{measured - predicted:,} bytes more than predicted"
+    measured = max(map(peak_allocated, calls))
     engine.close()
+    assert measured <= predicted, f"{measured - predicted:,} bytes more than predicted"

@@ -226,19 +226,6 @@ def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
         plan: the plan.
         held_out: sequences over which the validation loss is taken.
     """
-    model = plan.model
-    table = 4 * plan.fragments[0].size
-    block = 4 * plan.fragments[1].size
-    copies = 2 if plan.exchange == "disk" else 1  # a fragment of an anchor on disk is a copy
-    streams = held_out * cost_model.stream_bytes(model, 1) + 8 * held_out * (model.context + 1)
-    forward = cost_model.forward_peak_bytes(model, plan.sequences, threads=plan.threads)
-    head = cost_model.head_peak_bytes(
-        model, plan.sequences, device=plan.device, with_gradients=False
-    )
-    evaluating = max(table * copies, table + streams + max(block * copies, block + forward, head))
-
-    sampling = _sampling_bytes(plan, sampled_at_once(plan), copies)
-
     largest = max(fragment.size for fragment in plan.fragments)
     tile = min(plan.tile, largest)
     encoding = ENCODE_BYTES * largest + CODEC_BYTES * min(largest, CODEC_ELEMENTS)
@@ -246,7 +233,33 @@ def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
     ending_round = max(encoding, ACCUMULATE_BYTES * tile, applying)
     if plan.staged:
         ending_round += 4 * largest
-    return max(evaluating, ending_round, DECODE_BYTES * largest, sampling)
+    evaluating = _evaluating_bytes(plan, held_out)
+    return max(evaluating, ending_round, DECODE_BYTES * largest, _sampling_bytes(plan))
+
+
+def _unpacking_bytes(plan: Plan) -> tuple[int, int]:
+    """Return the bytes of unpacking the token table and a block from the anchor into fp32.
+
+    A fragment of an anchor on disk is a copy, which is freed when it is unpacked.
+    """
+    copies = 2 if plan.exchange == "disk" else 1
+    return copies * 4 * plan.fragments[0].size, copies * 4 * plan.fragments[1].size
+
+
+def _evaluating_bytes(plan: Plan, held_out: int) -> int:
+    """Return the bytes of RAM that validation takes: one fragment's weights, and all streams."""
+    model = plan.model
+    unpacked_table, unpacked_block = _unpacking_bytes(plan)
+    streams = held_out * cost_model.stream_bytes(model, 1) + 8 * held_out * (model.context + 1)
+    if plan.device != "cpu":  # which computes; here are the streams, and what is unpacked for it
+        return streams + max(unpacked_table, unpacked_block)
+    table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
+    final = 4 * plan.fragments[-1].size
+    forward = cost_model.forward_peak_bytes(model, plan.sequences, threads=plan.threads)
+    head = cost_model.head_peak_bytes(model, plan.sequences, with_gradients=False)
+    in_block = max(unpacked_block, block + forward)
+    in_head = max(unpacked_table, table + final + head)
+    return streams + max(in_block, in_head)
 
 
 def sampled_at_once(plan: Plan) -> int:
@@ -266,14 +279,18 @@ def _cache_bytes(plan: Plan) -> int:
     return 2 * 4 * window * plan.model.width * plan.model.layers
 
 
-def _sampling_bytes(plan: Plan, prompts: int, copies: int) -> int:
-    """Return the bytes of generating text for so many prompts, at the worst moment."""
+def _sampling_bytes(plan: Plan) -> int:
+    """Return the bytes of RAM that generating text takes at the worst moment."""
     model = plan.model
-    table = 4 * plan.fragments[0].size
-    block = 4 * plan.fragments[1].size
+    unpacked_table, unpacked_block = _unpacking_bytes(plan)
+    if plan.device != "cpu":
+        return max(unpacked_table, unpacked_block)
+    table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
     window = min(SAMPLE_WINDOW, model.context)
     chunk = min(PREFILL_CHUNK, window)
     layer = 4 * chunk * (PREFILL_WORDS * model.width + 2 * model.heads * window)
-    streams = prompts * (_cache_bytes(plan) + 4 * window * model.width)
-    working = max(block * copies, block + layer, CHOICE_BYTES * model.vocabulary)
-    return max(table * copies, table + streams + working)
+    prompts = sampled_at_once(plan)
+    caches = prompts * _cache_bytes(plan)
+    streams = prompts * 4 * window * model.width
+    working = max(unpacked_block, block + layer, CHOICE_BYTES * model.vocabulary)
+    return caches + max(unpacked_table, table + streams + working)
