@@ -23,6 +23,7 @@ LINES = "".join(f"Sentence {i} of the text, with some words.\n" for i in range(6
 ROWS = [{"text": f"Row {i} has some words in it.", "id": i} for i in range(30)]
 JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
 TEXTS = [row["text"] for row in ROWS]
+CSV = "id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(TEXTS))
 BYTES = InspectionOptions("bytes")  # learning a BPE would only take longer
 
 
@@ -297,12 +298,63 @@ def test_rows_that_cannot_be_used_are_refused(look, content, sentence):
         ("a.jsonl", JSONL + '{"text": "cut o', 31),
         ("a.json", json.dumps(ROWS, indent=1)[:-30], 118),
         ("b.json", json.dumps(ROWS)[:-30], 1),
+        ("a.csv", CSV + '30,"an open quote\nand more', 32),
+        ("b.csv", CSV + "30", 32),
     ],
 )
 def test_cut_last_line_is_skipped_and_named(look, name, content, line):
     found = look(name, content)
     assert not found.refusal and found.documents >= 29
     assert f"line {line}, the last one, is cut off" in found.warnings[0]
+
+
+CSV_ODDITIES = {
+    "no names.csv": (
+        "".join(f"{text},{i}\n" for i, text in enumerate(TEXTS)),
+        "#column1",
+        "does not look like names",
+    ),
+    "one column.csv": (
+        "".join(f"A sentence of more than five words, {i}\n".replace(",", "") for i in range(30)),
+        "",
+        "does not look like names",
+    ),
+    "same names.csv": ("text,text\n" + "".join(f"{text},copy\n" for text in TEXTS), "", ""),
+    "empty names.csv": (",id\n" + "".join(f"{text},1\n" for text in TEXTS), "#column1", ""),
+    "quotes.csv": ("text,id\n" + "".join(f'"a 2"" {text}\nx",1\n' for text in TEXTS), "", ""),
+    "long row.csv": (CSV + "x,y,z\n", "", "1 rows have more fields than there are names"),
+    "no line end.csv": (CSV.rstrip("\n"), "", ""),
+}
+
+
+@pytest.mark.parametrize("name", CSV_ODDITIES)
+def test_odd_csv_is_read_whole_or_with_a_warning(look, name):
+    content, column, warning = CSV_ODDITIES[name]
+    found = look(name, content, column.removeprefix("#"))
+    assert not found.refusal and found.documents == 30
+    assert any(warning in each for each in found.warnings) if warning else not found.warnings
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("text\n" + "".join(f"{text}, he said\n" for text in TEXTS), "a delimiter into quotes"),
+        (CSV + '31,"open\n' + CSV * 4, "line 32 opens a quote that is never closed"),
+        ("A long first line of a table without names,and another one\nx,y\n", "column1, column2"),
+    ],
+    ids=["delimiters in texts", "open quote", "no names"],
+)
+def test_csv_whose_rows_cannot_be_told_apart_is_refused(look, content, sentence):
+    assert sentence in look("a.csv", content).refusal
+
+
+def test_archive_inside_of_an_archive_is_left_out(look):
+    inner = archive(**{"in.txt": LINES.encode()})
+    found = look("a.zip", archive(**{"b.zip": inner, "c.txt": LINES.encode(), "d.zip": inner[:4]}))
+    assert found.documents == 1 and len(found.files) == 1
+    assert [item.reason for item in found.left_out] == [
+        "an archive inside of another archive or compressed file"
+    ] * 2
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,8 @@ def find_format(name: str, head: bytes) -> str:
         return ARROW
     if reason := _find_foreign(head):
         raise TextError(reason)
+    if find_compression(head):
+        raise TextError("an archive inside of another archive or compressed file")
     by_name = FORMATS_BY_SUFFIX.get(split_suffixes(name)[1], TEXT)
     if by_name in (PARQUET, ARROW):
         raise TextError(f"damaged: its content is not {by_name.capitalize()}")

@@ -22,6 +22,10 @@ CHAT_COLUMNS = ("messages", "conversations", "conversation")
 SAMPLE_ROWS = 200  # by which the column is chosen
 MAX_SKIPPED_SHARE = 0.05  # of a file's rows, above which a warning is due
 MAX_FIELD_CHARACTERS = 256 << 20  # of a field of CSV
+MAX_CUT_LINES = 100  # of a row of CSV whose quote is never closed; with more, others are in it
+# A first line of CSV with a longer field, or one of more words, is a row and no line of names.
+MAX_NAME_CHARACTERS = 64
+MAX_NAME_WORDS = 5
 
 
 @dataclass
@@ -35,6 +39,9 @@ class RowCounts:
         bad_characters: characters that UTF-8 cannot hold, replaced by U+FFFD.
         cut_line: the number of a last line that is cut off; 0 if there is none.
         is_chat: whether the column holds chats.
+        has_names: whether the rows came with names of their columns.
+        long_rows: rows of CSV with more fields than there are names, which are skipped.
+        long_line: where the first of them ends.
     """
 
     column: str = ""
@@ -43,6 +50,16 @@ class RowCounts:
     bad_characters: int = 0
     cut_line: int = 0
     is_chat: bool = False
+    has_names: bool = True
+    long_rows: int = 0
+    long_line: int = 0
+
+    def describe_long_rows(self) -> str:
+        """Say how many rows have too many fields, and where the first is."""
+        return (
+            f"{self.long_rows:,} rows have more fields than there are names of columns, the first "
+            f"in line {self.long_line:,}"
+        )
 
 
 @dataclass(frozen=True)
@@ -158,27 +175,141 @@ def _parse_cut_list(text: str, counts: RowCounts, problem: str) -> Iterator[Row]
     counts.cut_line = text.count("\n", 0, position) + 1
 
 
-def parse_csv(lines: Iterable[str], kind: str, sample: str) -> Iterator[Row]:
-    """Parse comma- or tab-separated values with a line of names.
+@dataclass(frozen=True)
+class CsvDialect:
+    """How a file of separated values is read.
+
+    Attributes:
+        kind: CSV or TSV.
+        sample: the first characters, by which another delimiter is recognised.
+        column: the column with the text, if one was named.
+    """
+
+    kind: str
+    sample: str
+    column: str = ""
+
+    @property
+    def delimiter(self) -> str:
+        """Return what separates the fields of a row."""
+        return _find_delimiter(self.sample) if self.kind == CSV else "\t"
+
+
+class _RowLines:
+    """Hands lines on, and remembers those of the current row."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = iter(lines)
+        self.row: list[str] = []
+
+    def __iter__(self) -> "_RowLines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.row.append(line)
+        return line
+
+
+def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> Iterator[Row]:
+    """Parse comma- or tab-separated values.
+
+    The first line has the names of the columns, unless it looks like a row: then they are called
+    column1, column2 and so on. A last row that is cut is skipped, and its line noted.
 
     Args:
         lines: the lines, with their ends.
-        kind: CSV or TSV.
-        sample: the first characters, by which another delimiter is recognised.
+        dialect: how they are separated.
+        counts: filled in with what is wrong with the rows.
 
     Raises:
         TextError: the rows cannot be told apart.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    delimiter = _find_delimiter(sample) if kind == CSV else "\t"
-    reader = csv.reader(lines, delimiter=delimiter, strict=False)
+    delimiter = dialect.delimiter
+    row_lines = _RowLines(lines)
+    reader = csv.reader(row_lines, delimiter=delimiter, strict=False)
     try:
-        names = next(reader, [])
+        first = next(reader, [])
+        counts.has_names = _looks_like_names(first, dialect.column)
+        names = _unique_names(first if counts.has_names else [""] * len(first))
+        waiting = [] if counts.has_names else first
+        end = reader.line_num
+        last: list[str] = []
+        row_lines.row = []
+        rows = 0
         for values in reader:
-            if values:
-                yield dict(zip(names, values, strict=False))
+            rows += 1
+            if waiting:
+                yield dict(zip(names, waiting, strict=False))
+            waiting = values
+            if any(values[len(names) :]):
+                counts.long_rows += 1
+                counts.long_line = counts.long_line or reader.line_num
+                waiting = []
+            last, row_lines.row = row_lines.row, []
+            end = reader.line_num - len(last)
+        if counts.long_rows > MAX_SKIPPED_SHARE * rows:
+            raise TextError(
+                f"{counts.describe_long_rows()}: put texts with a delimiter into quotes"
+            )
+        if not waiting:
+            return
+        if end < reader.line_num and _is_cut(last, delimiter, len(waiting) < len(names)):
+            if len(last) > MAX_CUT_LINES:
+                raise TextError(f"line {end + 1} opens a quote that is never closed")
+            counts.cut_line = end + 1
+        else:
+            yield dict(zip(names, waiting, strict=False))
     except csv.Error as error:
         raise TextError(f"line {reader.line_num} cannot be read: {error}") from None
+
+
+def _looks_like_names(first: list[str], column: str) -> bool:
+    """Return whether a first line of CSV has the names of columns, and is not a row itself."""
+    folded = [name.strip().casefold() for name in first]
+    if column in first or not {*USUAL_COLUMNS, *CHAT_COLUMNS}.isdisjoint(folded):
+        return True
+    if not any(folded):
+        return False
+    return not any(
+        len(name) > MAX_NAME_CHARACTERS or len(name.split()) > MAX_NAME_WORDS or _is_number(name)
+        for name in folded
+    )
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _unique_names(names: list[str]) -> list[str]:
+    """Return names without gaps and repetitions: "", "a", "a" → "column1", "a", "a_2"."""
+    unique: list[str] = []
+    for number, name in enumerate(names, 1):
+        name = name if name.strip() else f"column{number}"
+        unique.append(name if name not in unique else f"{name}_{number}")
+    return unique
+
+
+def _is_cut(lines: list[str], delimiter: str, is_short: bool) -> bool:
+    """Return whether the last row of a file ends too early.
+
+    Args:
+        lines: of the row.
+        delimiter: between its fields.
+        is_short: whether it has fewer fields than others.
+    """
+    if is_short and not lines[-1].endswith("\n"):
+        return True
+    try:
+        list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return "unexpected end" in str(error)
+    return False
 
 
 def _find_delimiter(sample: str) -> str:

@@ -31,6 +31,7 @@ from barnraise.text.file_format import (
 from barnraise.text.rows import (
     MAX_SKIPPED_SHARE,
     SAMPLE_ROWS,
+    CsvDialect,
     Row,
     RowCounts,
     RowOptions,
@@ -167,7 +168,7 @@ def _read_stream(
         yield from _read_text(texts)
     else:
         counts = RowCounts()
-        rows = _parse_rows(report.format, texts, counts)
+        rows = _parse_rows(report.format, texts, options, counts)
         for text in read_texts(rows, options, counts):
             yield Piece(text, has_marks=counts.is_chat)
         _report_rows(counts, report)
@@ -194,12 +195,15 @@ def _read_text(texts: Iterable[str]) -> Iterator[Piece]:
 # ---- rows --------------------------------------------------------------------------------------
 
 
-def _parse_rows(kind: str, texts: Iterator[str], counts: RowCounts) -> Iterator[Row]:
+def _parse_rows(
+    kind: str, texts: Iterator[str], options: RowOptions, counts: RowCounts
+) -> Iterator[Row]:
     if kind == JSON_LINES:
         return parse_json_lines(split_lines(texts), counts)
     if kind in (CSV, TSV):
         first = next(texts, "")
-        return parse_csv(split_lines(_chain(first, texts), keep_ends=True), kind, first[:65536])
+        dialect = CsvDialect(kind, first[:65536], options.column)
+        return parse_csv(split_lines(_chain(first, texts), keep_ends=True), dialect, counts)
     assert kind == JSON
     return parse_json(_join(texts), counts)
 
@@ -251,6 +255,13 @@ def _report_rows(counts: RowCounts, report: FileReport) -> None:
             f"({counts.skipped / counts.rows:.0%}) have no text in the column '{counts.column}' "
             "and are skipped"
         )
+    if not counts.has_names:
+        report.warnings.append(
+            f"{report.path}: its first line does not look like names of columns and is read as a "
+            "row; the columns are called column1, column2, …"
+        )
+    if counts.long_rows:
+        report.warnings.append(f"{report.path}: {counts.describe_long_rows()}; they are skipped")
     if counts.cut_line:
         report.warnings.append(
             f"{report.path}: line {counts.cut_line:,}, the last one, is cut off and is skipped"
