@@ -93,3 +93,13 @@ def test_plan_that_is_impossible_is_one_sentence(home):
         run_plan(home, "--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "10GB")
     with pytest.raises(StateError, match="'much' is not a size"):
         run_plan(home, "--model", "gpt2-1.5b", "--memory", "much")
+
+
+def test_plan_that_waits_for_the_next_day_names_what_lifts_the_limit(home):
+    output = " ".join(run_plan(home, *SMALL_MACHINE).split())
+    assert "it may write 32.2 GB a day" in output and "limited by disk writes a day" in output
+    assert "--disk-writes-per-day unlimited (" in output and "--moments-8bit (" in output
+    fields = json.loads(run_plan(home, *SMALL_MACHINE, "--json"))
+    assert fields["advice"].startswith("Training pauses for a part of each day")
+    unlimited = run_plan(home, *SMALL_MACHINE, "--disk-writes-per-day", "unlimited")
+    assert "Training pauses" not in unlimited

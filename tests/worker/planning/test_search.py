@@ -163,7 +163,7 @@ SLOW_UPDATES = replace(
     (SLOW_UPDATES, preset("gpt2-124m"), Limits(memory=4_156_513_664, disk=0), 1), 2.0, "memory"
 )
 def test_more_memory_never_gives_a_slower_plan(case, factor, resource):
-    """Within 3 %, because the search simulates only a few of the candidates."""
+    """Within 0.5 %: the search does not simulate plans that can be faster by less than 0.4 %."""
     hardware, model, limits, sequences = case
     assume(getattr(limits, resource) is not None)
     try:
@@ -174,7 +174,7 @@ def test_more_memory_never_gives_a_slower_plan(case, factor, resource):
     plan = make_plan(hardware, model, roomier, sequences, advise=False)
     # The search prefers the recipe's own clipping even where it is a little slower, and so the
     # crash safety that costs least.
-    allowed = less.step_seconds * 1.03
+    allowed = less.step_seconds * 1.005
     allowed *= 1.0 if plan.clipping == less.clipping else search.EXACT_COSTS
     allowed *= 1.0 if plan.crash_safety == less.crash_safety else search.EXACT_COSTS
     assert plan.step_seconds <= allowed

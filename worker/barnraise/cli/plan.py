@@ -25,6 +25,7 @@ from barnraise.planning.budgets import CONTEXT_BYTES, extend_to_limits
 from barnraise.planning.hardware import Hardware, UpdateRate
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
+from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.spec import preset
 
 SWARM_PANEL = "Machines that train together"
@@ -114,11 +115,14 @@ def plan(
             "No GPU here: the layers being computed are kept in this much of the RAM. "
             "--device cuda assumes a GPU."
         )
-    training_plan = make_plan(extend_to_limits(hardware, limits), shape, limits, sequences)
+    hardware = extend_to_limits(hardware, limits)
+    training_plan = make_plan(hardware, shape, limits, sequences)
     step = StepTime(training_plan.step_seconds, 0.0, render.count_tokens(training_plan))
     choice = choose_strategy(Swarm(assumed.machines, shape.parameters, line, step))
+    request = PlanRequest(hardware, shape, limits, sequences)
+    advice = describe_write_limit(request, training_plan)
     if as_json:
-        fields = _plan_fields(training_plan, note)
+        fields = _plan_fields(training_plan, note) | {"advice": advice}
         print_json(fields | {"exchange": dataclasses.asdict(choice)})
         return
     heading = f"[bold]{model}[/] on {escape(hardware.name)}, {format_parameters(shape.parameters)}"
@@ -133,8 +137,8 @@ def plan(
     timeline = render.draw_timeline(training_plan, hardware, out.width)
     out.print(*timeline, sep="\n", no_wrap=True, crop=True)
     _print_choice(choice, assumed.machines, line)
-    if note:
-        out.print(f"\n[yellow]{note}[/]")
+    for remark in filter(None, (advice, note)):
+        out.print(f"\n[yellow]{escape(remark)}[/]")
 
 
 def _print_choice(choice: Choice, machines: int, line: Line) -> None:

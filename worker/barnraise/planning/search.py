@@ -6,7 +6,7 @@ Pure: no torch, under a second for 175B parameters. The search has five stages:
 2. Fill tiers: put the state as near to the computation as the budgets allow, in the order of what
    a byte there saves.
 3. Estimate: rank the candidates by rough step times, with perfect overlap and with none.
-4. Simulate: run the best, and the plans most like the best of these, through `simulator.py`.
+4. Simulate: run those through `simulator.py` that can be the fastest by the first of these times.
 5. Pick: take the fastest; exact clipping wins if it is nearly as fast.
 
 A model that cannot fit is refused before anything is allocated, with the nearest changes that fit.
@@ -28,7 +28,8 @@ from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import PRESETS, ModelSpec, preset
 
-SIMULATED = 8  # candidates of each way of clipping that are simulated first
+SIMULATED_FIRST = 2  # plans of each way of clipping that are simulated in any case
+TOLERANCE = 0.004  # plans that can be faster by less than this fraction are not simulated
 # Exact clipping is dropped only if it makes a step longer by this factor. Exact crash safety is
 # chosen only if it makes a step longer by less, and writes less than this many bytes a day.
 EXACT_COSTS = 1.10
@@ -36,6 +37,7 @@ EXACT_WRITES = 10**12
 RESIDENTS = 12  # the number of fragments on the device is tried in this many steps
 GROUPS = (1, 2, 4, 8)  # blocks per kept input
 DAY = 86_400.0  # seconds
+WRITES_LIMIT = "disk writes a day"  # the bottleneck of a plan that waits for the next day
 
 
 def make_plan(
@@ -118,23 +120,28 @@ class _Search:
         return exact if is_cheap else plan
 
     def _pick_fastest(self, fitting: list[Plan]) -> Plan:
-        """Simulate the most promising of the plans with one way of clipping; return the fastest.
+        """Return the fastest of the plans with one way of clipping, simulating as few as possible.
 
-        Half of the simulated plans are the best if all resources overlap perfectly, half if
-        nothing overlaps. Then follow all plans with the shape of the fastest of these, which
-        differ from it in how much stays on the device.
+        A step lasts at least as long as its busiest resource, which is quick to compute. So plans
+        are simulated in the order of this bound, and the rest is not when it cannot be faster. The
+        two plans that are the best if nothing overlaps come first: one of them is often nearly as
+        fast as the fastest. A larger budget only adds plans, so it never gives a slower one by more
+        than TOLERANCE.
         """
-        estimates = [(self._estimate_seconds(plan), plan) for plan in fitting]
-        promising: list[Plan] = []
-        overlapped = sorted(estimates, key=lambda estimate: estimate[0][0])
-        promising += [plan for _, plan in overlapped][: SIMULATED // 2]
-        sequential = sorted(overlapped, key=lambda estimate: estimate[0][1])
-        promising += [plan for _, plan in sequential if plan not in promising][: SIMULATED // 2]
-        first = min(map(self._simulate, promising), key=lambda plan: plan.step_seconds)
-        similar = [
-            plan for plan in fitting if plan not in promising and _shape(plan) == _shape(first)
-        ]
-        return min([first, *map(self._simulate, similar)], key=lambda plan: plan.step_seconds)
+        bounds = [(*self._estimate_seconds(plan), index) for index, plan in enumerate(fitting)]
+        sequential = sorted(bounds, key=lambda bound: bound[1])[:SIMULATED_FIRST]
+        best = min(
+            (self._simulate(fitting[index]) for *_, index in sequential),
+            key=lambda plan: plan.step_seconds,
+        )
+        for bound in sorted(bounds):
+            overlapped, _, index = bound
+            if overlapped >= best.step_seconds * (1 - TOLERANCE):
+                break
+            if bound not in sequential:
+                simulated = self._simulate(fitting[index])
+                best = min(best, simulated, key=lambda plan: plan.step_seconds)
+        return best
 
     def _candidates(self) -> Iterator[Plan]:
         """Yield plans of the smallest size; `_fill_tiers` distributes the memory that is left."""
@@ -185,11 +192,16 @@ class _Search:
             does not fit.
         """
         placed = self._in_memory(plan)
-        if placed is None:
-            on_disk = self._on_disk(plan)
-            if on_disk is None:
-                return []
-            placed = self._promote(on_disk)
+        if not placed:
+            placed = [self._promote(way) for way in self._on_disk(plan)]
+        return [filled for way in placed for filled in self._fill_device(way)]
+
+    def _fill_device(self, placed: Plan) -> list[Plan]:
+        """Return a plan with more and more on the device, and retained activations where it pays.
+
+        Returns:
+            Plans that fit; the plan itself comes first.
+        """
         plans = [placed]
         if self.cuda:
             # The device updates resident fragments between its computations, so the largest number
@@ -212,10 +224,11 @@ class _Search:
 
     def _fits_on_disk(self, plan: Plan) -> bool:
         """Whether a candidate fits on disk, and a day is enough to write what a step writes."""
-        on_disk = self._on_disk(plan)
-        if on_disk is None:
-            return False
-        return not (self.writes_too_much(on_disk) and self.writes_too_much(self._promote(on_disk)))
+        ways = self._on_disk(plan)
+        return any(
+            not (self.writes_too_much(way) and self.writes_too_much(self._promote(way)))
+            for way in ways
+        )
 
     def writes_too_much(self, plan: Plan) -> bool:
         """Whether a step of the plan writes more to disk than may be written in a day."""
@@ -248,21 +261,26 @@ class _Search:
                 high = middle - 1
         return change(plan, low) if low else plan
 
-    def _in_memory(self, plan: Plan) -> Plan | None:
-        """Place everything in RAM, with a window for the computation if the plan is staged."""
+    def _in_memory(self, plan: Plan) -> list[Plan]:
+        """Place everything in RAM, with a window for the computation if the plan is staged.
+
+        Returns:
+            Plans that fit.
+        """
         plan = replace(
             plan, tile=tile_elements(self.model, whole=True), crash_safety="round", ring=0
         )
         plan = self._with_window(plan) if self.staged else plan
         return self._with_boundaries(plan, self._fits)
 
-    def _with_boundaries(self, plan: Plan, fits: Callable[[Plan], object]) -> Plan | None:
-        """Keep inputs where they are computed or, if they do not fit on a GPU, in RAM."""
-        for where in ("device", "host") if self.cuda else ("device",):
-            changed = replace(plan, boundaries=where)
-            if fits(changed):
-                return changed
-        return None
+    def _with_boundaries(self, plan: Plan, fits: Callable[[Plan], object]) -> list[Plan]:
+        """Keep inputs where they are computed or, on a GPU, in RAM; return what fits.
+
+        Inputs in RAM leave room for more fragments on the GPU, whichever is faster.
+        """
+        places = ("device", "host") if self.cuda else ("device",)
+        ways = (replace(plan, boundaries=where) for where in places)
+        return [way for way in ways if fits(way)]
 
     def _with_window(self, plan: Plan) -> Plan:
         """Provide slots for a group and the next one, and for gradients in transfer."""
@@ -306,8 +324,12 @@ class _Search:
             count = min(count, in_place)
         return replace(plan, retained_blocks=count)
 
-    def _on_disk(self, plan: Plan) -> Plan | None:
-        """Place everything on disk, with the smallest buffers."""
+    def _on_disk(self, plan: Plan) -> list[Plan]:
+        """Place everything on disk, with the smallest buffers.
+
+        Returns:
+            Plans that fit.
+        """
         layers = self.model.layers
         group = max(len(g) for g in plan.forward_groups)
         moments = ("disk",) * (layers + 2)
@@ -326,10 +348,9 @@ class _Search:
             plan = replace(plan, slots=min(2 * group + 1, layers), host_gradient_slots=group + 2)
         for tier in ("host", "disk") if self.staged else ("disk",):
             placed = replace(plan, weights=("host", *[tier] * layers, "host"))
-            fitting = self._with_boundaries(placed, self._fits)
-            if fitting is not None:
+            if fitting := self._with_boundaries(placed, self._fits):
                 return fitting
-        return None
+        return []
 
     def _promote(self, plan: Plan) -> Plan:
         """Distribute the memory that is left, in the order of what a byte saves."""
@@ -373,17 +394,24 @@ class _Search:
     def _estimate_seconds(self, plan: Plan) -> tuple[float, float]:
         """Estimate the seconds of a step with perfect overlap and with none.
 
-        The former are those of the busiest resource, the latter the sum over all resources.
+        The former are those of the busiest resource or of the longest chain of operations that wait
+        for each other: no simulated step is shorter. The latter are the sum over all resources.
         """
         steps = StepSimulation(plan, self.hardware)
-        compute = sum(steps.operation_seconds(op) for op in _compute_operations(plan))
+        seconds = dict.fromkeys(OperationKind, 0.0)
+        for op in _compute_operations(plan):
+            seconds[op.kind] += steps.operation_seconds(op)
+        compute = sum(seconds.values())
         read = sum(
             (2 * plan.total_bytes("weights", i) if plan.weights[i] == "disk" else 0)
             + (plan.total_bytes("moments", i) if plan.moments[i] == "disk" else 0)
             + (plan.total_bytes("anchor", i) if plan.spills_gradient(i) else 0)
             for i in range(plan.last_fragment + 1)
         )
-        disk = read / self.hardware.disk_read + self._bytes_written(plan) / self.hardware.disk_write
+        # What a step leaves in slots is not read again.
+        kept = min(2 * plan.slots, 2 * plan.model.layers) * plan.total_bytes("weights", 1)
+        writing = self._bytes_written(plan) / self.hardware.sustained_disk_write
+        disk = max(0, read - kept) / self.hardware.disk_read + writing
         elements = {"host": 0, "device": 0}
         for fragment, tier in zip(plan.fragments, plan.weights, strict=True):
             elements["device" if tier == "device" else "host"] += fragment.size
@@ -393,10 +421,35 @@ class _Search:
             )
             for where in elements
         )
-        compute += device_update if plan.staged else host_update
-        lanes = (compute, disk, host_update) if plan.staged else (compute, disk)
+        if plan.staged:
+            compute += device_update
+        else:
+            compute += host_update
+            host_update = 0.0
+        ring = self._ring_seconds(steps.plan)
+        chain = max(host_update, ring) + seconds[OperationKind.HEAD]
+        if any(plan.weights[i] != "device" for i in plan.blocks):
+            # Updates follow the whole gradient, and end before the next backward; or they follow
+            # the first block's gradient, and end before the next forward.
+            overlapping = OperationKind.BACKWARD if plan.defers_updates else OperationKind.FORWARD
+            chain += seconds[overlapping]
         allowed = self._least_seconds(plan)
-        return max(*lanes, allowed), max(sum(lanes), allowed)
+        overlapped = max(compute, disk, chain, allowed)
+        return overlapped, max(overlapped, compute + disk + host_update, allowed)
+
+    def _ring_seconds(self, plan: Plan) -> float:
+        """Return the seconds for which updates wait for the disk, apart from a full ring."""
+        read = written = 0
+        for i in range(plan.last_fragment + 1):
+            if plan.uses_ring(i):
+                read += plan.total_bytes("moments", i)
+                written += plan.total_bytes("moments", i) if plan.writes_moments(i) else 0
+        in_ring = plan.ring * plan.record_bytes("moments", plan.tile)
+        hardware = self.hardware
+        return (
+            max(0, read - in_ring) / hardware.disk_read
+            + max(0, written - in_ring) / hardware.disk_write
+        )
 
     def _least_seconds(self, plan: Plan) -> float:
         """Return the seconds that a step's writes must last to stay within the day's."""
@@ -418,7 +471,7 @@ class _Search:
         binding = max(groups, key=lambda name: groups[name])
         if seconds < self._least_seconds(plan):
             seconds = self._least_seconds(plan)
-            binding = "disk writes a day"
+            binding = WRITES_LIMIT
         return replace(
             plan,
             step_seconds=seconds,
@@ -517,10 +570,6 @@ class _Search:
         if largest:
             advice.append(f"the preset {largest}")
         return advice[:3]
-
-
-def _shape(plan: Plan) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    return plan.sequences, plan.forward_groups
 
 
 def _compute_operations(plan: Plan) -> Iterator[Operation]:

@@ -178,7 +178,28 @@ class StepSimulation:
         for span in self.spans:
             seconds[span.op.lane] += span.end - span.begin
         seconds[LaneName.COMPUTE] += self._undeferred
+        waiting = self.plan.stored_activations - self.plan.micro_batches
+        seconds[LaneName.OUT] += waiting * self._input_seconds(self.hardware.from_device)
+        seconds[LaneName.IN] += waiting * self._input_seconds(self.hardware.to_device)
         return seconds
+
+    def _input_seconds(self, rate: float) -> float:
+        """Return the seconds in which a block's input goes to RAM or back, if it waits there."""
+        if self.plan.boundaries != "host":
+            return 0.0
+        return cost_model.stream_bytes(self.plan.model, self.plan.sequences) / rate
+
+    def _inputs_seconds(self, op: Operation) -> float:
+        """Return the seconds of the copies of inputs that a group's computation waits for."""
+        plan = self.plan
+        first_retained = plan.last_fragment - plan.retained_blocks
+        inputs = sum(i < first_retained for i in op.blocks)
+        if plan.kept_inputs == "group":
+            inputs = min(1, inputs)
+        rate = self.hardware.to_device
+        if op.kind is OperationKind.FORWARD:
+            rate = self.hardware.from_device
+        return plan.micro_batches * inputs * self._input_seconds(rate)
 
     def operation_seconds(self, op: Operation) -> float:
         """Return the predicted duration of an operation in seconds."""
@@ -250,9 +271,11 @@ class StepSimulation:
                 forward = cost_model.block_forward_seconds(
                     hardware, model, plan.sequences, dtype=plan.dtype
                 )
-                return plan.micro_batches * len(op.blocks) * forward
+                seconds = plan.micro_batches * len(op.blocks) * forward
+                return max(seconds, self._inputs_seconds(op))
             case OperationKind.BACKWARD:
-                return plan.micro_batches * self._backward_seconds(op)
+                seconds = plan.micro_batches * self._backward_seconds(op)
+                return max(seconds, self._inputs_seconds(op))
             case OperationKind.HEAD:
                 return plan.micro_batches * cost_model.head_seconds(
                     hardware, model, plan.sequences, dtype=plan.dtype

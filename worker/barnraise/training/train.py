@@ -39,6 +39,7 @@ from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.memory_pressure import smaller_budget
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.search import make_plan
+from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.swap.device import limit_memory, require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
@@ -137,6 +138,9 @@ class Worker:
         self.phase = WorkerPhase.PLANNED
         recipe = self.spec.recipe
         self.plan = make_plan(hardware, self.spec.model, self.limits, recipe.step_sequences)
+        request = PlanRequest(hardware, self.spec.model, self.limits, recipe.step_sequences)
+        if advice := describe_write_limit(request, self.plan):
+            log.warning("%s", advice)
         limit_memory(self.plan.device, self.limits.device_memory)
         if self.plan.deterministic:
             require_determinism()

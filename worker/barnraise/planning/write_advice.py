@@ -1,0 +1,90 @@
+"""State what the daily limit of writes to disk costs a plan, and what would lift it. Pure."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from barnraise.errors import PlanError
+from barnraise.formats import format_bytes
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import UNLIMITED, Limits
+from barnraise.planning.plan import Plan
+from barnraise.planning.search import WRITES_LIMIT, make_plan
+from barnraise.spec import ModelSpec
+
+LARGER_STEPS = 8  # times as many sequences a step, as an example
+WORTHWHILE = 1.1  # a change is named if training is faster by this factor with it
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan is made for; see `make_plan`."""
+
+    hardware: Hardware
+    model: ModelSpec
+    limits: Limits
+    step_sequences: int
+
+    def make_plan(self) -> Plan:
+        """Find the fastest plan.
+
+        Raises:
+            PlanError: the model does not fit.
+        """
+        return make_plan(self.hardware, self.model, self.limits, self.step_sequences, advise=False)
+
+
+def describe_write_limit(request: PlanRequest, plan: Plan) -> str:
+    """Say what the limit of writes costs a plan, and which options would train faster.
+
+    Args:
+        request: what the plan was made for.
+        plan: the plan.
+
+    Returns:
+        Sentences, or "" if another resource limits the plan.
+    """
+    if plan.bottleneck != WRITES_LIMIT or plan.daily_write_limit is None:
+        return ""
+    limits = request.limits
+    speed = _tokens_per_second(plan)
+    changes: list[tuple[str, dict[str, Any]]] = [
+        (
+            "--disk-writes-per-day unlimited",
+            {"limits": replace(limits, disk_writes_per_day=UNLIMITED)},
+        )
+    ]
+    if limits.moments_bits == 32:
+        changes.append(("--moments-8bit", {"limits": replace(limits, moments_bits=8)}))
+    sequences = LARGER_STEPS * request.step_sequences
+    changes.append((f"steps of {sequences} sequences", {"step_sequences": sequences}))
+    ways: list[str] = []
+    for name, change in changes:
+        try:
+            changed = replace(request, **change).make_plan()
+        except PlanError:
+            continue
+        if _tokens_per_second(changed) >= WORTHWHILE * speed:
+            ways.append(f"{name} ({_describe_speed(changed)})")
+    daily = format_bytes(plan.daily_write_limit)
+    problem = (
+        f"Training pauses for a part of each day, so that the disk lasts for years: it may write "
+        f"{daily} a day, which is enough for {_format_speed(speed)}."
+    )
+    return f"{problem} Faster: {'; '.join(ways)}." if ways else problem
+
+
+def _tokens_per_second(plan: Plan) -> float:
+    tokens = plan.micro_batches * plan.sequences * plan.model.context
+    return tokens / plan.step_seconds
+
+
+def _describe_speed(plan: Plan) -> str:
+    writes = "writes nothing"
+    if plan.written_per_day:
+        writes = f"writes {format_bytes(plan.written_per_day)} a day"
+    return f"{_format_speed(_tokens_per_second(plan))}, {writes}"
+
+
+def _format_speed(tokens_per_second: float) -> str:
+    digits = 0 if tokens_per_second >= 10 else 2
+    return f"{tokens_per_second:,.{digits}f} tokens/s"
