@@ -121,11 +121,13 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=2000)
     parser.add_argument("--tokenizer", choices=("bpe", "bytes"), default="bpe")
     parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--text", type=Path, help="JSON lines; generated if it is not there yet")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        path = folder / "text.jsonl"
-        generate(path, arguments.megabytes * 10**6)
+        path = arguments.text or folder / "text.jsonl"
+        if not path.exists():
+            generate(path, arguments.megabytes * 10**6)
         figures: dict[str, object] = {
             "machine": f"{os.cpu_count()} cores, {platform.machine()}",
             "text_mb": round(path.stat().st_size / 1e6),
