@@ -20,12 +20,30 @@ IN_MEMORY = [
     for boundaries in ("device", "host")
     for resident, group in ((0, 1), (0, 2), (3, 1), (7, 1))
     for formats in FORMATS
+] + [
+    dict(resident=7, retained_blocks=retained, clipping=clipping, boundaries=boundaries, **formats)
+    for clipping in ("exact", "layer")
+    for boundaries in ("device", "host")
+    for retained in (2, 5)
+    for formats in FORMATS[:2]
 ]
 ON_DISK = [
-    (dict(resident=resident, clipping=clipping, boundaries=boundaries), weights, safety)
+    (dict(resident=resident, clipping=clipping, boundaries=boundaries), weights, safety, {})
     for clipping in ("exact", "layer", "none")
     for boundaries in ("device", "host")
     for resident, weights in ((0, "disk"), (0, "host"), (3, "disk"))
+    for safety in ("exact", "restart")
+] + [
+    # Gradients wait in RAM instead of going to disk.
+    (
+        dict(clipping="exact", boundaries=boundaries, **formats),
+        weights,
+        safety,
+        dict(gradients="host", host_gradient_slots=SMALL.layers),
+    )
+    for boundaries in ("device", "host")
+    for formats in FORMATS
+    for weights in ("disk", "host")
     for safety in ("exact", "restart")
 ]
 
@@ -49,9 +67,10 @@ def test_plans_in_memory_have_no_races(changes, card, behind, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("changes", "weights", "safety"), ON_DISK, ids=str)
-def test_plans_on_disk_have_no_races(changes, weights, safety, card, tmp_path):
-    plan = on_disk(plan_of(**changes), weights, safety, tile=8192)
+@pytest.mark.parametrize(("changes", "weights", "safety", "more"), ON_DISK, ids=str)
+def test_plans_on_disk_have_no_races(changes, weights, safety, more, card, tmp_path):
+    plan = on_disk(plan_of(**changes), weights, safety, tile=8192, **more)
+    plan.validate()
     assert not card(find_races, plan, tmp_path)
 
 
