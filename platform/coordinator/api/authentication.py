@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from barnraise.errors import MessageError
-from barnraise.protocol.ip_addresses import subscriber_network
+from barnraise.protocol.ip_addresses import parse_ip, subscriber_network
 from barnraise.protocol.signing import check_request
 from coordinator.accounts.models import Machine
 from coordinator.fleet.report_queries import machine_for_key
@@ -187,6 +187,17 @@ def machine_or_token_auth(scope: str) -> Callable[[HttpRequest], Machine | Token
 def client_address(request: HttpRequest) -> str:
     """Return the address that a request came from, as `lib.trusted_proxies` finds it."""
     return request.META.get("REMOTE_ADDR", "")[:45]
+
+
+def source_ip(request: HttpRequest) -> str | None:
+    """Return the IP address that a request came from, for the machine that sent it.
+
+    Behind a router a machine cannot see it. None where requests come from no IP address.
+    """
+    try:
+        return str(parse_ip(client_address(request)))
+    except ValueError:
+        return None
 
 
 def enforce_rate_limit(

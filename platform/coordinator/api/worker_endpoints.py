@@ -15,6 +15,7 @@ from coordinator.api.authentication import (
     authenticate_machine,
     client_address,
     enforce_rate_limit,
+    source_ip,
 )
 from coordinator.api.errors import responses
 from coordinator.api.lookups import get_visible_run, requesting_machine, require_membership
@@ -153,6 +154,7 @@ def join_run(
             membership.latest,
             report_queue.newest_report_number(run.pk, machine.pk),
         ),
+        source_ip=source_ip(request),
     )
 
 
@@ -259,6 +261,7 @@ def post_reports(
         peers=peer_hints(membership),
         verdicts=verdicts,
         verdicts_until=verdicts_until,
+        source_ip=source_ip(request),
     )
 
 

@@ -348,6 +348,18 @@ def test_address_of_a_stranger_that_a_machine_announces_is_not_passed_on(
     assert [peer.key for peer in ada.join(run).peers] == []
 
 
+def test_machine_learns_from_which_address_its_requests_come(
+    person, launched_run, volunteer, numbered_report
+):
+    run, _ = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.client.defaults["REMOTE_ADDR"] = "::ffff:8.8.4.4"
+    assert bob.join(run).source_ip == "8.8.4.4"
+    assert bob.report(run, numbered_report(1)).json()["source_ip"] == "8.8.4.4"
+    bob.client.defaults["REMOTE_ADDR"] = "unix:"
+    assert bob.join(run).source_ip is None
+
+
 def test_join_of_a_cancelled_run_is_refused(person, launched_run, volunteer):
     run, _ = launched_run(person())
     run.cancel()

@@ -39,6 +39,18 @@ def test_limit_on_disk_writes_is_shown_even_if_nobody_set_it(tmp_path):
         assert f"disk writes per day {text}" in " ".join(output.split())
 
 
+def test_announced_addresses_and_port_mapping_are_saved_and_lifted(tmp_path):
+    options = ("--announce", "5.9.1.1:45555", "--announce", "home.example.org:45555")
+    run_barnraise(tmp_path, "limits", *options, "--no-port-mapping")
+    limits = StateDir(tmp_path).limits
+    assert limits.announce == ("5.9.1.1:45555", "home.example.org:45555")
+    assert not limits.port_mapping
+    assert_fails(run_barnraise(tmp_path, "limits", "--announce", "5.9.1.1"), "is not HOST:PORT")
+    shown = run_barnraise(tmp_path, "limits", "--announce", "auto", "--port-mapping").stdout
+    assert "announced addresses none" in " ".join(shown.split())
+    assert StateDir(tmp_path).limits == Limits()
+
+
 def test_invalid_or_damaged_limits_are_a_sentence(tmp_path):
     assert_fails(run_barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
     (tmp_path / "limits.json").write_text("{")

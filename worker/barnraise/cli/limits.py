@@ -61,6 +61,8 @@ def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
         ("disk", size(limits.disk)),
         ("disk writes per day", _describe_daily_writes(limits, drive)),
         ("uplink", uplink),
+        ("announced addresses", ", ".join(limits.announce) or "none"),
+        ("port mapping", "yes" if limits.port_mapping else "no"),
         ("clipping", limits.clipping),
         ("crash safety", limits.crash_safety),
         ("Adam's moments", f"{limits.moments_bits} bits"),

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from barnraise.exchange.network.announced_names import check_announced
 from barnraise.formats import parse_bytes
 from barnraise.planning.limits import UNLIMITED, Limits
 
@@ -93,6 +94,34 @@ def _parse_limit(name: str, text: str) -> int | None:
 
 @dataclass(frozen=True)
 class LimitOptions(ResourceOptions):
-    """All limits: also the one on the network, which does not change how a model is trained."""
+    """All limits: also those of the network, which do not change how a model is trained."""
 
     uplink: Annotated[str, _limit_option("Bytes a second its updates may use of the uplink.")] = ""
+    announce: Annotated[
+        list[str] | None,
+        _limit_option(
+            "HOST:PORT at which peers reach this machine, where a router or container forwards "
+            "the port; repeatable; 'auto': none."
+        ),
+    ] = None
+    port_mapping: Annotated[
+        bool | None,
+        _limit_option(
+            "Whether to ask the router to forward the port.", "--port-mapping/--no-port-mapping"
+        ),
+    ] = None
+
+    def apply_to(self, limits: Limits) -> Limits:
+        """Return the limits with those replaced that an option gives.
+
+        Raises:
+            StateError: an option's value is invalid.
+        """
+        limits = super().apply_to(limits)
+        changes: dict[str, Any] = {}
+        if self.announce:
+            named = [address for address in self.announce if address != "auto"]
+            changes["announce"] = check_announced(named)
+        if self.port_mapping is not None:
+            changes["port_mapping"] = self.port_mapping
+        return dataclasses.replace(limits, **changes)

@@ -200,6 +200,7 @@ class Reporter:
         self._attestations: tuple[Attestation, ...] = ()
         self._samples: SamplesView | None = None  # for the next report
         self._peers: list[Peer] = []
+        self._source_ip = ""
         self._ticket: Signed | None = None
         self._verdicts: VerdictBatch | None = None
         self._sent_seq = 0  # the last number sent since this start; the mark lags behind it
@@ -267,6 +268,12 @@ class Reporter:
             peers = self._peers
             self._peers = []
             return peers
+
+    @property
+    def source_ip(self) -> str:
+        """The IP address from which the coordinator receives the reports; "" if it is unknown."""
+        with self._lock:
+            return self._source_ip
 
     def pop_verdicts(self) -> VerdictBatch | None:
         """Return the verdicts since the last call; the caller checks who signed them."""
@@ -446,6 +453,7 @@ class Reporter:
         with self._lock:
             self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers
+            self._source_ip = reply.source_ip or self._source_ip
             if reply.verdicts:
                 self._verdicts = VerdictBatch(
                     list(reply.verdicts), reply.verdicts_until, self._reporting_to

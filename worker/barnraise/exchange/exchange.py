@@ -38,6 +38,7 @@ from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
 from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.network.nat_type import ReachFacts
 from barnraise.exchange.network.transport import Transport
 from barnraise.exchange.pacing.author_pace import PaceLimits
 from barnraise.exchange.pacing.growth_meter import GrowthMeter
@@ -81,6 +82,8 @@ class ExchangeConfig:
         clock: Returns seconds since 1970, by the coordinators' clock.
         reincarnate: Creates a new incarnation of the state directory and stores it durably; called
             when a peer proves that updates of ours were lost here, or a verdict ended the old one.
+        announced: host:port pairs that this machine's owner announces; a host may be a name.
+        port_mapping: Whether the router may be asked to forward the port.
     """
 
     spec: RunSpec
@@ -91,6 +94,8 @@ class ExchangeConfig:
     mirrors: frozenset[str]
     clock: Callable[[], float] = time.time
     reincarnate: Callable[[], str] = _create_incarnation
+    announced: tuple[str, ...] = ()
+    port_mapping: bool = False
 
 
 class Exchange:
@@ -122,6 +127,9 @@ class Exchange:
         self._queue = UpdateQueue(rules.sizes, ledger.blobs, self._refetch_payload)
         ticket = open_signed(config.ticket, "ticket", Ticket)
         server_config = ServerConfig(
+            identity=config.identity,
+            announced=config.announced,
+            port_mapping=config.port_mapping,
             rules=rules,
             spec_digest=digest(spec.to_json()),
             ticket=config.ticket,
@@ -140,6 +148,7 @@ class Exchange:
         self._is_complete = False
         self._round_schedule: RoundSchedule | None = None
         self._has_logged_low_share = False
+        self._source_ip = ""
 
     # ---- life cycle
 
@@ -429,7 +438,18 @@ class Exchange:
     def addresses(self) -> list[str]:
         """Return the addresses at which others may reach this machine."""
         self.open()
-        return self.server.transport.addresses()
+        return self.server.addresses()
+
+    def set_source_ip(self, source_ip: str) -> None:
+        """Record from which IP address the coordinator receives this machine's requests."""
+        if source_ip and source_ip != self._source_ip:
+            self._source_ip = source_ip
+            self.thread.call(self.server.reachability.observed.on_site_report, source_ip)
+
+    @property
+    def reach_facts(self) -> ReachFacts:
+        """What is known of how others reach this machine."""
+        return self.server.reachability.facts(time.monotonic())
 
     def renew_ticket(self, ticket: Signed) -> None:
         """Replace this machine's ticket."""

@@ -21,6 +21,8 @@ from barnraise.exchange.gossip.membership import Meeting, PeerSource
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
 from barnraise.exchange.handlers.blob_scrub import BlobScrub
 from barnraise.exchange.handlers.context import HandlerContext
+from barnraise.exchange.handlers.dial_now_handler import DialNowHandler, StatementSigner
+from barnraise.exchange.handlers.dialler import Dialler
 from barnraise.exchange.handlers.handshake import Handshake
 from barnraise.exchange.handlers.incoming_greetings import IncomingGreetings
 from barnraise.exchange.handlers.local_author import LocalAuthor
@@ -43,21 +45,23 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
 from barnraise.exchange.network.addresses import network_of
+from barnraise.exchange.network.announced_names import AnnouncedNames
 from barnraise.exchange.network.connection import Connection, Frames, FrameSources
 from barnraise.exchange.network.framing import unpack
+from barnraise.exchange.network.port_mapping import PortMapper
 from barnraise.exchange.network.rate_limit import FairShare
+from barnraise.exchange.network.reachability import Reachability
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
 from barnraise.exchange.pacing.author_pace import AuthorPace, PaceLimits
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import MirrorLists
-from barnraise.protocol.signing import open_signed
+from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
 
 log = logging.getLogger("barnraise.exchange")
 
-DIAL_TIMEOUT = 15.0  # seconds in which a dialled peer must answer
 MAX_CONNECTIONS = 128
 MIN_PUMP_INTERVAL = 0.02  # seconds between two timed rounds of gossip actions
 
@@ -75,14 +79,20 @@ class ServerConfig:
         clock: Returns seconds since 1970, by the coordinators' clock.
         pace: What one machine can honestly publish.
         archive_rounds: Rounds for which all payloads are kept, if this machine is an archive.
+        identity: This machine's key.
+        announced: host:port pairs that its owner announces; a host may be a name.
+        port_mapping: Whether the router may be asked to forward the port.
     """
 
+    identity: Identity
     rules: UpdateRules
     spec_digest: str
     ticket: messages.Signed
     clock: Callable[[], float]
     pace: PaceLimits
     archive_rounds: int | None = None
+    announced: tuple[str, ...] = ()
+    port_mapping: bool = False
 
 
 class PeerServer:
@@ -130,8 +140,9 @@ class PeerServer:
             spawn=self._spawn,
             disconnect=self._disconnect,
         )
+        self.reachability = Reachability(transport.addresses)
         self.handshake = Handshake(
-            transport, rules, config.spec_digest, config.ticket, author, config.clock
+            self.addresses, rules, config.spec_digest, config.ticket, author, config.clock
         )
         self.fetcher = BlobFetcher(self.connections, ledger.blobs, run_on_disk)
         self.verdicts = VerdictHandler(
@@ -141,6 +152,17 @@ class PeerServer:
         self.updates = UpdateReceiver(
             context, rules, queue, self.verdicts, config.clock, AuthorPace(config.pace)
         )
+        self._dialler = Dialler(
+            transport,
+            self.gossip.membership,
+            self.reachability,
+            self._is_dial_wanted,
+            partial(self._serve, dialled=True),
+        )
+        signer = StatementSigner(config.identity, rules.run, config.clock)
+        self.dial_now = DialNowHandler(context, signer, self.reachability, self._dialler)
+        self._port_mapping = config.port_mapping
+        self._announced_names = AnnouncedNames(config.announced, self.reachability)
         self.snapshot_server = SnapshotServer(ledger, self.connections, run_slowly)
         self.snapshot_client = SnapshotClient(context, rules, self.fetcher)
         self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
@@ -166,6 +188,7 @@ class PeerServer:
             messages.SnapshotManifest: self._on_snapshot_manifest,
             messages.PeerList: self._on_peers,
             messages.DirectiveRelay: self._on_directive,
+            messages.DialNowRelay: self._on_dial_now,
             SignedVerdict: self._on_proof,
             Fork: self._on_proof,
             VerdictSummary: self._on_verdict_summary,
@@ -188,18 +211,27 @@ class PeerServer:
         self._loop = asyncio.get_running_loop()
         self._wake_up = asyncio.Event()
         self._stopping = asyncio.Event()
+        mapper: PortMapper | None = None
         try:
             await self.transport.start()
             friends = self.ledger.peer_store.peers()
             self.gossip.membership.add_peers(friends, self._loop.time(), PeerSource.FRIEND)
             ready()
+            mapper = PortMapper(
+                self.transport.mappable_port,
+                self._port_mapping,
+                self.reachability.observed.site_view,
+                self.reachability.set_mapped,
+            )
             for work in (
+                mapper.run(),
                 self._accept_connections(),
                 self._pump(),
                 self.handshake.recheck_tickets(self.connections, self._disconnect),
                 self.verdicts.watch_folder(),
                 self.scrub.run(),
                 self.updates.drop_expired(),
+                self._announced_names.resolve_often(),
             ):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
@@ -209,6 +241,8 @@ class PeerServer:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if mapper is not None:
+                await mapper.close()
             await self.transport.close()
             self._disk_thread.shutdown()
             self._slow_thread.shutdown()
@@ -241,6 +275,10 @@ class PeerServer:
         return await self.resync_handler.rebase()
 
     # ---- calls from the exchange
+
+    def addresses(self) -> list[str]:
+        """Return the addresses at which others may reach this machine. Safe from any thread."""
+        return self.reachability.list_addresses(self._loop.time())
 
     def on_published(self, update: messages.Update) -> None:
         """Spread an update of ours that is durable in the ledger."""
@@ -275,7 +313,7 @@ class PeerServer:
         self.handshake.set_ticket(ticket)
         self._author.set_ticket(ticket)
         for connection in self.connections.values():
-            connection.send_message(self.handshake.build_hello())
+            connection.send_message(self.handshake.build_hello(connection.channel))
 
     def apply_directive(self, directive: messages.Signed) -> None:
         """End the connections whose tickets a mirror's directive revokes; relay it to all peers.
@@ -315,19 +353,13 @@ class PeerServer:
                 self._spawn(self._serve(channel, dialled=False))
 
     async def _dial(self, peer: messages.Peer) -> None:
-        known = self.gossip.membership.passive.get(peer.key)
-        if self.verdicts.excludes(peer.key, known.volunteer if known else ""):
-            self.gossip.membership.on_dial_failed(peer.key, self._loop.time())
-            self.wake()
-            return
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT):
-                channel = await self.transport.connect(peer)
-        except (ChannelClosedError, TimeoutError):
-            self.gossip.membership.on_dial_failed(peer.key, self._loop.time())
-            self.wake()
-            return
-        await self._serve(channel, dialled=True)
+        await self._dialler.dial(peer)
+        self.wake()
+
+    def _is_dial_wanted(self, key: str) -> bool:
+        known = self.gossip.membership.passive.get(key)
+        is_excluded = self.verdicts.excludes(key, known.volunteer if known else "")
+        return key not in self.connections and not is_excluded
 
     async def _serve(self, channel: Channel, dialled: bool) -> None:
         """Serve one connection from the handshake to its end."""
@@ -379,11 +411,20 @@ class PeerServer:
         )
         if connection.meeting.address:
             self._store_peer(connection)
+            if not connection.dialled:
+                self.reachability.on_accepted(connection.meeting.address, now)
+        self._record_observation(connection)
         for directive in self.handshake.current_directives():
             connection.send_message(messages.DirectiveRelay(directive=directive))
         log.info("connected to %s", connection.key[:8])
         self.wake()
         return True
+
+    def _record_observation(self, connection: Connection) -> None:
+        """Record at which address a peer says that it sees this machine."""
+        self.reachability.observed.on_report(
+            connection.key, connection.ticket.volunteer, connection.hello.observed or ""
+        )
 
     def _store_peer(self, connection: Connection) -> None:
         """Remember where a peer was met, so that this machine can rejoin through it."""
@@ -428,6 +469,7 @@ class PeerServer:
         if self.connections.get(key) is connection:
             del self.connections[key]
             self.gossip.on_disconnected(key, self._loop.time())
+            self.reachability.observed.on_disconnected(key, self._loop.time())
             self.snapshot_client.on_disconnected(key)
             self.verdicts.on_disconnected(key)
             self.wake()
@@ -445,6 +487,7 @@ class PeerServer:
     ) -> None:
         ticket = self.handshake.check_hello(connection.key, hello)
         connection.renew_introduction(hello, ticket)
+        self._record_observation(connection)
         self.wake()
 
     async def _on_state(
@@ -525,6 +568,8 @@ class PeerServer:
         self.gossip.membership.add_peers(
             peers.peers, self._loop.time(), PeerSource.GOSSIP, connection.ticket.volunteer
         )
+        keys = [peer.key for peer in peers.peers]
+        self.gossip.membership.rendezvous.on_peers(connection.key, keys)
         self.wake()
 
     async def _on_directive(
@@ -532,6 +577,11 @@ class PeerServer:
     ) -> None:
         self.apply_directive(relay.directive)
         self.wake()
+
+    async def _on_dial_now(
+        self, connection: Connection, relay: messages.DialNowRelay, payload: memoryview
+    ) -> None:
+        self.dial_now.on_relay(connection, relay, self._loop.time())
 
     async def _on_proof(
         self, connection: Connection, proof: SignedVerdict | Fork, payload: memoryview
@@ -619,6 +669,9 @@ class PeerServer:
     def _perform(self, action: gossip_module.Action) -> None:
         if isinstance(action, gossip_module.Dial):
             self._spawn(self._dial(action.peer))
+            return
+        if isinstance(action, gossip_module.RequestDial):
+            self.dial_now.request(action.to, action.target, self._loop.time())
             return
         if isinstance(action, gossip_module.CloseLink):
             self._disconnect(action.peer, action.reason)

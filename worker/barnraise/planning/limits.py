@@ -31,6 +31,8 @@ class Limits:
         precision: "float32", "bfloat16" or what pays on this machine ("auto").
         deterministic: whether a GPU gives the same bits each time, which takes longer.
         compiled: whether torch.compile joins a block's kernels; the first step takes minutes.
+        announce: HOST:PORT at which peers reach this machine: of a port that is forwarded.
+        port_mapping: whether the router is asked to forward the port.
     """
 
     memory: int | None = None
@@ -44,8 +46,11 @@ class Limits:
     precision: str = "auto"
     deterministic: bool = False
     compiled: bool = False
+    announce: tuple[str, ...] = ()
+    port_mapping: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "announce", tuple(self.announce))  # JSON has lists
         for name in ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink"):
             value = getattr(self, name)
             if value is not None and value < 0:

@@ -12,11 +12,12 @@ from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView, Report
 from barnraise.protocol.types import (
-    Address,
+    Addresses,
     Author,
     Count,
     Digest,
     Id,
+    IpText,
     Message,
     PublicKey,
     ShortText,
@@ -234,7 +235,7 @@ class JoinRequest(Message):
     """A request to take part in a run."""
 
     version: Version
-    addresses: list[Address] = Field(max_length=8)
+    addresses: Addresses
     hardware: HardwareView | None = None  # as measured on the machine, if it was measured
 
 
@@ -252,7 +253,8 @@ class ConfirmedAnchor(Message):
 class JoinReply(Message):
     """Everything that a machine needs to take part in a run.
 
-    `confirmed_anchors` are the newest ones of the run, the newest first.
+    `confirmed_anchors` are the newest ones of the run, the newest first. `source_ip` is the IP
+    address from which the coordinator received the request.
     """
 
     run: RunView
@@ -261,6 +263,7 @@ class JoinReply(Message):
     acknowledged: Count = 0  # the number of this machine's last report that the coordinator stored
     peers: list[Peer] = Field(max_length=64)
     confirmed_anchors: list[ConfirmedAnchor] = Field(default=[], max_length=8)
+    source_ip: IpText | None = None
 
 
 # ---- reports ---------------------------------------------------------------------------------
@@ -284,7 +287,7 @@ class ReportReply(Message):
 
     Every report numbered up to `acknowledged` is stored: the machine drops it from its spool.
     `verdicts` are the next ones after `verdicts_after`, and `verdicts_until` is the coordinator's
-    number of the last of these.
+    number of the last of these. `source_ip` is the IP address from which the reports came.
     """
 
     acknowledged: Count
@@ -293,6 +296,7 @@ class ReportReply(Message):
     peers: list[Peer] = Field(default=[], max_length=64)
     verdicts: list[SignedVerdict] = Field(default=[], max_length=MAX_VERDICTS_PER_REPLY)
     verdicts_until: Count = 0
+    source_ip: IpText | None = None
 
 
 class Problem(Message):

@@ -13,6 +13,7 @@ from pydantic import Field
 from barnraise.protocol.enums import Role
 from barnraise.protocol.types import (
     Address,
+    Addresses,
     Author,
     Count,
     Digest,
@@ -124,11 +125,16 @@ class Peer(Message):
     """A peer's key and the addresses at which it can be reached."""
 
     key: PublicKey
-    addresses: list[Address] = Field(max_length=8)
+    addresses: Addresses
 
 
 class Hello(Message):
-    """The first frame on a connection, from both sides. Other frames before it are refused."""
+    """The first frame on a connection, from both sides. Other frames before it are refused.
+
+    Attributes:
+        addresses: at which the sender says that it can be reached.
+        observed: the UDP address from which the sender sees the receiver.
+    """
 
     type: Literal["hello"] = "hello"
     protocols: list[int] = Field(max_length=4)
@@ -137,7 +143,8 @@ class Hello(Message):
     spec: Digest
     incarnation: Incarnation
     ticket: Signed
-    addresses: list[Address] = Field(max_length=8)
+    addresses: Addresses
+    observed: Address | None = None
 
 
 class PeerState(Message):
@@ -258,6 +265,30 @@ class PeerList(Message):
     peers: list[Peer] = Field(max_length=64)
 
 
+class DialNow(Message):
+    """A peer's statement, signed, that it dials `target` now, and that `target` dial it as well.
+
+    Attributes:
+        peer: the key that signs.
+        addresses: at which the target reaches the peer.
+        is_answer: it answers such a statement of the target, and is not answered.
+    """
+
+    run: Id
+    peer: PublicKey
+    target: PublicKey
+    addresses: Addresses
+    issued: UnixTime
+    is_answer: bool = False
+
+
+class DialNowRelay(Message):
+    """A signed `DialNow` (kind "dial_now"), which a peer that is linked to both passes on."""
+
+    type: Literal["dial_now"] = "dial_now"
+    statement: Signed
+
+
 class DirectiveRelay(Message):
     """A coordinator's signed directive, relayed to peers that cannot reach a coordinator.
 
@@ -287,6 +318,7 @@ PeerMessage = (
     | SnapshotManifest
     | PeerList
     | DirectiveRelay
+    | DialNowRelay
     | SignedVerdict
     | VerdictSummary
     | VerdictNames

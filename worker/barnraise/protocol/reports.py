@@ -10,7 +10,7 @@ from pydantic import Field
 
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.types import (
-    Address,
+    Addresses,
     Count,
     Digest,
     Incarnation,
@@ -163,7 +163,7 @@ class Report(Message):
     version: Version
     activity: Activity
     incarnation: Incarnation
-    addresses: list[Address] = Field(max_length=8)
+    addresses: Addresses
     step: Count
     abandoned_steps: Count = 0  # of this process: loss or gradient not finite
     tokens: Count  # total published by this machine

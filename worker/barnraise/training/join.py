@@ -67,6 +67,7 @@ class JoinedRun:
         peers: peers to connect to first.
         signed_directive: the directive as it was received.
         trust_one: whether to start at the weights of a single volunteer that nobody confirms.
+        source_ip: the IP address from which the coordinator receives this machine's requests.
     """
 
     run: str
@@ -83,6 +84,7 @@ class JoinedRun:
     peers: tuple[Peer, ...]
     signed_directive: Signed | None = None
     trust_one: bool = False
+    source_ip: str = ""
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,8 @@ def _request_join(
         directive = _load_message(directive_path, Signed)
         return stored_reply.model_copy(update={"directive": directive})
     if reply.ticket:
-        folder.save_message(JOIN_REPLY_FILE, reply)
+        # The network may be another one at the next join.
+        folder.save_message(JOIN_REPLY_FILE, reply.model_copy(update={"source_ip": None}))
     return reply
 
 
@@ -410,4 +413,5 @@ def _verify_join(
         acknowledged=reply.acknowledged,
         peers=tuple(reply.peers),
         signed_directive=reply.directive,
+        source_ip=reply.source_ip or "",
     )

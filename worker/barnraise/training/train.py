@@ -167,6 +167,8 @@ class Worker:
             mirrors=frozenset(self.spec.roots),
             clock=joined.coordinator.now,
             reincarnate=joined.folder.renew_incarnation,
+            announced=self.limits.announce,
+            port_mapping=self.limits.port_mapping,
         )
         self.exchange = Exchange(
             exchange_config, self.ledger, transport or IrohTransport(identity.secret)

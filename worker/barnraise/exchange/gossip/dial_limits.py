@@ -83,14 +83,23 @@ class DialLimits:
             if record is not None and record.is_proven and not record.failures:
                 return (address,)
         ready.sort(key=lambda address: self._failures(address))
-        chosen: list[str] = []
-        hosts: dict[str, int] = {}
-        for address in ready:
-            host = host_of(address)
-            hosts[host] = hosts.get(host, 0) + 1
-            if hosts[host] <= 2:  # a peer does not need more ports of one host
-                chosen.append(address)
-        return tuple(chosen[:MAX_ADDRESSES_PER_DIAL])
+        return _few_of_each_host(ready)
+
+    def choose_punched(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
+        """Return the addresses of a peer to dial now that dials this machine at the same time.
+
+        That they did not answer before does not count; the budgets of unproven addresses do.
+
+        Args:
+            addresses: The peer's addresses, the preferred ones first.
+            now: The time in seconds.
+        """
+        ready = [
+            address
+            for address in addresses
+            if self.is_proven(address) or self._budgets_ready_at(address, now) <= now
+        ]
+        return _few_of_each_host(ready)
 
     def ready_at(self, address: str, now: float) -> float:
         """Return when an address may be dialled, in seconds."""
@@ -98,9 +107,11 @@ class DialLimits:
         next_dial = record.next_dial if record else -math.inf
         if record is not None and record.is_proven:
             return next_dial
+        return max(next_dial, self._budgets_ready_at(address, now))
+
+    def _budgets_ready_at(self, address: str, now: float) -> float:
         host, network = self._hosts.get(host_of(address)), self._networks.get(network_of(address))
         return max(
-            next_dial,
             _refilled_at(host, HOST_DIALS, HOST_DIALS_PER_SECOND, now),
             _refilled_at(network, NETWORK_DIALS, NETWORK_DIALS_PER_SECOND, now),
         )
@@ -164,6 +175,18 @@ class DialLimits:
         host, network = host_of(address), network_of(address)
         _charge(self._hosts, host, (HOST_DIALS, HOST_DIALS_PER_SECOND), dials, now)
         _charge(self._networks, network, (NETWORK_DIALS, NETWORK_DIALS_PER_SECOND), dials, now)
+
+
+def _few_of_each_host(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return the first addresses; a peer does not need more than two ports of one host."""
+    chosen: list[str] = []
+    hosts: dict[str, int] = {}
+    for address in addresses:
+        host = host_of(address)
+        hosts[host] = hosts.get(host, 0) + 1
+        if hosts[host] <= 2:
+            chosen.append(address)
+    return tuple(chosen[:MAX_ADDRESSES_PER_DIAL])
 
 
 def _refilled_at(budget: DialBudget | None, burst: float, rate: float, now: float) -> float:

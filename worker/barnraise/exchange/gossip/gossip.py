@@ -105,6 +105,14 @@ class SendGoodbye:
 
 
 @dataclass(frozen=True)
+class RequestDial:
+    """Have this peer pass our "dial now" on to another peer, which we dial in vain."""
+
+    to: str
+    target: str
+
+
+@dataclass(frozen=True)
 class CloseLink:
     """Close the link to this peer."""
 
@@ -120,6 +128,7 @@ Action = (
     | RequestUpdates
     | ProbeAuthor
     | SendGoodbye
+    | RequestDial
     | CloseLink
 )
 
@@ -633,6 +642,10 @@ class Gossip:
             self.links[key].leaving_since = now
             actions.append(SendGoodbye(key))
         actions += [Dial(peer) for peer in self.membership.choose_dials(self.links, now)]
+        actions += [
+            RequestDial(request.via, request.target)
+            for request in self.membership.choose_dial_requests(self.links, now)
+        ]
         actions += self._update_requests(now)
         if self.wants_updates:
             actions += [ProbeAuthor(*probe) for probe in self.authors.choose_probes(now)]

@@ -23,8 +23,10 @@ from enum import Enum
 from typing import Protocol
 
 from barnraise.exchange.gossip.dial_limits import DialLimits
-from barnraise.exchange.network.addresses import host_of
+from barnraise.exchange.gossip.rendezvous import DialRequest, Rendezvous
+from barnraise.exchange.network.addresses import host_of, parse_address
 from barnraise.protocol.messages import Peer
+from barnraise.protocol.types import MAX_ADDRESSES
 
 TARGET_LINKS = 8  # a machine dials until it has this many links
 MAX_LINKS = 12  # above this many links a machine closes some
@@ -45,7 +47,6 @@ MAX_SHARED = 32  # peers in one message about others
 MAX_REPORTED = 64  # peers of the passive view that one volunteer's machines reported
 MAX_FRIENDS_OF_VOLUNTEER = 4  # machines of one other person that are remembered as friends
 MAX_SILENT_DIALS = 8  # dials without an answer after which a peer that was never met is forgotten
-MAX_ADDRESSES = 8  # addresses that are remembered for one peer
 
 
 class PeerSource(Enum):
@@ -128,6 +129,12 @@ class PartialView:
         key: This machine's own key.
         seed: Seed of the random choices.
         volunteer: Digest of this machine's own volunteer.
+
+    Attributes:
+        key: This machine's own key.
+        volunteer: Digest of this machine's own volunteer.
+        passive: The known peers by key.
+        rendezvous: Whom to ask for help with dials that are not answered.
     """
 
     def __init__(self, key: str, seed: int, volunteer: str = "") -> None:
@@ -135,6 +142,7 @@ class PartialView:
         self.volunteer = volunteer
         self.passive: dict[str, KnownPeer] = {}
         self._random = random.Random(seed)
+        self.rendezvous = Rendezvous(seed)
         self._limits = DialLimits(self._random.random)
         self._dialling: dict[str, tuple[str, ...]] = {}  # key → the addresses that are tried
         self._sources = [*PeerSource]  # in the order of their turns to be dialled
@@ -233,6 +241,7 @@ class PartialView:
         """
         meeting = meeting or Meeting()
         self._end_dial(key, meeting, now)
+        self.rendezvous.on_connected(key)
         known = self.passive.get(key)
         addresses = tuple(
             at for at in claimed if meeting.address and host_of(at) == host_of(meeting.address)
@@ -283,6 +292,7 @@ class PartialView:
 
     def on_dial_failed(self, key: str, now: float) -> None:
         """Record that nobody answered a dial; its addresses back off."""
+        self.rendezvous.on_dial_failed(key, now)
         dialled = self._dialling.pop(key, None)
         if dialled is not None:
             self._limits.on_silence(dialled, now, not self._link_count)
@@ -312,9 +322,15 @@ class PartialView:
             delay = min(REDIAL_AFTER_REFUSAL, REDIAL_MIN * 2**known.refusals)
             known.next_dial = max(known.next_dial, now + delay * (1 + self._random.random()))
 
+    def on_dial_needless(self, key: str) -> None:
+        """Record that a dial was given up because the peer has connected meanwhile."""
+        self.rendezvous.on_dial_ended(key)
+        self._dialling.pop(key, None)
+
     def _end_dial(self, key: str, meeting: Meeting, now: float) -> None:
         if not meeting.dialled:
             return
+        self.rendezvous.on_dial_ended(key)
         dialled = self._dialling.pop(key, None)
         if dialled is not None and meeting.address:
             self._limits.on_answer(dialled, meeting.address, now)
@@ -368,6 +384,7 @@ class PartialView:
                 continue
             self._limits.on_dial(addresses, now)
             self._dialling[key] = addresses
+            self.rendezvous.on_dial(key, now)
             # A source that names peers which do not exist must not delay the others.
             self._sources.remove(source)
             self._sources.append(source)
@@ -376,6 +393,46 @@ class PartialView:
         if chosen or now >= self._explore_at:
             self._explore_at = now + EXPLORE_INTERVAL * (0.5 + self._random.random())
         return chosen
+
+    def choose_dial_requests(self, links: Links, now: float) -> list[DialRequest]:
+        """Choose whom to ask for help with dials that are not answered."""
+        return self.rendezvous.choose_requests(links, now)
+
+    def choose_punch(
+        self, key: str, addresses: Sequence[str], links: Links, now: float
+    ) -> Peer | None:
+        """Choose where to dial a peer that asks for it, and record that it is being dialled.
+
+        Addresses that did not answer before may do so now that the peer dials as well: their
+        backoff does not count, the budgets of their hosts and networks do.
+
+        Args:
+            key: The peer's key.
+            addresses: Where it can be reached, as it states, the most promising first.
+            links: The connected peers by key.
+            now: The time in seconds.
+
+        Returns:
+            None if it is linked, or there is no room for it, or no address may be dialled now.
+        """
+        staying = [link for link in links.values() if link.leaving_since is None]
+        if key == self.key or key in links or len(staying) >= MAX_LINKS:
+            return None
+        known = self.passive.get(key)
+        if known is not None and known.volunteer:
+            others = self._count_volunteers(links)[known.volunteer]
+            if others >= self._max_links(known.volunteer):
+                return None
+        usable = [parse_address(address) for address in addresses]
+        met_at = [known.met_at] if known is not None and known.met_at else []
+        candidates = [*dict.fromkeys([*filter(None, usable), *met_at])]
+        chosen = self._limits.choose_punched(candidates, now)
+        if not chosen:
+            return None
+        self._limits.on_dial(chosen, now)
+        dialled = self._dialling.get(key, ())
+        self._dialling[key] = tuple(dict.fromkeys((*dialled, *chosen)))
+        return Peer(key=key, addresses=list(self._dialling[key])[:MAX_ADDRESSES])
 
     def _hasten_redials(self, now: float) -> None:
         """Dial soon who only said goodbye, because few people are linked.
@@ -457,11 +514,12 @@ class PartialView:
         )
 
     def next_wakeup(self, links: Links, now: float) -> float:
-        """Return when `choose_dials` is worth calling again, in seconds; inf if no time is."""
+        """Return when to choose dials and requests again, in seconds; inf if no time is."""
+        next_request = self.rendezvous.next_wakeup(links)
         if self._count_dials(links, now) <= 0:
-            return self._explore_at if now < self._explore_at else math.inf
+            return min(next_request, self._explore_at if now < self._explore_at else math.inf)
         volunteers = self._count_volunteers(links)
-        return min(
+        next_dial = min(
             (
                 known.next_dial
                 for _, known in self._unlinked(links)
@@ -470,6 +528,7 @@ class PartialView:
             ),
             default=math.inf,
         )
+        return min(next_request, next_dial)
 
     def _unlinked(self, links: Links) -> list[tuple[str, KnownPeer]]:
         """Return the known peers that are neither connected nor being dialled."""

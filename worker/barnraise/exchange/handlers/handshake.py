@@ -7,9 +7,10 @@ from barnraise import __version__
 from barnraise.errors import MessageError, TicketError
 from barnraise.exchange.handlers.local_author import LocalAuthor
 from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.network.addresses import parse_address
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.framing import pack, unpack
-from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
+from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.signing import (
@@ -39,7 +40,7 @@ class Handshake:
 
     def __init__(
         self,
-        transport: Transport,
+        list_addresses: Callable[[], list[str]],
         rules: UpdateRules,
         spec_digest: str,
         ticket: messages.Signed,
@@ -49,14 +50,14 @@ class Handshake:
         """Accept peers of one run.
 
         Args:
-            transport: Where our addresses and key come from.
+            list_addresses: Returns our addresses.
             rules: The run and its mirrors.
             spec_digest: The digest of the run's spec.
             ticket: Our own ticket.
             author: Knows our incarnation.
             clock: Returns seconds since 1970, by the coordinators' clock.
         """
-        self._transport = transport
+        self._list_addresses = list_addresses
         self._rules = rules
         self._spec_digest = spec_digest
         self._author = author
@@ -127,8 +128,8 @@ class Handshake:
         revoked_at = min(directive.issued, self._clock())
         return peer in directive.revoked and self._clock() < revoked_at + REVOCATION_SECONDS
 
-    def build_hello(self) -> messages.Hello:
-        """Return our introduction."""
+    def build_hello(self, channel: Channel) -> messages.Hello:
+        """Return our introduction to the peer at the other end of a channel."""
         return messages.Hello(
             protocols=[messages.PROTOCOL_VERSION],
             version=__version__,
@@ -136,7 +137,8 @@ class Handshake:
             spec=self._spec_digest,
             incarnation=self._author.incarnation,
             ticket=self.ticket,
-            addresses=self._transport.addresses(),
+            addresses=self._list_addresses(),
+            observed=parse_address(channel.remote_address),
         )
 
     async def greet(self, channel: Channel, dialled: bool) -> Connection:
@@ -152,7 +154,7 @@ class Handshake:
             TimeoutError: When the peer did not introduce itself in time.
         """
         async with asyncio.timeout(DIALLED_HELLO_TIMEOUT if dialled else HELLO_TIMEOUT):
-            await channel.send(pack(self.build_hello()))
+            await channel.send(pack(self.build_hello(channel)))
             hello, _ = unpack(await channel.receive())
         if isinstance(hello, messages.Goodbye):
             raise ChannelClosedError(hello.reason)
@@ -220,4 +222,4 @@ class Handshake:
             new.connected_at - old.connected_at < SIMULTANEOUS_SECONDS
             and old.dialled != new.dialled
         )
-        return at_once and old.dialled == (self._transport.key < new.key)
+        return at_once and old.dialled == (self._author.key < new.key)

@@ -6,22 +6,27 @@ A frame on the wire is preceded by its length (4 bytes, big-endian).
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import iroh
 
 from barnraise.exchange.network import iroh_binding  # noqa: F401  (it replaces two functions)
-from barnraise.exchange.network.addresses import network_of
+from barnraise.exchange.network.addresses import network_of, port_of
+from barnraise.exchange.network.local_addresses import LocalAddresses
 from barnraise.exchange.network.pending_pool import PendingPool
 from barnraise.exchange.network.rate_limit import TokenBuckets
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
+from barnraise.protocol.types import MAX_ADDRESSES
 
 log = logging.getLogger("barnraise.exchange")
 
 ALPN = b"barnraise/peer/1"
+ANY_HOST = "0.0.0.0"
+FREE_PORT_TRIES = 8
 _LENGTH_BYTES = 4  # the length before each frame
 # Small frames are read several at once: a call into iroh costs more than copying this many bytes.
 _READ_AHEAD_BYTES = 1 << 13
@@ -42,13 +47,14 @@ class IrohTransport:
     """
 
     def __init__(
-        self, secret: bytes, host: str = "0.0.0.0", port: int = 0, dial_timeout: float = 10.0
+        self, secret: bytes, host: str = ANY_HOST, port: int = 0, dial_timeout: float = 10.0
     ) -> None:
         """Prepare an endpoint; `start` makes it listen.
 
         Args:
             secret: The machine's Ed25519 secret key, 32 bytes.
-            host: The address to listen on; 127.0.0.1 accepts only peers on this machine.
+            host: The address to listen on; 127.0.0.1 accepts only peers on this machine, and
+                ANY_HOST those of all networks, over IPv4 and IPv6.
             port: The UDP port; 0 chooses a free one.
             dial_timeout: Seconds in which a dialled peer must answer (iroh's own limit is 30).
         """
@@ -57,6 +63,8 @@ class IrohTransport:
         self._port = port
         self._dial_timeout = dial_timeout
         self._endpoint: iroh.Endpoint | None = None
+        self._ports: dict[int, int] = {}  # version of IP → port
+        self._local = LocalAddresses()
         self._incoming: asyncio.Queue[IrohChannel] = asyncio.Queue(_MAX_UNACCEPTED)
         self._pending: PendingPool[asyncio.Task[None]] = PendingPool(_MAX_PENDING)
         self._connects = {
@@ -69,17 +77,30 @@ class IrohTransport:
 
     async def start(self) -> None:
         """Listen; see `Transport.start`."""
-        address = f"{self._host}:{self._port}"
-        # Without an IPv6 address of ours iroh would listen on all of them.
-        addresses = [address, "[::1]:0"] if self._host == "127.0.0.1" else [address]
+        self._endpoint = await self._listen()
+        for bound in self._endpoint.bound_sockets():
+            self._ports[6 if bound.startswith("[") else 4] = port_of(bound)
+        self._spawn(self._accept_connections(self._endpoint))
+
+    async def _listen(self) -> iroh.Endpoint:
+        """Bind the sockets.
+
+        Raises:
+            OSError: When the port is in use, or the address is not of this machine.
+        """
+        port = self._port
+        if self._host == ANY_HOST and not port:
+            port = find_free_port()
+        address = f"{self._host}:{port}"
+        # Without an IPv6 address of ours iroh would listen on all of them, on another port.
+        ipv6 = {"127.0.0.1": "[::1]:0", ANY_HOST: f"[::]:{port}"}.get(self._host)
         try:
-            self._endpoint = await self._bind(addresses)
+            return await self._bind([address, ipv6] if ipv6 else [address])
         except iroh.IrohError:
             try:  # this machine may have no IPv6; or the port is in use
-                self._endpoint = await self._bind([address])
+                return await self._bind([address])
             except iroh.IrohError as error:
                 raise OSError(f"cannot listen on {address}: {_reason(error)}") from None
-        self._spawn(self._accept_connections(self._endpoint))
 
     async def _bind(self, addresses: list[str]) -> iroh.Endpoint:
         builder = iroh.EndpointBuilder()
@@ -92,8 +113,17 @@ class IrohTransport:
         return await builder.bind()
 
     def addresses(self) -> list[str]:
-        """Return up to eight host:port pairs at which this machine listens."""
-        return self._endpoint.addr().direct_addresses()[:8] if self._endpoint else []
+        """Return host:port pairs of this machine's own, at most 16, the most useful first."""
+        if self._endpoint is None:
+            return []
+        if self._host != ANY_HOST:
+            return self._endpoint.addr().direct_addresses()[:MAX_ADDRESSES]
+        return self._local.list_addresses(self._ports)[:MAX_ADDRESSES]
+
+    @property
+    def mappable_port(self) -> int:
+        """The IPv4 port, where this machine listens on all networks; see `Transport`."""
+        return self._ports.get(4, 0) if self._host == ANY_HOST else 0
 
     async def connect(self, peer: Peer) -> Channel:
         """Dial a peer; see `Transport.connect`."""
@@ -254,6 +284,25 @@ class IrohChannel:
 
     def _close_reason(self, error: iroh.IrohError) -> str:
         return self._connection.close_reason() or _reason(error)
+
+
+def find_free_port() -> int:
+    """Return a UDP port that is free for IPv4 and IPv6; 0 when none is found.
+
+    One port for both is one rule in a router, and one number for a person to remember.
+    """
+    for _ in range(FREE_PORT_TRIES):
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ipv4:
+                ipv4.bind(("", 0))
+                port = ipv4.getsockname()[1]
+                with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as ipv6:
+                    ipv6.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    ipv6.bind(("", port))
+        except OSError:  # the port is taken for IPv6, or there is no IPv6
+            continue
+        return port
+    return 0
 
 
 async def _sender_address(incoming: iroh.Incoming) -> str:

@@ -7,8 +7,10 @@ not drain.
 """
 
 import asyncio
+import math
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 
 SEND_WINDOW = 4 * MAX_FRAME_BYTES  # bytes in flight to a peer that has not received them
+OPENED_SECONDS = 5.0  # after a dial, for which a router lets the dialled peer in
 RESEND_DELAY = 0.2  # seconds by which a lost frame arrives late
 
 
@@ -31,6 +34,8 @@ class MemoryNetwork:
         loss: Probability that a frame is lost and sent again.
         seed: Of the random losses.
         uplinks: Bytes per second of each channel of one peer, by its key, in place of `bandwidth`.
+        natted: Keys of peers behind routers: such a peer is reached only by whom it has dialled
+            within the last seconds.
     """
 
     bandwidth: float = float("inf")
@@ -38,6 +43,8 @@ class MemoryNetwork:
     loss: float = 0.0
     seed: int = 0
     uplinks: dict[str, float] = field(default_factory=dict)
+    natted: set[str] = field(default_factory=set)
+    _dialled_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _transports: dict[str, "MemoryTransport"] = field(default_factory=dict)
     _islands: list[frozenset[str]] = field(default_factory=list)
     _channels: set["MemoryChannel"] = field(default_factory=set)
@@ -98,7 +105,11 @@ class MemoryNetwork:
         """
         with self._lock:
             listener = self._transports.get(key)
-            if listener is None or not self.can_reach(dialler.key, key):
+            now = time.monotonic()
+            self._dialled_at[dialler.key, key] = now
+            opened_at = self._dialled_at.get((key, dialler.key), -math.inf)
+            is_closed = key in self.natted and now > opened_at + OPENED_SECONDS
+            if listener is None or is_closed or not self.can_reach(dialler.key, key):
                 raise ChannelClosedError(f"no answer from {key[:8]}")
             near_end = MemoryChannel(dialler, key)
             far_end = MemoryChannel(listener, dialler.key)
@@ -123,6 +134,11 @@ class MemoryTransport:
         self.key = key
         self.loop: asyncio.AbstractEventLoop | None = None
         self._incoming: asyncio.Queue[MemoryChannel] = asyncio.Queue()
+
+    @property
+    def mappable_port(self) -> int:
+        """No port: there is no router."""
+        return 0
 
     async def start(self) -> None:
         """Listen on the running event loop."""
@@ -247,7 +263,8 @@ class MemoryChannel:
 
 
 def _address_of(key: str) -> str:
-    return f"{key[:16]}.memory:1"
+    """Return a made-up public address; each key has a network of its own."""
+    return f"[2a01:{int(key[:4], 16):x}:{int(key[4:8], 16):x}:{int(key[8:12], 16):x}::1]:1"
 
 
 def _call_on_loop(

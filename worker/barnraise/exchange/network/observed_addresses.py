@@ -9,13 +9,17 @@ from collections.abc import Iterable
 
 from barnraise.exchange.network.addresses import host_of, parse_address
 from barnraise.exchange.network.nat_type import Observation
+from barnraise.protocol.ip_addresses import parse_ip
 
 MAX_OBSERVATIONS = 64  # of peers, the newest
 OBSERVATION_SECONDS = 120.0  # for which the report of a peer counts that is no longer connected
 
 
 class ObservedAddresses:
-    """What peers and the site report of this machine's address."""
+    """What peers and the site report of this machine's address.
+
+    One thread records; any thread may ask.
+    """
 
     def __init__(self) -> None:
         """Start without a report."""
@@ -49,17 +53,24 @@ class ObservedAddresses:
 
     def on_site_report(self, host: str) -> None:
         """Record from which IP address the site receives this machine's requests."""
-        parsed = parse_address(f"[{host}]:1" if ":" in host else f"{host}:1")
-        if parsed is not None:
-            self._site_hosts[6 if parsed.startswith("[") else 4] = host_of(parsed)
+        try:
+            ip = parse_ip(host)
+        except ValueError:
+            return
+        if not ip.is_unspecified:
+            self._site_hosts[ip.version] = str(ip)
+
+    def site_view(self) -> str:
+        """Return the IPv4 address from which the site sees this machine, else IPv6, else ""."""
+        return self._site_hosts.get(4) or self._site_hosts.get(6, "")
 
     def observations(self, now: float) -> tuple[Observation, ...]:
         """Return the reports that count at a time in seconds, the oldest first."""
-        for reporter, left_at in list(self._left_at.items()):
-            if now >= left_at + OBSERVATION_SECONDS:
-                del self._left_at[reporter]
-                del self._reports[reporter]
-        return tuple(self._reports.values())
+        return tuple(
+            observation
+            for observation in list(self._reports.values())
+            if now < self._left_at.get(observation.reporter, now) + OBSERVATION_SECONDS
+        )
 
     def confirmed(self, now: float, own_addresses: Iterable[str] = ()) -> list[str]:
         """Return the addresses at which this machine is reachable, as enough others report.

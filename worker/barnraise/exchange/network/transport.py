@@ -47,6 +47,11 @@ class Transport(Protocol):
 
     key: str  # this machine's own
 
+    @property
+    def mappable_port(self) -> int:
+        """The UDP port that a router could forward to this machine; 0 if there is none."""
+        ...
+
     async def start(self) -> None:
         """Listen. All later calls come from the event loop of this one.
 

@@ -1,0 +1,102 @@
+"""Know how others reach this machine: which addresses to announce, and what proves them. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from barnraise.exchange.network.addresses import host_of, parse_address
+from barnraise.exchange.network.nat_type import ReachFacts
+from barnraise.exchange.network.observed_addresses import ObservedAddresses
+from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.types import MAX_ADDRESSES
+
+# Seconds after a dial in which a router lets the dialled host answer. Most forget in two minutes.
+OPENED_SECONDS = 300.0
+MAX_DIALLED_HOSTS = 1024
+REACHED_SECONDS = 3600.0  # for which an unexpected connection proves that this machine is reachable
+
+
+class Reachability:
+    """Collect this machine's addresses from all sources.
+
+    One thread records; any thread may ask.
+
+    Attributes:
+        observed: What peers and the site report.
+    """
+
+    def __init__(self, list_local: Callable[[], list[str]], announced: Sequence[str] = ()) -> None:
+        """Know the machine's own addresses.
+
+        Args:
+            list_local: Returns host:port of its own sockets, the most useful first.
+            announced: host:port that its owner announces, with IP addresses.
+        """
+        self.observed = ObservedAddresses()
+        self._list_local = list_local
+        self._announced: tuple[str, ...] = ()
+        self._mapped = ""
+        self._dialled_hosts: dict[str, float] = {}
+        self._reached_at: float | None = None
+        self.set_announced(announced)
+
+    def set_announced(self, addresses: Sequence[str]) -> None:
+        """Replace what the owner announces; a forwarded name may have another address now."""
+        parsed = [parse_address(address) for address in addresses]
+        self._announced = tuple(dict.fromkeys(address for address in parsed if address))
+
+    def set_mapped(self, address: str) -> None:
+        """Set the host:port that the router maps to this machine; "" without a mapping."""
+        self._mapped = parse_address(address) or ""
+
+    def on_dial(self, addresses: Sequence[str], now: float) -> None:
+        """Record that this machine dials: its router lets these hosts answer for a while."""
+        for address in addresses:
+            host = host_of(address)
+            self._dialled_hosts.pop(host, None)
+            self._dialled_hosts[host] = now
+        while len(self._dialled_hosts) > MAX_DIALLED_HOSTS:
+            del self._dialled_hosts[next(iter(self._dialled_hosts))]
+
+    def on_accepted(self, address: str, now: float) -> None:
+        """Record that a peer has connected to this machine from an address.
+
+        A connection from the internet proves that this machine is reachable, unless it had dialled
+        that host before.
+        """
+        host = host_of(address)
+        try:
+            is_public = is_public_ip(parse_ip(host))
+        except ValueError:
+            return
+        dialled_at = self._dialled_hosts.get(host)
+        if is_public and (dialled_at is None or now >= dialled_at + OPENED_SECONDS):
+            self._reached_at = now
+
+    def list_addresses(self, now: float) -> list[str]:
+        """Return the host:port pairs to announce, at most 16, those that work for most first."""
+        local = self._list_local()
+        mapped = [self._mapped] if self._mapped else []
+        confirmed = self.observed.confirmed(now, local)
+        # The first of its own addresses serves peers in the same home.
+        addresses = [*self._announced, *mapped, *local[:1], *confirmed, *local[1:]]
+        return list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
+
+    def list_candidates(self, now: float) -> list[str]:
+        """Return the addresses at which a single peer may try to reach this machine now.
+
+        What one peer alone reports is among them: a common peer sees the very port through which
+        another peer gets in.
+        """
+        seen = [observation.address for observation in self.observed.observations(now)]
+        addresses = [*self._announced, *reversed(seen), *self.list_addresses(now)]
+        return list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
+
+    def facts(self, now: float) -> ReachFacts:
+        """Return what is known, for `classify_nat`."""
+        is_reached = self._reached_at is not None and now < self._reached_at + REACHED_SECONDS
+        return ReachFacts(
+            local_addresses=tuple(self._list_local()),
+            observations=self.observed.observations(now),
+            is_reached=is_reached or None,
+            mapped_address=self._mapped,
+            announced_addresses=self._announced,
+        )
