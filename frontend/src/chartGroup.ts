@@ -5,6 +5,8 @@
 export interface GroupedChart {
   /** The first and last x of its points; null without points. */
   readonly extent: [number, number] | null;
+  /** Compute the points that are due. */
+  prepare(): void;
   /** Draw what has changed; `hasNewRange`: the shown section of the x axis has changed. */
   draw(hasNewRange: boolean): void;
   /** Show the values at a position of the x axis; null hides the cursor. */
@@ -44,6 +46,7 @@ export class ChartGroup {
 
   /** Draw all charts that have changed; a new section changes all. */
   draw(): void {
+    for (const chart of this.charts) chart.prepare();
     const section = this.section.join();
     const hasNewRange = section !== this.drawnSection;
     this.drawnSection = section;

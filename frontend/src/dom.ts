@@ -10,9 +10,26 @@ export function requireElement<E extends Element = HTMLElement>(
   return element;
 }
 
+// What `setText` has set. Reading an element's text costs more than formatting a number.
+const shownTexts = new WeakMap<HTMLElement, string>();
+
 /** Set an element's text, unless it is the same: an unchanged element causes no work. */
 export function setText(element: HTMLElement | undefined, text: string): void {
-  if (element && element.textContent !== text) element.textContent = text;
+  if (!element || shownTexts.get(element) === text) return;
+  shownTexts.set(element, text);
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/**
+ * Call `onChange` when an element comes into view or leaves it.
+ *
+ * What nobody sees is drawn less often.
+ */
+export function watchVisibility(element: Element, onChange: (isVisible: boolean) => void): void {
+  const options = { rootMargin: "150px" };
+  new IntersectionObserver((entries) => onChange(entries.at(-1)!.isIntersecting), options).observe(
+    element,
+  );
 }
 
 /** Create a copy of the single element in a template. */

@@ -114,27 +114,39 @@ export function formatDuration(seconds: number): string {
  * @param timeZone - the browser's time zone if absent
  */
 export function formatMoment(time: number, now: number, timeZone?: string): string {
-  const zone = timeZone ? { timeZone } : {};
-  const date = new Date(time * 1000);
-  const clock = date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...zone });
-  const formatDate = (seconds: number) =>
-    new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", ...zone });
-  const day = formatDate(time);
-  return Math.abs(now - time) < DAY && day === formatDate(now) ? clock : `${day} ${clock}`;
+  const clock = dateFormat("clock", timeZone).format(time * 1000);
+  const days = dateFormat("day", timeZone);
+  const day = days.format(time * 1000);
+  return Math.abs(now - time) < DAY && day === days.format(now * 1000) ? clock : `${day} ${clock}`;
 }
 
 /** Format the day of a moment in seconds since 1970: "3 Jun". */
 export function formatDay(time: number): string {
-  return new Date(time * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return dateFormat("day").format(time * 1000);
 }
 
 /** Format the time of day of a moment in seconds since 1970: "14:05:09". */
 export function formatClock(time: number): string {
-  return new Date(time * 1000).toLocaleTimeString("en-GB", {
-    hour: "2-digit",
-    minute: "2-digit",
-    second: "2-digit",
-  });
+  return dateFormat("second").format(time * 1000);
+}
+
+const DATE_PARTS = {
+  clock: { hour: "2-digit", minute: "2-digit" },
+  second: { hour: "2-digit", minute: "2-digit", second: "2-digit" },
+  day: { day: "numeric", month: "short" },
+} as const;
+const dateFormats = new Map<string, Intl.DateTimeFormat>();
+
+/** Return a format of dates; creating one costs far more than using it. */
+function dateFormat(parts: keyof typeof DATE_PARTS, timeZone?: string): Intl.DateTimeFormat {
+  const key = `${parts} ${timeZone ?? ""}`;
+  let format = dateFormats.get(key);
+  if (!format) {
+    const zone = timeZone ? { timeZone } : {};
+    format = new Intl.DateTimeFormat("en-GB", { ...DATE_PARTS[parts], ...zone });
+    dateFormats.set(key, format);
+  }
+  return format;
 }
 
 /** Format a duration for an axis: "40 s", "10 min", "5 h", "3 d". */

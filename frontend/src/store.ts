@@ -35,7 +35,7 @@ const CURVE_NAMES = [
 export type CurveName = (typeof CURVE_NAMES)[number];
 
 const MAX_WAITING = 64; // deltas that may wait for an earlier one
-const MAX_POINTS = 1600; // of one curve; beyond that neighbours are merged
+const MAX_POINTS = 1000; // of one curve; beyond that neighbours are merged
 const MAX_EVENTS = 200; // the newest are stored
 
 function createEmptyCurves(): Record<CurveName, Point[]> {

@@ -4,7 +4,7 @@ import { formatByteRate } from "./format";
 import type { Swarm, SwarmLink, SwarmNode } from "./types";
 
 export const SIZE = 400; // of the drawing in its units
-const RADIUS = 140; // of the circle on which the machines stand
+const RADIUS = 115; // of the circle on which the machines stand
 const MIN_WIDTH = 1; // of a line
 const MAX_WIDTH = 7;
 const FULL_RATE = 10e6; // bytes per second at which a line has its greatest width

@@ -7,6 +7,7 @@ import type { Store } from "../store";
 /** Raises the timbers of the barn on a run's page. */
 export class Barn {
   private readonly timbers: SVGElement[]; // in the order of raising
+  private shown = "";
 
   constructor(private readonly drawing: Element) {
     this.timbers = [...drawing.querySelectorAll<SVGElement>("[data-timber]")].sort(
@@ -18,6 +19,9 @@ export class Barn {
     if (!store.run) return;
     const share = Math.min(1, store.run.tokens / store.run.budget);
     const raised = countRaised(share, this.timbers.length);
+    const state = `${raised} ${formatPercent(share)}`;
+    if (state === this.shown) return;
+    this.shown = state;
     this.timbers.forEach((timber, i) => timber.classList.toggle("is-raised", i < raised));
     this.drawing.setAttribute("aria-label", `A timber frame, ${formatPercent(share)} raised`);
   }

@@ -2,7 +2,7 @@
 // inserted as text, never as markup.
 
 import { cloneTemplate, replaceRows, requireElement, setText } from "../dom";
-import { formatMoment } from "../format";
+import { formatDay, formatMoment } from "../format";
 import type { PreferenceControls } from "../preferences";
 import type { Store } from "../store";
 import type { RunEvent } from "../types";
@@ -13,6 +13,8 @@ export class EventList {
   private readonly template: HTMLTemplateElement;
   private readonly emptyText: HTMLElement;
   private rows = new Map<string, HTMLElement>(); // by the event's id
+  private drawnEvents: RunEvent[] | null = null;
+  private drawnDay = "";
 
   constructor(
     private readonly card: HTMLElement,
@@ -27,6 +29,11 @@ export class EventList {
   }
 
   draw(store: Store): void {
+    // A time shows its date from the next day on.
+    const day = formatDay(store.now);
+    if (store.events === this.drawnEvents && day === this.drawnDay) return;
+    this.drawnEvents = store.events;
+    this.drawnDay = day;
     const rows = new Map<string, HTMLElement>();
     for (const event of store.events) {
       const row = this.rows.get(event.id) ?? this.createRow(event);

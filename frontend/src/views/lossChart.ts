@@ -22,7 +22,14 @@ import type { Store } from "../store";
 import type { Point, Run, WorkerCurve } from "../types";
 import { lineStyle } from "./lineStyles";
 import { MachineLegend } from "./machineLegend";
-import { type ChartOptions, createXAxis, findVisibleRange, Plot, readColour } from "./plot";
+import {
+  type ChartOptions,
+  createXAxis,
+  findVisibleRange,
+  Plot,
+  type PlotData,
+  readColour,
+} from "./plot";
 import { enableSaveButtons } from "./saveButtons";
 
 export const X_LABELS: Record<XAxis, string> = {
@@ -99,6 +106,11 @@ export class LossChart {
 
   draw(store: Store): void {
     this.store = store;
+    this.plot.offer(() => this.createData(store));
+    if (store.run) this.updateSummary(store, store.run);
+  }
+
+  private createData(store: Store): PlotData {
     const { xAxis, smoothing, trainCurve, validationCurve, machineCurves, lossUnit } =
       this.preferences.value;
     const { train, validation, clock, rate } = store.curves;
@@ -124,10 +136,7 @@ export class LossChart {
     setText(this.title, this.scale.label);
     this.legend.show(this.machineCurves);
     const machinePoints = this.machineCurves.map((curve) => curve.points);
-    this.plot.show(
-      alignCurves(unsmoothed, this.trainCurve, this.validationCurve, ...machinePoints),
-    );
-    if (store.run) this.updateSummary(store, store.run);
+    return alignCurves(unsmoothed, this.trainCurve, this.validationCurve, ...machinePoints);
   }
 
   private listNames(): string[] {

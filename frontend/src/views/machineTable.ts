@@ -1,7 +1,7 @@
 // The table of machines, one row each. The order of rows does not depend on values that change, so
 // rows stay where they are. A machine's plan opens below its row.
 
-import { cloneTemplate, replaceRows, requireElement, setText } from "../dom";
+import { cloneTemplate, replaceRows, requireElement, setText, watchVisibility } from "../dom";
 import { formatAge, formatCount, formatInteger } from "../format";
 import type { Store } from "../store";
 import type { Machine, PlanView } from "../types";
@@ -24,16 +24,19 @@ interface Row {
   cells: Map<string, HTMLElement>; // by data-cell
   planButton: HTMLButtonElement;
   planRow: PlanRow | null; // while the plan is open
+  /** What its cells show; null until they were filled. */
+  shown: { machine: Machine; plan: PlanView | undefined; aliveMachines: number } | null;
 }
 
 const UNKNOWN = "–";
+const HIDDEN_MS = 2_000; // between two drawings while nobody sees the table
+const ROWS_PER_TURN = 20; // that are created before other work gets a turn
 
 /** The text of each cell, by its data-cell. */
 const CELL_TEXTS: Record<string, (machine: Machine, run: RunContext) => string> = {
   name: (machine) => machine.name,
   person: (machine) => machine.person,
   activity: formatActivity,
-  last_seen: (machine, { now }) => formatAge(now - machine.last_seen),
   tokens: (machine) => formatCount(machine.tokens),
   rate: (machine) => (machine.alive ? formatInteger(machine.rate) : UNKNOWN),
   peers: (machine, { aliveMachines }) => formatPeers(machine, aliveMachines),
@@ -51,6 +54,9 @@ export class MachineTable {
   private readonly hiddenCount: HTMLElement;
   private readonly rows = new Map<string, Row>(); // by the machine's id
   private store: Store | null = null;
+  private isVisible = false;
+  private drawnAt = -Infinity; // milliseconds since the page was opened
+  private timer: number | null = null;
 
   constructor(card: HTMLElement) {
     this.body = requireElement(card, "tbody");
@@ -58,11 +64,35 @@ export class MachineTable {
     this.planTemplate = requireElement(card, "template[data-template=plan]");
     this.emptyText = requireElement(card, "[data-empty]");
     this.hiddenCount = requireElement(card, "[data-hidden-count]");
-    this.body.replaceChildren();
+    watchVisibility(card, (isVisible) => {
+      this.isVisible = isVisible;
+      if (isVisible && this.store) this.draw(this.store);
+    });
   }
 
   draw(store: Store): void {
     this.store = store;
+    const wait = this.isVisible ? 0 : this.drawnAt + HIDDEN_MS - performance.now();
+    const isComplete = [...store.workers.keys()].every((id) => this.rows.has(id));
+    if (wait <= 0 && isComplete) this.drawRows(store);
+    else this.schedule(Math.max(0, wait));
+  }
+
+  /** Draw later. New rows are created a few at a time, because a large run has hundreds. */
+  private schedule(milliseconds: number): void {
+    if (this.timer !== null) return;
+    this.timer = window.setTimeout(() => {
+      this.timer = null;
+      const missing = [...this.store!.workers.keys()].filter((id) => !this.rows.has(id));
+      for (const id of missing.slice(0, ROWS_PER_TURN)) this.rows.set(id, this.createRow(id));
+      if (missing.length > ROWS_PER_TURN) this.schedule(0);
+      else this.drawRows(this.store!);
+    }, milliseconds);
+  }
+
+  private drawRows(store: Store): void {
+    this.drawnAt = performance.now();
+    for (const id of this.rows.keys()) if (!store.workers.has(id)) this.rows.delete(id);
     const machines = [...store.workers.values()].sort(compareByName);
     const context: RunContext = {
       now: store.now,
@@ -70,7 +100,7 @@ export class MachineTable {
       aliveMachines: store.run?.workers_alive ?? 0,
     };
     const elements = machines.flatMap((machine) => {
-      const row = this.rows.get(machine.id) ?? this.createRow(machine.id);
+      const row = this.rows.get(machine.id)!;
       fillRow(row, machine, store.plans.get(machine.id), context);
       return row.planRow ? [row.element, row.planRow.element] : [row.element];
     });
@@ -92,12 +122,13 @@ export class MachineTable {
       cells: new Map(cells.map((cell) => [cell.dataset.cell!, cell])),
       planButton: requireElement(element, "[data-plan-button]"),
       planRow: null,
+      shown: null,
     };
     row.planButton.addEventListener("click", () => {
       row.planRow = row.planRow ? null : new PlanRow(this.planTemplate, `plan-${id}`);
-      if (this.store) this.draw(this.store);
+      row.shown = null;
+      if (this.store) this.drawRows(this.store);
     });
-    this.rows.set(id, row);
     return row;
   }
 }
@@ -109,14 +140,20 @@ function fillRow(
   context: RunContext,
 ): void {
   const { element, cells } = row;
+  const share = machine.tokens / context.mostTokens;
+  cells.get("share")?.style.setProperty("--share", share.toFixed(4));
+  setText(cells.get("last_seen"), formatAge(context.now - machine.last_seen));
+  const { aliveMachines } = context;
+  const { shown } = row;
+  const isShown = shown?.machine === machine && shown.plan === plan;
+  if (isShown && shown.aliveMachines === aliveMachines) return;
+  row.shown = { machine, plan, aliveMachines };
   element.dataset.alive = String(machine.alive);
   element.dataset.activity = machine.activity;
   element.dataset.agrees = String(machine.agrees);
   for (const [name, formatCell] of Object.entries(CELL_TEXTS)) {
     setText(cells.get(name), formatCell(machine, context));
   }
-  const share = machine.tokens / context.mostTokens;
-  cells.get("share")?.style.setProperty("--share", share.toFixed(4));
 
   const step = compareStepTimes(plan, machine.step_seconds);
   setText(cells.get("step"), step.text);

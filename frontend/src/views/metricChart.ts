@@ -146,6 +146,10 @@ export class MetricChart {
 
   draw(store: Store): void {
     this.store = store;
+    this.plot.offer(() => this.createData(store));
+  }
+
+  private createData(store: Store): PlotData {
     const { xAxis, smoothing } = this.preferences.value;
     const mapping = createXMapping(xAxis, this.stepTokens, store.curves.clock, store.curves.rate);
     const mapX = this.metric.over === "time" ? mapping.fromTime : mapping.fromTokens;
@@ -163,7 +167,7 @@ export class MetricChart {
     this.legend?.show(
       this.stack.map(({ id, name }) => ({ id, name, points: [], rates: [] })),
     );
-    this.plot.show(alignCurves(...this.curves) as PlotData);
+    return alignCurves(...this.curves) as PlotData;
   }
 
   private get isStacked(): boolean {

@@ -5,6 +5,7 @@ import "uplot/dist/uPlot.min.css";
 import uPlot from "uplot";
 import type { XAxis } from "../chartAxes";
 import type { ChartGroup, GroupedChart, Section } from "../chartGroup";
+import { watchVisibility } from "../dom";
 import { formatAxisCount, formatAxisDuration, formatClock, formatDay } from "../format";
 import { findRange } from "../movingAverage";
 import { onThemeChange } from "../theme";
@@ -31,6 +32,8 @@ export interface PlotParts {
   showReadout: (index: number | null) => string;
 }
 
+const VISIBLE_MS = 3_000; // between two drawings of new points
+const HIDDEN_MS = 15_000; // the same for a chart that nobody sees
 const KEYBOARD_STEPS = 60; // arrow keys that it takes from one end of the axis to the other
 const KEYBOARD_ZOOM = 0.6; // what a press of + leaves of the shown section
 const MIN_DRAG = 6; // pixels; a shorter drag is a click
@@ -43,6 +46,9 @@ const DAY_INCREMENTS = [1, 2, 5, 10, 30, 100, 365].map((days) => days * DAY);
 export class Plot implements GroupedChart {
   data: PlotData = [[]];
   private chart: uPlot | null = null;
+  private createData: (() => PlotData) | null = null; // of points that are newer than `data`
+  private preparedAt = -Infinity; // milliseconds since the page was opened
+  private isUrgent = true; // whether newer points are computed at once
   private isChanged = false; // since it was drawn
   private isVisible = false;
   private isFollowing = false; // the cursor of another chart
@@ -55,10 +61,13 @@ export class Plot implements GroupedChart {
     group.add(this);
     new ResizeObserver(() => this.chart?.setSize(this.measureBox())).observe(box);
     // A chart that nobody sees is not drawn.
-    new IntersectionObserver(([entry]) => {
-      this.isVisible = entry?.isIntersecting ?? false;
-      if (this.isVisible) this.draw(true);
-    }).observe(box);
+    watchVisibility(box, (isVisible) => {
+      this.isVisible = isVisible;
+      if (!isVisible) return;
+      this.isUrgent = true;
+      this.isChanged = true;
+      group.draw();
+    });
     onThemeChange(document, () => this.rebuild());
     // A canvas does not repaint itself when its font has been loaded.
     void document.fonts.ready.then(() => this.rebuild());
@@ -73,17 +82,30 @@ export class Plot implements GroupedChart {
 
   /** Show these points with the group's next drawing. */
   show(data: PlotData): void {
-    this.data = data;
+    this.offer(() => data);
+    this.isUrgent = true;
+  }
+
+  /** Show the points that a function computes, when a drawing of new points is due. */
+  offer(createData: () => PlotData): void {
+    this.createData = createData;
+  }
+
+  prepare(): void {
+    const interval = this.isVisible ? VISIBLE_MS : HIDDEN_MS;
+    const isDue = performance.now() - this.preparedAt >= interval;
+    if (!this.createData || !(isDue || this.isUrgent || !this.data[0].length)) return;
+    this.data = this.createData();
+    this.createData = null;
+    this.preparedAt = performance.now();
+    this.isUrgent = false;
     this.isChanged = true;
-    this.parts.emptyText.hidden = data[0].length > 0;
+    this.parts.emptyText.hidden = this.data[0].length > 0;
+    if (!this.isVisible) this.showCursor(null);
   }
 
   draw(hasNewRange: boolean): void {
-    if (!(this.isChanged || hasNewRange)) return;
-    if (!this.isVisible) {
-      this.showCursor(null);
-      return;
-    }
+    if (!this.isVisible || !(this.isChanged || hasNewRange)) return;
     this.isChanged = false;
     const hasSameCurves = this.chart?.series.length === this.data.length;
     if (this.chart && hasSameCurves && this.data[0].length) {
@@ -96,6 +118,7 @@ export class Plot implements GroupedChart {
 
   /** Create the chart again, because its colours, its curves or its axes have changed. */
   rebuild(): void {
+    this.isUrgent = true;
     if (this.chart) this.createChart();
   }
 

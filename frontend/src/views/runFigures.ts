@@ -41,6 +41,7 @@ export class RunFigures {
   private readonly elements = new Map<string, HTMLElement[]>(); // by data-figure
   private readonly statusChip: HTMLElement;
   private agree: boolean | null = null;
+  private drawnStatus: RunStatus | null = null;
 
   constructor(private readonly page: HTMLElement) {
     this.statusChip = requireElement(page, "[data-status-chip]");
@@ -78,8 +79,10 @@ export class RunFigures {
     this.page.dataset.status = run.status;
     this.page.dataset.agree = String(this.agree);
     this.statusChip.dataset.status = run.status;
-    this.updateControls(run.status);
-    document.title = [...summarizeInTitle(run, figures), run.name, "Barnraise"].join(" · ");
+    if (run.status !== this.drawnStatus) this.updateControls(run.status);
+    this.drawnStatus = run.status;
+    const title = [...summarizeInTitle(run, figures), run.name, "Barnraise"].join(" · ");
+    if (title !== document.title) document.title = title;
   }
 
   /** Hide what the server wrote above the page ("Resumed."), which is no longer true. */

@@ -10,7 +10,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const FETCH_INTERVAL_MS = 10_000;
 const MAX_LABELS = 16; // with more machines the names stand in the table only
 const LABEL_DISTANCE = 16; // from a machine's mark, in units of the drawing
-const MAX_NAME = 14; // characters
+const MAX_NAME = 11; // characters
 const UNKNOWN = "–";
 
 /** Show the connections in `card`, fetched from the address that `findAddress` returns. */

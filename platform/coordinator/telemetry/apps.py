@@ -1,5 +1,7 @@
 """The Django app `telemetry`."""
 
+from typing import Any
+
 from django.apps import AppConfig
 
 
@@ -10,8 +12,18 @@ class TelemetryConfig(AppConfig):
     label = "telemetry"
 
     def ready(self) -> None:
-        """Register the replicated types."""
+        """Register the replicated types and the receiver of deleted accounts."""
+        from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
         from coordinator.telemetry.replicated import checkpoints
 
         registry.register(checkpoints.AGGREGATE_TYPE)
+        account_deleted.connect(on_account_deleted, dispatch_uid="telemetry account_deleted")
+
+
+def on_account_deleted(sender: type, person: Any, **kwargs: Any) -> None:
+    """Delete what the person's machines have reported for their owner alone."""
+    from coordinator.telemetry.machine_history import MachineCondition, SystemReading
+
+    MachineCondition.objects.filter(machine__owner=person).delete()
+    SystemReading.objects.filter(machine__owner=person).delete()

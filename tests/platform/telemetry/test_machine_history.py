@@ -6,6 +6,7 @@ import pytest
 from django.test import Client
 
 from barnraise.protocol.reports import LimitsView, LogLine, SystemView
+from coordinator.accounts.deletion import delete_account
 from coordinator.telemetry import machine_history, retention
 from coordinator.telemetry.machine_history import MachineCondition, SystemReading
 from coordinator.telemetry.rollup import drain_queue
@@ -73,6 +74,6 @@ def test_only_the_owner_sees_history_and_log(reported_machine, person):
     assert Client().get(f"{path}history/").status_code == 302
 
 
-def test_readings_go_with_the_machine(reported_machine):
-    reported_machine.delete()
+def test_readings_and_log_go_with_the_owners_account(reported_machine):
+    delete_account(reported_machine.owner, reported_machine.owner)
     assert not SystemReading.objects.exists() and not MachineCondition.objects.exists()

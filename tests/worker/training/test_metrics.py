@@ -8,6 +8,7 @@ from helpers import paths
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.stats import NeighbourStats
 from barnraise.protocol.coordinator_messages import Reports
+from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import PlanView
 from barnraise.spec import preset
 from barnraise.training.metrics import TrainingMetrics
@@ -95,3 +96,16 @@ def test_figures_contain_gradient_norm_learning_rate_and_busiest_links():
     assert figures.gradient_norm == pytest.approx(0.95 * 4 + 0.05 * 2)
     assert [link.sent_rate for link in figures.links] == [19, 18, 17, 16, 15, 14, 13, 12]
     assert figures.links[0].peer == peers[19].key[:16]
+
+
+def test_training_loss_stands_at_the_tokens_of_its_step_before_any_update():
+    metrics = TrainingMetrics("a" * 64)
+    anchor = SimpleNamespace(
+        fragments=(), heads={}, retracted={}, vector={}, tokens=0, vector_digest=lambda: "0" * 64
+    )
+    exchange = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, summary=None, neighbours=())
+    stats = SimpleNamespace(loss=5.0, tokens=4096, seconds=1.0, norm=1.0, abandoned=False)
+    metrics.record_step(stats, 4096)
+    metrics.set_idle(Activity.PAUSED)
+    [point] = metrics.compose_figures(anchor, exchange, "0" * 16, ()).points
+    assert (point.tokens, point.loss) == (4096, 5.0)
