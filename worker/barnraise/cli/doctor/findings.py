@@ -1,0 +1,282 @@
+"""Judge what a machine has, from facts: one sentence for each, with the remedy of a problem. Pure.
+
+Nothing here reads the machine: `measurements.py` does.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from barnraise.cli.doctor.reach_verdict import (
+    NetworkFacts,
+    ReachVerdict,
+    describe_reach,
+    judge_reach,
+)
+from barnraise.formats import format_bytes
+
+OLDEST_PYTHON = (3, 11)
+LEAST_MEMORY = 1_000_000_000  # bytes of RAM with which the smallest preset trains
+LEAST_DISK = 2_000_000_000
+LEAST_OPEN_FILES = 256
+CLOCK_SECONDS = 5.0
+SLOW_SECONDS = 2.0  # in which a mirror should answer
+SITE_REMEDY = ": check the network, the proxy (HTTPS_PROXY) and the certificates (SSL_CERT_FILE)"
+
+
+class Level(Enum):
+    """How serious a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"  # training works, worse than it could
+    PROBLEM = "problem"  # training does not work
+
+
+@dataclass(frozen=True)
+class MachineFinding:
+    """One thing that was checked.
+
+    Attributes:
+        subject: what was checked, in a word or two.
+        level: how serious it is.
+        sentence: what was found and, for a problem, what to do.
+    """
+
+    subject: str
+    level: Level
+    sentence: str
+
+
+@dataclass(frozen=True)
+class MirrorFacts:
+    """How a mirror answers.
+
+    Attributes:
+        url: its address.
+        seconds: of the fastest answer; None if there was none.
+        error: why there was none.
+        clock_seconds: by how much this machine's clock is ahead of it; None if unknown.
+    """
+
+    url: str
+    seconds: float | None = None
+    error: str = ""
+    clock_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class PresetFit:
+    """How a preset would train here.
+
+    Attributes:
+        name: the preset's.
+        tokens_per_second: 0 if it does not fit.
+    """
+
+    name: str
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """What a machine has, as measured.
+
+    Attributes:
+        python: its version.
+        torch: its version; "" if it cannot be imported.
+        torch_error: why it cannot.
+        device: "cpu", "cuda" or "cuda:1".
+        device_name: of the CPU or GPU.
+        device_note: why a GPU is not used; "" if there is nothing to say.
+        device_memory: bytes of GPU memory.
+        device_memory_free: bytes of it that no program takes.
+        memory: bytes of RAM that this process may use at most.
+        memory_available: bytes of it that other programs leave.
+        disk_free: bytes free where the state lies.
+        home: the folder of the state.
+        home_error: why nothing can be written there; "" if it can.
+        home_warning: what is unusual about it; "" for nothing.
+        open_files: files that this process may open; None where the system has no limit.
+        mirrors: the site's mirrors; empty for a machine that is not enrolled.
+        network: how it is connected.
+        uplink: bytes/s that its uplink was measured to carry; 0 if that is not known.
+        downlink: bytes/s that it has received at most; 0 if that is not known.
+        presets: the presets from small to large; empty if the machine was not measured.
+    """
+
+    python: tuple[int, int, int]
+    torch: str = ""
+    torch_error: str = ""
+    device: str = "cpu"
+    device_name: str = ""
+    device_note: str = ""
+    device_memory: int = 0
+    device_memory_free: int = 0
+    memory: int = 0
+    memory_available: int = 0
+    disk_free: int = 0
+    home: str = ""
+    home_error: str = ""
+    home_warning: str = ""
+    open_files: int | None = None
+    mirrors: tuple[MirrorFacts, ...] = ()
+    network: NetworkFacts = field(default_factory=NetworkFacts)
+    uplink: float = 0.0
+    downlink: float = 0.0
+    presets: tuple[PresetFit, ...] = ()
+
+
+def judge_machine(facts: MachineFacts) -> list[MachineFinding]:
+    """Return a finding for everything that was checked, in the order of a person's questions."""
+    return [
+        *_judge_programs(facts),
+        *_judge_memory(facts),
+        *_judge_home(facts),
+        *_judge_mirrors(facts),
+        _judge_network(facts.network),
+        *_judge_line(facts),
+        *_judge_presets(facts),
+    ]
+
+
+def _judge_programs(facts: MachineFacts) -> list[MachineFinding]:
+    version = ".".join(map(str, facts.python))
+    findings = [MachineFinding("Python", Level.OK, f"Python {version}.")]
+    if facts.python[:2] < OLDEST_PYTHON:
+        needed = ".".join(map(str, OLDEST_PYTHON))
+        sentence = f"Python {version} is too old: install Python {needed} or newer."
+        findings = [MachineFinding("Python", Level.PROBLEM, sentence)]
+    if not facts.torch:
+        sentence = (
+            f"PyTorch cannot be imported ({facts.torch_error}): install it as the page "
+            "pytorch.org/get-started says for this machine."
+        )
+        return [*findings, MachineFinding("PyTorch", Level.PROBLEM, sentence)]
+    findings.append(MachineFinding("PyTorch", Level.OK, f"PyTorch {facts.torch}."))
+    if facts.device_memory:
+        free, total = format_bytes(facts.device_memory_free), format_bytes(facts.device_memory)
+        is_taken = facts.device_memory_free < facts.device_memory / 2
+        advice = "; close the programs that use it to train faster" if is_taken else ""
+        sentence = f"{facts.device_name}: {free} of {total} are free{advice}."
+        level = Level.WARNING if is_taken else Level.OK
+        findings.append(MachineFinding("GPU", level, sentence))
+    elif facts.device_note:
+        findings.append(MachineFinding("GPU", Level.WARNING, f"{facts.device_note}."))
+    else:
+        findings.append(MachineFinding("CPU", Level.OK, f"{facts.device_name}; no GPU is used."))
+    return findings
+
+
+def _judge_memory(facts: MachineFacts) -> list[MachineFinding]:
+    shown = f"{format_bytes(facts.memory_available)} of {format_bytes(facts.memory)} of RAM"
+    if facts.memory_available >= LEAST_MEMORY:
+        finding = MachineFinding("Memory", Level.OK, f"{shown} are available.")
+    elif facts.memory < LEAST_MEMORY:
+        sentence = (
+            f"This machine or container has {format_bytes(facts.memory)} of RAM: give it "
+            f"{format_bytes(LEAST_MEMORY)} or more (docker run --memory 2g)."
+        )
+        finding = MachineFinding("Memory", Level.PROBLEM, sentence)
+    else:
+        sentence = f"Only {shown} are available: close other programs before you join."
+        finding = MachineFinding("Memory", Level.WARNING, sentence)
+    return [finding]
+
+
+def _judge_home(facts: MachineFacts) -> list[MachineFinding]:
+    findings: list[MachineFinding] = []
+    if facts.home_error:
+        sentence = (
+            f"Nothing can be written to {facts.home} ({facts.home_error}): name another folder "
+            "with --home FOLDER or the variable BARNRAISE_HOME."
+        )
+        findings.append(MachineFinding("State folder", Level.PROBLEM, sentence))
+    elif facts.home_warning:
+        findings.append(MachineFinding("State folder", Level.WARNING, facts.home_warning))
+    if facts.disk_free < LEAST_DISK:
+        sentence = (
+            f"Only {format_bytes(facts.disk_free)} are free in {facts.home}: free "
+            f"{format_bytes(LEAST_DISK)}, or name a folder on another disk with --home."
+        )
+        findings.append(MachineFinding("Disk", Level.PROBLEM, sentence))
+    else:
+        sentence = f"{format_bytes(facts.disk_free)} are free in {facts.home}."
+        findings.append(MachineFinding("Disk", Level.OK, sentence))
+    if facts.open_files is not None and facts.open_files < LEAST_OPEN_FILES:
+        sentence = (
+            f"This process may open {facts.open_files} files: run `ulimit -n 4096` before, or "
+            "raise LimitNOFILE of the service."
+        )
+        findings.append(MachineFinding("Open files", Level.WARNING, sentence))
+    return findings
+
+
+def _judge_mirrors(facts: MachineFacts) -> list[MachineFinding]:
+    if not facts.mirrors:
+        sentence = "This machine is not enrolled yet: run `barnraise login URL`."
+        return [MachineFinding("Site", Level.WARNING, sentence)]
+    findings: list[MachineFinding] = []
+    any_answers = any(mirror.seconds is not None for mirror in facts.mirrors)
+    for mirror in facts.mirrors:
+        if mirror.seconds is None:
+            level = Level.WARNING if any_answers else Level.PROBLEM
+            others = "; the others take its place" if any_answers else SITE_REMEDY
+            sentence = f"{mirror.url} does not answer ({mirror.error}){others}."
+            findings.append(MachineFinding("Site", level, sentence))
+        else:
+            level = Level.OK if mirror.seconds < SLOW_SECONDS else Level.WARNING
+            sentence = f"{mirror.url} answers in {1000 * mirror.seconds:,.0f} ms."
+            findings.append(MachineFinding("Site", level, sentence))
+    offsets = [m.clock_seconds for m in facts.mirrors if m.clock_seconds is not None]
+    if offsets:
+        findings.append(_judge_clock(sorted(offsets)[len(offsets) // 2]))
+    return findings
+
+
+def _judge_clock(ahead: float) -> MachineFinding:
+    if abs(ahead) <= CLOCK_SECONDS:
+        return MachineFinding("Clock", Level.OK, "The clock agrees with the site's.")
+    direction = "ahead of" if ahead > 0 else "behind"
+    sentence = (
+        f"The clock is {abs(ahead):,.0f} seconds {direction} the site's: set it by the internet "
+        "(Linux: timedatectl set-ntp true; Windows and macOS: the settings of date and time)."
+    )
+    return MachineFinding("Clock", Level.WARNING, sentence)
+
+
+REACH_LEVELS = {
+    ReachVerdict.PUBLIC: Level.OK,
+    ReachVerdict.FORWARDED: Level.OK,
+    ReachVerdict.NAT: Level.OK,
+    ReachVerdict.DOUBLE_NAT: Level.WARNING,
+    ReachVerdict.SYMMETRIC_NAT: Level.WARNING,
+    ReachVerdict.UDP_BLOCKED: Level.PROBLEM,
+    ReachVerdict.IPV6_ONLY: Level.WARNING,
+    ReachVerdict.NO_NETWORK: Level.PROBLEM,
+    ReachVerdict.UNKNOWN: Level.OK,
+}
+
+
+def _judge_network(network: NetworkFacts) -> MachineFinding:
+    return MachineFinding("Peers", REACH_LEVELS[judge_reach(network)], describe_reach(network))
+
+
+def _judge_line(facts: MachineFacts) -> list[MachineFinding]:
+    if not facts.uplink:
+        return []
+    sentence = f"The uplink carries {format_bytes(facts.uplink)}/s"
+    if facts.downlink:
+        sentence += f"; up to {format_bytes(facts.downlink)}/s were received"
+    return [MachineFinding("Line", Level.OK, f"{sentence}, as its runs measured.")]
+
+
+def _judge_presets(facts: MachineFacts) -> list[MachineFinding]:
+    if not facts.presets:
+        return []
+    fitting = [fit for fit in facts.presets if fit.tokens_per_second]
+    if not fitting:
+        sentence = "No preset fits: free memory and disk, or raise the limits (`barnraise limits`)."
+        return [MachineFinding("Models", Level.PROBLEM, sentence)]
+    shown = ", ".join(f"{fit.name} {fit.tokens_per_second:,.0f}" for fit in fitting)
+    largest = fitting[-1].name
+    sentence = f"Models up to {largest} fit; predicted tokens a second: {shown}."
+    return [MachineFinding("Models", Level.OK, sentence)]

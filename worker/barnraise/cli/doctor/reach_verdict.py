@@ -1,0 +1,148 @@
+"""Judge how peers can reach a machine, from facts. Pure."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from barnraise.exchange.network.addresses import host_of, port_of
+from barnraise.exchange.network.nat_type import NatKind, ReachFacts, classify_nat
+from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+
+
+class ReachVerdict(Enum):
+    """How peers can reach a machine."""
+
+    PUBLIC = "public"  # at an address of its own
+    FORWARDED = "forwarded"  # at a port that its router forwards
+    NAT = "nat"  # behind a router: when both sides dial at one time
+    DOUBLE_NAT = "double_nat"  # behind two routers
+    SYMMETRIC_NAT = "symmetric_nat"  # behind a router that uses another port for each peer
+    UDP_BLOCKED = "udp_blocked"  # HTTP works, and no peer answers by UDP
+    IPV6_ONLY = "ipv6_only"  # no peer that has only IPv4 can be reached
+    NO_NETWORK = "no_network"
+    UNKNOWN = "unknown"  # nobody could be asked
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """What a machine knows of its connection to the internet.
+
+    Attributes:
+        has_ipv4: whether it has an IPv4 address with a route beyond its own machine.
+        has_ipv6: whether it has a global IPv6 address with a route.
+        is_site_reachable: whether the site answers by HTTP.
+        peers_tried: peers that were dialled by UDP.
+        peers_connected: those of them with which a connection exists.
+        hops: addresses of the first routers on the way to the internet, the nearest first; "" for
+            one that does not answer.
+        router_address: the outer address that the router states (UPnP, NAT-PMP, PCP); "" if none.
+        lan_address: this machine's own address in its network; "" if unknown.
+        port: the UDP port for peers; 0 for any.
+        has_port_mapping: whether this machine asks its router to forward the port.
+        reach: what peers see.
+    """
+
+    has_ipv4: bool = True
+    has_ipv6: bool = False
+    is_site_reachable: bool = True
+    peers_tried: int = 0
+    peers_connected: int = 0
+    hops: tuple[str, ...] = ()
+    router_address: str = ""
+    lan_address: str = ""
+    port: int = 0
+    has_port_mapping: bool = True
+    reach: ReachFacts = field(default_factory=ReachFacts)
+
+
+def judge_reach(facts: NetworkFacts) -> ReachVerdict:
+    """Return how peers can reach a machine."""
+    if not facts.has_ipv4 and not facts.has_ipv6:
+        return ReachVerdict.NO_NETWORK
+    if facts.peers_tried and not facts.peers_connected:
+        is_cut_off = not facts.is_site_reachable
+        return ReachVerdict.NO_NETWORK if is_cut_off else ReachVerdict.UDP_BLOCKED
+    if not facts.has_ipv4:
+        return ReachVerdict.IPV6_ONLY
+    nat = classify_nat(facts.reach, 4)
+    if nat is NatKind.NONE:
+        return ReachVerdict.PUBLIC
+    if facts.reach.is_reached or _has_public_mapping(facts):
+        return ReachVerdict.FORWARDED
+    if nat is NatKind.DIFFERENT_PORT:
+        return ReachVerdict.SYMMETRIC_NAT
+    if is_behind_two_routers(facts):
+        return ReachVerdict.DOUBLE_NAT
+    return ReachVerdict.NAT if nat is NatKind.SAME_PORT else ReachVerdict.UNKNOWN
+
+
+def _has_public_mapping(facts: NetworkFacts) -> bool:
+    """Return whether peers see the very port that is forwarded.
+
+    The mapping of the inner of two routers, or an announced port that nobody forwards, leads
+    nowhere.
+    """
+    claimed = [facts.reach.mapped_address, *facts.reach.announced_addresses]
+    seen = {observation.address for observation in facts.reach.observations}
+    return any(address in seen for address in claimed if address)
+
+
+def is_behind_two_routers(facts: NetworkFacts) -> bool:
+    """Return whether the router is itself behind another one: its outer address is not public.
+
+    The router states that address, or the second hop has one of a private network or of a provider
+    that lets many customers share an address (100.64.0.0/10).
+    """
+    mapped = facts.reach.mapped_address
+    stated = facts.router_address or (host_of(mapped) if mapped else "")
+    if stated and _is_inner(stated):
+        return True
+    observed = {host_of(seen.address) for seen in facts.reach.observations}
+    public = {host for host in observed if not _is_inner(host) and ":" not in host}
+    if stated and public and stated not in public:
+        return True
+    return len(facts.hops) > 1 and all(hop and _is_inner(hop) for hop in facts.hops[:2])
+
+
+def _is_inner(host: str) -> bool:
+    """Return whether an address is one of a home, a company or a provider's inner network."""
+    try:
+        return not is_public_ip(parse_ip(host))
+    except ValueError:
+        return False
+
+
+def describe_reach(facts: NetworkFacts) -> str:
+    """Return one sentence on how peers reach a machine; for a problem, with the exact remedy."""
+    port = facts.port or next(map(port_of, facts.reach.local_addresses), 0)
+    shown_port = f"UDP {port}" if port else "a UDP port"
+    fixed = f" --port {port}" if port else " --port PORT"
+    machine = f" for {facts.lan_address}" if facts.lan_address else ""
+    forward = f"open {shown_port} in your router{machine} and join with{fixed}"
+    sentences = {
+        ReachVerdict.PUBLIC: "Peers reach this machine directly, at an address of its own.",
+        ReachVerdict.FORWARDED: "Peers reach this machine directly, at a port that its router "
+        "forwards.",
+        ReachVerdict.NAT: "This machine is behind a router: peers connect to it when both sides "
+        "dial at one time. For direct connections "
+        + (
+            "allow port mapping (UPnP) in the router, or "
+            if facts.has_port_mapping
+            else "join with --port-mapping, or "
+        )
+        + f"{forward}.",
+        ReachVerdict.DOUBLE_NAT: "This machine is behind two routers: a port that is opened in the "
+        f"inner one alone leads nowhere. Open {shown_port} in both, or let the outer one work as a "
+        f"bridge and {forward}; if the outer one is your provider's, ask for a public address.",
+        ReachVerdict.SYMMETRIC_NAT: "This machine is behind a router that uses another port for "
+        "each peer (a symmetric NAT), so peers behind routers cannot connect to it: "
+        f"{forward}, or allow port mapping (UPnP) in the router.",
+        ReachVerdict.UDP_BLOCKED: "The site answers, but no peer does by UDP: allow outgoing UDP "
+        "to all ports in the firewall of this machine and network, or use another network.",
+        ReachVerdict.IPV6_ONLY: "This machine has only IPv6: it reaches peers that have it, and no "
+        "others. For all peers, turn IPv4 on in the router or ask the provider for it.",
+        ReachVerdict.NO_NETWORK: "This machine has no connection to the internet: connect it to a "
+        "network, or check the cable, the Wi-Fi and the router.",
+        ReachVerdict.UNKNOWN: "Nobody has told this machine yet how it is seen from outside: run "
+        "`barnraise doctor RUN` while other machines train in the run.",
+    }
+    return sentences[judge_reach(facts)]
