@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 TOKENS ?=
 MIRRORS ?=
+PORT ?=
 QUICK ?=
 
 .PHONY: setup wheel demo test test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
@@ -30,9 +31,9 @@ build/wheel/.built: .venv/.installed $(shell find worker -name '*.py' -not -path
 	@$(BIN)/python platform/coordinator/web/build_wheel.py
 	@touch $@
 
-# MIRRORS=3: three sites that replace each other, in a state folder of their own.
+# PORT=9000: another port than 8000. MIRRORS=3: three sites that replace each other, in a state folder of their own.
 demo: setup
-	@$(if $(MIRRORS),BARNRAISE_STATE=.state/mirrors-$(MIRRORS) BARNRAISE_NAME="Mirror 1") $(BIN)/python manage.py demo $(if $(MIRRORS),--mirrors $(MIRRORS)) $(if $(TOKENS),--tokens $(TOKENS))
+	@$(if $(MIRRORS),BARNRAISE_STATE=.state/mirrors-$(MIRRORS) BARNRAISE_NAME="Mirror 1") $(BIN)/python manage.py demo $(if $(MIRRORS),--mirrors $(MIRRORS)) $(if $(TOKENS),--tokens $(TOKENS)) $(if $(PORT),--port $(PORT))
 
 # Everything but what is marked slow: 11 minutes on two cores. The last lines list the time of each suite.
 test: setup

@@ -1,9 +1,7 @@
 """Start what `make demo` shows and the browser tests use: the site, and workers as volunteers."""
 
-import io
 import json
 import logging
-import secrets
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from coordinator.accounts.models import Enrolment, Machine, User
+from coordinator.demo.email_printer import EmailPrinter
 from coordinator.demo.multi_mirror import MirrorCluster
 from coordinator.demo.processes import free_port
 from coordinator.demo.supervised_site import SupervisedSite
@@ -24,8 +23,8 @@ from coordinator.lib import embedded_servers, site_identity
 from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 
-OWNER = "owner@barnraise.local"
 START_SECONDS = 60.0  # for a part to start
+MACHINE_NAMES = ("workshop", "attic", "cellar")
 MIRRORS_START_SECONDS = 180.0  # for several mirrors to start
 
 
@@ -49,7 +48,11 @@ class DemoStack:
         self.port = self.cluster.first.port if self.cluster else free_port(port)
         self.url = f"http://127.0.0.1:{self.port}"
         # The links in emails and notifications.
-        environment = {"BARNRAISE_URL": self.url}
+        self.emails = EmailPrinter(folder / "emails")
+        environment = {"BARNRAISE_URL": self.url, **self.email_settings}
+        if self.cluster:
+            for mirror in self.cluster.all:
+                mirror.environment |= self.email_settings
         self.site = SupervisedSite(settings.STATE_DIR, folder / "logs", self.port, environment)
         self.processes = self.site.supervisor
 
@@ -65,6 +68,11 @@ class DemoStack:
         self.site.stop()
         embedded_servers.stop(settings.STATE_DIR)
 
+    @property
+    def email_settings(self) -> dict[str, str]:
+        """The variables with which a site writes its emails to a folder."""
+        return {"EMAIL_URL": f"file://{self.emails.folder}"}
+
     # ---- the site --------------------------------------------------------------------------------
 
     def start_site(self) -> None:
@@ -76,11 +84,11 @@ class DemoStack:
         self.processes.count_restarts_in(settings.REDIS_URL)
         if self.cluster:
             self.cluster.start_setup()
-        self.migrate()
-        if self.cluster:
+            self.migrate()
             self.cluster.start(self._wait_for_mirrors)
         else:
-            self.site.start_web()
+            self.site.start_web()  # it loads while the tables are created
+            self.migrate()
             self.site.start_celery()
 
     def migrate(self) -> None:
@@ -99,17 +107,6 @@ class DemoStack:
 
     # ---- people and runs -------------------------------------------------------------------------
 
-    def create_owner(self) -> tuple[User, str]:
-        """Return the demo's owner and their password, which is stored in the state folder."""
-        path = settings.STATE_DIR / "demo_password"
-        password = path.read_text() if path.exists() else f"barn-{secrets.token_hex(4)}"
-        path.touch(mode=0o600)
-        path.write_text(password)
-        call_command(
-            "prepare_owner", email=OWNER, password=password, name="Demo owner", stdout=io.StringIO()
-        )
-        return User.objects.get(email=OWNER), password
-
     def launch_run(self, owner: User, name: str, **fields: Any) -> Run:
         """Create and launch a run."""
         spec = spec_from_fields({key.replace("__", "."): value for key, value in fields.items()})
@@ -123,12 +120,19 @@ class DemoStack:
         """Return a worker's state folder."""
         return self.folder / f"worker-{number}"
 
-    def enrol(self, owner: User, numbers: list[int]) -> None:
+    def enrol(self, owners: dict[int, User]) -> None:
         """Run `barnraise login` on machines that are not enrolled.
 
-        The owner approves each code, and confirms that the machine may sign for their runs.
+        Each person approves the code of their machine, and confirms that it may sign for their
+        runs.
+
+        Args:
+            owners: the number of each machine and its owner.
         """
-        logins = {n: self._start_login(n) for n in numbers if not self._enrolled(n)}
+        logins = {
+            n: self._start_login(n) for n, who in owners.items() if not self._enrolled(n, who)
+        }
+        people = {self.machine_name(number): owner for number, owner in owners.items()}
         pending = set(logins)
 
         def approved() -> bool:
@@ -136,7 +140,8 @@ class DemoStack:
                 decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
             )
             for enrolment in waiting:
-                enrolment.approve(owner).confirm(actor=owner)
+                if (owner := people.get(enrolment.about["hostname"])) is not None:
+                    enrolment.approve(owner).confirm(actor=owner)
             for number in list(pending):
                 if logins[number].poll() == 0:
                     pending.discard(number)
@@ -145,6 +150,11 @@ class DemoStack:
 
         self.wait(approved, "a machine's enrolment")
 
+    @staticmethod
+    def machine_name(number: int) -> str:
+        """Return what a machine is called."""
+        return MACHINE_NAMES[number - 1]
+
     def _start_login(self, number: int) -> subprocess.Popen:
         command = (
             "-m",
@@ -152,13 +162,13 @@ class DemoStack:
             "login",
             self.url,
             "--name",
-            f"volunteer-{number}",
+            self.machine_name(number),
             "--home",
             self.worker_dir(number),
         )
         return self.processes.start(f"login-{number}", sys.executable, *map(str, command))
 
-    def _enrolled(self, number: int) -> bool:
+    def _enrolled(self, number: int, owner: User) -> bool:
         try:
             membership = json.loads((self.worker_dir(number) / "coordinator.json").read_text())
         except FileNotFoundError:
@@ -167,7 +177,8 @@ class DemoStack:
             membership["url"] == self.url
             and membership["mirror"]["key"] == site_identity.identity().key
         )
-        return ours and Machine.objects.filter(pk=membership["machine"], revoked=None).exists()
+        machines = Machine.objects.filter(pk=membership["machine"], owner=owner, revoked=None)
+        return ours and machines.exists()
 
     @property
     def _shared_machine(self) -> dict[str, str]:
@@ -191,6 +202,11 @@ class DemoStack:
             self.processes.start(
                 "measure", sys.executable, *map(str, command), **self._shared_machine
             )
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether this machine is being measured."""
+        return "measure" in self.processes.children
 
     def wait_for_measurement(self) -> None:
         """Wait until the machine is measured."""
@@ -219,18 +235,18 @@ class DemoStack:
         )
 
     def start_workers(self, numbers: list[int], run: Run) -> None:
-        """Start workers; with several mirrors, start the first alone until the run is launched.
+        """Start the owner's worker, which prepares the text, and after the launch the others.
 
-        Otherwise each mirror would have one of them prepare the text, and two might launch the run.
+        Before the launch other people's machines do not see the run.
         """
+        self.start_worker(numbers[0], run)
+        self.wait(
+            lambda: Run.objects.filter(pk=run.pk).exclude(spec_text="").exists(),
+            "the run's launch",
+        )
         if self.cluster:
-            self.start_worker(numbers.pop(0), run)
-            self.wait(
-                lambda: Run.objects.filter(pk=run.pk).exclude(spec_text="").exists(),
-                "the run's launch",
-            )
             self.cluster.wait_until_in_sync()
-        for number in numbers:
+        for number in numbers[1:]:
             self.start_worker(number, run)
 
     def read_status(self, number: int, run: Run) -> dict[str, Any] | None:

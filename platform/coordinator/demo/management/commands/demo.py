@@ -1,4 +1,4 @@
-"""Run a demo: three workers train one GPT peer to peer, and a browser can watch."""
+"""Run a demo: three people's machines train one GPT peer to peer, and a browser can watch."""
 
 import json
 import shutil
@@ -8,12 +8,14 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from coordinator.demo.demo_people import OWNER, STAFF, VOLUNTEERS, DemoPeople
 from coordinator.demo.multi_mirror import MirrorCluster
-from coordinator.demo.stack import OWNER, DemoStack, StackError
+from coordinator.demo.stack import DemoStack, StackError
 from coordinator.runs.models import Run, Status
 
 WORKERS = (1, 2, 3)
@@ -71,9 +73,19 @@ class Command(BaseCommand):
         """Start the stack, print the addresses, and watch the run."""
         if moved:
             console.print(f"Port {moved} is taken: using {stack.port}.")
+
+        def show_progress(text: str) -> None:
+            console.print(f"  {time.monotonic() - started:5.1f} s  {text}", soft_wrap=True)
+
+        show_progress("starting Postgres, Valkey and the site")
         stack.start_measurement()
         stack.start_site()
-        owner, password = stack.create_owner()
+        stack.wait_for_site()
+        show_progress(f"the site answers at [bold]{stack.url}/[/]; now its people and machines")
+        people = DemoPeople(settings.STATE_DIR)
+        owner = people.create(OWNER)
+        people.create(STAFF)
+        owners = dict(zip(WORKERS, [owner, *map(people.create, VOLUNTEERS)], strict=True))
         for stale in Run.objects.filter(owner=owner, name=NAME).exclude(
             status__in=(Status.FINISHED, Status.CANCELLED)
         ):
@@ -86,43 +98,47 @@ class Command(BaseCommand):
             "recipe__evaluate_every": 30_000,
         }
         run = stack.launch_run(owner, NAME, **fields)
-        stack.wait_for_site()
         url = f"{stack.url}{run.get_absolute_url()}"
         for number in WORKERS:  # a demo is a fresh start; the machines' keys stay
             shutil.rmtree(stack.worker_dir(number) / "runs", ignore_errors=True)
-        stack.enrol(owner, list(WORKERS))
+        show_progress("enrolling three machines of three people")
+        stack.enrol(owners)
+        if stack.is_measuring:
+            show_progress("measuring this machine, once")
         stack.wait_for_measurement()
+        show_progress("starting the machines")
         stack.start_workers(list(WORKERS), run)
-        console.print(
-            f"\n  Watch it at   [bold]{url}[/]\n  log in as     {OWNER}  password  {password}\n",
-            soft_wrap=True,
-        )
+        print_accounts(people, url, stack.url, console)
         if stack.cluster:
             print_mirrors(stack.cluster, run.get_absolute_url(), console)
         console.print(f"  up in {time.monotonic() - started:.1f} s · Ctrl-C stops everything\n")
-        self.watch(stack, console, run)
+        self.watch(stack, console, run, people)
         if tokens is None:
             console.print("The run is finished. The site stays up until Ctrl-C.")
-            while True:
-                stack.check_processes()
-                print_dead_mirrors(stack.cluster, console)
-                time.sleep(0.5)
+            with Live(console=console, auto_refresh=False, transient=True) as live:
+                while True:
+                    stack.check_processes()
+                    print_news(stack, console)
+                    if console.is_terminal:
+                        live.update(_staff_line(people), refresh=True)
+                    time.sleep(0.5)
         self.conclude(stack, run, url, started)
 
-    def watch(self, stack: DemoStack, console: Console, run: Run) -> None:
+    def watch(self, stack: DemoStack, console: Console, run: Run, people: DemoPeople) -> None:
         """Print live lines until every worker has ended by itself."""
         printed_at = 0.0
         with Live(console=console, auto_refresh=False, transient=False) as live:
             while any(stack.processes.children[f"worker-{n}"].poll() is None for n in WORKERS):
                 stack.check_processes()
-                print_dead_mirrors(stack.cluster, console)
+                print_news(stack, console)
                 statuses = {n: stack.read_status(n, run) for n in WORKERS}
                 if console.is_terminal:
-                    live.update(_table(statuses), refresh=True)
+                    live.update(Group(_table(statuses), _staff_line(people)), refresh=True)
                 elif time.monotonic() - printed_at > 5:
                     printed_at = time.monotonic()
                     for number, status in statuses.items():
-                        print(f"worker {number}: {_plain(status)}", flush=True)
+                        name = stack.machine_name(number)
+                        print(f"{name}: {_plain(status)}", flush=True)
                 time.sleep(0.25)
         stack.check_processes()
 
@@ -163,6 +179,27 @@ class Command(BaseCommand):
             raise CommandError("the mirrors' states differ")
         if not last < first:
             raise CommandError(f"the validation loss did not fall: {first:.4f} → {last:.4f}")
+
+
+def print_accounts(people: DemoPeople, run_url: str, site_url: str, console: Console) -> None:
+    """Print where to look and how to sign in."""
+    volunteers = ", ".join(person.email for person in VOLUNTEERS)
+    console.print(
+        f"\n  Watch it at     [bold]{run_url}[/]"
+        f"\n  the owner       {OWNER.email}"
+        f"\n  two volunteers  {volunteers}"
+        f"\n  the staff       {STAFF.email}, for {site_url}/admin/"
+        f"\n  password        {people.password}, for all of them"
+        "\n  Or sign up: the code of the email appears here.\n",
+        soft_wrap=True,
+    )
+
+
+def print_news(stack: DemoStack, console: Console) -> None:
+    """Print the emails that the site has sent, and the mirrors that died, since the last call."""
+    for line in stack.emails.new_lines():
+        console.print(line, markup=False, soft_wrap=True)
+    print_dead_mirrors(stack.cluster, console)
 
 
 def print_mirrors(several: MirrorCluster, path: str, console: Console) -> None:
@@ -212,15 +249,19 @@ def _plain(status: dict[str, Any] | None) -> str:
     )
 
 
+def _staff_line(people: DemoPeople) -> Text:
+    return Text(f"\nThe staff's second factor now: {people.staff_code()}", style="dim")
+
+
 def _table(statuses: dict[int, dict[str, Any] | None]) -> Table:
     table = Table(box=None, pad_edge=True)
-    table.add_column("worker")
+    table.add_column("machine")
     for name in ("step", "loss", "validation", "tokens/s", "sent", "received", "ledger tokens"):
         table.add_column(name, justify="right", min_width=len(name) + 2)
     table.add_column("")
     for number, status in statuses.items():
         if status is None:
-            table.add_row(f"worker {number}", *[""] * 7, "starting")
+            table.add_row(DemoStack.machine_name(number), *[""] * 7, "starting")
             continue
         loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
         valid = f"{status['validation_last'][1]:.3f}" if status["validation_last"] else "–"
@@ -238,5 +279,5 @@ def _table(statuses: dict[int, dict[str, Any] | None]) -> Table:
             f"{received:,}",
             f"{ledger:,}",
         )
-        table.add_row(f"worker {number}", *figures, status["activity"])
+        table.add_row(DemoStack.machine_name(number), *figures, status["activity"])
     return table
