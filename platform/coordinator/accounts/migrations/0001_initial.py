@@ -42,6 +42,30 @@ class Migration(migrations.Migration):
                         verbose_name="who may create runs",
                     ),
                 ),
+                (
+                    "sign_up",
+                    models.CharField(
+                        choices=[
+                            ("open", "Everybody"),
+                            ("invited", "People with an invitation to a run or a team"),
+                            ("domains", "People with an email address of certain domains"),
+                            ("closed", "Nobody"),
+                        ],
+                        default="open",
+                        max_length=10,
+                        verbose_name="who may create an account",
+                    ),
+                ),
+                (
+                    "sign_up_domains",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="Such as example.org, example.com. Their subdomains do not count.",
+                        max_length=500,
+                        verbose_name="domains of email addresses",
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "site settings",

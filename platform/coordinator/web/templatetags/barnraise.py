@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from django.utils.timesince import timesince
 
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.mirror_list import MirrorEntry
+from coordinator.accounts import sign_up
 from coordinator.replication import mirror_list
 from coordinator.web import install_lines, svg_art, worker_wheel
 from coordinator.web.run_form_fields import CODEC_LABELS
@@ -28,6 +30,7 @@ FONTS = ("besley-latin-wght-normal.woff2", "public-sans-latin-wght-normal.woff2"
 
 
 SECONDS_PER_YEAR = 31_557_600
+SPARK_WIDTH, SPARK_HEIGHT = 240, 40  # drawing units
 EDGE_GAP = 5  # drawing units: the edge around a timber must not cut the timbers that it joins
 
 
@@ -83,6 +86,12 @@ def install_block(context: dict[str, Any]) -> dict[str, Any]:
         "choices": install_lines.install_choices(request.build_absolute_uri(path)),
         "unsupported": install_lines.UNSUPPORTED,
     }
+
+
+@register.simple_tag
+def sign_up_closed() -> str:
+    """Say why a visitor cannot create an account."""
+    return sign_up.closed_sentence()
 
 
 @register.simple_tag
@@ -155,6 +164,28 @@ def _line_ends(timber: svg_art.Timber, gap: float = 0) -> SafeString:
         timber.y2 - down * part,
     )
     return format_html('x1="{}" y1="{}" x2="{}" y2="{}"', *(f"{c:.1f}" for c in coordinates))
+
+
+@register.simple_tag
+def spark_line(values: Sequence[float], label: str) -> SafeString:
+    """Draw a small line of values, each as far from the next; `label` is for screen readers."""
+    most = max(values, default=0.0) or 1.0
+    step = SPARK_WIDTH / max(1, len(values) - 1)
+    points = " ".join(
+        f"{n * step:.1f},{SPARK_HEIGHT - value / most * SPARK_HEIGHT:.1f}"
+        for n, value in enumerate(values)
+    )
+    return format_html(
+        '<svg class="spark-line" viewBox="0 -2 {} {}" preserveAspectRatio="none" role="img" '
+        'aria-label="{}, from {} to {}, at most {}"><polyline points="{}"/></svg>',
+        SPARK_WIDTH,
+        SPARK_HEIGHT + 4,
+        label,
+        count(values[0] if values else 0),
+        count(values[-1] if values else 0),
+        count(max(values, default=0)),
+        points,
+    )
 
 
 @register.simple_tag
