@@ -6,7 +6,7 @@ from django.urls import include, path
 
 from coordinator.api.ninja_api import api
 from coordinator.ops import error_pages, health
-from coordinator.staff.views import show_dashboard
+from coordinator.staff.views import send_test_letter, show_dashboard
 
 handler400 = "coordinator.ops.error_pages.bad_request"
 handler403 = "coordinator.ops.error_pages.forbidden"
@@ -22,6 +22,7 @@ urlpatterns = [
     path("metrics", health.metrics, name="metrics"),
     path("status", health.status, name="status"),
     path("admin/figures/", admin.site.admin_view(show_dashboard), name="admin_figures"),
+    path("admin/test-letter/", admin.site.admin_view(send_test_letter), name="admin_test_letter"),
     # Django's redirect "view on site" accepts any text as a key.
     path("admin/r/<path:rest>", error_pages.always_not_found),
     path("admin/", admin.site.urls),

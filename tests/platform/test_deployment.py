@@ -15,6 +15,7 @@ import yaml
 from django.core.management import call_command, get_commands
 from helpers.paths import ROOT
 
+from coordinator.celery import app
 from coordinator.demo.commands import WITHOUT_PARTS
 from coordinator.lib import mail_settings
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
@@ -196,6 +197,45 @@ def test_health_check_asks_and_restarts_services_that_exist():
     assert "/readyz" in command and restarted
     assert all((DEPLOY / f"{name}.service").exists() for name in restarted)
     assert read_unit("barnraise-health.timer")["Timer"]["OnUnitActiveSec"] == "1min"
+
+
+def test_backup_runs_every_night_and_keeps_some():
+    command = read_unit("barnraise-backup.service")["Service"]["ExecStart"]
+    assert "manage.py backup" in command and "--keep" in command
+    timer = read_unit("barnraise-backup.timer")["Timer"]
+    assert timer["Persistent"] == "yes" and timer["OnCalendar"]
+
+
+@pytest.mark.parametrize("name", ["Caddyfile", "nginx.conf"])
+def test_proxy_hides_inner_addresses_and_passes_what_the_site_needs(name):
+    text = (DEPLOY / name).read_text()
+    assert text.count("{") == text.count("}")
+    assert all(path in text for path in ("healthz", "readyz", "metrics", "404"))
+    assert "X-Forwarded-Proto" in text and "127.0.0.1:8000" in text
+    if name == "nginx.conf":  # Caddy does both by itself
+        assert "proxy_set_header Upgrade" in text
+        assert "X-Forwarded-For $remote_addr" in text and "proxy_add" not in text
+
+
+@pytest.mark.django_db
+def test_board_and_alarms_use_metrics_and_labels_that_exist(valkey, client):
+    client.get("/runs/")
+    app.tasks["accounts.clear_expired_sessions"].apply()
+    served = client.get("/metrics").content.decode()
+    families = set(re.findall(r"^# TYPE (\w+)", served, re.M))
+    labels = set(re.findall(r'[{,](\w+)="', served))
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    expressions = [rule["expr"] for rule in rules]
+    expressions += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    for expression in expressions:
+        named = re.findall(r"\bbarnraise_\w+", expression)
+        assert {name.removesuffix("_bucket") for name in named} <= families, expression
+        used = re.findall(r"by \(([^)]+)\)", expression)
+        used = {label.strip() for group in used for label in group.split(",")}
+        used |= set(re.findall(r'[{,](\w+)=~?"', expression)) - {"job"}
+        assert used <= labels, expression
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
 def test_documents_name_management_commands_and_files_that_exist():

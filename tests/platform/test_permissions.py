@@ -223,6 +223,7 @@ TABLE = {
     # the admin
     "GET /admin/": STAFF,
     "GET /admin/figures/": STAFF,
+    "POST /admin/test-letter/": "login login login login done",
     "GET /admin/search/?s=run": STAFF,
     "GET /admin/login/": "login 403 403 403 home",
     "POST /admin/logout/": "done done done done done",

@@ -5,7 +5,7 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ class DemoStack:
         """Return a worker's state folder."""
         return self.folder / f"worker-{number}"
 
-    def enrol(self, owners: dict[int, User]) -> None:
+    def enrol(self, owners: Mapping[int, User]) -> None:
         """Run `barnraise login` on machines that are not enrolled.
 
         Each person approves the code of their machine, and confirms that it may sign for their

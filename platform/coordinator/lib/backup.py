@@ -5,16 +5,21 @@ The backup does not contain Valkey, whose content workers post again; mails; and
 
 import os
 import re
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from django.conf import settings
 from django.db import connection
+from psycopg import sql
 
 DUMP = "database.dump"
 SITE_KEY = "mirror.key"  # in the state folder: who the site is
+CHECKED_TABLES = ("accounts_user", "accounts_machine", "runs_run", "eventlog_logevent")
+CONNECTION_OPTIONS = ("host", "port", "user", "password", "dbname", "sslmode")
 KEYS = (SITE_KEY, "secret_key")  # the second one signs sessions and links
 
 
@@ -43,6 +48,59 @@ def backup(folder: Path) -> list[Path]:
         if (settings.STATE_DIR / name).exists():
             files.append(_copy_private(settings.STATE_DIR / name, folder / name))
     return files
+
+
+def rotate_backups(parent: Path, keep: int) -> list[Path]:
+    """Delete the oldest backups in a folder of backups.
+
+    Args:
+        parent: the folder; what is no backup in it is left alone.
+        keep: how many backups stay.
+
+    Returns:
+        The deleted folders.
+    """
+    backups = [path for path in parent.iterdir() if (path / DUMP).is_file()]
+    newest_first = sorted(backups, key=lambda path: (path / DUMP).stat().st_mtime, reverse=True)
+    for folder in newest_first[keep:]:
+        shutil.rmtree(folder)
+    return newest_first[keep:]
+
+
+def check_backup(folder: Path) -> dict[str, int]:
+    """Restore a backup into a scratch database of the same server, count its rows, and delete it.
+
+    Returns:
+        The number of rows of each table that the site cannot do without.
+
+    Raises:
+        BackupError: The backup is incomplete or damaged, or no scratch database can be created.
+    """
+    missing = [name for name in (DUMP, SITE_KEY) if not (folder / name).is_file()]
+    if missing:
+        raise BackupError(f"{folder} lacks {' and '.join(missing)}")
+    scratch = f"barnraise_check_{secrets.token_hex(4)}"
+    options = connection.get_connection_params()
+    options = {name: value for name, value in options.items() if name in CONNECTION_OPTIONS}
+    try:
+        with psycopg.connect(**options, autocommit=True) as server:
+            server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(scratch)))
+            try:
+                flags = ("--no-owner", "--no-privileges", "--exit-on-error")
+                _run_tool("pg_restore", *flags, f"--dbname={scratch}", str(folder / DUMP))
+                with psycopg.connect(**{**options, "dbname": scratch}) as restored:
+                    return {table: _count_rows(restored, table) for table in CHECKED_TABLES}
+            finally:
+                drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(scratch))
+                server.execute(drop)
+    except psycopg.Error as error:
+        raise BackupError(f"the backup could not be checked: {str(error).strip()}") from None
+
+
+def _count_rows(database: psycopg.Connection, table: str) -> int:
+    query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
+    row = database.execute(query).fetchone()
+    return row[0] if row else 0
 
 
 def restore_database(folder: Path) -> None:

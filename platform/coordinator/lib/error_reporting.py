@@ -27,7 +27,7 @@ def start(dsn: str, server_name: str) -> bool:
     if not dsn:
         return False
     try:
-        import sentry_sdk
+        import sentry_sdk  # pyright: ignore[reportMissingImports] - optional
     except ImportError:
         raise SentryMissingError(
             "SENTRY_DSN is set: install the package sentry-sdk, or remove the variable"

@@ -7,7 +7,6 @@ from django.db.models import Count, Q
 
 from coordinator.eventlog import writer
 from coordinator.eventlog.models import Aggregate, LogEvent
-from coordinator.fleet.models import Membership
 from coordinator.lib import heartbeats
 from coordinator.lib.counters import series_name
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
@@ -15,6 +14,7 @@ from coordinator.lib.valkey import valkey_client
 from coordinator.live.broadcaster import watchers
 from coordinator.runs.models import Run, Status
 from coordinator.telemetry import report_queue
+from coordinator.telemetry.live_totals import live_totals
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,10 @@ def _runs() -> Gauge:
 
 
 def _machines_alive() -> Gauge:
-    alive = Membership.objects.alive().filter(
-        run__status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED]
-    )
     return Gauge(
         "barnraise_machines_alive",
         "Machines that report, in runs under way",
-        [({}, float(alive.count()))],
+        [({}, float(live_totals().machines))],
     )
 
 

@@ -11,15 +11,17 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
+from django.views.decorators.vary import vary_on_headers
 
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import state_hash
 from coordinator.lib import counters, heartbeats, site_identity
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.broadcaster import watchers
-from coordinator.ops import gauges
+from coordinator.ops import gauges, status_page
 from coordinator.replication import pull
 
 STOPPED_SENTENCES = {
@@ -71,8 +73,14 @@ def metrics(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 @never_cache
-def status(request: HttpRequest) -> JsonResponse:
-    """Describe this mirror's logs and state; mirrors with one state hash agree on everything."""
+@vary_on_headers("Accept")
+def status(request: HttpRequest) -> HttpResponse:
+    """Describe this mirror's logs and state; mirrors with one state hash agree on everything.
+
+    A browser gets a page, everything else JSON.
+    """
+    if request.get_preferred_type(["application/json", "text/html"]) == "text/html":
+        return render(request, "status.html", status_page.describe_site())
     heads = {
         origin: {"seq": seq, "digest": digest}
         for origin, (seq, digest) in sorted(writer.log_heads().items())

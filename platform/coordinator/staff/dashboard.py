@@ -1,19 +1,20 @@
 """The numbers of the staff's dashboard, read with a few queries every few seconds."""
 
 import json
+import shutil
 import time
 from datetime import datetime, timedelta
 from typing import Any
 
 import redis.exceptions
 from django.conf import settings
-from django.db.models import Count, Q, Sum
+from django.db.models import Count
 from django.utils import timezone
 
 from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import Machine, User
-from coordinator.fleet.models import Membership
 from coordinator.lib import heartbeats
+from coordinator.lib.backup_record import read_last_backup
 from coordinator.lib.task_queues import TASK_QUEUE
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.lib.valkey import valkey_client
@@ -21,11 +22,14 @@ from coordinator.notify.models import Delivery, Notification
 from coordinator.runs.models import Run
 from coordinator.staff import recent_errors
 from coordinator.telemetry import report_queue
+from coordinator.telemetry.daily_lines import DailyLine, daily_lines
+from coordinator.telemetry.live_totals import ACTIVE_STATUSES, LiveTotals, live_totals
 
-ACTIVE_STATUSES = [RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED]
 MAX_RUNS = 12
 # The counts read whole tables, so all open dashboards share them for one refresh interval.
 counts_cache: TtlCache[None, dict[str, Any]] = TtlCache(5.0)
+totals_cache: TtlCache[None, LiveTotals] = TtlCache(2.0)
+lines_cache: TtlCache[None, list[DailyLine]] = TtlCache(60.0)
 
 
 def collect_dashboard() -> dict[str, Any]:
@@ -36,6 +40,7 @@ def collect_dashboard() -> dict[str, Any]:
         "errors" are None while Valkey is unreachable.
     """
     since = heartbeats.delayed_since()
+    totals = totals_cache.get(None, live_totals)
     try:
         queues = _queues()
         errors = [{**row, "at": _local_time(row["at"])} for row in recent_errors.list_recent()]
@@ -43,8 +48,15 @@ def collect_dashboard() -> dict[str, Any]:
         queues = None
         errors = None
     return {
-        "counts": counts_cache.get(None, _counts),
-        "runs": _runs(),
+        "counts": {
+            **counts_cache.get(None, _counts),
+            "alive": totals.machines,
+            "rate": totals.rate,
+        },
+        "runs": _runs(totals),
+        "lines": lines_cache.get(None, daily_lines),
+        "backup": read_last_backup(settings.STATE_DIR),
+        "disk": _free_disk(),
         "delayed_since": _local_time(since) if since else None,
         "queues": queues,
         "errors": errors,
@@ -56,12 +68,9 @@ def _counts() -> dict[str, Any]:
     """Count runs, machines, people, emails and webhook calls."""
     yesterday = timezone.now() - timedelta(days=1)
     by_status = dict(Run.objects.values_list("status").annotate(Count("pk")))
-    alive = Membership.objects.alive()
     return {
         "runs": {status.value: by_status.get(status.value, 0) for status in RunStatus},
         "machines": Machine.objects.filter(revoked=None).count(),
-        "alive": alive.values("machine").distinct().count(),
-        "rate": alive.aggregate(rate=Sum("rate"))["rate"] or 0.0,
         "people": User.objects.filter(is_active=True).count(),
         "new_people": User.objects.filter(date_joined__gt=yesterday, left=None).count(),
         "banned": User.objects.filter(banned__isnull=False).count(),
@@ -70,21 +79,20 @@ def _counts() -> dict[str, Any]:
     }
 
 
-def _runs() -> list[dict[str, Any]]:
+def _free_disk() -> dict[str, Any]:
+    """Return the free space of the state folder's disk: bytes, and their share."""
+    usage = shutil.disk_usage(settings.STATE_DIR)
+    return {"free": usage.free, "share": usage.free / max(1, usage.total)}
+
+
+def _runs(totals: LiveTotals) -> list[dict[str, Any]]:
     """List active runs, the newest first, with their machines and rates."""
     active = Run.objects.filter(status__in=ACTIVE_STATUSES).select_related("owner")
     runs = list(active.order_by("-pk")[:MAX_RUNS])
-    sums = (
-        Membership.objects.alive()
-        .filter(run__in=runs)
-        .values("run")
-        .annotate(machines=Count("pk"), rate_now=Sum("rate", filter=Q(rate__gt=0)))
-    )
-    sums_by_run = {row["run"]: row for row in sums}
     rows = []
     for run in runs:
-        row = sums_by_run.get(run.pk, {"machines": 0, "rate_now": None})
-        rows.append({"run": run, "alive": row["machines"], "rate": row["rate_now"] or 0.0})
+        machines, rate = totals.by_run.get(run.pk, (0, 0.0))
+        rows.append({"run": run, "alive": machines, "rate": rate})
     return rows
 
 

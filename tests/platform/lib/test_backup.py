@@ -1,5 +1,6 @@
 """Test backup and restore of a site, and the table of settings in the documentation."""
 
+import os
 import re
 import uuid
 from io import StringIO
@@ -11,6 +12,7 @@ from helpers.paths import ROOT
 
 from coordinator.eventlog.models import Origin
 from coordinator.lib import site_identity
+from coordinator.lib.backup_record import read_last_backup
 from coordinator.runs.models import Run
 
 OPERATE = ROOT / "docs" / "operate.md"
@@ -137,3 +139,46 @@ def test_every_environment_variable_is_in_the_table_of_settings():
     assert read - documented <= {"DJANGO_SETTINGS_MODULE", "BARNRAISE_DEBUG"}, (
         "a variable is undocumented"
     )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_backup_is_checked_in_a_scratch_database(valkey, settings, tmp_path, person):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT datname FROM pg_database")
+        before = set(cursor.fetchall())
+    settings.STATE_DIR = state = tmp_path / "state"
+    state.mkdir()
+    (state / "mirror.key").write_bytes(b"k")
+    call_command("backup", str(tmp_path / "one"), stdout=StringIO())
+    out = StringIO()
+    call_command("restore", str(tmp_path / "one"), "--check", stdout=out)
+    assert "accounts_user  " in out.getvalue() and "can be restored" in out.getvalue()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT datname FROM pg_database")
+        assert set(cursor.fetchall()) == before, "the scratch database is deleted"
+    dump = tmp_path / "one" / "database.dump"
+    dump.write_bytes(dump.read_bytes()[: dump.stat().st_size // 2])
+    with pytest.raises(CommandError, match="pg_restore failed"):
+        call_command("restore", str(tmp_path / "one"), "--check")
+    (tmp_path / "one" / "mirror.key").unlink()
+    with pytest.raises(CommandError, match=r"lacks mirror\.key"):
+        call_command("restore", str(tmp_path / "one"), "--check")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_backup_keeps_the_newest_and_records_the_last(valkey, settings, tmp_path):
+    settings.STATE_DIR = state = tmp_path / "state"
+    state.mkdir()
+    parent = tmp_path / "backups"
+    for number, name in enumerate(("old", "older")):
+        (parent / name).mkdir(parents=True)
+        (parent / name / "database.dump").write_bytes(b"x")
+        os.utime(parent / name / "database.dump", (1000 - number, 1000 - number))
+    (parent / "notes").mkdir()
+    call_command("backup", str(parent), keep=2, stdout=StringIO())
+    left = sorted(path.name for path in parent.iterdir())
+    assert len(left) == 3 and {"old", "notes"} < set(left)
+    last = read_last_backup(state)
+    assert last and last.size > 10_000 and not last.is_late and last.folder.startswith(str(parent))
+    with pytest.raises(CommandError, match="1 or more"):
+        call_command("backup", str(parent), keep=0)

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
+from django.core import mail
 from django.test import Client
 from django.utils import timezone
 from helpers.second_factor import add_authenticator_app
@@ -15,11 +16,14 @@ from helpers.second_factor import add_authenticator_app
 from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Machine, SiteSettings, Team
 from coordinator.audit.models import AuditEntry
+from coordinator.fleet.models import Membership
 from coordinator.fleet.run_broadcast import REVOCATION_SECONDS, load_broadcast
 from coordinator.lib import embedded_servers, heartbeats
+from coordinator.lib.backup_record import record_backup
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.staff.models import Announcement
+from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
@@ -169,8 +173,9 @@ def test_staff_changes_site_settings_and_disbands_a_team(staff, person):
     assert page.status_code == 200
     site_settings = SiteSettings.objects.get()
     path = f"/admin/accounts/sitesettings/{site_settings.pk}/change/"
-    staff.post(path, {"organisers": "granted"})
+    staff.post(path, {"organisers": "granted", "sign_up": "domains", "sign_up_domains": "a.org"})
     assert SiteSettings.current().organisers == "granted"
+    assert SiteSettings.current().domains == {"a.org"}
     assert AuditEntry.objects.get(action="site.settings").detail == {
         "before": "everybody",
         "after": "granted",
@@ -209,20 +214,61 @@ def test_dashboard_shows_runs_machines_queues_and_errors(
     for path in ("/admin/", "/admin/figures/"):
         page = staff.get(path).content.decode()
         assert "Evening &lt;i&gt;shift" in page and "the roof leaks &lt;script&gt;" in page
-        assert re.search(r"Machines training</dt><dd>1</dd>", page)
+        assert re.search(r"Machines reporting</dt><dd>1</dd>", page)
         assert re.search(r"Reports queued</dt><dd>1</dd>", page)
         assert re.search(r"Errors</dt><dd>1</dd>", page)
         assert re.search(r"Emails due</dt><dd>1</dd>", page)
 
 
-def test_dashboard_shows_no_zeros_for_what_it_does_not_know(staff, valkey, person, launched_run):
-    launched_run(person())
+def test_dashboard_without_celery_shows_machines_and_rates(
+    staff, valkey, person, launched_run, numbered_report
+):
+    """Nothing drains the queue of reports: the figures come from the live store."""
+    run, ada = launched_run(person())
+    Membership.objects.update(last_seen=timezone.now() - timedelta(hours=1))
+    ada.report(run, numbered_report(1, rate=512.0))
     valkey.hset(heartbeats.KEY, heartbeats.Part.REPORTS, time.time() - 60)
     page = staff.get("/admin/figures/").content.decode()
-    assert "These figures are delayed since" in page
-    assert re.search(r"Machines training</dt><dd>–</dd><dd[^>]*>not known", page)
-    assert re.search(r"Tokens/s</dt><dd>–</dd><dd[^>]*>not known", page)
-    assert "<td>–</td><td>–</td>" in page
+    assert "Celery or beat has not advanced since" in page
+    assert re.search(r"Machines reporting</dt><dd>1</dd>", page)
+    assert re.search(r"Tokens/s</dt><dd>512</dd>", page)
+    assert "<td>1</td><td>512</td>" in page
+
+
+def test_dashboard_shows_a_day_as_lines_and_the_last_backup(
+    staff, person, launched_run, numbered_report, settings, tmp_path
+):
+    run, ada = launched_run(person())
+    ada.report(run, numbered_report(1))
+    drain_queue()
+    settings.STATE_DIR = tmp_path
+    page = staff.get("/admin/figures/").content.decode()
+    assert page.count('class="spark-line"') == 3
+    assert 'aria-label="Machines, from 0 to 1, at most 1"' in page
+    assert re.search(r'data-tone="warning"><dt>Last backup</dt><dd>none', page)
+    dump = tmp_path / "b" / "database.dump"
+    dump.parent.mkdir()
+    dump.write_bytes(b"x" * 3_000_000)
+    record_backup(tmp_path, [dump])
+    page = staff.get("/admin/figures/").content.decode()
+    assert re.search(r"<div><dt>Last backup</dt><dd>[0-9.e-]+ s</dd>", page)
+
+
+def test_test_letter_goes_out_at_once_and_shows_a_refusal(staff, settings):
+    answer = staff.post("/admin/test-letter/", follow=True).content.decode()
+    assert "The letter went out to" in answer and len(mail.outbox) == 1
+    assert "test letter" in mail.outbox[0].subject
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", 1
+    answer = staff.post("/admin/test-letter/", follow=True).content.decode()
+    assert "The letter was not sent" in answer
+
+
+def test_staff_of_a_site_without_mail_server_are_warned(staff, settings, built_frontend):
+    assert "sends no emails" not in staff.get("/").content.decode()
+    settings.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+    assert "sends no emails" in staff.get("/").content.decode()
+    assert "sends no emails" not in Client().get("/").content.decode()
 
 
 def test_dashboard_without_valkey_says_it_is_unreachable(staff, valkey, state):

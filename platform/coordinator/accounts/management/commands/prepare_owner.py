@@ -50,7 +50,7 @@ class Command(BaseCommand):
             raise CommandError(f"'{email}' is not an email address") from None
         password = options["password"]
         if not password and not options["link"]:
-            password = ask_for_password()
+            password = read_password()
         with mirrors.log_transaction():
             user = User.objects.filter(email__iexact=email).first() or User.objects.create_user(
                 email, password
@@ -72,7 +72,7 @@ class Command(BaseCommand):
         self.stdout.write(password_link(user) if options["link"] else str(user.pk))
 
 
-def ask_for_password() -> str:
+def read_password() -> str:
     """Read a password twice from the terminal.
 
     Raises:

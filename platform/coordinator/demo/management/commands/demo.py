@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.accounts.models import User
 from coordinator.demo.demo_people import OWNER, STAFF, VOLUNTEERS, DemoPeople
 from coordinator.demo.multi_mirror import MirrorCluster
 from coordinator.demo.stack import DemoStack, StackError
@@ -85,7 +86,9 @@ class Command(BaseCommand):
         people = DemoPeople(settings.STATE_DIR)
         owner = people.create(OWNER)
         people.create(STAFF)
-        owners = dict(zip(WORKERS, [owner, *map(people.create, VOLUNTEERS)], strict=True))
+        owners: dict[int, User] = dict(
+            zip(WORKERS, [owner, *map(people.create, VOLUNTEERS)], strict=True)
+        )
         for stale in Run.objects.filter(owner=owner, name=NAME).exclude(
             status__in=(Status.FINISHED, Status.CANCELLED)
         ):
