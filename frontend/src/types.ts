@@ -3,7 +3,7 @@
 // `PYTHONPATH=platform:worker .venv/bin/python -m coordinator.live.typescript`.
 
 /** What a machine does in a run now. */
-export type Activity = "preparing" | "joining" | "training" | "paused" | "suspended" | "finishing" | "finished" | "left";
+export type Activity = "preparing" | "joining" | "training" | "paused" | "suspended" | "finishing" | "finished" | "left" | "fetching";
 
 /** What changed since the delta before it. A field without changes is absent. */
 export interface Delta {

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Router
 
-from barnraise.protocol import coordinator_messages, types
+from barnraise.protocol import coordinator_messages, enums, types
 from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, machine_or_token_auth, token_auth
 from coordinator.api.errors import responses
@@ -31,6 +31,7 @@ from coordinator.runs.models import NewRun, Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints
+from coordinator.telemetry.history import load_history
 
 RUNS_PAGE = 5  # a run's view with its spec may be long
 MAX_INVITATIONS = 200  # in one response
@@ -180,6 +181,7 @@ def list_run_machines(
     memberships = (
         Membership.everywhere.newest()
         .filter(run=get_visible_run(request, name))
+        .exclude(activity=enums.Activity.FETCHING, tokens=0)  # downloads the weights alone
         .select_related("run", "machine__owner")
         .order_by("-machine_id")
     )
@@ -187,6 +189,12 @@ def list_run_machines(
         memberships = memberships.filter(machine__lt=after)
     page, following = paginate(memberships, lambda membership: membership.machine_id)
     return schemas.MemberPage(items=[member_out(member) for member in page], next=following)
+
+
+@router.get("/runs/{name}/history", response=responses(schemas.HistoryOut), auth=READ)
+def get_history(request: HttpRequest, name: str) -> schemas.HistoryOut:
+    """Get the curves of a run's page, each thinned to at most 600 points."""
+    return schemas.HistoryOut(curves=load_history(get_visible_run(request, name)))
 
 
 @router.get("/runs/{name}/checkpoints", response=responses(list[schemas.CheckpointOut]), auth=READ)

@@ -182,6 +182,19 @@ class MemberPage(Schema):
     model_config = example(items=[], next=LATER)
 
 
+class HistoryOut(Schema):
+    """The curves of a run."""
+
+    curves: dict[str, list[tuple[float, float]]] = Field(
+        description='Name → (x, y). Over tokens of all machines: "train" and "validation" (nats a '
+        'token), "learning_rate", "gradient_norm", "clock" (when the training losses were '
+        'measured). Over seconds since 1970: "rate" (tokens/s), "machines", "sent" and "received" '
+        '(bytes/s), "staleness" (updates)'
+    )
+
+    model_config = example(curves={"train": [[20_480, 3.21]], "rate": [[1_795_000_000, 5120.5]]})
+
+
 class CheckpointOut(Schema):
     """Weights that machines of a run reported."""
 

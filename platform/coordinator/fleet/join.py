@@ -34,12 +34,14 @@ def admit_machine(
         "source_address": source_address,
         "version": request.version,
         "last_seen": timezone.now(),
+        "activity": enums.Activity.JOINING,
     }
+    if request.purpose is enums.JoinPurpose.FETCH:
+        columns["activity"] = enums.Activity.FETCHING
     membership, created = Membership.objects.get_or_create(
         run=run, machine=machine, defaults=columns
     )
     if not created:
-        columns["activity"] = enums.Activity.JOINING
         Membership.objects.filter(pk=membership.pk).update(**columns)
         membership.refresh_from_db()
     return membership

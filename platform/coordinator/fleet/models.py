@@ -22,6 +22,7 @@ from coordinator.runs.models import Run
 # A machine counts as gone when it has missed so many reports and these seconds have passed as well.
 MAX_MISSED_REPORTS = 3
 GRACE_SECONDS = 5.0
+NOT_AT_WORK = (Activity.LEFT, Activity.FETCHING)
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -37,11 +38,15 @@ class MembershipQuerySet(models.QuerySet["Membership"]):
         )
         since = ExpressionWrapper(timezone.now() - silence, output_field=models.DateTimeField())
         return self.filter(last_seen__gt=since, machine__revoked=None).exclude(
-            activity=Activity.LEFT
+            activity__in=NOT_AT_WORK
         )
 
     def alive_in(self, run: Run) -> "MembershipQuerySet":
         """Select those that are alive in one run, without a join with runs."""
+        return self.reachable_in(run).exclude(activity=Activity.FETCHING)
+
+    def reachable_in(self, run: Run) -> "MembershipQuerySet":
+        """Select those that peers in one run can connect to, also those that only download."""
         silence = timedelta(seconds=MAX_MISSED_REPORTS * run.report_every + GRACE_SECONDS)
         since = timezone.now() - silence
         return self.filter(run=run, last_seen__gt=since, machine__revoked=None).exclude(
@@ -165,6 +170,8 @@ class Membership(models.Model):
 def is_alive(last_seen: float, activity: str, report_every: float, now: float) -> bool:
     """Return whether a machine counts as alive; one that has left is gone at once.
 
+    One that downloads the weights is no machine of the run.
+
     Args:
         last_seen: seconds since 1970.
         activity: what the machine last reported.
@@ -172,4 +179,4 @@ def is_alive(last_seen: float, activity: str, report_every: float, now: float) -
         now: seconds since 1970.
     """
     silence = MAX_MISSED_REPORTS * report_every + GRACE_SECONDS
-    return activity != Activity.LEFT and now - last_seen < silence
+    return activity not in NOT_AT_WORK and now - last_seen < silence

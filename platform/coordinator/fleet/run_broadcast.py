@@ -73,7 +73,7 @@ def load_broadcast(run: Run) -> RunBroadcast:
     revoked = revoked.order_by("-machine__revoked").values_list("machine__key", flat=True)
     # Machines may report to any mirror; all mirrors know their addresses. Two short queries are
     # faster than one join, which reads every machine.
-    alive = Membership.everywhere.alive_in(run).order_by("-last_seen")
+    alive = Membership.everywhere.reachable_in(run).order_by("-last_seen")
     alive = alive.values_list("machine", flat=True)
     # A machine that has just changed mirrors has two rows.
     latest = list(dict.fromkeys(alive[: 2 * MAX_PEER_HINTS]))

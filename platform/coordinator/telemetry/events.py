@@ -15,7 +15,7 @@ from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 
-AWAY = (Activity.PREPARING, Activity.JOINING, Activity.LEFT)
+AWAY = (Activity.PREPARING, Activity.JOINING, Activity.LEFT, Activity.FETCHING)
 HERE = (Activity.TRAINING, Activity.PAUSED, Activity.SUSPENDED, Activity.FINISHING)
 # A machine that changes mirrors reports to the new one within this time.
 AWAY_AT_MOST = timedelta(minutes=15)

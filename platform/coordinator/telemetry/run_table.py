@@ -2,13 +2,14 @@
 
 import time
 from collections import Counter, defaultdict
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db.models import FloatField, Func, TextField
 from django.db.models.functions import Cast
 
-from barnraise.protocol.enums import RunStatus
-from coordinator.accounts.models import machine_name, shown_name
+from barnraise.protocol.enums import Activity, RunStatus
+from coordinator.accounts.models import Machine, machine_name, shown_name
 from coordinator.fleet.lifecycle_facts import ACTIVITIES_WITH_LEDGER, gather_facts
 from coordinator.fleet.models import Membership, is_alive
 from coordinator.fleet.people_count import (
@@ -130,7 +131,8 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
             row["last_seen"], row["activity"], run.report_every, now
         )
         row["rate"] = row["rate"] if row["alive"] else 0.0
-        machines.append(row)
+        if row["activity"] != Activity.FETCHING or row["tokens"]:
+            machines.append(row)  # and not a machine that has downloaded the weights alone
     common = {vector: _commonest(reports) for vector, reports in _at_one_vector(machines).items()}
     for row in machines:
         row["behind"] = max(0, run.ledger_tokens - row["ledger_tokens"])
@@ -180,8 +182,8 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     tokens = count.tokens
     # Only a run that does not train on needs the query for what it waits for.
     is_training = run.state is RunStatus.TRAINING and alive and tokens < run.token_budget
-    waiting = None
-    if not is_training:
+    waiting = text_waiting_reason(run, rows) or None
+    if not waiting and not is_training:
         waiting = lifecycle.waiting_reason(run.state, gather_facts(run)) or None
     return {
         "id": str(run.pk),
@@ -200,6 +202,33 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "waiting": waiting,
         "delayed_since": heartbeats.delayed_since(),
     }
+
+
+def text_waiting_reason(run: Run, rows: list[dict[str, Any]]) -> str:
+    """Return for which machine's text the others wait; "" if a machine that reports has it.
+
+    Args:
+        run: the run.
+        rows: what `machine_rows` returned.
+    """
+    activities = {row["activity"] for row in rows if row["alive"]}
+    has_text = activities & set(ACTIVITIES_WITH_LEDGER)
+    if run.is_over or run.manifest is None or has_text or Activity.PREPARING not in activities:
+        return ""
+    holder = Machine.objects.filter(key=run.manifest["key"]).first()
+    if holder is None:
+        return "Waiting for the text: the machine that prepared it is not enrolled any longer."
+    row = next((row for row in rows if row["id"] == str(holder.pk)), None)
+    if row is not None and row["alive"]:
+        return ""  # it sends the text now
+    since = ""
+    if row is not None:
+        at = datetime.fromtimestamp(row["last_seen"], UTC)
+        since = f" since {at:%H:%M} UTC on {at.day} {at:%B}"
+    return (
+        f"Waiting for the text: {holder.name} prepared it and has not reported{since}. "
+        "Training starts when it is back."
+    )
 
 
 def sum_traffic(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from barnraise.cli.main import app
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
+from barnraise.protocol import reports
 from barnraise.protocol.verdicts import Verdict
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.runs.models import Run
@@ -102,6 +103,29 @@ def test_cli_removes_updates_of_a_machine(
         barnraise("runs", "verdict", "dusk", "pc-2", "--update", "x")
 
 
+def test_cli_shows_a_runs_progress_and_prints_its_history(
+    barnraise, launched_run, volunteer, person, numbered_report
+):
+    run, _ = launched_run(barnraise.owner, name="Dawn")
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    losses = (("train", 1000, 3.5), ("train", 2000, 3.25), ("validation", 2000, 3.125))
+    points = [reports.MeasuredLoss(kind=k, tokens=t, loss=loss) for k, t, loss in losses]
+    bob.report(run, numbered_report(1).model_copy(update={"points": points, "rate": 500.0}))
+    drain_queue()
+    shown = barnraise("runs", "show", "dawn")
+    assert "3.250 training, 3.125 validation" in shown and "at work, 500 tokens/s" in shown
+    assert "2,000" in barnraise("runs", "history", "dawn")
+    rows = [line.split(",") for line in barnraise("runs", "history", "dawn", "--csv").splitlines()]
+    assert rows[0] == ["curve", "tokens", "time", "value"]
+    assert [row[3] for row in rows if row[0] == "train"] == ["3.5", "3.25"]
+    assert ["validation", "2000", "", "3.125"] in rows
+    assert any(row[0] == "rate" and row[1] == "" and row[2].endswith("+00:00") for row in rows)
+    draft = barnraise("runs", "create", "--name=Empty", "--json")["slug"]
+    assert "No loss has been measured" in barnraise("runs", "history", draft)
+    assert "–" in barnraise("runs", "show", draft)
+
+
 def test_cli_estimates_a_run(barnraise):
     options = ("--preset=gpt2-1.5b", "--volunteers=25", "--tokens=1e10")
     output = barnraise("runs", "estimate", *options)
@@ -118,7 +142,9 @@ def test_cli_pauses_resumes_and_renames_machines_by_name(barnraise, volunteer, p
     ada = volunteer(barnraise.owner)
     volunteer(person("bob@example.org"), 2)
     assert "pc-1" in barnraise("machines") and "pc-2" not in barnraise("machines")
+    assert "offline" in barnraise("machines")
     assert "paused" in barnraise("machines", "do", "pause", "pc-1")
+    assert "offline, paused" in barnraise("machines")
     assert MachinePause.objects.count() == 1
     barnraise("machines", "rename", "pc-1", "attic [bold]")
     assert "attic [bold]" in barnraise("machines", "do", "resume", str(ada.machine.pk))
@@ -130,6 +156,9 @@ def test_cli_pauses_resumes_and_renames_machines_by_name(barnraise, volunteer, p
 def test_cli_shows_the_sites_errors_with_their_fields(barnraise):
     with pytest.raises(CoordinatorError, match=r"model\.heads: the width"):
         barnraise("runs", "create", "--name", "x", "--set", "model.heads=5")
+    with pytest.raises(CoordinatorError) as refused:
+        barnraise("runs", "create", "--name", "x", "--tokens", "-5")
+    assert str(refused.value).count("recipe.token_budget") == 1
     with pytest.raises(CoordinatorError, match="there is no run 'nowhere'"):
         barnraise("runs", "show", "nowhere")
     with pytest.raises(StateError, match="names no run"):

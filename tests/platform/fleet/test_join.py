@@ -13,9 +13,13 @@ from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, dig
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet import run_broadcast
+from coordinator.fleet.lifecycle_facts import gather_facts
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
 from coordinator.lib.ttl_cache import TtlCache
+from coordinator.telemetry.models import RunEvent
+from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.run_table import machine_rows, run_summary
 
 pytestmark = pytest.mark.django_db
 ABOUT = coordinator_messages.MachineDescription(
@@ -385,3 +389,47 @@ def test_runs_are_listed_five_a_page_newest_first(person, draft, volunteer):
         listed_ids += [run.id for run in page.runs]
         after = page.next
     assert after is None and listed_ids == [str(run.pk) for run in reversed(created)]
+
+
+def test_machine_that_fetches_the_weights_is_no_machine_of_the_run(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    ada.join(run)
+    bob = volunteer(person("bob@example.org"), 2)
+    request = coordinator_messages.JoinRequest(
+        version="1", addresses=["127.0.0.1:4001"], purpose=enums.JoinPurpose.FETCH
+    )
+    answer = bob.send_request("POST", f"/runs/{run.slug}/join", request)
+    reply = coordinator_messages.JoinReply.model_validate_json(answer.content)
+    assert reply.ticket is not None and len(reply.peers) == 1
+    fetching = {"activity": enums.Activity.FETCHING, "tokens": 0}
+    bob.report(run, numbered_report(1).model_copy(update=fetching))
+    ada.report(run, numbered_report(1))
+    drain_queue()
+    run.refresh_from_db()
+    assert gather_facts(run).alive == 1, "a quorum of two would wait for another machine"
+    assert [row["name"] for row in machine_rows(run)] == ["pc-1"]
+    assert not RunEvent.objects.filter(machine=bob.machine).exists()
+    assert ada.machine in {m.machine for m in Membership.objects.alive_in(run)}
+    assert bob.machine in {m.machine for m in Membership.objects.reachable_in(run)}
+
+
+def test_page_says_which_machine_with_the_text_is_away(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    preparing = {"activity": enums.Activity.PREPARING, "tokens": 0}
+    bob.report(run, numbered_report(1).model_copy(update=preparing))
+    ada.report(run, numbered_report(1))
+    drain_queue()
+    assert not run_summary(run, machine_rows(run))["waiting"], "ada sends the text now"
+    silent_since = timezone.now() - timedelta(hours=3)
+    rows = machine_rows(run)
+    for row in rows:
+        if row["id"] == str(ada.machine.pk):
+            row |= {"alive": False, "last_seen": silent_since.timestamp()}
+    sentence = run_summary(run, rows)["waiting"]
+    assert f"pc-1 prepared it and has not reported since {silent_since:%H:%M} UTC" in sentence

@@ -5,8 +5,9 @@ $BARNRAISE_TOKEN.
 """
 
 from contextlib import closing
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -16,6 +17,8 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
 from barnraise.coordinator_client.token_client import TokenClient
 from barnraise.errors import StateError
+
+ONLINE_SECONDS = 180.0  # the site records at most once a minute that a machine calls
 
 MachineArgument = Annotated[str, typer.Argument(help="A machine's name or id.")]
 
@@ -44,9 +47,8 @@ def list_machines(context: typer.Context, site: SiteOptions) -> None:
         return
     table = new_table("machine", "id", "system", "state")
     for machine in answer:
-        paused = "paused" if machine["paused"] else ""
-        state = "revoked" if machine["revoked"] else paused
-        table.add_row(escape(machine["name"]), machine["id"], escape(machine["system"]), state)
+        row = (machine["name"], machine["id"], machine["system"], _describe_state(machine))
+        table.add_row(*map(escape, row))
     out.print(table if answer else "You have no machines here: run `barnraise login` on one.")
 
 
@@ -78,6 +80,16 @@ def rename(
         print_json(answer)
     else:
         out.print(f"The machine is now called {escape(answer['name'])}.")
+
+
+def _describe_state(machine: dict[str, Any]) -> str:
+    """Describe whether a machine may work, and whether the site has heard from it just now."""
+    if machine["revoked"]:
+        return "revoked"
+    seen = machine["last_seen"] and datetime.fromisoformat(machine["last_seen"])
+    is_online = bool(seen) and (datetime.now(UTC) - seen).total_seconds() < ONLINE_SECONDS
+    state = "online" if is_online else "offline"
+    return f"{state}, paused" if machine["paused"] else state
 
 
 def _find_machine(client: TokenClient, machine: str) -> str:

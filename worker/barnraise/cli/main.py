@@ -18,7 +18,7 @@ from barnraise.cli.login import login, logout
 from barnraise.cli.machines import machines
 from barnraise.cli.plan import plan
 from barnraise.cli.prepare import prepare
-from barnraise.cli.runs import runs
+from barnraise.cli.run_history import runs
 from barnraise.cli.sample import sample
 from barnraise.cli.status import status
 from barnraise.cli.text import text

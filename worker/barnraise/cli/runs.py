@@ -32,6 +32,7 @@ class RunAction(StrEnum):
     LAUNCH = "launch"
     PAUSE = "pause"
     RESUME = "resume"
+    FINISH = "finish"
     CANCEL = "cancel"
     ARCHIVE = "archive"
     UNARCHIVE = "unarchive"
@@ -174,23 +175,18 @@ def create(
         "terms": terms.to_request(),
     }
     with closing(site.open_client()) as client:
-        _print_run(client.request("POST", "runs", body=request), site.as_json)
-
-
-@runs.command()
-@expand_option_groups
-def show(run: RunArgument, site: SiteOptions) -> None:
-    """Show a run: its rules, its terms and its progress."""
-    with closing(site.open_client(run)) as client:
-        _print_run(client.request("GET", "runs", run.name, "summary"), site.as_json)
+        print_run(client.request("POST", "runs", body=request), site.as_json)
 
 
 @runs.command("do")
 @expand_option_groups
 def control_run(action: RunAction, run: RunArgument, site: SiteOptions) -> None:
-    """Launch, pause, resume, cancel, archive or unarchive a run of yours."""
+    """Launch, pause, resume, finish, cancel, archive or unarchive a run of yours.
+
+    `finish` ends it before its budget is spent, with the model it has; `cancel` gives it up.
+    """
     with closing(site.open_client(run)) as client:
-        _print_run(client.request("POST", "runs", run.name, "actions", action), site.as_json)
+        print_run(client.request("POST", "runs", run.name, "actions", action), site.as_json)
 
 
 @runs.command("copy")
@@ -205,7 +201,7 @@ def copy_run(
     """Copy another run's rules into a draft of yours."""
     request = {"name": name, "checkpoint": checkpoint}
     with closing(site.open_client(run)) as client:
-        _print_run(client.request("POST", "runs", run.name, "copies", body=request), site.as_json)
+        print_run(client.request("POST", "runs", run.name, "copies", body=request), site.as_json)
 
 
 @runs.command("terms")
@@ -214,7 +210,7 @@ def change_terms(run: RunArgument, terms: TermsOptions, site: SiteOptions) -> No
     """Change who may join, with what, and the notes. Options left out keep their value."""
     with closing(site.open_client(run)) as client:
         answer = client.request("PATCH", "runs", run.name, "terms", body=terms.to_request())
-    _print_run(answer, site.as_json)
+    print_run(answer, site.as_json)
 
 
 @runs.command()
@@ -417,7 +413,7 @@ def _print_verdicts(verdicts: list[dict[str, Any]]) -> None:
     out.print(table if verdicts else "No updates have been removed.")
 
 
-def _print_run(run: dict[str, Any], as_json: bool) -> None:
+def print_run(run: dict[str, Any], as_json: bool) -> None:
     """Print a run as the site returned it: its state, size and progress, and its address."""
     if as_json:
         print_json(run)

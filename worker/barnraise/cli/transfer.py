@@ -231,7 +231,9 @@ def _create_worker(
     configure_logging(open_worker_log(state_dir))
     leaving = stop_on_signals()
     hardware = measure_machine(state_dir, hardware_cache)
-    joined = join_run(state_dir, run.name, leaving, hardware_view(hardware))
+    joined = join_run(
+        state_dir, run.name, leaving, hardware_view(hardware), purpose=kind.join_purpose
+    )
     if joined is None:
         raise typer.Exit
     return kind(joined, leaving, hardware, state_dir.limits)

@@ -26,6 +26,7 @@ from barnraise.protocol.coordinator_messages import (
     RunView,
     TextManifest,
 )
+from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
 from barnraise.protocol.reports import HardwareView, Report
 from barnraise.protocol.signed_http import (
@@ -155,10 +156,16 @@ class CoordinatorClient:
         )
 
     def join_run(
-        self, run: str, addresses: list[Address], hardware: HardwareView | None = None
+        self,
+        run: str,
+        addresses: list[Address],
+        hardware: HardwareView | None = None,
+        purpose: JoinPurpose = JoinPurpose.TRAIN,
     ) -> JoinReply:
         """Join a run, or renew this machine's place and addresses in it."""
-        request = JoinRequest(version=__version__, addresses=addresses, hardware=hardware)
+        request = JoinRequest(
+            version=__version__, addresses=addresses, hardware=hardware, purpose=purpose
+        )
         return self._request("POST", f"/runs/{run}/join", request, JoinReply)
 
     def submit_manifest(self, run: str, manifest: TextManifest) -> RunView:
@@ -216,6 +223,10 @@ class CoordinatorClient:
 
 
 def describe_problem(problem: Problem) -> str:
-    """Write a refusal with one line for each field that it names."""
-    fields = "".join(f"\n  {field}: {sentence}" for field, sentence in problem.fields.items())
+    """Write a refusal with one line for each field that it names and does not explain itself."""
+    fields = "".join(
+        f"\n  {field}: {sentence}"
+        for field, sentence in problem.fields.items()
+        if sentence not in problem.error
+    )
     return problem.error + fields

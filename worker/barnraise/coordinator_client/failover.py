@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from barnraise.protocol.coordinator_messages import (
     RunView,
     TextManifest,
 )
+from barnraise.protocol.enums import JoinPurpose
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.mirror_list import (
     MAX_LISTS_PER_MESSAGE,
@@ -124,6 +125,7 @@ class MachineAnnouncement:
 
     addresses: tuple[Address, ...] = ()
     hardware: HardwareView | None = None
+    purpose: JoinPurpose = JoinPurpose.TRAIN
 
 
 class FailoverClient:
@@ -215,11 +217,15 @@ class FailoverClient:
         return self._call_any(lambda client: client.fetch_run(run))
 
     def join_run(
-        self, run: str, addresses: list[Address], hardware: HardwareView | None = None
+        self,
+        run: str,
+        addresses: list[Address],
+        hardware: HardwareView | None = None,
+        purpose: JoinPurpose = JoinPurpose.TRAIN,
     ) -> JoinReply:
         """Join a run at the first mirror that answers."""
-        self._announcements[run] = MachineAnnouncement(tuple(addresses), hardware)
-        reply = self._call_any(lambda client: client.join_run(run, addresses, hardware))
+        self._announcements[run] = MachineAnnouncement(tuple(addresses), hardware, purpose)
+        reply = self._call_any(lambda client: client.join_run(run, addresses, hardware, purpose))
         self._joined.add((self._current, run))
         self._store_anchors(self._current, run, reply)
         self._read_directive(reply.directive)
@@ -241,8 +247,8 @@ class FailoverClient:
         attestations: Sequence[Attestation] = (),
     ) -> ReportReply:
         """Send reports to the current mirror, joining the run there first if necessary."""
-        hardware = self._announcements.get(run, MachineAnnouncement()).hardware
-        self._announcements[run] = MachineAnnouncement(tuple(reports[-1].addresses), hardware)
+        announcement = self._announcements.get(run, MachineAnnouncement())
+        self._announcements[run] = replace(announcement, addresses=tuple(reports[-1].addresses))
         self._start_visits()
         joined = self._join_current(run)
         reply = self._call_current(
@@ -432,7 +438,7 @@ class FailoverClient:
             return None
         own = self._announcements[run]
         reply = self._call_current(
-            lambda client: client.join_run(run, list(own.addresses), own.hardware)
+            lambda client: client.join_run(run, list(own.addresses), own.hardware, own.purpose)
         )
         self._joined.add((self._current, run))
         self._store_anchors(self._current, run, reply)
@@ -480,7 +486,7 @@ class FailoverClient:
                 self.receive_mirror_lists(lists)
             for run, own in list(self._announcements.items()):
                 if wants_anchors or key != self._current or self._selector.is_away(key):
-                    reply = client.join_run(run, list(own.addresses), own.hardware)
+                    reply = client.join_run(run, list(own.addresses), own.hardware, own.purpose)
                     self._store_anchors(key, run, reply)
                     with self._lock:
                         self._new_peers = [*reply.peers, *self._new_peers][:MAX_PEERS]

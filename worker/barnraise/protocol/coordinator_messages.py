@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from barnraise.protocol.enums import RunStatus
+from barnraise.protocol.enums import JoinPurpose, RunStatus
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView, Report
 from barnraise.protocol.types import (
@@ -237,6 +237,7 @@ class JoinRequest(Message):
     version: Version
     addresses: Addresses
     hardware: HardwareView | None = None  # as measured on the machine, if it was measured
+    purpose: JoinPurpose = JoinPurpose.TRAIN
 
 
 class ConfirmedAnchor(Message):

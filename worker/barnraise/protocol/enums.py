@@ -32,3 +32,11 @@ class Activity(StrEnum):
     FINISHING = "finishing"  # the budget is spent; waits until every peer has every update
     FINISHED = "finished"  # the final checkpoint is on this machine
     LEFT = "left"
+    FETCHING = "fetching"  # downloads the weights and does not train: no machine of the run
+
+
+class JoinPurpose(StrEnum):
+    """Why a machine joins a run."""
+
+    TRAIN = "train"
+    FETCH = "fetch"  # the weights: it counts as no machine of the run

@@ -30,7 +30,7 @@ from barnraise.protocol.coordinator_messages import (
     RunView,
     TextManifest,
 )
-from barnraise.protocol.enums import RunStatus
+from barnraise.protocol.enums import JoinPurpose, RunStatus
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView
 from barnraise.protocol.signing import M, TicketPolicy, check_ticket, digest, open_signed
@@ -113,6 +113,7 @@ def join_run(
     leaving: threading.Event,
     hardware: HardwareView | None = None,
     weights: WeightsSource | None = None,
+    purpose: JoinPurpose = JoinPurpose.TRAIN,
 ) -> JoinedRun | None:
     """Join a run, once it is launched.
 
@@ -122,6 +123,7 @@ def join_run(
         leaving: interrupts the wait for the launch.
         hardware: what the coordinator is told of this machine.
         weights: obtains the weights of another run, if this run begins with them.
+        purpose: whether this machine trains or downloads the weights.
 
     Returns:
         None when `leaving` was set before the launch.
@@ -144,14 +146,14 @@ def join_run(
         control = LocalControl(folder.path)
         control.register_worker()
         control.watch_stop(folder, leaving)
-        reply = _request_join(coordinator, folder, run, hardware)
+        reply = _request_join(coordinator, folder, run, hardware, purpose)
         while reply.ticket is None:
             pause = _handle_draft(coordinator, folder, reply, weights)
             if leaving.wait(pause):
                 folder.close()
                 return None
             try:
-                reply = _request_join(coordinator, folder, run, hardware)
+                reply = _request_join(coordinator, folder, run, hardware, purpose)
             except CoordinatorUnreachableError as error:
                 log.warning("%s; still waiting for the launch", error)
         return _verify_join(reply, folder, coordinator, membership.machine)
@@ -265,11 +267,15 @@ def find_saved_run(home: StateDir, name: str) -> RunView | None:
 
 
 def _request_join(
-    coordinator: FailoverClient, folder: RunDir, run: str, hardware: HardwareView | None
+    coordinator: FailoverClient,
+    folder: RunDir,
+    run: str,
+    hardware: HardwareView | None,
+    purpose: JoinPurpose = JoinPurpose.TRAIN,
 ) -> JoinReply:
     """Request to join; without a coordinator, return the stored answer."""
     try:
-        reply = coordinator.join_run(run, [], hardware)
+        reply = coordinator.join_run(run, [], hardware, purpose)
     except CoordinatorUnreachableError:
         reply_path = folder.path / JOIN_REPLY_FILE
         directive_path = folder.path / DIRECTIVE_FILE

@@ -258,7 +258,7 @@ class TrainingMetrics:
             None before this machine has an anchor, and while computing would cost too much time.
         """
         now = time.monotonic()
-        is_final = self.activity in (Activity.FINISHED, Activity.LEFT)
+        is_final = self.activity in (Activity.FINISHED, Activity.LEFT, Activity.FETCHING)
         if not len(anchor.fragments) or not (is_final or now >= self._next_digest_at):
             return None
         anchor_digest = anchor.digest()

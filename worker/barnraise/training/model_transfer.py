@@ -9,7 +9,7 @@ the site lists.
 import time
 
 from barnraise.errors import StateError
-from barnraise.protocol.enums import Activity
+from barnraise.protocol.enums import Activity, JoinPurpose
 from barnraise.training.train import Worker
 
 PEER_SECONDS = 20.0  # a fetcher waits this long for a peer that can be asked
@@ -23,15 +23,17 @@ class ModelFetcher(Worker):
     `digest` and `tokens` describe the downloaded anchor, once `run` has returned.
     """
 
+    join_purpose = JoinPurpose.FETCH
     digest: str
     tokens: int
 
     def prepare(self) -> None:
-        """Load the saved anchor or fetch the peers'.
+        """Load the saved anchor or fetch the peers'. The site does not count this machine.
 
         Raises:
             StateError: There is no saved anchor, and no peer could be asked.
         """
+        self.metrics.set_idle(Activity.FETCHING)
         header = self.load_saved_state()
         snapshot = None
         self.exchange.add_peers(list(self.joined.peers))
@@ -45,8 +47,8 @@ class ModelFetcher(Worker):
             if self.leaving.is_set():
                 return
             raise StateError(
-                f"no machine in the run '{self.joined.name}' could be asked for its weights; "
-                "try again later"
+                f"nobody shares '{self.joined.name}' now: no machine that has it is online. "
+                "Whoever trained in it can share it with `barnraise serve`; try again later"
             )
         self.initialise_state(header, snapshot)
 
@@ -59,7 +61,6 @@ class ModelFetcher(Worker):
     def drain(self) -> None:
         """Wait for the updates since the snapshot, and save the anchor."""
         started = time.monotonic()
-        self.metrics.set_idle(Activity.JOINING)
 
         def has_caught_up() -> bool:
             states_received = time.monotonic() - started > STATE_SECONDS
@@ -69,7 +70,7 @@ class ModelFetcher(Worker):
         self.exchange_until(has_caught_up, CATCH_UP_SECONDS)
         self.digest = self.anchor.digest()
         self.tokens = self.anchor.tokens
-        self.finish(Activity.LEFT)
+        self.finish(Activity.FETCHING)
 
 
 class ModelServer(Worker):

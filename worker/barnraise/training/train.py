@@ -40,7 +40,7 @@ from barnraise.planning.memory_pressure import smaller_budget
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
-from barnraise.protocol.enums import Activity, RunStatus
+from barnraise.protocol.enums import Activity, JoinPurpose, RunStatus
 from barnraise.swap.device import limit_memory, require_determinism
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
@@ -100,6 +100,7 @@ class WorkerPhase(Enum):
 class Worker:
     """One machine in one run, from its state folder to its final checkpoint."""
 
+    join_purpose = JoinPurpose.TRAIN
     # `initialise_state` sets these two, and `prepare` the others.
     store: StateStore
     engine: Engine

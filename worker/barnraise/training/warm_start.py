@@ -18,6 +18,7 @@ from barnraise.errors import BarnraiseError, StateError
 from barnraise.exchange.ledger.anchor import fragment_to_bytes
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.planning.hardware import Hardware
+from barnraise.protocol.enums import JoinPurpose
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
 from barnraise.training.checkpoint import CheckpointSlots
@@ -72,7 +73,7 @@ def fetch_initial_weights(
         return local_weights
     log.info("fetching the weights this run begins with from the machines of run %s", start.run)
     try:
-        joined = join_run(home, start.run, leaving)
+        joined = join_run(home, start.run, leaving, purpose=JoinPurpose.FETCH)
         if joined is None:
             raise StateError("left before the weights came")
         worker = WarmStartFetcher(joined, leaving, measure(), home.limits)

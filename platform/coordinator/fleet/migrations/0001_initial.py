@@ -98,6 +98,7 @@ class Migration(migrations.Migration):
                             ("finishing", "finishing"),
                             ("finished", "finished"),
                             ("left", "left"),
+                            ("fetching", "fetching"),
                         ],
                         default="joining",
                         max_length=10,
