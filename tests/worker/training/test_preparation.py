@@ -1,0 +1,80 @@
+"""Test that a preparation which is killed at any moment continues, to the same tokens."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+from helpers.command_line import RUN
+from helpers.paths import WORKER
+
+from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.spec import ModelSpec, RunSpec, TextSpec
+from barnraise.training.preparation import TextPreparation, build_text, plan_text
+
+MODEL = ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=320)
+SPEC = RunSpec(model=MODEL, text=TextSpec(source="files", tokenizer="bpe", shard_tokens=65_536))
+# Prepare the text, and stand still at the first progress of a stage, until the parent kills it.
+STAND_STILL = """
+import contextlib, sys, time
+from pathlib import Path
+from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.spec import RunSpec
+from barnraise.training.preparation import TextPreparation, build_text, plan_text
+
+folder, corpus, stage, run, spec = sys.argv[1:]
+
+@contextlib.contextmanager
+def open_progress():
+    yield stand_still
+
+def stand_still(current, done, total):
+    if current == stage and done:
+        print("still", flush=True)
+        time.sleep(600)
+
+plan = plan_text(RunSpec.from_json(spec), run, None)
+preparation = TextPreparation(paths=(corpus,), open_progress=open_progress)
+build_text(Path(folder), plan, preparation, BlobStore(Path(folder) / "blobs").store)
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Return a folder of three small texts without copies."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    generator = random.Random(5)
+    words = [f"{c}{generator.randrange(100)}" for c in "abcdefghijklmnop" for _ in range(9)]
+    for name in ("one", "two", "three"):
+        lines = [" ".join(generator.choices(words, k=60)) for _ in range(150)]
+        (folder / f"{name}.txt").write_text("\n\n".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize("stage", ["reading", "tokenising"])
+def test_killed_preparation_continues_to_the_same_manifest(tmp_path, corpus, stage):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    arguments = [str(folder), str(corpus), stage, RUN, SPEC.to_json()]
+    child = subprocess.Popen(
+        [sys.executable, "-c", STAND_STILL, *arguments],
+        env={**os.environ, "PYTHONPATH": str(WORKER)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "still\n"
+    os.killpg(child.pid, signal.SIGKILL)
+    assert child.wait(60) == -signal.SIGKILL
+    assert (folder / "text").exists(), "what was done so far lies there"
+    plan = plan_text(SPEC, RUN, None)
+    preparation = TextPreparation(paths=(str(corpus),))
+    continued = build_text(folder, plan, preparation, BlobStore(folder / "blobs").store)
+    whole = build_text(other, plan, preparation, BlobStore(other / "blobs").store)
+    assert continued == whole
+    assert not (folder / "text").exists()
