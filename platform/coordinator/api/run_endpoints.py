@@ -194,7 +194,9 @@ def list_run_machines(
 @router.get("/runs/{name}/history", response=responses(schemas.HistoryOut), auth=READ)
 def get_history(request: HttpRequest, name: str) -> schemas.HistoryOut:
     """Get the curves of a run's page, each thinned to at most 600 points."""
-    return schemas.HistoryOut(curves=load_history(get_visible_run(request, name)))
+    return schemas.HistoryOut.model_validate(
+        {"curves": load_history(get_visible_run(request, name))}
+    )
 
 
 @router.get("/runs/{name}/checkpoints", response=responses(list[schemas.CheckpointOut]), auth=READ)

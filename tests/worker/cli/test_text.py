@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from barnraise.cli.console import out
 from barnraise.cli.main import app
 from barnraise.cli.text import clean, round_count
 
@@ -77,6 +78,17 @@ def test_inspect_shows_files_reasons_totals_and_first_lines(corpus, monkeypatch)
         "│ Line 0 of a text",
     ):
         assert shown in output, shown
+
+
+@pytest.mark.parametrize("width", [110, 80, 60])
+def test_inspect_fits_the_terminal_and_shows_every_name(corpus, monkeypatch, width):
+    monkeypatch.setattr(out, "width", width)
+    name = "a-rather-long-name-of-a-chapter-" * 3 + ".txt"
+    (corpus / name).write_text(LINES[::-1])
+    shown = inspect(corpus).output
+    assert max(map(len, shown.splitlines())) <= width, shown
+    assert name in "".join(line.split("  text ")[0].strip() for line in shown.splitlines())
+    assert ("encoding" in shown) == (width >= 80)
 
 
 def test_text_cannot_control_the_terminal(corpus):

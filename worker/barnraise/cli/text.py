@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 2  # the text cannot be used
 SHOWN_FILES = 20  # in a table; --json lists all
 SHOWN_WARNINGS = 12
+MIN_FULL_WIDTH = 80  # columns of a terminal that shows all columns of the table of files
+USUAL_ENCODING = "utf-8"
 INDENT = (0, 0, 0, 2)
 
 TokenizerOption = Annotated[
@@ -144,7 +146,11 @@ def _print_sentence(label: str, sentence: str) -> None:
 
 
 def _file_table(inspection: "Inspection") -> Table:
-    table = new_table("file", "format", "encoding")
+    # A narrow terminal needs the room for the names.
+    has_encodings = out.width >= MIN_FULL_WIDTH or any(
+        file.encoding != USUAL_ENCODING for file in inspection.files
+    )
+    table = new_table("file", "format", *(["encoding"] if has_encodings else []))
     table.columns[0].overflow = "fold"
     table.add_column("documents", justify="right")
     table.add_column("text", justify="right")
@@ -152,7 +158,7 @@ def _file_table(inspection: "Inspection") -> Table:
         table.add_row(
             escape(redact(clean(file.path))),
             file.format,
-            file.encoding,
+            *([file.encoding] if has_encodings else []),
             f"{file.documents:,}",
             format_size(file.bytes),
         )
@@ -160,8 +166,7 @@ def _file_table(inspection: "Inspection") -> Table:
         rest = inspection.files[SHOWN_FILES:]
         table.add_row(
             f"[dim]and {len(rest):,} more files[/]",
-            "",
-            "",
+            *[""] * (2 if has_encodings else 1),
             f"{sum(file.documents for file in rest):,}",
             format_size(sum(file.bytes for file in rest)),
         )

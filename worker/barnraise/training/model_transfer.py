@@ -48,7 +48,7 @@ class ModelFetcher(Worker):
                 return
             raise StateError(
                 f"nobody shares '{self.joined.name}' now: no machine that has it is online. "
-                "Whoever trained in it can share it with `barnraise serve`; try again later"
+                "A machine that trained in it can share it with `barnraise serve`; try again later"
             )
         self.initialise_state(header, snapshot)
 
