@@ -60,9 +60,9 @@ def test_decentralised_step_is_the_longer_of_arithmetic_and_message():
     assert predict_decentralized_adam(GPT2, COMPLETE, 8).step_seconds == pytest.approx(
         3 * 124e6 / 1_875_000 + 0.023
     )
-    accumulated = predict_decentralized_adam(GPT2, EXPONENTIAL, 8, accumulation=16)
-    assert accumulated.step_seconds == pytest.approx(slow.step_seconds / 16)
-    assert accumulated.bytes_per_token == pytest.approx(slow.bytes_per_token / 16)
+    rare = predict_decentralized_adam(GPT2, EXPONENTIAL, 8, interval=16)
+    assert rare.step_seconds == pytest.approx(slow.step_seconds / 16)
+    assert rare.bytes_per_token == pytest.approx(slow.bytes_per_token / 16)
 
 
 def test_waiting_for_neighbours_costs_less_than_waiting_for_all():

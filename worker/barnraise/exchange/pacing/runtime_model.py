@@ -39,7 +39,7 @@ MAX_SIMULATED = 32  # machines; the wait for neighbours hardly depends on how ma
 # Machines that agree sooner learn more from each token. So the strategy with the fewest steps to
 # consensus is preferred while it trains nearly as many tokens per second as the fastest.
 CLOSE_ENOUGH = 0.95
-MAX_ACCUMULATION = 64  # steps between two mixings that the choice considers
+MAX_INTERVAL = 64  # steps between two mixings that the choice considers
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def predict_all_reduce(swarm: Swarm) -> Prediction:
 
 
 def predict_decentralized_adam(
-    swarm: Swarm, topology: Topology, bits: int, accumulation: int = 1
+    swarm: Swarm, topology: Topology, bits: int, interval: int = 1
 ) -> Prediction:
     """Predict `decentralized-adam` over a topology.
 
@@ -190,14 +190,14 @@ def predict_decentralized_adam(
         swarm: who trains.
         topology: who averages with whom.
         bits: of a parameter as sent.
-        accumulation: steps s between two mixings.
+        interval: steps s between two mixings.
     """
     payload = swarm.parameters * bits / BITS_PER_BYTE
     neighbours = topology.most_neighbours(swarm.machines)
     slowest_way = max(1 / swarm.line.up_bytes, 1 / swarm.line.down_bytes)
     message_seconds = neighbours * payload * slowest_way + swarm.line.delay_seconds
-    block_mean = accumulation * swarm.step.mean_seconds
-    block_deviation = math.sqrt(accumulation) * swarm.step.deviation_seconds
+    block_mean = interval * swarm.step.mean_seconds
+    block_deviation = math.sqrt(interval) * swarm.step.deviation_seconds
     if swarm.machines == 1:
         block_seconds = block_mean
     elif block_deviation == 0:
@@ -214,9 +214,9 @@ def predict_decentralized_adam(
     return _prediction(
         swarm,
         (DECENTRALIZED_ADAM, detail),
-        (accumulation, accumulation * topology.consensus_steps(swarm.machines)),
-        block_seconds / accumulation,
-        topology.mean_neighbours(swarm.machines) * payload / accumulation,
+        (interval, interval * topology.consensus_steps(swarm.machines)),
+        block_seconds / interval,
+        topology.mean_neighbours(swarm.machines) * payload / interval,
     )
 
 
@@ -290,7 +290,7 @@ def choose_strategy(swarm: Swarm) -> Choice:
         for bits in PAYLOAD_BITS
     ]
     all_reduce = predict_all_reduce(swarm)
-    predictions = [all_reduce, *mixing, *_accumulating(swarm), predict_updates(swarm)]
+    predictions = [all_reduce, *mixing, *_rarely_mixing(swarm), predict_updates(swarm)]
     predictions.sort(key=lambda each: each.consensus_steps)  # stable: more exact ones first
     fastest = max(each.tokens_per_second for each in predictions)
     chosen = next(each for each in predictions if each.tokens_per_second >= CLOSE_ENOUGH * fastest)
@@ -302,14 +302,14 @@ def _possible_topologies(machines: int) -> list[Topology]:
     return [each for each in TOPOLOGIES.values() if not each.describe_problem(machines)]
 
 
-def _accumulating(swarm: Swarm) -> list[Prediction]:
+def _rarely_mixing(swarm: Swarm) -> list[Prediction]:
     """Predict decentralised Adam on the cheapest topology, mixing every 2, 4, 8, … steps."""
     topologies = _possible_topologies(swarm.machines)
     if not topologies:
         return []
     n = swarm.machines
     topology = min(topologies, key=lambda each: (each.most_neighbours(n), each.consensus_steps(n)))
-    exponents = range(1, int(math.log2(MAX_ACCUMULATION)) + 1)
+    exponents = range(1, int(math.log2(MAX_INTERVAL)) + 1)
     return [
         predict_decentralized_adam(swarm, topology, PAYLOAD_BITS[-1], 2**exponent)
         for exponent in exponents

@@ -1,0 +1,218 @@
+"""Test decentralised Adam over real channels in memory, against a reference of a few lines."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam, AdamSettings
+from barnraise.exchange.mixing.mesh_links import MeshLinks
+from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
+from barnraise.exchange.mixing.payloads import payload_size
+from barnraise.exchange.mixing.step_averaging import train_step
+from barnraise.exchange.mixing.topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING
+from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.protocol.messages import Peer
+from barnraise.protocol.signing import Identity
+
+COUNT = 5000  # weights
+RATE = 1e-2
+TIMEOUT = 120.0
+STRANGER = Identity(b"s" * 32).key
+
+
+class Swarm:
+    """Machines with links to each other, each trained by a thread."""
+
+    def __init__(self, machines: int, settings: MixingSettings) -> None:
+        self.network = MemoryNetwork()
+        self.settings = settings
+        self.keys = sorted(Identity(bytes([n + 1]) * 32).key for n in range(machines))
+        self.links = {key: self.connect(key) for key in self.keys}
+        self.wait_until_connected(self.keys)
+
+    def connect(self, key: str) -> MeshLinks:
+        members = [Peer(key=each, addresses=[]) for each in self.keys]
+        sizes = payload_size(COUNT, self.settings.bits), payload_size(COUNT, 32)
+        links = MeshLinks(self.network.transport(key), members, *sizes)
+        links.start()
+        return links
+
+    def wait_until_connected(self, keys: list[str]) -> None:
+        for key in keys:
+            others = sorted(set(keys) - {key})
+            assert self.links[key].wait_for(
+                lambda inbox, others=others: inbox.neighbours == others, TIMEOUT
+            )
+
+    def run(self, call: Callable[[int, NeighbourMixing], None], machines=None) -> None:
+        """Call `call` with each machine's number and mixing in threads of their own."""
+        chosen = range(len(self.keys)) if machines is None else machines
+        mixings = {m: NeighbourMixing(self.links[self.keys[m]], self.settings) for m in chosen}
+        failures: list[BaseException] = []
+
+        def run_one(machine: int) -> None:
+            try:
+                call(machine, mixings[machine])
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=run_one, args=(machine,)) for machine in chosen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT)
+            assert not thread.is_alive(), "a machine waits for ever"
+        assert not failures, failures
+        self.mixings = mixings
+
+    def close(self) -> None:
+        for links in self.links.values():
+            links.stop()
+
+
+@pytest.fixture
+def swarm():
+    swarms: list[Swarm] = []
+
+    def build(machines: int, **settings) -> Swarm:
+        swarms.append(Swarm(machines, MixingSettings(**settings)))
+        return swarms[-1]
+
+    yield build
+    for each in swarms:
+        each.close()
+
+
+def initial_weights(machine: int) -> torch.Tensor:
+    return torch.randn(COUNT, generator=torch.Generator().manual_seed(machine))
+
+
+def gradient_at(machine: int, weights: torch.Tensor) -> torch.Tensor:
+    return weights - initial_weights(100 + machine)
+
+
+def train(machine: int, mixing: NeighbourMixing, weights: torch.Tensor, steps: int) -> None:
+    adam = AccumulatedAdam(weights, AdamSettings())
+    for _ in range(steps):
+        train_step(mixing, adam, weights, lambda: gradient_at(machine, weights), RATE)
+
+
+def reference(topology, machines: int, steps: int) -> list[torch.Tensor]:
+    """Train x_i ← Σ_j W_ij x_j − α·AdamW(g_i) with torch's AdamW."""
+    replicas = [initial_weights(machine).requires_grad_() for machine in range(machines)]
+    adams = [torch.optim.AdamW([x], RATE, betas=(0.9, 0.95), weight_decay=0.1) for x in replicas]
+    for step in range(steps):
+        before = [x.detach().clone() for x in replicas]
+        for i, x in enumerate(replicas):
+            x.grad = gradient_at(i, before[i])
+            group = topology.group_at(machines, i, step)
+            x.data = sum(before[j] for j in group) / len(group)
+            adams[i].step()
+    return [x.detach() for x in replicas]
+
+
+@pytest.mark.parametrize(
+    ("topology", "machines"), [(EXPONENTIAL, 4), (RING, 3), (ALTERNATING, 4), (COMPLETE, 3)]
+)
+def test_mixing_and_adam_equal_the_reference(swarm, topology, machines):
+    replicas = [initial_weights(machine) for machine in range(machines)]
+    one = swarm(machines, topology=topology)
+    one.run(lambda machine, mixing: train(machine, mixing, replicas[machine], 12))
+    for ours, theirs in zip(replicas, reference(topology, machines, 12), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert all(mixing.counts.missed == 0 for mixing in one.mixings.values())
+
+
+def mix(mixing: NeighbourMixing, weights: torch.Tensor, steps: int) -> None:
+    for _ in range(steps):
+        mixing.start_step(weights)
+        mixing.mix_weights(weights)
+
+
+def test_exponential_steps_without_gradients_reach_bitwise_consensus(swarm):
+    replicas = [initial_weights(machine) for machine in range(4)]
+    swarm(4).run(lambda machine, mixing: mix(mixing, replicas[machine], 2))
+    assert all(torch.equal(replicas[0], other) for other in replicas[1:])
+    mean = torch.stack([initial_weights(machine) for machine in range(4)]).mean(dim=0)
+    assert torch.allclose(replicas[0], mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_fewer_bits_leave_the_mean_of_all_machines_as_it_is(swarm, bits):
+    replicas = [initial_weights(machine) for machine in range(4)]
+    mean = torch.stack(replicas).mean(dim=0)
+    swarm(4, bits=bits).run(lambda machine, mixing: mix(mixing, replicas[machine], 6))
+    assert torch.allclose(torch.stack(replicas).mean(dim=0), mean, atol=1e-5)
+    assert float((replicas[0] - mean).abs().max()) < 0.1, "they have come together"
+
+
+def test_local_progress_survives_a_mixing_every_three_steps(swarm):
+    replicas = [torch.full((COUNT,), float(machine)) for machine in range(2)]
+
+    def count_up(machine: int, mixing: NeighbourMixing) -> None:
+        for _ in range(3):
+            mixing.start_step(replicas[machine])
+            replicas[machine] += 1
+            mixing.mix_weights(replicas[machine])
+
+    one = swarm(2, interval=3)
+    one.run(count_up)
+    assert all(torch.equal(replica, torch.full((COUNT,), 3.5)) for replica in replicas)
+    assert [mixing.counts.messages for mixing in one.mixings.values()] == [1, 1]
+
+
+def test_machine_that_vanishes_costs_a_step_and_not_the_run(swarm):
+    one = swarm(4)
+    replicas = [initial_weights(machine) for machine in range(4)]
+    vanished = threading.Event()
+
+    def run_one(machine: int, mixing: NeighbourMixing) -> None:
+        if machine == 3:
+            mix(mixing, replicas[machine], 2)
+            one.links.pop(one.keys[3]).stop()
+            vanished.set()
+            return
+        for _ in range(30):
+            mix(mixing, replicas[machine], 1)
+            if mixing.step == 2:
+                vanished.wait(TIMEOUT)
+        one_left = one.links[one.keys[machine]].neighbours()
+        assert len(one_left) == 2
+
+    one.run(run_one)
+    spread = torch.stack(replicas[:3]).std(dim=0)
+    assert float(spread.max()) < 0.2, "the three others have come together"
+    assert all(one.mixings[machine].counts.missed <= 3 for machine in range(3))
+
+
+def test_machine_that_joins_fetches_weights_and_step_of_a_neighbour(swarm):
+    one = swarm(3)
+    late = one.keys[2]
+    one.links.pop(late).stop()
+    replicas = [initial_weights(machine) for machine in range(2)]
+    one.run(lambda machine, mixing: mix(mixing, replicas[machine], 5), machines=range(2))
+    one.links[late] = one.connect(late)
+    one.wait_until_connected(one.keys)
+    state = one.links[late].fetch_state(one.keys[0], TIMEOUT)
+    assert state is not None
+    step, data = state
+    weights = torch.frombuffer(bytearray(data), dtype=torch.float32)
+    assert step == 4 and torch.allclose(weights, replicas[0], atol=0.2)
+    assert one.links[late].fetch_state(STRANGER, TIMEOUT) is None, "nobody is there"
+
+
+def test_stranger_is_not_connected(swarm):
+    one = swarm(2)
+    stranger = MeshLinks(
+        one.network.transport(STRANGER),
+        [Peer(key=key, addresses=[]) for key in one.keys],
+        payload_size(COUNT, 32),
+        payload_size(COUNT, 32),
+    )
+    stranger.start()
+    replicas = [initial_weights(machine) for machine in range(2)]
+    one.run(lambda machine, mixing: mix(mixing, replicas[machine], 4))
+    assert all(STRANGER not in links.neighbours() for links in one.links.values())
+    stranger.stop()

@@ -1,0 +1,202 @@
+"""Decentralised averaging: mix this machine's weights with those of its neighbours of the step.
+
+A neighbour that vanishes costs a step of mixing, never the run: its share of the mixing matrix goes
+to this machine's own weights, and once its channel has ended the roster is smaller. Machines may
+join at any time: they fetch a neighbour's weights and step.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from barnraise.exchange.mixing.mesh_links import MeshLinks
+from barnraise.exchange.mixing.payloads import decode_weights, encode_weights
+from barnraise.exchange.mixing.step_inbox import Arrival, StepInbox, roster_digest
+from barnraise.exchange.mixing.topology import EXPONENTIAL, Topology
+
+log = logging.getLogger("barnraise.exchange")
+
+FIRST_PATIENCE = 60.0  # seconds to wait for a neighbour before the usual step is known
+PATIENCE_STEPS = 4.0  # usual steps to wait for a neighbour that is late
+MIN_PATIENCE = 0.5  # seconds
+SMOOTHING = 0.2  # of the usual step's length
+
+
+@dataclass(frozen=True)
+class MixingSettings:
+    """How machines mix; the same on all of them.
+
+    Attributes:
+        topology: who mixes with whom.
+        bits: of a weight as sent.
+        interval: steps between two mixings; a message may travel during so many steps.
+        site_size: consecutive machines on one fast network, for the alternating topology.
+    """
+
+    topology: Topology = EXPONENTIAL
+    bits: int = 32
+    interval: int = 1
+    site_size: int = 1
+
+
+@dataclass
+class MixingCounts:
+    """What mixing has done so far.
+
+    Attributes:
+        mixings: steps in which weights were mixed.
+        messages: neighbours' weights that arrived.
+        missed: neighbours' weights that did not come.
+        waited_seconds: time in which the training loop waited for neighbours.
+    """
+
+    mixings: int = 0
+    messages: int = 0
+    missed: int = 0
+    waited_seconds: float = 0.0
+
+
+class NeighbourMixing:
+    """Mix weights with neighbours; implements `StepAveraging`.
+
+    Attributes:
+        step: the number of the current step, which all machines share.
+        counts: what has happened.
+    """
+
+    def __init__(self, links: MeshLinks, settings: MixingSettings, step: int = 0) -> None:
+        """Mix over links that have been started.
+
+        Args:
+            links: to the other machines.
+            settings: how to mix.
+            step: the first step's number; a machine that joins has it from `fetch_state`.
+        """
+        self.step = step
+        self.counts = MixingCounts()
+        self._links = links
+        self._settings = settings
+        self._sent: Tensor | None = None  # float32 [n], as the neighbours decode it
+        self._group: tuple[str, ...] = ()
+        self._roster = b""
+        self._machines = 1
+        self._mixing_number = 0  # the step at which the current message was sent
+        self._usual_seconds: float | None = None
+        self._started_at = 0.0
+
+    def start_step(self, weights: Tensor) -> None:
+        """Send this machine's weights to its neighbours of the step; do not wait."""
+        now = time.monotonic()
+        if self._started_at:
+            self._record_duration(now - self._started_at)
+        self._started_at = now
+        if self.step % self._settings.interval and self._sent is not None:
+            return
+        roster = sorted([*self._links.neighbours(), self._links.key])
+        payload = encode_weights(weights, self._settings.bits)
+        self._sent = decode_weights(payload, weights.numel(), self._settings.bits)
+        self._roster = roster_digest(roster)
+        self._machines = len(roster)
+        self._mixing_number = self.step // self._settings.interval
+        self._group = self._choose_group(roster)
+        receivers = [key for key in self._group if key != self._links.key]
+        self._links.send_step(self._mixing_number, self._roster, payload, receivers)
+        self._links.offer_state(self.step, encode_weights(weights, 32))
+
+    def average_gradient(self, gradient: Tensor) -> None:
+        """Leave the gradient as it is: machines average weights."""
+
+    @torch.no_grad()
+    def mix_weights(self, weights: Tensor) -> None:
+        """Replace what was sent by the group's mean: x ← x − Q(x_sent) + Σ_j W_ij Q(x_j).
+
+        With weights that are sent in fewer bits, both sides use the same rounded values, so the
+        mean over all machines does not change. With 32 bits all members add in one order and get
+        the same bits.
+        """
+        interval = self._settings.interval
+        is_last_step = self.step % interval == interval - 1
+        if is_last_step and self._sent is not None and len(self._group) > 1:
+            mean = self._average_group(self._sent)
+            weights.sub_(self._sent).add_(mean)
+        self._go_to_next_step(interval)
+
+    def _average_group(self, sent: Tensor) -> Tensor:
+        """Wait for the group's weights and return their mean, float32 [n]."""
+        arrived = self._await_neighbours()
+        total = torch.zeros_like(sent)
+        for key in self._group:
+            total += arrived.get(key, sent)
+        self.counts.mixings += 1
+        self.counts.messages += len(arrived)
+        self.counts.missed += len(self._group) - 1 - len(arrived)
+        return total / len(self._group)
+
+    def _await_neighbours(self) -> dict[str, Tensor]:
+        """Wait for each member of the group, as long as it can still be expected."""
+        others = [key for key in self._group if key != self._links.key]
+        step, roster = self._mixing_number, self._roster
+
+        def nothing_awaited(inbox: StepInbox) -> bool:
+            return all(inbox.look_up(key, step, roster) is not Arrival.AWAITED for key in others)
+
+        payloads: dict[str, bytes] = {}
+
+        def pop_all(inbox: StepInbox) -> bool:
+            for key in others:
+                arrival = inbox.look_up(key, step, roster)
+                if arrival is Arrival.ARRIVED:
+                    payloads[key] = inbox.pop_weights(key, step)
+                elif arrival is Arrival.AWAITED:
+                    log.warning("%s is late: going on without it until it catches up", key[:8])
+                    inbox.suspect(key)
+            return True
+
+        started = time.monotonic()
+        self._links.wait_for(nothing_awaited, self._patience)
+        self._links.wait_for(pop_all, 0.0)
+        self.counts.waited_seconds += time.monotonic() - started
+        assert self._sent is not None
+        count = self._sent.numel()
+        weights: dict[str, Tensor] = {}
+        for key, payload in payloads.items():
+            try:
+                weights[key] = decode_weights(payload, count, self._settings.bits)
+            except ValueError as error:
+                log.warning("ignored the weights of %s: %s", key[:8], error)
+        return weights
+
+    def _choose_group(self, roster: list[str]) -> tuple[str, ...]:
+        """Return the keys that this machine mixes with, its own included."""
+        topology, site_size = self._settings.topology, self._settings.site_size
+        if len(roster) % site_size:
+            site_size = 1  # until the sites are complete again
+        place = roster.index(self._links.key)
+        members = topology.group_at(len(roster), place, self._mixing_number, site_size)
+        return tuple(roster[member] for member in members)
+
+    def _go_to_next_step(self, interval: int) -> None:
+        """Count the step; a machine that was held up continues where its neighbours are.
+
+        Machines that only wait for the neighbours of each step are apart by less than their number.
+        """
+        self.step += 1
+        newest: list[int] = []
+        self._links.wait_for(lambda inbox: bool(newest.append(inbox.newest_step()) or True), 0.0)
+        behind = newest[0] - self.step // interval
+        if behind > max(2, self._machines):
+            self.step = newest[0] * interval
+
+    def _record_duration(self, seconds: float) -> None:
+        usual = self._usual_seconds
+        self._usual_seconds = seconds if usual is None else usual + SMOOTHING * (seconds - usual)
+
+    @property
+    def _patience(self) -> float:
+        """Return the seconds to wait for a neighbour that is late."""
+        if self._usual_seconds is None:
+            return FIRST_PATIENCE
+        return max(MIN_PATIENCE, PATIENCE_STEPS * self._settings.interval * self._usual_seconds)

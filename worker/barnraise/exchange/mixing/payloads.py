@@ -1,0 +1,81 @@
+"""Encode weights for neighbours in 32, 16 or 8 bits. Deterministic, on any machine the same bytes.
+
+In 8 bits each chunk of 4,096 values shares a scale: its largest magnitude is 127 steps.
+"""
+
+import torch
+from torch import Tensor
+
+CHUNK = 4096
+SCALE_BYTES = 4
+STEPS = 127  # from zero to a chunk's largest magnitude, in 8 bits
+BITS = (32, 16, 8)
+
+
+def payload_size(count: int, bits: int) -> int:
+    """Return the bytes of so many weights.
+
+    Raises:
+        ValueError: There is no such encoding.
+    """
+    if bits not in BITS:
+        raise ValueError(f"weights are sent in 32, 16 or 8 bits, not in {bits}")
+    scales = SCALE_BYTES * -(-count // CHUNK) if bits == 8 else 0
+    return scales + count * bits // 8
+
+
+def encode_weights(weights: Tensor, bits: int) -> bytes:
+    """Encode weights.
+
+    Args:
+        weights: float32 [n], finite.
+        bits: 32, 16 (bfloat16) or 8.
+    """
+    size = payload_size(weights.numel(), bits)
+    if bits == 32:
+        data = weights.contiguous().view(torch.uint8).numpy().tobytes()
+    elif bits == 16:
+        data = weights.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    else:
+        chunks = _split(weights)
+        scales = chunks.abs().amax(dim=1) / STEPS
+        steps = (chunks / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_()
+        values = steps.to(torch.int8).flatten()[: weights.numel()]
+        data = scales.view(torch.uint8).numpy().tobytes() + values.numpy().tobytes()
+    assert len(data) == size
+    return data
+
+
+def decode_weights(data: bytes | bytearray, count: int, bits: int) -> Tensor:
+    """Decode weights that a neighbour sent.
+
+    Returns:
+        float32 [count].
+
+    Raises:
+        ValueError: The bytes are no such weights.
+    """
+    size = payload_size(count, bits)
+    if len(data) != size:
+        raise ValueError(f"{count:,} weights in {bits} bits have {size:,} bytes, not {len(data):,}")
+    raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    if bits == 32:
+        weights = raw.view(torch.float32)
+    elif bits == 16:
+        weights = raw.view(torch.bfloat16).to(torch.float32)
+    else:
+        scale_bytes = size - count
+        scales = raw[:scale_bytes].view(torch.float32)
+        values = raw[scale_bytes:].view(torch.int8).to(torch.float32)
+        weights = (_split(values) * scales[:, None]).flatten()[:count]
+    if not torch.isfinite(weights).all():
+        raise ValueError("they hold values that are not finite")
+    return weights
+
+
+def _split(values: Tensor) -> Tensor:
+    """Return the values in rows of `CHUNK`, the last row padded with zeros."""
+    rows = -(-values.numel() // CHUNK)
+    padded = torch.zeros(rows * CHUNK)
+    padded[: values.numel()] = values
+    return padded.view(rows, CHUNK)
