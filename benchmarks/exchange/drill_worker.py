@@ -78,7 +78,8 @@ class Setup:
     spec: str
     manifest: str  # signed
     port: int
-    first_peers: tuple[tuple[str, int], ...]  # keys and ports of the peers that it dials first
+    # Keys of the peers that it dials first, with their ports on this host or their addresses.
+    first_peers: tuple[tuple[str, int | str], ...]
     uplink: int | None = None  # bytes per second
     clock_offset: float = 0.0  # seconds by which its clock is ahead
     finished: bool = False  # The run is over; peers only exchange what is left.
@@ -149,7 +150,7 @@ def _train(setup: Setup, state_dir: StateDir, leaving: threading.Event) -> None:
 
     transport = SeverableTransport(state_dir.identity.secret, setup.port, orders.severed_peers)
     worker = DrillWorker(
-        _joined_run(setup, state_dir),
+        build_joined_run(setup, state_dir),
         leaving,
         MACHINE,
         Limits(uplink=setup.uplink),
@@ -189,7 +190,7 @@ class DrillWorker(Worker):
                 file.write(json.dumps([after[1], totals]) + "\n")
 
 
-def _joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
+def build_joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
     """Return what a worker that has joined gets from the coordinator, without one."""
     spec = RunSpec.from_json(setup.spec)
     manifest = Signed.model_validate_json(setup.manifest)
@@ -216,7 +217,8 @@ def _joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
         directive=directive,
         acknowledged=0,
         peers=tuple(
-            Peer(key=peer, addresses=[f"127.0.0.1:{port}"]) for peer, port in setup.first_peers
+            Peer(key=peer, addresses=[port if isinstance(port, str) else f"127.0.0.1:{port}"])
+            for peer, port in setup.first_peers
         ),
     )
 

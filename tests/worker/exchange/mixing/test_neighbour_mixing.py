@@ -12,6 +12,7 @@ from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, Neighbour
 from barnraise.exchange.mixing.payloads import payload_size
 from barnraise.exchange.mixing.step_averaging import train_step
 from barnraise.exchange.mixing.topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING
+from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.memory_transport import MemoryNetwork
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
@@ -201,6 +202,34 @@ def test_machine_that_joins_fetches_weights_and_step_of_a_neighbour(swarm):
     weights = torch.frombuffer(bytearray(data), dtype=torch.float32)
     assert step == 4 and torch.allclose(weights, replicas[0], atol=0.2)
     assert one.links[late].fetch_state(STRANGER, TIMEOUT) is None, "nobody is there"
+
+
+def test_machines_mix_over_iroh():
+    secrets = sorted((bytes([n + 1]) * 32 for n in range(2)), key=lambda raw: Identity(raw).key)
+    transports = [IrohTransport(secret, host="127.0.0.1") for secret in secrets]
+    size = payload_size(COUNT, 32)
+    links: list[MeshLinks] = []
+    addresses = {}
+    for transport in transports:
+        # The one with the smaller key listens first; the other dials it.
+        members = [Peer(key=each.key, addresses=addresses.get(each.key, [])) for each in transports]
+        links.append(MeshLinks(transport, members, size, size))
+        links[-1].start()
+        addresses[transport.key] = transport.addresses()
+    replicas = [initial_weights(machine) for machine in range(2)]
+
+    def run_one(machine: int) -> None:
+        assert links[machine].wait_for(lambda inbox: len(inbox.neighbours) == 1, TIMEOUT)
+        mix(NeighbourMixing(links[machine], MixingSettings()), replicas[machine], 1)
+
+    threads = [threading.Thread(target=run_one, args=(machine,)) for machine in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    for each in links:
+        each.stop()
+    assert torch.equal(*replicas)
 
 
 def test_stranger_is_not_connected(swarm):

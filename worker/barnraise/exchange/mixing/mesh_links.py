@@ -19,6 +19,7 @@ from barnraise.errors import MessageError
 from barnraise.exchange.mixing.step_inbox import (
     MAX_STORED,
     PIECE_BYTES,
+    ROSTER_BYTES,
     FrameKind,
     MixingFrame,
     StepInbox,
@@ -153,7 +154,7 @@ class MeshLinks:
         fetch = _StateFetch(key)
         with self._changed:
             self._fetch = fetch
-        request = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(16))
+        request = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
         self._loop.call_soon_threadsafe(self._queue, key, request, b"")
         with self._changed:
             is_whole = self._changed.wait_for(
@@ -204,7 +205,9 @@ class MeshLinks:
         """Connect to a member, and again whenever the channel has ended."""
         while True:
             with contextlib.suppress(ChannelClosedError):
-                await self._serve(await self._transport.connect(peer))
+                channel = await self._transport.connect(peer)
+                await channel.send(MixingFrame(FrameKind.HELLO, 0, bytes(ROSTER_BYTES)).pack())
+                await self._serve(channel)
             await asyncio.sleep(REDIAL_SECONDS)
 
     async def _serve(self, channel: Channel) -> None:

@@ -1,0 +1,93 @@
+"""Delay every packet between two ends of a line, in a process of its own.
+
+Each worker's namespace has a TAP device, and so has the bridge. The relay copies Ethernet frames
+between the two after the line's delay, so TCP and UDP are delayed alike and no program notices it.
+The kernel's `netem` would do the same, but many machines lack that module. Rates are limited by
+`tc tbf` on both devices, not here.
+
+    python delay_relay.py DELAY_MS BRIDGE_TAP=WORKER_TAP …
+
+It creates the devices, prints "ready", and ends when its standard input is closed.
+"""
+
+import fcntl
+import os
+import selectors
+import struct
+import sys
+import time
+from collections import deque
+
+TUNSETIFF = 0x400454CA
+IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
+MAX_FRAME = 1 << 16
+MAX_WAITING_BYTES = (
+    1 << 26
+)  # more would not fit the shaped devices' queues either; then frames drop
+
+
+def open_tap(name: str) -> int:
+    """Create a TAP device and return its file descriptor."""
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    request = struct.pack("16sH14x", name.encode(), IFF_TAP | IFF_NO_PI)
+    fcntl.ioctl(descriptor, TUNSETIFF, request)
+    return descriptor
+
+
+class DelayLine:
+    """Frames on their way, in the order in which they are due."""
+
+    def __init__(self, delay_seconds: float) -> None:
+        """Delay all frames equally."""
+        self._delay = delay_seconds
+        self._waiting: deque[tuple[float, int, bytes]] = deque()
+        self._waiting_bytes = 0
+
+    def accept_frames(self, source: int, target: int) -> None:
+        """Read what a device has sent."""
+        while True:
+            try:
+                frame = os.read(source, MAX_FRAME)
+            except BlockingIOError:
+                return
+            if self._waiting_bytes < MAX_WAITING_BYTES:
+                self._waiting.append((time.monotonic() + self._delay, target, frame))
+                self._waiting_bytes += len(frame)
+
+    def deliver_due(self) -> float | None:
+        """Write the frames that are due, and return the seconds until the next one."""
+        while self._waiting:
+            due, target, frame = self._waiting[0]
+            remaining = due - time.monotonic()
+            if remaining > 0:
+                return remaining
+            self._waiting.popleft()
+            self._waiting_bytes -= len(frame)
+            try:
+                os.write(target, frame)
+            except OSError:
+                continue  # the device is down or its queue is full: the frame is lost, as on a line
+        return None
+
+
+def main() -> None:
+    """Relay until standard input is closed."""
+    delay_line = DelayLine(float(sys.argv[1]) / 1000)
+    selector = selectors.DefaultSelector()
+    for pair in sys.argv[2:]:
+        bridge_end, worker_end = (open_tap(name) for name in pair.split("="))
+        selector.register(bridge_end, selectors.EVENT_READ, worker_end)
+        selector.register(worker_end, selectors.EVENT_READ, bridge_end)
+    selector.register(sys.stdin.fileno(), selectors.EVENT_READ, None)
+    print("ready", flush=True)
+    wait: float | None = None
+    while True:
+        for key, _ in selector.select(wait):
+            if key.data is None:
+                return
+            delay_line.accept_frames(key.fd, key.data)
+        wait = delay_line.deliver_due()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Each worker trains alone, without any exchange: the calibration of this machine's arithmetic."""
+
+from field_job import FieldJob, StepRecorder
+from field_model import STEP_TOKENS, FieldGPT, batches, create_adamw, flatten
+
+
+def run_worker(job: FieldJob) -> None:
+    """Train one worker's part."""
+    model = FieldGPT()
+    optimizer = create_adamw(model.parameters())
+    text = batches(job.folder_path, job.rank)
+    model(next(text)).backward()
+    recorder = StepRecorder(job, STEP_TOKENS)
+    recorder.wait_for_go()
+    for _ in recorder.steps_left():
+        model(next(text)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if recorder.is_snapshot_due():
+            recorder.record_weights(flatten(model))

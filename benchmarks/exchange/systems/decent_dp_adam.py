@@ -1,0 +1,45 @@
+"""decent-dp 0.2.3, the authors' decentralised Adam, over gloo and the exponential topology."""
+
+from functools import partial
+
+import torch.distributed as dist
+from field_job import FieldJob, StepRecorder
+from field_model import (
+    BETAS,
+    LEARNING_RATE,
+    STEP_TOKENS,
+    WEIGHT_DECAY,
+    FieldGPT,
+    batches,
+    flatten,
+)
+
+
+def run_worker(job: FieldJob) -> None:
+    """Train one worker's part."""
+    from decent_dp.ddp import DecentralizedDataParallel  # only in the benchmark's environment
+    from torch.optim import AdamW
+
+    job.set_up_gloo()
+    dist.init_process_group("gloo")
+    model = FieldGPT()
+    create = partial(AdamW, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    parallel = DecentralizedDataParallel(
+        model,
+        lambda named: create([parameter for _, parameter in named]),
+        topology=job.options.get("topology", "one-peer-exp"),
+    )
+    recorder = StepRecorder(job, STEP_TOKENS)
+    text = batches(job.folder_path, job.rank)
+    dist.barrier()
+    if not job.options.get("from_first_step"):
+        for _ in range(3):  # connects all pairs
+            parallel(next(text)).backward()
+    recorder.wait_for_go()
+    for _ in recorder.steps_left():
+        parallel(next(text)).backward()
+        if recorder.is_snapshot_due():
+            recorder.record_weights(flatten(model))
+    recorder.record_figures(final=flatten(model).double().norm().item())
+    dist.barrier()
+    dist.destroy_process_group()
