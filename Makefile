@@ -85,6 +85,12 @@ audit: setup
 drill-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/exchange/drill_exchange.py $(if $(QUICK),--quick)
 
+# Measure against DDP, pipelines, decent-dp, hivemind and torchft on shaped lines: 90 minutes; as root on Linux. QUICK=1: ten.
+# It installs the external systems into build/field. DOCS=1 writes the plots of docs/benchmarks/exchange.md.
+.PHONY: bench-exchange
+bench-exchange: .venv/.installed
+	@PYTHONPATH=worker $(BIN)/python benchmarks/exchange/bench_exchange.py $(if $(QUICK),--quick) $(if $(DOCS),--docs)
+
 # What floods of a stranger do to honest updates and to memory; 7 minutes. QUICK=1: two.
 bench-floods: .venv/.installed
 	@$(BIN)/python benchmarks/exchange/bench_floods.py $(if $(QUICK),--quick)

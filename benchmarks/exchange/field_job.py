@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 POLL_SECONDS = 0.02
+END_SECONDS = 60.0  # for which a worker waits until the others have ended too
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,14 @@ class StepRecorder:
             time.sleep(POLL_SECONDS)
         self._started = time.monotonic()
         self._write(self._started)
+
+    def wait_for_all(self) -> None:
+        """Wait until all workers have made their steps, so that nobody misses a last message."""
+        folder, count = self._job.out_folder, self._job.world
+        (folder / f"done.{self._job.rank}").touch()
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline and len(list(folder.glob("done.*"))) < count:
+            time.sleep(POLL_SECONDS)
 
     def steps_left(self) -> Iterator[int]:
         """Yield the numbers of the steps to make; record each one as it ends."""

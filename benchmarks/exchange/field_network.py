@@ -80,6 +80,7 @@ class FieldNetwork:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C ends it by way of the cleanup
         )
         assert self._relay.stdout is not None and self._relay.stderr is not None
         if self._relay.stdout.readline().strip() != "ready":

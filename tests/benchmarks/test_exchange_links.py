@@ -45,7 +45,7 @@ def test_scaled_line_preserves_the_ratio_of_bytes_to_arithmetic():
     assert scale_line(HOME_LINE, CPU_FLOPS).round_trip_seconds == HOME_LINE.round_trip_seconds
 
 
-def test_scaled_pipeline_line_preserves_the_ratio_of_activations_to_arithmetic():
+def test_scaled_pipeline_line_preserves_its_own_ratio():
     line = Line("x", 20, 20)
     scaled = scale_pipeline_line(line, CPU_FLOPS, GPT_1_3B, HERE)
 

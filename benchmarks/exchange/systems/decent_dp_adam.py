@@ -17,7 +17,7 @@ from field_model import (
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
-    from decent_dp.ddp import DecentralizedDataParallel  # only in the benchmark's environment
+    from decent_dp.ddp import DecentralizedDataParallel  # pyright: ignore[reportMissingImports]
     from torch.optim import AdamW
 
     job.set_up_gloo()

@@ -67,6 +67,7 @@ def run_worker(job: FieldJob) -> None:
         train_step(mixing, adam, weights, compute_gradient, LEARNING_RATE)
         if recorder.is_snapshot_due():
             recorder.record_weights(weights)
+    recorder.wait_for_all()
     counts = mixing.counts
     recorder.record_figures(
         final=weights.double().norm().item(),

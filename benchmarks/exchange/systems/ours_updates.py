@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from drill_worker import MACHINE, MIRROR, RUN, Setup, build_joined_run
@@ -30,6 +31,8 @@ class FieldWorker(Worker):
     job: FieldJob
     recorder: StepRecorder
     was_ready = False
+    computing_seconds = 0.0
+    went_at = 0.0
 
     def train(self) -> None:
         """Wait until all are connected and the lines are shaped; then train."""
@@ -39,9 +42,23 @@ class FieldWorker(Worker):
         if not self.was_ready:
             self.recorder.wait_for_go()
             self.was_ready = True
+            self._time_engine()
         if uplink := self.job.options.get("uplink"):
             self.exchange.set_uplink_limit(round(uplink))
         super().train()
+
+    def _time_engine(self) -> None:
+        """Measure the time that the loop spends in steps."""
+        step = self.engine.step
+        self.went_at = time.monotonic()
+
+        def timed_step(*arguments: Any, **options: Any) -> Any:
+            started = time.monotonic()
+            stats = step(*arguments, **options)
+            self.computing_seconds += time.monotonic() - started
+            return stats
+
+        self.engine.step = timed_step
 
     def run_between_steps(self) -> None:
         """Record a step that has just ended."""
@@ -52,11 +69,13 @@ class FieldWorker(Worker):
         if self.recorder.is_snapshot_due():
             parts = [self.anchor.fragments[i] for i in range(len(self.anchor.fragments))]
             self.recorder.record_weights(torch.cat([units.float() * UNIT for units in parts]))
+        stats = self.exchange.stats
+        self.recorder.record_figures(
+            updates_sent=stats.updates_sent,
+            updates_received=stats.updates_received,
+            computing=self.computing_seconds / (time.monotonic() - self.went_at),
+        )
         if self.job.steps and self.recorder.steps >= self.job.steps:
-            stats = self.exchange.stats
-            self.recorder.record_figures(
-                updates_sent=stats.updates_sent, updates_received=stats.updates_received
-            )
             self.leaving.set()
 
     def evaluate_if_due(self, at_once: bool = False) -> None:

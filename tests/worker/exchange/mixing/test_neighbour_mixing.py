@@ -109,7 +109,7 @@ def reference(topology, machines: int, steps: int) -> list[torch.Tensor]:
         for i, x in enumerate(replicas):
             x.grad = gradient_at(i, before[i])
             group = topology.group_at(machines, i, step)
-            x.data = sum(before[j] for j in group) / len(group)
+            x.data = torch.stack([before[j] for j in group]).mean(dim=0)
             adams[i].step()
     return [x.detach() for x in replicas]
 

@@ -1,0 +1,486 @@
+"""Measure the exchange against the systems that people would otherwise use: `make bench-exchange`.
+
+Four workers in four network namespaces train one small GPT on lines that are scaled to this
+machine's arithmetic (`links.py`). See docs/benchmarks/exchange.md. The script prints a line for
+each measurement, and one JSON object as its last line. `--quick`: a small version of all.
+
+Exit code 2: something that the benchmark needs is missing; one sentence says what.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
+import torch
+from child_processes import ChildProcesses
+from drill_worker import MIRROR, RUN
+from field_cells import Cell, CellResult, FieldRunner, with_rests
+from field_environment import InstallError, install_systems
+from field_findings import Findings, summarise
+from field_model import MODEL, SHAPE, STEP_TOKENS
+from field_network import FieldNetwork, NamespaceError
+from field_plots import draw_plots
+from links import NAMED_MODELS, LinkError, Shape, pipeline_ratio, scale_line, scale_pipeline_line
+from systems import ours_updates
+
+from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.exchange.mixing.topology import EXPONENTIAL
+from barnraise.exchange.pacing.lines import HOME_LINE, Line
+from barnraise.exchange.pacing.runtime_model import (
+    Prediction,
+    StepTime,
+    Swarm,
+    predict_all_reduce,
+    predict_decentralized_adam,
+    predict_updates,
+)
+from barnraise.spec import TextSpec
+from barnraise.text import shards
+from barnraise.text.stdlib_text import read_stdlib
+
+WORKERS = 4
+BUILD = Path(__file__).resolve().parents[2] / "build" / "field"
+EXTERNAL = ("decent_dp_adam", "hivemind_optimizer", "torchft_diloco")
+SPEEDS = (1.0, 2.0, 4.0, 7.0)
+LINES = {
+    "home": HOME_LINE,
+    "50mbit": Line("50 Mb/s", 50, 50, 0.023),
+    "100mbit": Line("100 Mb/s", 100, 100, 0.023),
+    "1000mbit": Line("1,000 Mb/s", 1000, 1000, 0.023),
+}
+MIN_STEPS = 3  # that a slow system must make before its steps are multiplied
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured.
+
+    Attributes:
+        calibration_steps: of each worker alone.
+        pipeline_steps: of each pipeline.
+        pipeline_models: names of the models of the crossover chart.
+        pipeline_rates: Mb/s of the crossover chart.
+        target_loss: nats a token, to which every system trains.
+        curve_steps: in which synchronous systems reach the target.
+        loss_seconds: that a system may take for the target on one line.
+        slow_seconds: for the few steps of a slow system on one line.
+        loss_lines: names of the lines.
+        round_steps: H of DiLoCo.
+        churn: seconds between two kills, and seconds in all.
+        equal_steps: of decentralised Adam against decent-dp.
+        steady_seconds: of utilisation and unequal speeds.
+    """
+
+    calibration_steps: int
+    pipeline_steps: int
+    pipeline_models: tuple[str, ...]
+    pipeline_rates: tuple[float, ...]
+    target_loss: float
+    curve_steps: int
+    loss_seconds: float
+    slow_seconds: float
+    loss_lines: tuple[str, ...]
+    round_steps: int
+    churn: tuple[float, float]
+    equal_steps: int
+    steady_seconds: float
+
+
+FULL = Extent(
+    calibration_steps=40,
+    pipeline_steps=3,
+    pipeline_models=tuple(shape.name for shape in NAMED_MODELS),
+    pipeline_rates=(15, 20, 50, 100, 400, 1000),
+    target_loss=2.6,
+    curve_steps=150,
+    loss_seconds=240.0,
+    slow_seconds=180.0,
+    loss_lines=("home", "100mbit", "1000mbit"),
+    round_steps=10,
+    churn=(120.0, 600.0),
+    equal_steps=60,
+    steady_seconds=90.0,
+)
+QUICK = Extent(
+    calibration_steps=8,
+    pipeline_steps=2,
+    pipeline_models=("GPT 1.3B",),
+    pipeline_rates=(20, 400),
+    target_loss=3.2,
+    curve_steps=36,
+    loss_seconds=50.0,
+    slow_seconds=25.0,
+    loss_lines=("home", "100mbit", "1000mbit"),
+    round_steps=10,
+    churn=(12.0, 36.0),
+    equal_steps=12,
+    steady_seconds=25.0,
+)
+
+
+class ExchangeBenchmark:
+    """The measurements, one method each."""
+
+    def __init__(self, runner: FieldRunner, extent: Extent) -> None:
+        """Measure nothing yet."""
+        self._runner = runner
+        self._extent = extent
+        self.findings = Findings()
+        self._alone: CellResult | None = None
+
+    # ---- calibration --------------------------------------------------------------------------
+
+    def calibrate(self) -> None:
+        """Measure what each worker computes alone, while all four do."""
+        result = self._run(Cell("alone", None, 300.0, steps=self._extent.calibration_steps))
+        self._alone = result
+        self.findings.machine = {
+            "tokens_per_second_alone": round(fmean(result.rates), 1),
+            "step_seconds_alone": round(self.step_seconds_alone, 4),
+            "flops_alone": round(self.flops / 1e9, 2),
+            "parameters": MODEL.parameters,
+            "step_tokens": STEP_TOKENS,
+            "load": [round(value, 1) for value in os.getloadavg()],
+        }
+        report("alone", self.findings.machine)
+
+    @property
+    def step_seconds_alone(self) -> float:
+        """Return the mean seconds of a step without exchange, over all workers."""
+        assert self._alone is not None
+        return STEP_TOKENS / fmean(self._alone.rates)
+
+    @property
+    def step_time(self) -> StepTime:
+        """Return the time of a step without exchange, as the runtime model wants it."""
+        assert self._alone is not None
+        return StepTime(self.step_seconds_alone, self._alone.step_deviation, STEP_TOKENS)
+
+    @property
+    def flops(self) -> float:
+        """Return the FLOP/s of one worker: six for each parameter and token."""
+        return 6 * MODEL.parameters * STEP_TOKENS / self.step_seconds_alone
+
+    def _pipeline_flops(self, named: Shape) -> float:
+        """Return the FLOP/s of one worker as the named model's closed form counts them.
+
+        Eight for each token and parameter, with as many parameters per L·d² as the named model has.
+        """
+        per_shape = named.parameters / (named.layers * named.width**2)
+        parameters = per_shape * SHAPE.layers * SHAPE.width**2
+        return 8 * parameters * STEP_TOKENS / self.step_seconds_alone
+
+    # ---- 1. pipelines -------------------------------------------------------------------------
+
+    def measure_pipelines(self) -> None:
+        """Measure full copies against pipelines, where the ratio should be the closed form's."""
+        ours = self._run(self._ours(LINES["100mbit"], steps=self._extent.calibration_steps))
+        for shape in NAMED_MODELS:
+            if shape.name not in self._extent.pipeline_models:
+                continue
+            for rate in self._extent.pipeline_rates:
+                for bits in (16, 8):
+                    self._measure_pipeline(shape, rate, bits, ours.tokens_per_second)
+
+    def _measure_pipeline(self, shape: Shape, rate: float, bits: int, ours: float) -> None:
+        line = Line(f"{rate:g} Mb/s", rate, rate, HOME_LINE.round_trip_seconds)
+        scaled = scale_pipeline_line(line, self._pipeline_flops(shape), shape, SHAPE)
+        schedule = "1f1b" if bits == 16 else "gpipe"
+        cell = Cell(
+            "torch_pipeline",
+            scaled,
+            self._extent.slow_seconds * 3,
+            steps=self._extent.pipeline_steps,
+            options={"bits": bits, "schedule": schedule},
+        )
+        result = self._run(cell)
+        expected = pipeline_ratio(WORKERS, shape, bits / 8, rate * 1e6)
+        ratio = ours / result.rates[0] if result.rates[0] else None
+        row = {
+            "model": shape.name,
+            "megabits": rate,
+            "bits": bits,
+            "schedule": schedule,
+            "scaled_megabits": round(scaled.up_megabits, 3),
+            "tokens_per_second": round(result.rates[0], 1),
+            "ratio": ratio and round(ratio, 2),
+            "closed_form": round(expected, 2),
+        }
+        self.findings.pipeline.append(row)
+        report("pipeline", row)
+
+    # ---- 2. wall-clock to one loss ------------------------------------------------------------
+
+    def measure_loss(self) -> None:
+        """Measure how long each system takes to the same validation loss on each line."""
+        steps_needed = {
+            system: self._measure_curve(system, options)
+            for system, options in (
+                ("torch_ddp", {}),
+                ("decent_dp_adam", {}),
+                ("torchft_diloco", {"round_steps": self._extent.round_steps}),
+            )
+        }
+        for name in self._extent.loss_lines:
+            self._measure_asynchronous("ours_updates", name)
+            for system, (steps, cell) in steps_needed.items():
+                self._measure_synchronous(system, name, steps, cell)
+            self._measure_asynchronous("hivemind_optimizer", name)
+
+    def _measure_curve(
+        self, system: str, options: dict[str, Any]
+    ) -> tuple[float | None, CellResult]:
+        """Train without a limit on the line; steps to a loss do not depend on it."""
+        result = self._run(
+            Cell(system, None, self._extent.loss_seconds * 3, self._extent.curve_steps, 4, options)
+        )
+        steps = result.steps_to_loss(self._extent.target_loss)
+        last = result.losses[-1][2] if result.losses else None
+        report("curve", {"system": system, "steps": steps, "last": last, "is": result.outcome})
+        return steps, result
+
+    def _measure_synchronous(
+        self, system: str, line_name: str, steps: float | None, curve: CellResult
+    ) -> None:
+        """Time a few steps on a line and multiply them."""
+        line = scale_line(LINES[line_name], self.flops)
+        per_round = self._extent.round_steps if system == "torchft_diloco" else 1
+        made = max(1, len(curve.step_seconds))
+        step_bytes = max(curve.bytes_sent) / made
+        computed = step_bytes / line.up_bytes + self.step_seconds_alone
+        wanted = max(MIN_STEPS + 1, per_round * 2)
+        kind = "extrapolated"
+        if computed * wanted > self._extent.slow_seconds * 1.5:
+            seconds, kind = computed, "computed"
+        else:
+            options = {"round_steps": per_round} if per_round > 1 else {}
+            cell = Cell(system, line, self._extent.slow_seconds * 3, wanted, 0, options)
+            result = self._run(cell)
+            durations = result.step_seconds
+            seconds = fmean(durations[-per_round * (len(durations) // per_round) :] or [computed])
+            self._compare_with_model(system, line_name, line, seconds)
+        row = {
+            "system": system,
+            "line": line_name,
+            "step_seconds": round(seconds, 3),
+            "seconds": steps and round(steps * seconds, 1),
+            "kind": kind,
+            "bytes_a_step": round(step_bytes),
+            "utilisation": round(self.step_seconds_alone / seconds, 4),
+        }
+        self.findings.loss.append(row)
+        report("loss", row)
+
+    def _measure_asynchronous(self, system: str, line_name: str) -> None:
+        """Train on a line until the target, or as long as the benchmark allows."""
+        line = scale_line(LINES[line_name], self.flops)
+        cell = Cell(system, line, self._extent.loss_seconds, 0, 2)
+        result = self._run(self._ours(LINES[line_name]) if system == "ours_updates" else cell)
+        seconds = result.seconds_to_loss(self._extent.target_loss)
+        kind = "measured"
+        if seconds is None and len(result.losses) > 1:
+            seconds, kind = _extrapolate(result, self._extent.target_loss), "extrapolated"
+        row = {
+            "system": system,
+            "line": line_name,
+            "seconds": seconds and round(seconds, 1),
+            "kind": kind,
+            "step_seconds": round(result.mean_step_seconds, 3),
+            "last_loss": round(result.losses[-1][2], 3) if result.losses else None,
+            "bytes": max(result.bytes_sent),
+            "outcome": result.outcome,
+            "epochs": result.figures[0].get("epochs"),
+        }
+        self.findings.loss.append(row)
+        report("loss", row)
+
+    def _ours(self, line: Line, steps: int = 0, seconds: float | None = None) -> Cell:
+        """Return the cell of our worker on a line."""
+        scaled = scale_line(line, self.flops)
+        return Cell(
+            "ours_updates",
+            scaled,
+            seconds or self._extent.loss_seconds,
+            steps=steps,
+            snapshot_steps=0 if steps else 2,
+            options={"uplink": ours_updates.UPLINK_SHARE_OF_LINE * scaled.up_bytes},
+        )
+
+    # ---- 3 to 6 -------------------------------------------------------------------------------
+
+    def measure_utilisation(self) -> None:
+        """Measure the share of time in which our workers compute."""
+        for name in ("50mbit", "home"):
+            result = self._run(self._ours(LINES[name], seconds=self._extent.steady_seconds))
+            shares = [figures.get("computing", 0.0) for figures in result.figures]
+            self.findings.utilisation[name] = round(fmean(shares), 4)
+        report("utilisation", self.findings.utilisation)
+
+    def measure_churn(self) -> None:
+        """Kill and restart workers in turn, and see what goes on."""
+        between, seconds = self._extent.churn
+        line = scale_line(LINES["1000mbit"], self.flops)
+        for system in ("ours_updates", "torch_ddp", *EXTERNAL):
+            options = {"round_steps": self._extent.round_steps}
+            cell = Cell(system, line, seconds, 0, 2, options)
+            if system == "ours_updates":
+                cell = self._ours(LINES["1000mbit"], seconds=seconds)
+            result = self._run(replace(cell, churn=between))
+            self.findings.churn[system] = {
+                "outcome": result.outcome,
+                "tokens_per_second": round(result.tokens_per_second, 1),
+                "loss": round(result.losses[-1][2], 3) if result.losses else None,
+            }
+            report("churn", {"system": system} | self.findings.churn[system])
+
+    def measure_unequal_speeds(self) -> None:
+        """Measure machines of speeds 1:2:4:7 against the sum of their speeds."""
+        seconds = self._extent.steady_seconds
+        alone = self._run(with_rests(Cell("alone", None, seconds), SPEEDS))
+        ours = self._run(with_rests(self._ours(LINES["100mbit"], seconds=seconds), SPEEDS))
+        share = ours.tokens_per_second / alone.tokens_per_second
+        self.findings.unequal_of_sum = round(share, 3)
+        report("unequal", {"of_sum": self.findings.unequal_of_sum, "rates": ours.rates})
+
+    def measure_equal_work(self) -> None:
+        """Measure ours as decentralised Adam against decent-dp on the same batches."""
+        steps = self._extent.equal_steps
+        every = max(1, steps // 4)
+        theirs = self._run(
+            Cell("decent_dp_adam", None, 300.0, steps, every, {"from_first_step": True})
+        )
+        ours = self._run(Cell("ours_mixing", None, 300.0, steps, every))
+        # Their first step builds buckets and connects processes.
+        times = [sum(result.step_seconds[2:]) for result in (ours, theirs)]
+        self.findings.equal_work = {
+            "step_time_ratio": round(times[0] / times[1], 3) if times[1] else None,
+            "losses": [[step, round(loss, 4)] for _, step, loss in ours.losses],
+            "decent_dp_losses": [[step, round(loss, 4)] for _, step, loss in theirs.losses],
+            "messages": [figures.get("messages") for figures in ours.figures],
+            "bytes": [max(ours.bytes_sent), max(theirs.bytes_sent)],
+        }
+        report("equal work", self.findings.equal_work)
+
+    # ---- the runtime model --------------------------------------------------------------------
+
+    def _compare_with_model(self, system: str, name: str, line: Line, measured: float) -> None:
+        """Record how far the runtime model's step is from the measured one."""
+        swarm = Swarm(WORKERS, MODEL.parameters, line, self.step_time)
+        predictions: dict[str, Callable[[], Prediction]] = {
+            "torch_ddp": lambda: predict_all_reduce(swarm),
+            "decent_dp_adam": lambda: predict_decentralized_adam(swarm, EXPONENTIAL, 32),
+            "ours_updates": lambda: predict_updates(swarm),
+        }
+        if system in predictions:
+            predicted = predictions[system]().step_seconds
+            error = abs(predicted / measured - 1)
+            row = {"system": system, "line": name, "predicted": round(predicted, 3)}
+            row |= {"measured": round(measured, 3), "error": round(error, 3)}
+            self.findings.model_errors.append(row)
+            report("runtime model", row)
+
+    def _run(self, cell: Cell) -> CellResult:
+        def prepare(out: Path) -> None:
+            if cell.system == "ours_updates":
+                ours_updates.prepare_machines(out, self._runner.folder / "text", WORKERS)
+
+        result = self._runner.run(cell, prepare)
+        if result.outcome.startswith(("fails", "does not start")):
+            print(f"{cell.system}: {result.outcome}", file=sys.stderr, flush=True)
+        return result
+
+
+def _extrapolate(result: CellResult, target: float) -> float | None:
+    """Return when the last half of a curve would reach the target; None if it does not fall."""
+    early, late = result.losses[len(result.losses) // 2], result.losses[-1]
+    slope = (early[2] - late[2]) / max(late[0] - early[0], 1e-9)
+    return late[0] + (late[2] - target) / slope if slope > 0 else None
+
+
+def report(what: str, row: dict[str, Any]) -> None:
+    """Print one measurement."""
+    print(f"{what}: {json.dumps(row)}", flush=True)
+
+
+def prepare_text(folder: Path) -> None:
+    """Write the text that all systems train on, and what our worker needs of a run."""
+    blobs = BlobStore(folder / "text")
+    text = TextSpec(tokenizer="bytes", shard_tokens=1 << 20)
+    manifest = shards.prepare_text(text, MODEL.vocabulary, RUN, blobs.store, list(read_stdlib()))
+    signed = MIRROR.sign("manifest", manifest)
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    (folder / "signed_manifest.json").write_text(signed.model_dump_json())
+    (folder / "spec.json").write_text(ours_updates.build_spec(signed, "auto").to_json())
+
+
+def run_benchmark(extent: Extent, only: list[str]) -> Findings:
+    """Measure everything, or what is named.
+
+    Raises:
+        NamespaceError: There are no network namespaces for this process.
+        InstallError: An external system cannot be installed.
+        LinkError: The machine is too busy to be measured.
+    """
+    folder = BUILD / f"run.{os.getpid()}"
+    with ExitStack() as cleanup:
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        network = FieldNetwork(WORKERS, HOME_LINE.delay_seconds, cleanup)
+        ChildProcesses(BUILD, cleanup)  # ends every process, also after Ctrl-C
+        network.create()
+        python = install_systems(BUILD / "venv")
+        folder.mkdir(parents=True)
+        prepare_text(folder)
+        runner = FieldRunner(folder, network, dict.fromkeys(EXTERNAL, python), cleanup)
+        benchmark = ExchangeBenchmark(runner, extent)
+        benchmark.calibrate()
+        parts: dict[str, Callable[[], None]] = {
+            "equal": benchmark.measure_equal_work,
+            "utilisation": benchmark.measure_utilisation,
+            "loss": benchmark.measure_loss,
+            "pipelines": benchmark.measure_pipelines,
+            "unequal": benchmark.measure_unequal_speeds,
+            "churn": benchmark.measure_churn,
+        }
+        for name, measure in parts.items():
+            if not only or name in only:
+                measure()
+    return benchmark.findings
+
+
+def main() -> None:
+    """Parse the command line, measure, and print the last line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small version of all")
+    parser.add_argument("--only", action="append", default=[], help="one part, several times")
+    parser.add_argument("--output", type=Path, default=BUILD / "findings.json")
+    parser.add_argument("--docs", action="store_true", help="write the plots of the document")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    extent = QUICK if arguments.quick else FULL
+    started = time.monotonic()
+    try:
+        findings = run_benchmark(extent, arguments.only)
+    except (NamespaceError, InstallError, LinkError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    findings.machine["minutes"] = round((time.monotonic() - started) / 60, 1)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(asdict(findings), indent=1))
+    if arguments.docs:
+        draw_plots(findings, extent.target_loss)
+    print(json.dumps(summarise(findings)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Draw what `make bench-exchange` measured."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from field_findings import Findings
+from links import NAMED_MODELS, pipeline_ratio
+
+DOCUMENTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+RATES = [10 * 10 ** (exponent / 20) for exponent in range(45)]  # Mb/s
+WORKERS = 4
+SYSTEM_NAMES = {
+    "ours_updates": "Barnraise",
+    "torch_ddp": "torch DDP",
+    "decent_dp_adam": "decent-dp 0.2.3",
+    "hivemind_optimizer": "hivemind 1.1.12",
+    "torchft_diloco": "torchft DiLoCo",
+}
+LINE_NAMES = {"home": "home 15/112", "100mbit": "100 Mb/s", "1000mbit": "1,000 Mb/s"}
+# DiLoCo with H = 128 on real links, measured by other authors: the share of time that computes.
+PUBLISHED_UTILISATION = {50: 0.116, 200: 0.36, 1000: 0.715}
+
+
+def draw_plots(findings: Findings, target_loss: float, folder: Path = DOCUMENTS) -> None:
+    """Write one plot of each part that was measured."""
+    if findings.pipeline:
+        _draw_crossover(findings.pipeline, folder / "exchange_crossover.png")
+    if findings.loss:
+        _draw_times(findings.loss, target_loss, folder / "exchange_times.png")
+    if findings.utilisation:
+        _draw_utilisation(findings.utilisation, folder / "exchange_utilisation.png")
+
+
+def _draw_crossover(rows: list[dict[str, Any]], path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 4.5))
+    for shape, colour in zip(NAMED_MODELS, ("C0", "C1", "C2"), strict=True):
+        for bits, style in ((16, "-"), (8, "--")):
+            curve = [pipeline_ratio(WORKERS, shape, bits / 8, rate * 1e6) for rate in RATES]
+            label = f"{shape.name}, {bits} bits"
+            axes.plot(RATES, curve, style, color=colour, linewidth=1, label=label)
+            measured = [r for r in rows if (r["model"], r["bits"]) == (shape.name, bits)]
+            points = [(r["megabits"], r["ratio"]) for r in measured if r["ratio"]]
+            if points:
+                axes.plot(*zip(*points, strict=True), "o" if bits == 16 else "s", color=colour)
+    axes.axhline(1, color="grey", linewidth=0.7)
+    axes.set(xscale="log", yscale="log", xlabel="line, Mb/s each way")
+    axes.set_ylabel("tokens/s of full copies over a pipeline's")
+    axes.set_title("Lines: closed form; points: measured on scaled lines", fontsize=10)
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _draw_times(rows: list[dict[str, Any]], target_loss: float, path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 4.5))
+    width = 0.8 / len(SYSTEM_NAMES)
+    for place, (system, name) in enumerate(SYSTEM_NAMES.items()):
+        times = {row["line"]: row for row in rows if row["system"] == system and row["seconds"]}
+        for x, line in enumerate(LINE_NAMES):
+            if line in times:
+                is_measured = times[line]["kind"] == "measured"
+                axes.bar(
+                    x + place * width,
+                    times[line]["seconds"],
+                    width,
+                    color=f"C{place}",
+                    alpha=1.0 if is_measured else 0.45,
+                    label=name if x == len(LINE_NAMES) - 1 else None,
+                )
+    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(LINE_NAMES))], LINE_NAMES.values())
+    axes.set(yscale="log", ylabel=f"seconds to {target_loss:g} nats a byte")
+    axes.set_title("Scaled lines; pale: few steps timed and multiplied", fontsize=10)
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _draw_utilisation(measured: dict[str, float], path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 3.5))
+    published = PUBLISHED_UTILISATION
+    axes.plot(list(published), list(published.values()), "s--", label="DiLoCo, H = 128, published")
+    rates = {"home": 15, "50mbit": 50}
+    points = sorted((rates[name], value) for name, value in measured.items())
+    axes.plot(*zip(*points, strict=True), "o", label="Barnraise, measured on scaled lines")
+    axes.set(xscale="log", ylim=(0, 1.05), xlabel="line, Mb/s up", ylabel="share of time computing")
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

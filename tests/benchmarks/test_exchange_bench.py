@@ -1,0 +1,79 @@
+"""Test what `make bench-exchange` does without a network: refusals, arithmetic, its last line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+sys.path.append(str(ROOT / "benchmarks" / "exchange"))
+sys.path.append(str(ROOT / "benchmarks" / "shared"))
+
+from field_cells import Cell, CellResult, with_rests
+from field_findings import Findings, summarise
+from field_job import FieldJob
+
+FOLDER = ROOT / "benchmarks" / "exchange"
+
+
+def result(times: list[float], losses: list[tuple[float, int, float]]) -> CellResult:
+    steps = [[(at, 100 * number) for number, at in enumerate(times)]] * 4
+    return CellResult("done", steps, [0] * 4, [{}] * 4, losses)
+
+
+def test_cell_interpolates_when_a_loss_was_reached():
+    cell = result([10, 11, 13], [(0.0, 0, 5.0), (10.0, 4, 3.0), (20.0, 8, 2.0)])
+    assert cell.seconds_to_loss(2.5) == 15.0 and cell.steps_to_loss(4.0) == 2.0
+    assert cell.seconds_to_loss(1.0) is None and cell.seconds_to_loss(6.0) == 0.0
+    assert cell.step_seconds == [1, 2] and cell.mean_step_seconds == 1.5
+    assert cell.rates == [pytest.approx(200 / 3)] * 4
+    assert cell.tokens_per_second == pytest.approx(800 / 3)
+
+
+def test_slow_machines_rest_in_proportion_to_their_speed():
+    cell = with_rests(Cell("alone", None, 1.0), (1, 2, 4, 7))
+    assert cell.rests == pytest.approx((6.0, 2.5, 0.75, 0.0))
+
+
+def test_job_survives_its_file(tmp_path):
+    job = FieldJob("alone", str(tmp_path), str(tmp_path), 1, ("10.0.0.1",), 5, options={"bits": 8})
+    (tmp_path / "job").write_text(job.to_json())
+    assert FieldJob.load(tmp_path / "job") == job
+
+
+def test_last_line_has_every_figure_when_nothing_was_measured():
+    findings = Findings()
+    assert summarise(findings)["pipeline"]["ratio_1p3b_20mbit_16bit"] is None
+    row = {"line": "100mbit", "kind": "measured"}
+    findings.loss = [
+        row | {"system": "ours_updates", "seconds": 10.0},
+        row | {"system": "torch_ddp", "seconds": 400.0},
+        row | {"system": "hivemind_optimizer", "seconds": None},
+    ]
+    findings.pipeline = [
+        {"model": "GPT 1.3B", "megabits": 20, "bits": 16, "ratio": 20.9, "closed_form": 22.0}
+    ]
+    findings.model_errors = [{"error": 0.1}, {"error": 0.15}]
+    line = summarise(findings)
+    assert line["ddp"]["ratio_100mbit"] == 40.0 and line["hivemind"]["ratio_100mbit"] is None
+    assert line["pipeline"]["ratio_1p3b_20mbit_16bit"] == 20.9
+    assert line["pipeline"]["closed_form_error"] == 0.05
+    assert line["runtime_model_error"] == 0.15
+    assert json.loads(json.dumps(line)) == line
+
+
+def test_benchmark_without_root_ends_with_one_sentence():
+    script = (
+        f"import os, sys; sys.path[:0] = {[str(FOLDER), str(ROOT / 'worker')]!r}\n"
+        "from contextlib import ExitStack\n"
+        "from field_network import FieldNetwork, NamespaceError\n"
+        "if os.geteuid() == 0: os.seteuid(65534)\n"
+        "with ExitStack() as cleanup:\n"
+        "    try: FieldNetwork(4, 0.01, cleanup).create()\n"
+        "    except NamespaceError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip().endswith("which needs Linux and root")
