@@ -327,6 +327,22 @@ class ExchangeBenchmark:
             self.findings.utilisation[name] = round(fmean(shares), 4)
         report("utilisation", self.findings.utilisation)
 
+    def measure_unscaled(self) -> None:
+        """Measure on a real line of 100 Mb/s, which flatters everyone on a slow processor."""
+        line = LINES["100mbit"]
+        steps = self._extent.pipeline_steps * 4
+        pipeline = {"bits": 16, "schedule": "1f1b"}
+        cells = {
+            "ours_updates": {"uplink": ours_updates.UPLINK_SHARE_OF_LINE * line.up_bytes},
+            "torch_ddp": {},
+            "decent_dp_adam": {},
+            "torch_pipeline": pipeline,
+        }
+        for system, options in cells.items():
+            result = self._run(Cell(system, line, 120.0, steps, 0, options))
+            self.findings.unscaled[system] = round(result.tokens_per_second, 1)
+        report("unscaled 100 Mb/s", self.findings.unscaled)
+
     def measure_churn(self) -> None:
         """Kill and restart workers in turn, and see what goes on."""
         between, seconds = self._extent.churn
@@ -451,6 +467,7 @@ def run_benchmark(extent: Extent, only: list[str]) -> Findings:
             "pipelines": benchmark.measure_pipelines,
             "unequal": benchmark.measure_unequal_speeds,
             "churn": benchmark.measure_churn,
+            "unscaled": benchmark.measure_unscaled,
         }
         for name, measure in parts.items():
             if not only or name in only:

@@ -16,6 +16,7 @@ class Findings:
     churn: dict[str, dict[str, Any]] = field(default_factory=dict)
     unequal_of_sum: float | None = None
     equal_work: dict[str, Any] = field(default_factory=dict)
+    unscaled: dict[str, float] = field(default_factory=dict)
     model_errors: list[dict[str, Any]] = field(default_factory=list)
 
 
