@@ -113,6 +113,7 @@ ROUTES_WITHOUT_A_PAGE = {
     "admin_test_letter",
     "download",
     "healthz",
+    "machine_certificate",
     "machine_confirm",
     "machine_history",
     "machine_pause",

@@ -5,6 +5,7 @@ from subprocess import Popen
 
 from helpers.live_site import Site, enrol, log_in, sign_up, wait_until
 from helpers.navigation import click_and_load
+from helpers.pages import WIDTH_ERROR
 from helpers.screenshots import DIALOG, UPSTREAM, check_page, open_page
 from playwright.sync_api import Browser, Page, expect
 
@@ -91,12 +92,12 @@ def create_run_after_a_mistake(page: Page) -> None:
     page.locator("[name='report_every']").fill("1")
     page.locator("[name='recipe.learning_rate']").fill("3e-3")
     click_and_load(page.get_by_role("button", name="Create draft"))
-    expect(page.get_by_text("must be divisible by the heads").first).to_be_visible()
+    expect(page.get_by_text(WIDTH_ERROR).first).to_be_visible()
     expect(page.locator("[name=name]")).to_have_value("First frame")
     expect(page.locator("[name='model.heads']")).to_have_value("5")
     check_page(page, "run-new-mistake")
     page.locator("[name='model.heads']").fill("4")
-    expect(page.get_by_text("must be divisible by the heads")).to_have_count(0)
+    expect(page.get_by_text(WIDTH_ERROR)).to_have_count(0)
     click_and_load(page.get_by_role("button", name="Create draft"))
     expect(page.get_by_role("heading", name="First frame")).to_be_visible()
 

@@ -6,6 +6,7 @@ from subprocess import Popen
 import pytest
 from helpers.live_site import CODE, PASSWORD, request_enrolment, wait_until
 from helpers.navigation import new_page_loaded
+from helpers.pages import WIDTH_ERROR
 from helpers.screenshots import open_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
@@ -118,11 +119,11 @@ def create_run(page: Page, keys: Keys) -> str:
     keys.write(page.locator("[name='model.heads']"), "5")
     keys.write(page.locator("[name='report_every']"), "1")
     keys.submit("Create draft")
-    expect(page.get_by_text("must be divisible by the heads").first).to_be_visible()
+    expect(page.get_by_text(WIDTH_ERROR).first).to_be_visible()
     assert_fits_the_phone(page)
     expect(page.locator("[aria-invalid]")).to_have_count(1)
     keys.write(page.locator("[name='model.heads']"), "4")
-    expect(page.get_by_text("must be divisible by the heads")).to_have_count(0)
+    expect(page.get_by_text(WIDTH_ERROR)).to_have_count(0)
     expect(page.locator("[aria-invalid]")).to_have_count(0)
     keys.submit("Create draft")
     expect(page.get_by_role("heading", name="By keys")).to_be_visible()

@@ -71,7 +71,7 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
         expect(tokens).to_have_text("5.00 K")
         expect(page.locator('[data-figure="workers_known"]')).to_have_text("1")
         page.get_by_label("Training, each machine").check()
-        expect(page.locator("[data-machine-legend]")).to_contain_text("barn")
+        expect(page.locator("[data-loss-chart] [data-machine-legend]")).to_contain_text("barn")
         check_page(page, "run-elsewhere")
         assert {re.match(r"ws://[^/]+", url)[0] for url in socket_urls} == {
             site.url.replace("http", "ws", 1) for site in (a, b)

@@ -2,6 +2,9 @@
 
 import re
 
+# The error of a new run; the field's help text says nearly the same.
+WIDTH_ERROR = re.compile(r"the width \(\d+\) must be divisible by the heads")
+
 
 def text(answer) -> str:
     """Return the text of a page without its markup."""
