@@ -18,7 +18,13 @@ FRAME_MS = 50  # between two deltas of a replay: twenty times as fast as a site 
 
 # Records when the live page is drawn, its long tasks, and every shift that no reader caused.
 OBSERVE = """
-window.probe = {drawn: null, longTasks: [], shifts: []};
+window.probe = {drawn: null, longTasks: [], shifts: [], deltas: 0};
+window.WebSocket = class extends WebSocket {
+  constructor(...address) {
+    super(...address);
+    this.addEventListener('message', () => { probe.deltas += 1; });
+  }
+};
 new PerformanceObserver((list) => {
   for (const e of list.getEntries()) probe.longTasks.push([e.startTime, e.duration]);
 }).observe({type: 'longtask', buffered: true});
@@ -111,24 +117,27 @@ def measure_deltas(page: Page, seconds: float, report: Callable[[], None]) -> di
         report: lets some machines report; called once a second.
     """
     session = page.context.new_cdp_session(page)
-    session.send("Performance.enable")
-    frames: list[str] = []
-    session.send("Network.enable")
-    session.on("Network.webSocketFrameReceived", lambda frame: frames.append("frame"))
+    # The thread's own time: that in which other programs use the processor does not count.
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.evaluate("probe.longTasks.length = 0")
+    first = page.evaluate("probe.deltas")
     before = _read_metrics(session)
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         report()
         page.wait_for_timeout(1_000)
     after = _read_metrics(session)
-    deltas = max(1, len(frames))
-    busy = 1000 * (after["TaskDuration"] - before["TaskDuration"])
+    deltas = page.evaluate("probe.deltas") - first
     longest = page.evaluate("Math.max(0, ...probe.longTasks.map(([, duration]) => duration))")
+
+    def spent(name: str) -> float:
+        return round(1000 * (after[name] - before[name]) / max(1, deltas), 2)
+
     return {
-        "deltas": len(frames),
-        "delta_ms": round(busy / deltas, 2),
-        "script_ms": round(1000 * (after["ScriptDuration"] - before["ScriptDuration"]) / deltas, 2),
+        "deltas": deltas,
+        "delta_ms": spent("TaskDuration"),
+        "script_ms": spent("ScriptDuration"),
+        "layout_ms": spent("LayoutDuration"),
         "longest_task_ms": round(longest, 1),
     }
 

@@ -53,6 +53,7 @@ export class LiveFeed {
   private mirror = 0; // the mirror whose deltas the store has; each mirror numbers its own
   private shownMirror = 0; // the mirror that the listener was last called with
   private readonly timers = new Map<TimerName, number>();
+  private early: { mirror: number; snapshot: Promise<Snapshot> } | null = null; // requested early
   private lateTimer: number | null = null; // runs on while the connection is made again
 
   constructor(
@@ -61,6 +62,23 @@ export class LiveFeed {
     private readonly onStatus: (status: ConnectionStatus, mirror: number) => void = () => {},
     private readonly selector: MirrorSelector = new MirrorSelector(1, () => environment.random()),
   ) {}
+
+  /**
+   * Request the first snapshot before the socket is open, and show it as soon as it arrives.
+   *
+   * Deltas that were sent in between leave a gap in their numbers, which leads to another snapshot.
+   */
+  prefetch(): void {
+    const mirror = this.selector.current;
+    const snapshot = this.environment.fetchSnapshot(mirror);
+    this.early = { mirror, snapshot };
+    snapshot.then(
+      (early) => {
+        if (this.store.run === null) this.store.applySnapshot(early);
+      },
+      () => {}, // the connection fails for the same reason, and handles it
+    );
+  }
 
   /** Connect to the selected mirror; an existing connection is closed. */
   start(): void {
@@ -112,7 +130,7 @@ export class LiveFeed {
   /** Fetch a snapshot for this connection; ignore it if the connection was lost in the meantime. */
   private async loadSnapshot(socket: Socket): Promise<void> {
     try {
-      const snapshot = await this.environment.fetchSnapshot(this.mirror);
+      const snapshot = await this.fetchSnapshot();
       if (!this.isCurrent(socket)) return;
       const outcome = this.store.applySnapshot(snapshot);
       this.selector.markSuccess();
@@ -125,6 +143,13 @@ export class LiveFeed {
       if (error instanceof RefusedError) this.handleRefusal();
       else this.retry();
     }
+  }
+
+  private fetchSnapshot(): Promise<Snapshot> {
+    const early = this.early;
+    this.early = null;
+    if (early?.mirror === this.mirror) return early.snapshot;
+    return this.environment.fetchSnapshot(this.mirror);
   }
 
   /** Check later whether the page's own mirror answers again, and return to it then. */

@@ -21,6 +21,21 @@ import { RunNotices } from "./views/runNotices";
 import { startSwarm } from "./views/swarmGraph";
 import { createBrowserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
 
+const FRAME_MS = 100; // by which a delta may come early
+const COST_SHARE = 0.3; // of the last drawing in the running mean
+const MAX_SHARE = 0.004; // of the main thread's time that drawing may take
+const MAX_INTERVAL_MS = 3_000; // between two drawings on the slowest device
+
+/**
+ * Return the least milliseconds between two drawings if one takes `cost` milliseconds.
+ *
+ * Deltas come once a second. A device for which drawing each of them is too much work draws every
+ * second or third of them, and stays responsive.
+ */
+export function findDrawInterval(cost: number): number {
+  return Math.min(MAX_INTERVAL_MS, cost / MAX_SHARE) - FRAME_MS;
+}
+
 /** Something on the page that shows a part of the store. */
 interface View {
   draw(store: Store): void;
@@ -90,6 +105,7 @@ export function startRunPage(page: HTMLElement): void {
 
   retryWhenUseful(feed);
   feed.start();
+  feed.prefetch();
 }
 
 /**
@@ -99,17 +115,25 @@ export function startRunPage(page: HTMLElement): void {
  */
 function drawOnChange(store: Store, views: View[]): () => void {
   let isScheduled = false;
+  let drawnAt = -Infinity; // milliseconds since the page was opened
+  let cost = 0; // milliseconds of one drawing, a running mean
+  const draw = () => {
+    isScheduled = false;
+    // The machines' curves may arrive before the first snapshot.
+    if (!store.run) return;
+    drawnAt = performance.now();
+    for (const view of views) view.draw(store);
+    cost += COST_SHARE * (performance.now() - drawnAt - cost);
+  };
   const schedule = () => {
     if (isScheduled) return;
     isScheduled = true;
-    requestAnimationFrame(() => {
-      isScheduled = false;
-      // The machines' curves may arrive before the first snapshot.
-      if (!store.run) return;
-      for (const view of views) view.draw(store);
-    });
+    requestAnimationFrame(draw);
   };
-  store.subscribe(schedule);
+  store.subscribe(() => {
+    const interval = findDrawInterval(cost);
+    if (performance.now() - drawnAt >= interval) schedule();
+  });
   return schedule;
 }
 

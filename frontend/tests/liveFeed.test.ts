@@ -146,6 +146,30 @@ describe("LiveFeed with one mirror", () => {
     expect(statuses).toEqual(["live"]);
   });
 
+  test("shows a snapshot that was requested early, and requests no other one", async () => {
+    feed.prefetch();
+    await site.answerSnapshot(createSnapshot(10));
+    expect(store.seq).toBe(10);
+    expect(statuses).toEqual([]);
+    site.acceptConnection();
+    await settle();
+    expect(site.requests).toHaveLength(1);
+    expect(statuses).toEqual(["live"]);
+    // A delta that was sent before the socket was open is missing.
+    site.sendDelta(createDelta(12, { run: { tokens: 12 } }));
+    site.advanceTime(GAP_WAIT_MS);
+    await site.answerSnapshot(createSnapshot(12));
+    expect([store.seq, site.requests.length]).toEqual([12, 2]);
+  });
+
+  test("retries when the snapshot that was requested early fails", async () => {
+    feed.prefetch();
+    await site.failSnapshot(new Error("503"));
+    site.acceptConnection();
+    await settle();
+    expect(statuses).toEqual(["reconnecting"]);
+  });
+
   test("closes a gap with a new snapshot", async () => {
     await connect();
     site.sendDelta(createDelta(12));

@@ -41,7 +41,7 @@ def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Bro
     wait_until(lambda: float(loss.inner_text()) < first_loss - 0.2, "a lower loss on the page", 400)
     expect(run_page.locator("[data-figure=workers_alive]")).to_have_text("3")
     expect(run_page.locator("[data-figure=agree]")).to_have_text("Identical")
-    assert run_page.locator("[data-machine-table] tbody tr").count() == 3
+    expect(run_page.locator("[data-machine-table] tbody tr")).to_have_count(3)
     for machine in MACHINES:
         expect(run_page.locator("[data-events] li", has_text=f"{machine} joined")).to_have_count(1)
 

@@ -66,7 +66,8 @@ def test_run_page_shows_plans_and_predicted_and_measured_steps(site, page: Page,
     workshop.report()
     page.goto(f"/runs/{workshop.slug}/")
     rows = {
-        name: page.locator("tbody tr", has_text=name) for name in ("laptop", "tower", "workshop")
+        name: page.locator("[data-machine-table] tbody tr", has_text=name)
+        for name in ("laptop", "tower", "workshop")
     }
     expect(rows["workshop"].locator(".step")).to_have_text("5.4 s / 5.1 sas planned")
     expect(rows["tower"].locator(".step")).to_have_text("41.0 s / 50.0 s22 % longer")

@@ -29,7 +29,7 @@ interface Row {
 }
 
 const UNKNOWN = "–";
-const HIDDEN_MS = 2_000; // between two drawings while nobody sees the table
+const HIDDEN_MS = 15_000; // between two drawings while nobody sees the table
 const ROWS_PER_TURN = 20; // that are created before other work gets a turn
 
 /** The text of each cell, by its data-cell. */

@@ -32,7 +32,7 @@ export interface PlotParts {
   showReadout: (index: number | null) => string;
 }
 
-const VISIBLE_MS = 3_000; // between two drawings of new points
+const VISIBLE_MS = 4_000; // between two drawings of new points
 const HIDDEN_MS = 15_000; // the same for a chart that nobody sees
 const KEYBOARD_STEPS = 60; // arrow keys that it takes from one end of the axis to the other
 const KEYBOARD_ZOOM = 0.6; // what a press of + leaves of the shown section

@@ -30,6 +30,7 @@ from coordinator.web.model_card import load_model_card
 from coordinator.web.text_facts import read_text_facts
 from coordinator.web.text_size import text_size
 
+MAX_ROWS = 20  # machines in the page as the server writes it; its script adds the others
 CONTROLS = {
     "launch": "Launched. Training starts once one of your machines has prepared the text.",
     "pause": "Paused. Machines keep their state and wait.",
@@ -135,7 +136,7 @@ def _run_context(
         "machines": sorted(
             snapshot.workers.values(),
             key=lambda machine: (machine["person"], machine["name"], machine["id"]),
-        ),
+        )[:MAX_ROWS],
         "may_control": may_control,
         "model": load_model_card(run),
         "samples": samples.list_sample_groups(run),

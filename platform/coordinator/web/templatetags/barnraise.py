@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -92,6 +92,36 @@ def install_block(context: dict[str, Any]) -> dict[str, Any]:
 def sign_up_closed() -> str:
     """Say why a visitor cannot create an account."""
     return sign_up.closed_sentence()
+
+
+@register.simple_tag
+def preload_script(source: str) -> SafeString:
+    """Let the browser fetch a script of one page, and what it imports, while it reads the page.
+
+    Args:
+        source: the script's name in the manifest, such as "src/runPage.ts".
+    """
+    files = load_manifest()
+    names = list(_collect_imports(files, source))
+    scripts = [(static(files[name]["file"]),) for name in names]
+    styles = [(static(style),) for name in names for style in files[name].get("css", [])]
+    return format_html(
+        "{}{}",
+        format_html_join("", '<link rel="modulepreload" href="{}">', scripts),
+        format_html_join("", '<link rel="stylesheet" href="{}">', styles),
+    )
+
+
+def _collect_imports(files: dict[str, Any], source: str) -> Iterator[str]:
+    """Yield a script and all that it imports, without the script of every page."""
+    waiting, seen = [source], {"src/main.ts"}
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name
+        waiting += files[name].get("imports", [])
 
 
 @register.simple_tag
