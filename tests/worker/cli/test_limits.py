@@ -28,7 +28,7 @@ def test_limits_are_shown_with_their_units(tmp_path):
     output = run_barnraise(tmp_path, "limits").stdout
     lines = [" ".join(line.split()) for line in output.splitlines()]
     assert "memory 4 GB" in lines and "disk 0 kB" in lines and "uplink 250 kB/s" in lines
-    assert "device memory no limit" in lines and "Adam's moments 32 bits" in lines
+    assert "device memory no limit" in lines and "optimizer moments 32 bits" in lines
 
 
 def test_limit_on_disk_writes_is_shown_even_if_nobody_set_it(tmp_path):

@@ -99,7 +99,7 @@ def test_status_of_a_worker_that_ended_shows_nothing_of_now(folder):
     folder.close()
     output = show_status()
     assert "Ridge  stopped" in output and "0 tokens/s" in output
-    assert f"not running since 2 h 00 min ago: barnraise join {RUN}" in output
+    assert f"stopped 2 h 00 min ago; barnraise join {RUN}" in output
     assert "aaaaaaaa" not in output
     write_status(folder.path, activity="finished")
     assert f"barnraise export {RUN} FOLDER" in show_status()

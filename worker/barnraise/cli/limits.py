@@ -65,7 +65,7 @@ def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
         ("port mapping", "yes" if limits.port_mapping else "no"),
         ("clipping", limits.clipping),
         ("crash safety", limits.crash_safety),
-        ("Adam's moments", f"{limits.moments_bits} bits"),
+        ("optimizer moments", f"{limits.moments_bits} bits"),
         ("precision", limits.precision),
         ("deterministic on a GPU", "yes" if limits.deterministic else "no"),
         ("compiled", "yes" if limits.compiled else "no"),

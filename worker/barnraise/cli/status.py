@@ -97,8 +97,8 @@ def _describe_worker(folder: RunFolder, running: bool, run_status: dict[str, Any
         return "not running"
     ago = format_duration(max(0.0, time.time() - run_status["at"]))
     if run_status["activity"] == "finished":
-        return f"finished {ago} ago: barnraise export {folder.slug} FOLDER"
-    return f"not running since {ago} ago: barnraise join {folder.slug}"
+        return f"finished {ago} ago; barnraise export {folder.slug} FOLDER"
+    return f"stopped {ago} ago; barnraise join {folder.slug}"
 
 
 def _without_movement(run_status: dict[str, Any]) -> dict[str, Any]:

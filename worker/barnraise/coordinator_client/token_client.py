@@ -17,6 +17,7 @@ from barnraise.coordinator_client.client import (
 )
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.coordinator_messages import Problem
+from barnraise.protocol.signed_http import describe_failure
 from barnraise.state_dir import StateDir
 
 TOKEN_VARIABLE = "BARNRAISE_TOKEN"
@@ -80,7 +81,7 @@ class TokenClient:
                             f"{self.url} sent more than {MAX_ANSWER_BYTES:,} bytes and was cut off"
                         )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            reason = str(error) or type(error).__name__
+            reason = describe_failure(error)
             raise CoordinatorUnreachableError(f"{self.url} does not answer ({reason})") from None
         status = response.status_code
         try:

@@ -6,6 +6,7 @@ receiving mirror's key, the method, the path and the body. Answers are bounded i
 it learns from a signed 401.
 """
 
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, open_signed
 
 API = "/api/v1"
+# What the system adds to its reasons: "[Errno 111] ", "[SSL: …] ", " (_ssl.c:1006)".
+SYSTEM_NOTES = re.compile(r"\[(?:Errno|WinError|SSL)[^\]]*\] ?| \(_ssl\.c:\d+\)")
 CLOCK_TOLERANCE = 1.0  # seconds: a smaller correction would not change the answer
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -56,6 +59,14 @@ class HttpOptions:
     max_bytes: int = 1 << 20
     clock: Callable[[], float] = time.time
     verify: ssl.SSLContext | bool = True
+
+
+def describe_failure(error: Exception) -> str:
+    """Return why a connection failed, without the numbers that only programmers know."""
+    text = str(error)
+    if "WRONG_VERSION_NUMBER" in text:
+        return "it does not speak HTTPS there: check the port, or write http:// in front"
+    return SYSTEM_NOTES.sub("", text).strip() or type(error).__name__
 
 
 class SignedHttpClient:
@@ -160,7 +171,7 @@ class SignedHttpClient:
             with self._http.stream(method, self.url + path, content=body, headers=sent) as response:
                 self._read_bounded(response, content)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            reason = str(error) or type(error).__name__
+            reason = describe_failure(error)
             raise RequestFailedError(f"{self.name} does not answer ({reason})") from None
         finally:
             self.body_bytes += len(body) + len(content)

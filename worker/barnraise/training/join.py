@@ -147,6 +147,8 @@ def join_run(
         control.register_worker()
         control.watch_stop(folder, leaving)
         reply = _request_join(coordinator, folder, run, hardware, purpose)
+        if reply.ticket is None:
+            log.info("'%s' is not launched yet: waiting for its owner", reply.run.name)
         while reply.ticket is None:
             pause = _handle_draft(coordinator, folder, reply, weights)
             if leaving.wait(pause):

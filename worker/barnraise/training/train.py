@@ -872,5 +872,5 @@ def _log_snapshot(tokens: int, confirmed: bool) -> None:
     if confirmed:
         trust = "enough volunteers agree on it"
     else:
-        trust = "unconfirmed: only one volunteer vouches for it"
+        trust = "unconfirmed: only one volunteer could be asked"
     log.info("took the anchor at %s tokens from the peers (%s)", f"{tokens:,}", trust)

@@ -368,7 +368,7 @@ class SnapshotClient:
         if fetched is not None:
             self.waiting_reason = None
             if not fetched.confirmed:
-                log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
+                log.warning("the weights are unconfirmed: only one volunteer could be asked")
         return fetched
 
     def _is_listed(self, fetched: FetchedSnapshot, confirmed: Mapping[str, str]) -> bool:
