@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from coordinator.accounts.models import Machine, Team, User
 from coordinator.credit.models import Credit
+from coordinator.runs.join_policy import Visibility
 from coordinator.runs.models import Run
 
 MAX_ROWS = 100
@@ -59,6 +60,8 @@ def leaderboard(by: str, period: str = "all") -> list[LeaderboardRow]:
     start = period_start(period)
     if start is not None:
         credit = credit.filter(day__gte=start)
+    if by == "runs":  # a ranking is for everybody
+        credit = credit.filter(run__visibility=Visibility.PUBLIC)
     sums = credit.values(column).annotate(sum=Sum("tokens")).order_by("-sum", column)
     totals = [(row[column], row["sum"]) for row in sums[:MAX_ROWS]]
     ranked = model._default_manager.select_related(

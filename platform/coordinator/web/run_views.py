@@ -11,6 +11,7 @@ from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.protocol import enums
@@ -19,6 +20,7 @@ from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
 from coordinator.lib import csp
+from coordinator.lib.ttl_cache import TtlCache
 from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.runs import markdown
@@ -27,10 +29,14 @@ from coordinator.telemetry import samples
 from coordinator.web import owner_checklist
 from coordinator.web.forms import RunForm
 from coordinator.web.model_card import load_model_card
+from coordinator.web.share_cards import draw_card
+from coordinator.web.templatetags.barnraise import count
 from coordinator.web.text_facts import read_text_facts
 from coordinator.web.text_size import text_size
 
 MAX_ROWS = 20  # machines in the page as the server writes it; its script adds the others
+CARD_SECONDS = 300  # for which a picture of a link is current enough
+cards_cache: TtlCache[UUID, bytes] = TtlCache(60.0, max_entries=200)
 CONTROLS = {
     "launch": "Launched. Training starts once one of your machines has prepared the text.",
     "pause": "Paused. Machines keep their state and wait.",
@@ -119,6 +125,10 @@ def _run_context(
         "tokens_per_byte": 1.0 if is_of_bytes else text and text.tokens_per_byte,
         "text_size": text_size(spec, text),
         "parent": run.parent if run.parent and run.parent.may_see(request.user) else None,
+        "share_sentence": (
+            f"{count(spec.model.parameters)} parameters, {count(snapshot.run['tokens'])} of "
+            f"{count(snapshot.run['budget'])} tokens trained by volunteers' machines."
+        ),
         "has_checklist": has_checklist,
         **(checklist_context(request, run, own_machines) if has_checklist else {}),
         "snapshot": snapshot,
@@ -189,6 +199,25 @@ def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
         "samples": samples.list_sample_groups(run),
     }
     return render(request, "parts/checkpoints.html", context)
+
+
+@require_safe
+@cache_control(public=True, max_age=CARD_SECONDS)
+def show_run_card(request: HttpRequest, slug: str) -> HttpResponse:
+    """Draw the picture for links to a run; only a run that everybody may see has one."""
+    run = get_visible_run(request, slug)
+    if not run.is_public:
+        raise Http404
+
+    def draw() -> bytes:
+        facts = [
+            f"{count(run.spec.model.parameters)} parameters",
+            f"{count(run.ledger_tokens)} of {count(run.token_budget)} tokens",
+            f"{run.status.capitalize()}, by {run.owner.shown_name}",
+        ]
+        return draw_card(run.name, facts, min(1.0, run.ledger_tokens / max(1, run.token_budget)))
+
+    return HttpResponse(cards_cache.get(run.pk, draw), content_type="image/png")
 
 
 @login_required

@@ -14,6 +14,7 @@ from coordinator.accounts import emails
 from coordinator.accounts.forms import TeamForm, TeamInvitationForm
 from coordinator.accounts.models import Team, TeamInvitation, User, UserError
 from coordinator.accounts.requests import AuthenticatedRequest
+from coordinator.credit import progress
 
 MAX_TEAMS = 200  # on one page
 
@@ -156,10 +157,15 @@ def _render_team(
     invite: TeamInvitationForm | None = None,
 ) -> HttpResponse:
     may_lead = team.may_lead(request.user)
+    by_day = progress.tokens_by_day(progress.credit_of_team(team))
+    shares = progress.member_shares(team)
     members = team.members.select_related("person").annotate(machines=Count("person__machines"))
     context = {
         "team": team,
         "members": members,
+        "by_day": by_day,
+        "shares": shares,
+        "total": sum(share.tokens for share in shares),
         "may_lead": may_lead,
         "is_member": request.user.is_authenticated
         and team.members.filter(person=request.user).exists(),

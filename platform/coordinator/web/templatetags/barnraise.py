@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ FONTS = ("besley-latin-wght-normal.woff2", "public-sans-latin-wght-normal.woff2"
 
 SECONDS_PER_YEAR = 31_557_600
 SPARK_WIDTH, SPARK_HEIGHT = 240, 40  # drawing units
+BARS_WIDTH, BARS_HEIGHT = 900, 120
 EDGE_GAP = 5  # drawing units: the edge around a timber must not cut the timbers that it joins
 
 
@@ -86,6 +87,62 @@ def install_block(context: dict[str, Any]) -> dict[str, Any]:
         "choices": install_lines.install_choices(request.build_absolute_uri(path)),
         "unsupported": install_lines.UNSUPPORTED,
     }
+
+
+@register.inclusion_tag("parts/share_tags.html", takes_context=True)
+def share_tags(
+    context: dict[str, Any], title: str, description: str, card: str, key: object
+) -> dict[str, Any]:
+    """Describe a page to chat programs that show a link to it (OpenGraph).
+
+    Args:
+        context: of the page.
+        title: what the page is about.
+        description: one sentence.
+        card: the name of the picture's route.
+        key: the argument of that route.
+    """
+    request = context["request"]
+    return {
+        "title": title,
+        "description": description,
+        "url": request.build_absolute_uri(request.path),
+        "image": request.build_absolute_uri(reverse(card, args=[key])),
+    }
+
+
+@register.simple_tag
+def day_bars(days: Sequence[tuple[date, int]], label: str) -> SafeString:
+    """Draw a bar for each day; `label` is for screen readers, and each bar has a tooltip."""
+    most = max((tokens for _, tokens in days), default=0) or 1
+    width = BARS_WIDTH / max(1, len(days))
+    bars = format_html_join(
+        "",
+        '<rect x="{}" y="{}" width="{}" height="{}"><title>{}: {} tokens</title></rect>',
+        (
+            (
+                f"{n * width:.2f}",
+                f"{BARS_HEIGHT * (1 - tokens / most):.2f}",
+                f"{width * 0.8:.2f}",
+                f"{BARS_HEIGHT * tokens / most:.2f}",
+                f"{day:%-d %B}",
+                count(tokens),
+            )
+            for n, (day, tokens) in enumerate(days)
+        ),
+    )
+    total = count(sum(tokens for _, tokens in days))
+    return format_html(
+        '<svg class="day-bars" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
+        'aria-label="{}: {} tokens in {} days, at most {} in one day">{}</svg>',
+        BARS_WIDTH,
+        BARS_HEIGHT,
+        label,
+        total,
+        len(days),
+        count(most if total != "0" else 0),
+        bars,
+    )
 
 
 @register.simple_tag
