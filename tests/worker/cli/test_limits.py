@@ -5,6 +5,8 @@ import re
 
 from helpers.command_line import assert_fails, run_barnraise
 
+from barnraise.cli.limits import explain_limits
+from barnraise.errors import PlanError
 from barnraise.planning.limits import Limits
 from barnraise.state_dir import StateDir
 
@@ -55,3 +57,10 @@ def test_invalid_or_damaged_limits_are_a_sentence(tmp_path):
     assert_fails(run_barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
     (tmp_path / "limits.json").write_text("{")
     assert_fails(run_barnraise(tmp_path, "limits"), "is damaged")
+
+
+def test_refusal_to_train_names_the_limits_in_force():
+    refusal = PlanError("this model does not fit")
+    assert explain_limits(refusal, Limits()) is refusal
+    sentence = str(explain_limits(refusal, Limits(memory=10**8, uplink=10**6)))
+    assert "100 MB RAM, 1 MB/s up" in sentence and "barnraise limits --memory auto" in sentence

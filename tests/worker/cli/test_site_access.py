@@ -5,7 +5,9 @@ from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
 from typer.testing import CliRunner
 
 from barnraise.cli import join
+from barnraise.cli.addresses import RunAddress
 from barnraise.cli.main import app
+from barnraise.cli.site_options import SiteOptions
 from barnraise.errors import CoordinatorError, StateError
 from barnraise.protocol.coordinator_messages import (
     EnrolmentReply,
@@ -150,3 +152,18 @@ def test_logout_forgets_the_site_and_names_the_machine_there(coordinator, home):
     assert not home.is_enrolled
     result = CliRunner().invoke(app, ["logout"])
     assert "not enrolled yet" in str(result.exception)
+
+
+def test_token_goes_to_no_site_but_the_one_that_was_chosen(coordinator, home, monkeypatch):
+    monkeypatch.setenv("BARNRAISE_TOKEN", "brn_secret")
+    enrol(home, coordinator)
+    elsewhere = RunAddress("a-run", "https://elsewhere.example")
+    with pytest.raises(StateError, match="choose with --site"):
+        SiteOptions(home=home.path).open_client(elsewhere)
+    for options, run in (
+        (SiteOptions(home=home.path), RunAddress("a-run", coordinator.url)),
+        (SiteOptions(home=home.path, site=f"{coordinator.url}/runs/"), RunAddress("a-run")),
+    ):
+        client = options.open_client(run)
+        assert client.url == coordinator.url
+        client.close()

@@ -25,7 +25,7 @@ from barnraise.cli.console import (
 )
 from barnraise.cli.keys import read_keys
 from barnraise.cli.last_words import WorkEnd, print_last_words
-from barnraise.cli.limits import summarise_limits
+from barnraise.cli.limits import explain_limits, summarise_limits
 from barnraise.cli.log_file import open_worker_log
 from barnraise.cli.machine_options import (
     MachineOptions,
@@ -126,7 +126,7 @@ def join(
             worker = create_within_memory(joined.folder.path, limits, create)
         except PlanError as error:
             joined.folder.close()
-            raise _explain_limits(error, limits) from None
+            raise explain_limits(error, limits) from None
         worker.watch_memory(MemoryWatch())
         if limits == new_limits:  # and not the smaller ones after a shortage of memory
             state_dir.limits = new_limits
@@ -145,17 +145,6 @@ def join(
         has_left=leaving.is_set(),
     )
     print_last_words(outcome, membership)
-
-
-def _explain_limits(error: PlanError, limits: Limits) -> PlanError:
-    """Return a refusal to train that names the limits which were in force."""
-    in_force = summarise_limits(limits)
-    if in_force == "none":
-        return error
-    return PlanError(
-        f"{error} (your limits: {in_force}; `barnraise limits --memory auto --disk auto` "
-        "lifts those that are saved)"
-    )
 
 
 class StatusDisplay:

@@ -7,6 +7,7 @@ from barnraise.cli.console import new_table, out, print_json
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import LimitOptions
+from barnraise.errors import PlanError
 from barnraise.formats import format_byte_rate, format_bytes
 from barnraise.planning.budgets import DRIVE_WRITES_PER_DAY, daily_write_limit
 from barnraise.planning.limits import Limits
@@ -41,6 +42,17 @@ def summarise_limits(limits: Limits) -> str:
     if limits.uplink is not None:
         parts.append(f"{format_byte_rate(limits.uplink)} up")
     return ", ".join(parts) or "none"
+
+
+def explain_limits(error: PlanError, limits: Limits) -> PlanError:
+    """Return a refusal to train that also names the limits which were in force."""
+    in_force = summarise_limits(limits)
+    if in_force == "none":
+        return error
+    return PlanError(
+        f"{error} (your limits: {in_force}; `barnraise limits --memory auto --disk auto` "
+        "lifts those that are saved)"
+    )
 
 
 def _describe_limits(limits: Limits, drive: int) -> list[tuple[str, str]]:
