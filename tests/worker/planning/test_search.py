@@ -340,6 +340,20 @@ def test_deterministic_plan_of_a_gpu_is_priced():
     assert not make_plan(PC, model, limits).deterministic, "a CPU is"
 
 
+def test_host_that_launches_slowly_gets_larger_micro_batches():
+    slow = replace(GPU, launches=20_000.0)
+    fast, limited = (
+        make_plan(machine, preset("gpt2-124m"), Limits(device_memory=2 * GB), 8)
+        for machine in (GPU, slow)
+    )
+    assert limited.step_seconds > fast.step_seconds
+    kernels = limited.micro_batches * limited.model.layers * 70
+    assert limited.step_seconds >= 0.99 * kernels / slow.launches
+    assert limited.sequences >= fast.sequences
+    compiled = Limits(device_memory=2 * GB, compiled=True)
+    assert make_plan(slow, preset("gpt2-124m"), compiled, 8).step_seconds < limited.step_seconds
+
+
 def test_planning_needs_no_torch():
     root = str(Path(barnraise.__file__).parents[1])
     program = (

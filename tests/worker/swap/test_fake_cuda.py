@@ -11,7 +11,7 @@ from helpers.card_plans import (
     plain_launches,
 )
 
-from barnraise.planning import memory_model
+from barnraise.planning import cost_model, memory_model
 from barnraise.spec import preset
 
 pytestmark = pytest.mark.xdist_group("fake card")
@@ -98,3 +98,5 @@ def test_block_launches_at_most_half_more_kernels_than_plain_torch(model, card):
     for dtype in ("bfloat16", "float32"):
         ours, plain = (card(count, model, dtype) for count in (launches_per_block, plain_launches))
         assert ours <= 1.5 * plain, f"{dtype}: {ours} instead of {plain}"
+        if model == SMALL:
+            assert ours == sum(cost_model.BLOCK_KERNELS[dtype]), "the planner prices as many"

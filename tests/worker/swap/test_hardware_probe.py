@@ -72,7 +72,8 @@ def test_probe_measures_every_rate_and_leaves_no_files(quick, tmp_path):
     assert hardware.dtype in ("float32", "bfloat16")
     assert hardware.disk_size >= hardware.disk and hardware.device_memory_free == 0
     rates = [f.name for f in dataclasses.fields(hardware) if f.type is float]
-    rates.remove("disk_write_sustained")  # would take minutes
+    for other in ("disk_write_sustained", "launches"):  # would take minutes; of GPUs only
+        rates.remove(other)
     assert all(getattr(hardware, name) > 0 for name in rates), hardware
     assert [width for width, _ in hardware.matmul] == [64, 128]
     assert all(rate > 0 for _, rate in hardware.matmul)

@@ -31,6 +31,7 @@ from barnraise.spec import preset
 SWARM_PANEL = "Machines that train together"
 GPU_PANEL = "A GPU that is not here (with --device cuda)"
 ASSUMED_GPU_MEMORY = 24 * 10**9
+ASSUMED_LAUNCHES = 150_000  # kernels/s that Python starts on a PC
 # AdamW's parameters per second on an assumed GPU, by dtype and bits of the moments.
 ASSUMED_UPDATE_RATES = (
     ("float32", 32, 2e10),
@@ -187,6 +188,7 @@ def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:
         attention_heads=(),
         attention_backward=0.4 * flops,
         logits=(),
+        launches=ASSUMED_LAUNCHES,
         updates=(*host.updates, *updates),
     )
 

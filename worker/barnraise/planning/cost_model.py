@@ -34,6 +34,10 @@ ATTENTION_BACKWARD = 2.5
 # fixed order. Until it is measured, it is assumed to take this many times as long. Each sequence's
 # heads are split so that all multiprocessors work, and each split has fp32 gradients of its own.
 DETERMINISTIC_BACKWARD = 1.5
+# Kernels of a block and micro-batch on a GPU, by the weights' dtype: forward; recomputation and
+# backward. HEAD_KERNELS are those of the head and the embedding.
+BLOCK_KERNELS = {"float32": (10, 39), "bfloat16": (17, 53)}
+HEAD_KERNELS = {"float32": 25, "bfloat16": 38}
 MULTIPROCESSORS = 132  # of the largest GPUs
 
 
@@ -327,6 +331,11 @@ def embed_seconds(
 ) -> float:
     """Return the seconds of one micro-batch's look-up; the backward takes about as long again."""
     return 5 * stream_bytes(model, sequences, context) / hw.elementwise
+
+
+def launch_seconds(hw: Hardware, kernels: int) -> float:
+    """Return the seconds in which a GPU's host starts so many kernels; 0 if not measured."""
+    return kernels / hw.launches if hw.launches else 0.0
 
 
 def adam_seconds(

@@ -103,6 +103,7 @@ class Hardware:
         disk_write_sustained: bytes/s that the disk writes for hours; 0 if not measured.
         processor: the CPU's name, also where a GPU computes; "" in older measurements.
         memory_available: bytes of RAM that other programs leave; 0 if not measured.
+        launches: kernels/s that a GPU's host starts; 0 without a GPU, or if not measured.
     """
 
     device: str
@@ -133,6 +134,7 @@ class Hardware:
     disk_write_sustained: float = 0.0
     processor: str = ""
     memory_available: int = 0
+    launches: float = 0.0
 
     @property
     def device_name(self) -> str:

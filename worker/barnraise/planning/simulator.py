@@ -272,16 +272,33 @@ class StepSimulation:
                     hardware, model, plan.sequences, dtype=plan.dtype
                 )
                 seconds = plan.micro_batches * len(op.blocks) * forward
-                return max(seconds, self._inputs_seconds(op))
+                return max(seconds, self._inputs_seconds(op), self._launch_seconds(op))
             case OperationKind.BACKWARD:
                 seconds = plan.micro_batches * self._backward_seconds(op)
-                return max(seconds, self._inputs_seconds(op))
+                return max(seconds, self._inputs_seconds(op), self._launch_seconds(op))
             case OperationKind.HEAD:
-                return plan.micro_batches * cost_model.head_seconds(
+                seconds = plan.micro_batches * cost_model.head_seconds(
                     hardware, model, plan.sequences, dtype=plan.dtype
                 )
+                return max(seconds, self._launch_seconds(op))
             case _:
                 raise AssertionError(op)
+
+    def _launch_seconds(self, op: Operation) -> float:
+        """Return the seconds in which a GPU's host starts an operation's kernels.
+
+        How many kernels `torch.compile` leaves depends on the GPU: they are not priced.
+        """
+        plan = self.plan
+        if plan.device == "cpu" or plan.compiled:
+            return 0.0
+        forward, backward = cost_model.BLOCK_KERNELS[plan.dtype]
+        if op.kind is OperationKind.HEAD:
+            kernels = cost_model.HEAD_KERNELS[plan.dtype]
+        else:
+            kernels = forward if op.kind is OperationKind.FORWARD else backward
+            kernels *= len(op.blocks)
+        return cost_model.launch_seconds(self.hardware, plan.micro_batches * kernels)
 
     def _backward_seconds(self, op: Operation) -> float:
         """Return the seconds of the backward of a group of blocks for one micro-batch.

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("barnraise")
 
-FORMAT = 5  # of the cache; raise it with every change of what is measured
+LAUNCHED_KERNELS = 256  # at a time, to measure how long starting one takes
+FORMAT = 6  # of the cache; raise it with every change of what is measured
 CACHE_SECONDS = 30 * 86400  # an older measurement is repeated
 
 # The sizes of the measured operations.
@@ -207,7 +208,7 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
 
     calls = _memory_calls(device) | _update_calls("host")
     if device == "cuda":
-        calls |= _update_calls("device")
+        calls |= _update_calls("device") | _launch_calls(device)
     calls |= _attention_calls(device, training_dtype, CONTEXTS, HEADS, (CONTEXT, HEAD))
     for dtype in dtypes:
         vocabularies = VOCABULARIES if dtype == training_dtype else ()
@@ -266,6 +267,7 @@ def _build_hardware(
         updates=tuple(updates),
         to_device=rates["to device", 0],
         from_device=rates["from device", 0],
+        launches=rates.get(("launches", 0), 0.0),
         disk_write=write_rate,
         disk_read=read_rate,
     )
@@ -446,6 +448,19 @@ def _memory_calls(device: str) -> Calls:
         ),
         ("elementwise", 0): (72 * x.numel(), run_elementwise),
     }
+
+
+def _launch_calls(device: str) -> Calls:
+    """Return kernels so small that starting them takes longer than running them."""
+    import torch
+
+    x = torch.zeros(64, device=device)
+
+    def launch() -> None:
+        for _ in range(LAUNCHED_KERNELS):
+            x.mul(2.0)  # a new tensor each time, as most operations of a step make one
+
+    return {("launches", 0): (LAUNCHED_KERNELS, launch)}
 
 
 def _update_calls(where: str) -> Calls:
