@@ -115,3 +115,24 @@ def test_work_on_a_gpu_is_priced_at_its_memory_and_not_at_the_ram(monkeypatch):
             for stream in (1e9, 1e12)
         ]
         assert on_cpu[0] > on_cpu[1]
+
+
+@pytest.mark.parametrize("kept_inputs", ["block", "group"])
+def test_inputs_that_wait_in_ram_take_their_time_on_the_link(kept_inputs):
+    model = ModelSpec(layers=8, width=64, heads=2, context=64, vocabulary=512)
+    pairs = tuple((i, i + 1) for i in range(1, 9, 2))
+    plan = replace(
+        resident(model, 4, slots=3, gradient_slots=3, host_gradient_slots=8, staged=True),
+        forward_groups=pairs,
+        backward_groups=pairs[::-1],
+        kept_inputs=kept_inputs,
+    )
+    waiting = replace(plan, boundaries="host")
+    machine = replace(GPU, to_device=1e6, from_device=1e6)  # slower than everything else
+    bare, copied = (StepSimulation(each, machine).busy_seconds() for each in (plan, waiting))
+    one = 4 * waiting.sequences * 64 * 64 / 1e6
+    copies = waiting.stored_inputs * waiting.micro_batches
+    for lane in (LaneName.IN, LaneName.OUT):
+        assert copied[lane] - bare[lane] == pytest.approx(copies * one)
+    longer = StepSimulation(waiting, machine).step_seconds - max(bare.values())
+    assert longer > 0
