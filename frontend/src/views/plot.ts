@@ -34,6 +34,7 @@ export interface PlotParts {
 
 const VISIBLE_MS = 4_000; // between two drawings of new points
 const HIDDEN_MS = 15_000; // the same for a chart that nobody sees
+const FIRST_HIDDEN_MS = 2_500; // until its first points: what readers see comes first
 const KEYBOARD_STEPS = 60; // arrow keys that it takes from one end of the axis to the other
 const KEYBOARD_ZOOM = 0.6; // what a press of + leaves of the shown section
 const MIN_DRAG = 6; // pixels; a shorter drag is a click
@@ -47,8 +48,8 @@ export class Plot implements GroupedChart {
   data: PlotData = [[]];
   private chart: uPlot | null = null;
   private createData: (() => PlotData) | null = null; // of points that are newer than `data`
-  private preparedAt = -Infinity; // milliseconds since the page was opened
-  private isUrgent = true; // whether newer points are computed at once
+  private preparedAt = performance.now(); // milliseconds since the page was opened
+  private isUrgent = false; // whether newer points are computed at once
   private isChanged = false; // since it was drawn
   private isVisible = false;
   private isFollowing = false; // the cursor of another chart
@@ -92,9 +93,12 @@ export class Plot implements GroupedChart {
   }
 
   prepare(): void {
-    const interval = this.isVisible ? VISIBLE_MS : HIDDEN_MS;
+    const isFirst = !this.data[0].length;
+    const first = this.isVisible ? 0 : FIRST_HIDDEN_MS;
+    const later = this.isVisible ? VISIBLE_MS : HIDDEN_MS;
+    const interval = isFirst ? first : later;
     const isDue = performance.now() - this.preparedAt >= interval;
-    if (!this.createData || !(isDue || this.isUrgent || !this.data[0].length)) return;
+    if (!this.createData || !(isDue || this.isUrgent)) return;
     this.data = this.createData();
     this.createData = null;
     this.preparedAt = performance.now();
