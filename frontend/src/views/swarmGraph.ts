@@ -87,7 +87,7 @@ class SwarmView {
         "data-agrees": String(node.agrees),
         cx: x,
         cy: y,
-        r: 8,
+        r: swarm.nodes.length <= MAX_LABELS ? 8 : 4,
       });
       const title = createElement("title", {});
       title.textContent = `${node.name}, ${node.person}`;

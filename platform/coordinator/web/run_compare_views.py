@@ -21,7 +21,7 @@ MAX_ANCESTORS = 20
 MAX_FAMILY = 60  # runs in a tree of forks
 MAX_TEXT = 80  # characters of a setting
 # Parts of a spec that every run has of its own.
-OWN_SETTINGS = ("roots", "seed")
+OWN_SETTINGS = ("manifest", "owner", "roots")
 
 
 @dataclass(frozen=True)
