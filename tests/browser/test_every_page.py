@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from helpers.live_site import log_in
-from helpers.screenshots import UPSTREAM, check_page, open_page
-from playwright.sync_api import Page
+from helpers.navigation import click_and_load
+from helpers.screenshots import UPSTREAM, assert_still, check_page, open_page
+from playwright.sync_api import Page, expect
 
 # Name of the screenshot → address of a page that visitors without an account can open.
 PUBLIC_PAGES = {
@@ -212,12 +214,14 @@ def test_every_route_has_a_screenshot_or_an_exemption():
 def test_public_page_passes_the_check(names, visitor, name):
     answer = visitor.goto(PUBLIC_PAGES[name].format(**names))
     assert answer.status == (404 if name == "nothing-here" else 200)
+    assert_still(visitor)
     check_page(visitor, name)
 
 
 @pytest.mark.parametrize("name", SIGNED_IN_PAGES)
 def test_signed_in_page_passes_the_check(names, signed_in, name):
     assert signed_in.goto(SIGNED_IN_PAGES[name].format(**names)).status == 200
+    assert_still(signed_in)
     check_page(signed_in, name)
 
 
@@ -231,3 +235,46 @@ def test_signed_in_page_passes_the_check(names, signed_in, name):
 def test_admin_page_passes_the_check(names, signed_in, name):
     assert signed_in.goto(ADMIN_PAGES[name].format(**names)).status == 200
     check_page(signed_in, name, not_ours=UPSTREAM, renew=True)
+
+
+def test_charts_zoom_together_and_save_what_they_show(names, visitor):
+    address = f"/runs/{names['run']}/"
+    visitor.goto(address)
+    plot = visitor.locator("[data-loss-chart] [data-plot]")
+    expect(plot).to_have_attribute("role", "slider")
+    show_all = visitor.get_by_role("button", name="Show all")
+    plot.press("+")
+    expect(show_all).to_be_enabled()
+    plot.press("0")
+    expect(show_all).to_be_disabled()
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box
+    middle = box["y"] + box["height"] / 2
+    visitor.mouse.move(box["x"] + box["width"] * 0.4, middle)
+    visitor.mouse.down()
+    visitor.mouse.move(box["x"] + box["width"] * 0.7, middle, steps=4)
+    visitor.mouse.up()
+    expect(show_all).to_be_enabled()
+    visitor.locator("[data-loss-chart]").get_by_text("Save", exact=True).click()
+    with visitor.expect_download() as download:
+        visitor.get_by_role("button", name="Values (CSV)").first.click()
+    head = Path(download.value.path()).read_text().splitlines()[0]
+    assert head == 'Tokens,Training,"Training, smoothed",Validation'
+    visitor.goto("about:blank")
+    visitor.goto(f"{address}#x=active&smooth=0.5&from=10&to=600")
+    expect(visitor.locator("[data-preference=xAxis]")).to_have_value("active")
+    expect(visitor.locator("[data-smoothing-number]")).to_have_text("0.50")
+    expect(show_all).to_be_enabled()
+
+
+def test_runs_selected_in_the_list_are_compared(names, signed_in):
+    signed_in.goto("/runs/")
+    compare = signed_in.get_by_role("button", name="Compare")
+    expect(compare).to_be_disabled()
+    boxes = signed_in.locator("#runs input[name=run]")
+    for index in range(2):
+        boxes.nth(index).check()
+    click_and_load(compare)
+    expect(signed_in.get_by_role("heading", name="Settings that differ")).to_be_visible()
+    expect(signed_in.locator("[data-plot]")).to_have_attribute("role", "slider")

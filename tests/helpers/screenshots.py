@@ -35,17 +35,40 @@ AUDIT = """async (onlyColours) => {
 }"""
 
 
+MAX_SHIFT = 0.02  # cumulative layout shift of a page while it loads
+OBSERVE_SHIFTS = """
+window.layoutShifts = [];
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) {
+    if (!entry.hadRecentInput) layoutShifts.push(entry.value);
+  }
+}).observe({ type: 'layout-shift', buffered: true });
+"""
+SUM_SHIFTS = """async () => {
+  await document.fonts.ready;
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+  return layoutShifts.reduce((sum, shift) => sum + shift, 0);
+}"""
+
+
 @contextmanager
 def open_page(browser: Browser, site, *, width: int = 1280) -> Iterator[Page]:
     """Open a page in a new browser context; an error of its script fails the test."""
     context = browser.new_context(base_url=site.url, viewport={"width": width, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
+    context.add_init_script(OBSERVE_SHIFTS)
     page = context.new_page()
     script_errors: list[str] = []
     page.on("pageerror", lambda error: script_errors.append(str(error)))
     yield page
     context.close()
     assert not script_errors
+
+
+def assert_still(page: Page) -> None:
+    """Fail if parts of the page moved while it was loaded."""
+    shift = page.evaluate(SUM_SHIFTS)
+    assert shift <= MAX_SHIFT, f"{page.url} moved by {shift:.3f} while it was loaded"
 
 
 @cache
