@@ -125,7 +125,7 @@ QUICK = Extent(
     round_steps=10,
     churn=(12.0, 36.0),
     equal_steps=12,
-    steady_seconds=25.0,
+    steady_seconds=20.0,
 )
 
 
@@ -440,8 +440,15 @@ def prepare_text(folder: Path) -> None:
     (folder / "spec.json").write_text(ours_updates.build_spec(signed, "auto").to_json())
 
 
-def run_benchmark(extent: Extent, only: list[str]) -> Findings:
+def run_benchmark(
+    extent: Extent, only: list[str], save: Callable[[Findings], None] = lambda findings: None
+) -> Findings:
     """Measure everything, or what is named.
+
+    Args:
+        extent: how much is measured.
+        only: names of the parts; empty: all.
+        save: called with the findings after each part.
 
     Raises:
         NamespaceError: There are no network namespaces for this process.
@@ -461,10 +468,10 @@ def run_benchmark(extent: Extent, only: list[str]) -> Findings:
         benchmark = ExchangeBenchmark(runner, extent)
         benchmark.calibrate()
         parts: dict[str, Callable[[], None]] = {
+            "pipelines": benchmark.measure_pipelines,
+            "loss": benchmark.measure_loss,
             "equal": benchmark.measure_equal_work,
             "utilisation": benchmark.measure_utilisation,
-            "loss": benchmark.measure_loss,
-            "pipelines": benchmark.measure_pipelines,
             "unequal": benchmark.measure_unequal_speeds,
             "churn": benchmark.measure_churn,
             "unscaled": benchmark.measure_unscaled,
@@ -472,6 +479,7 @@ def run_benchmark(extent: Extent, only: list[str]) -> Findings:
         for name, measure in parts.items():
             if not only or name in only:
                 measure()
+                save(benchmark.findings)
     return benchmark.findings
 
 
@@ -480,20 +488,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small version of all")
     parser.add_argument("--only", action="append", default=[], help="one part, several times")
+    parser.add_argument("--line", action="append", choices=LINES, help="for time to a loss")
     parser.add_argument("--output", type=Path, default=BUILD / "findings.json")
     parser.add_argument("--docs", action="store_true", help="write the plots of the document")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     extent = QUICK if arguments.quick else FULL
+    if arguments.line:
+        extent = replace(extent, loss_lines=tuple(arguments.line))
     started = time.monotonic()
+
+    def save(findings: Findings) -> None:
+        findings.machine["minutes"] = round((time.monotonic() - started) / 60, 1)
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(asdict(findings), indent=1))
+
     try:
-        findings = run_benchmark(extent, arguments.only)
+        findings = run_benchmark(extent, arguments.only, save)
     except (NamespaceError, InstallError, LinkError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    findings.machine["minutes"] = round((time.monotonic() - started) / 60, 1)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(asdict(findings), indent=1))
     if arguments.docs:
         draw_plots(findings, extent.target_loss)
     print(json.dumps(summarise(findings)))

@@ -321,7 +321,8 @@ def _explain(chosen: Prediction, gain: float) -> str:
     share = f"machines compute {chosen.utilisation:.0%} of the time"
     if chosen.strategy == ALL_REDUCE:
         return f"Averaging the gradients of every step costs little on this line: {share}."
-    speed = f"{gain:,.3g} times the tokens per second of all-reduce"
+    times = f"{gain:,.0f}" if gain >= 10 else f"{gain:.1f}"
+    speed = f"{times} times the tokens per second of all-reduce"
     return f"{share[0].upper()}{share[1:]}; that is {speed}."
 
 
