@@ -14,8 +14,9 @@ from helpers.race_detector import RaceDetector
 
 from barnraise.models import gpt2
 from barnraise.planning.plan import Plan, tile_elements
-from barnraise.spec import ModelSpec, Recipe, preset
+from barnraise.spec import MAX_PROMPTS, ModelSpec, Recipe, preset
 from barnraise.swap.engine import Engine
+from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.swap.state_store import StateStore
 
 
@@ -158,9 +159,6 @@ def _live(plan: Plan, folder: Path | None, card: Card) -> Life:
             act()
             engine.executor.drain()
             life.phases[name] = _phase_of(card)
-            life.ops = (
-                card.launches.most_common(12) if name == "step" else getattr(life, "ops", None)
-            )
         life.pinned = card.runtime.largest
         life.mixes = card.mixes
         engine.close()
@@ -198,6 +196,12 @@ def _acts(engine: Engine, plan: Plan) -> dict[str, Callable[[], object]]:
         else:
             engine.load_state_dict(engine.state_dict())
 
+    def write_samples() -> None:
+        prompts = [[1] * 200] * MAX_PROMPTS
+        words = TokenRange(plan.model.vocabulary, 0)
+        for _ in engine.generate(prompts, SamplingSettings(2, temperature=0.0), words):
+            pass
+
     def resync() -> None:
         engine.replace_fragment(1, torch.ones(plan.fragments[1].size, dtype=torch.int32))
         engine.reset_momentum()
@@ -212,6 +216,7 @@ def _acts(engine: Engine, plan: Plan) -> dict[str, Callable[[], object]]:
         "evaluate": lambda: engine.evaluate(
             [torch.zeros(4, plan.model.context + 1, dtype=torch.int64)]
         ),
+        "write samples": write_samples,
         "save and load": save_and_load,
         "resync": resync,
         "last step": step,

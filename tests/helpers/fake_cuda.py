@@ -261,8 +261,14 @@ def place() -> str:
     return " < ".join(places)
 
 
-def attention(query, key, value, is_causal=False):
-    """Choose among CUDA's kernels as torch does, which CPU builds of torch cannot."""
+def attention(query, key, value, attn_mask=None, is_causal=False):
+    """Choose among CUDA's kernels as torch does, which CPU builds of torch cannot.
+
+    With a mask, which torch may pad, it is computed in single operations: none takes more memory.
+    """
+    if attn_mask is not None:
+        scores = query @ key.transpose(-2, -1)
+        return scores.masked_fill_(attn_mask.logical_not(), -1e9).softmax(-1) @ value
     if torch.is_autocast_enabled("cuda"):
         query, key, value = (x.to(torch.bfloat16) for x in (query, key, value))
     if query.dtype == torch.bfloat16:
@@ -287,6 +293,7 @@ def _fake_values(card: Card) -> Iterator[contextlib.AbstractContextManager]:
         "tolist": lambda tensor: [1.0] * tensor.numel() if tensor.dim() else 1.0,
         "item": lambda tensor: 1.0,
         "__float__": lambda tensor: 1.0,
+        "__int__": lambda tensor: 1,
         "__bool__": lambda tensor: True,
     }
     for name, value in ones.items():
@@ -326,7 +333,7 @@ def fake_cuda(card: Card) -> Iterator[Card]:
             cudart=lambda: card.runtime,
         ),
         mock.patch.object(
-            torch.amp.autocast_mode.torch.cuda.amp.common,
+            torch.cuda.amp.common,
             "amp_definitely_not_available",
             lambda: False,
         ),

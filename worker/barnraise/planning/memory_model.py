@@ -49,7 +49,7 @@ def device_bytes(plan: Plan) -> int:
     size = _compute_bytes(plan) + _state_bytes(plan, "device")
     if plan.device == "cpu":  # a window of RAM, in which nothing but the steps is computed
         return size + activations(plan)
-    temporary = max(activations(plan), evaluating_on_device(plan), _conversion_bytes(plan))
+    temporary = max(_working_on_device(plan), _sampling_on_device(plan, sampled_at_once(plan)))
     return size + scratch_bytes(plan, plan.device) + temporary + ROUNDING_BYTES
 
 
@@ -159,6 +159,29 @@ def copies_norms(plan: Plan) -> bool:
     return plan.device != "cpu" and plan.clipping != "exact"
 
 
+def _working_on_device(plan: Plan) -> int:
+    """Return the bytes of device memory that steps and the work between them take, by turns."""
+    return max(activations(plan), evaluating_on_device(plan), _conversion_bytes(plan))
+
+
+def _sampling_on_device(plan: Plan, prompts: int) -> int:
+    """Return the bytes of device memory that generating text for so many prompts takes."""
+    model = plan.model
+    window = min(SAMPLE_WINDOW, model.context)
+    streams = prompts * (_cache_bytes(plan) + 4 * window * model.width)
+    head = 4 * model.vocabulary * (model.width + 2)
+    block = 4 * plan.fragments[1].size + _prefill_bytes(plan)
+    return 4 * plan.fragments[-1].size + streams + max(head, block)
+
+
+def _prefill_bytes(plan: Plan) -> int:
+    """Return the bytes of a layer's work on a part of a prompt."""
+    model = plan.model
+    window = min(SAMPLE_WINDOW, model.context)
+    chunk = min(PREFILL_CHUNK, window)
+    return 4 * chunk * (PREFILL_WORDS * model.width + 2 * model.heads * window)
+
+
 def evaluating_on_device(plan: Plan) -> int:
     """Return the bytes of device memory that validation takes: a sequence at a time, in fp32."""
     model = plan.model
@@ -266,11 +289,14 @@ def sampled_at_once(plan: Plan) -> int:
     """Return for how many prompts a worker generates text at the same time.
 
     All of them if their keys and values take no more memory than the tokens over which the
-    validation loss is taken; at least one.
+    validation loss is taken, and on a device no more than all other work; at least one.
     """
-    cache = _cache_bytes(plan)
-    streams = HELD_OUT * cost_model.stream_bytes(plan.model, 1)
-    return max(1, min(MAX_PROMPTS, streams // cache))
+    if plan.device == "cpu":
+        streams = HELD_OUT * cost_model.stream_bytes(plan.model, 1)
+        return max(1, min(MAX_PROMPTS, streams // _cache_bytes(plan)))
+    working = _working_on_device(plan)
+    counts = range(MAX_PROMPTS, 1, -1)
+    return next((n for n in counts if _sampling_on_device(plan, n) <= working), 1)
 
 
 def _cache_bytes(plan: Plan) -> int:
@@ -283,14 +309,13 @@ def _sampling_bytes(plan: Plan) -> int:
     """Return the bytes of RAM that generating text takes at the worst moment."""
     model = plan.model
     unpacked_table, unpacked_block = _unpacking_bytes(plan)
-    if plan.device != "cpu":
-        return max(unpacked_table, unpacked_block)
     table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
+    choice = CHOICE_BYTES * model.vocabulary
+    if plan.device != "cpu":  # which has the keys and values, and the layer's weights
+        return max(unpacked_table, table + max(unpacked_block, choice))
     window = min(SAMPLE_WINDOW, model.context)
-    chunk = min(PREFILL_CHUNK, window)
-    layer = 4 * chunk * (PREFILL_WORDS * model.width + 2 * model.heads * window)
     prompts = sampled_at_once(plan)
     caches = prompts * _cache_bytes(plan)
     streams = prompts * 4 * window * model.width
-    working = max(unpacked_block, block + layer, CHOICE_BYTES * model.vocabulary)
+    working = max(unpacked_block, block + _prefill_bytes(plan), choice)
     return caches + max(unpacked_table, table + streams + working)

@@ -526,14 +526,17 @@ class Engine:
             (number of the prompt, its next token).
         """
         self.apply_queued()
-        sampler = Sampler(self.plan.model, self._load_anchor, device=self.plan.device)
+        sampler = Sampler(
+            self.plan.model, lambda i: units_to_float(self.anchors[i]), device=self.plan.device
+        )
         at_once = sampled_at_once(self.plan)
         for first in range(0, len(prompts), at_once):
             group = replace(settings, seed=settings.seed + first)
-            for number, token in sampler.generate(
-                prompts[first : first + at_once], group, vocabulary
-            ):
-                yield first + number, token
+            with naming_failures("generating text failed"):
+                for number, token in sampler.generate(
+                    prompts[first : first + at_once], group, vocabulary
+                ):
+                    yield first + number, token
 
     def _anchor_weights(self, i: int) -> gpt2.Weights:
         """Return a copy of fragment i of the anchor as named fp32 weights on the device."""

@@ -19,7 +19,7 @@ from barnraise.planning.memory_model import PREFILL_CHUNK
 from barnraise.spec import ModelSpec
 from barnraise.swap.arena import release_free_memory
 
-LoadWeights = Callable[[int], Tensor]  # a fragment's index → its weights, fp32 [n], on the device
+LoadWeights = Callable[[int], Tensor]  # a fragment's index → its weights, fp32 [n], in RAM
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ class Sampler:
             self._new_sequence(number, prompt or [vocabulary.end], capacity, settings)
             for number, prompt in enumerate(prompts)
         ]
-        embedding = self._weights(0, stays=True)
+        # On a GPU the table comes and goes like a layer: it may be as large as one.
+        embedding = gpt2.views(self._fragments[0], self._load(0))
         final = self._weights(len(self._fragments) - 1, stays=True)
         while active := [sequence for sequence in active if sequence.left > 0]:
             for sequence in active:
@@ -132,8 +133,9 @@ class Sampler:
                 for sequence in active:
                     self._pass_layer(weights, layer, sequence)
                 del weights  # free it before the next layer is loaded
+            table = {"token": embedding["token"].to(self._device)}
             for sequence in active:
-                logits = gpt2.head(final, embedding, sequence.stream[:, -1:])[0, 0]
+                logits = gpt2.head(final, table, sequence.stream[:, -1:])[0, 0]
                 token = _choose_token(logits[: vocabulary.count], settings, sequence.generator)
                 sequence.pending = 1
                 sequence.left -= 1
@@ -142,6 +144,7 @@ class Sampler:
                     continue
                 sequence.tokens.append(token)
                 yield sequence.number, token
+            del table
         self._resident.clear()
 
     def _new_sequence(
@@ -167,8 +170,8 @@ class Sampler:
             begin = 0
             for cache in sequence.caches:
                 cache.length = 0
-        tokens = torch.tensor([sequence.tokens[-sequence.pending :]], device=self._device)
-        sequence.stream = gpt2.embed(embedding, tokens, begin)
+        tokens = torch.tensor([sequence.tokens[-sequence.pending :]])
+        sequence.stream = gpt2.embed(embedding, tokens, begin).to(self._device)
 
     def _pass_layer(self, weights: gpt2.Weights, layer: int, sequence: _Sequence) -> None:
         """Pass a sequence's new tokens through a layer, some of them at a time."""
@@ -186,7 +189,7 @@ class Sampler:
             return weights
         fragment = self._fragments[index]
         release_free_memory()
-        weights = gpt2.views(fragment, self._load(index))
+        weights = gpt2.views(fragment, self._load(index).to(self._device))
         size = 4 * fragment.size
         if stays or size <= self._resident_bytes:
             if not stays:
