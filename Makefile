@@ -7,7 +7,7 @@ MIRRORS ?=
 PORT ?=
 QUICK ?=
 
-.PHONY: setup wheel demo test test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods drill-mirrors bench-mirrors lint clean
+.PHONY: setup wheel demo test test-fast test-all audit bench-swap bench-gpu bench-site bench-frontend bench-text study-exchange study-exchange-cuda drill-exchange drill-strangers bench-floods bench-reach drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built build/wheel/.built
 
@@ -94,6 +94,11 @@ bench-exchange: .venv/.installed
 # What floods of a stranger do to honest updates and to memory; 7 minutes. QUICK=1: two.
 bench-floods: .venv/.installed
 	@$(BIN)/python benchmarks/exchange/bench_floods.py $(if $(QUICK),--quick)
+
+# Whether peers behind routers reach each other: in network namespaces (root on Linux, nftables, miniupnpd), and a simulation of
+# a thousand peers; 15 minutes. QUICK=1: three.
+bench-reach: .venv/.installed
+	@PYTHONPATH=worker $(BIN)/python benchmarks/reach/bench_reach.py $(if $(QUICK),--quick)
 
 # Test what strangers can do to a run and a site: liars, floods, isolation, false mirrors. 15 minutes; QUICK=1: five.
 drill-strangers: setup

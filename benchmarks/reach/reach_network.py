@@ -4,6 +4,7 @@ Routers translate addresses with nftables, as Linux in most home routers does. A
 only inside the namespaces. This needs Linux, root, `ip` and `nft`.
 """
 
+import atexit
 import os
 import re
 import shutil
@@ -18,11 +19,10 @@ from pathlib import Path
 import psutil
 
 PREFIX = "rn"  # of all names, followed by the pid of the benchmark
-NAMESPACE = re.compile(rf"^{PREFIX}(\d+)\w+", re.MULTILINE)
+NAMESPACE = re.compile(rf"^{PREFIX}(\d+)-", re.MULTILINE)
 PUBLIC_IPV4 = "45.10.0"
 PUBLIC_IPV6 = "2a0b:4e07:1"
 HOME_IPV4 = "192.168.1"
-PORT_CONTROL_SECONDS = 20.0
 
 NAT_RULES = """
 table ip nat {{
@@ -50,6 +50,27 @@ table inet filter {{
     iifname "wan" drop
   }}
 }}
+"""
+SITE_PORT = 8080
+# A packet whose time to live ends at a router comes back as an error that names it.
+HOPS_PROGRAM = """
+import socket, sys
+RECVERR, ERRQUEUE = 11, 0x2000
+for ttl in (1, 2):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.setsockopt(socket.IPPROTO_IP, RECVERR, 1)
+        probe.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+        probe.settimeout(2)
+        try:
+            probe.sendto(b"x", (sys.argv[1], 53))
+            try:
+                probe.recv(1)
+            except OSError:
+                pass
+            found = probe.recvmsg(100, 512, ERRQUEUE)[1]
+            print(socket.inet_ntoa(found[0][2][20:24]))
+        except OSError:
+            break
 """
 PORT_MAPPER_RULES = """
 table inet miniupnpd {
@@ -145,7 +166,7 @@ class ReachNetwork:
 
     def __init__(self, name: str = "") -> None:
         """Choose names; `name` tells networks of one process apart."""
-        self.tag = f"{PREFIX}{os.getpid()}{name}"
+        self.tag = f"{PREFIX}{os.getpid()}-{name}-"
         self._count = 0
         self._daemons: list[subprocess.Popen[bytes]] = []
 
@@ -317,6 +338,34 @@ class ReachNetwork:
         _nft(router, NAT_RULES.format(mode=home.mode, forwards=forwards, blocks=blocks))
 
 
+def listen(place: Place) -> None:
+    """Have a machine accept TCP connections until its namespace goes, as a site does."""
+    program = (
+        "import socket\n"
+        f"s = socket.create_server(('::', {SITE_PORT}), family=socket.AF_INET6, "
+        "dualstack_ipv6=True)\n"
+        "while True: s.accept()[0].close()"
+    )
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", place.namespace, sys.executable, "-c", program]
+    )
+    atexit.register(process.kill)
+
+
+def can_connect(place: Place, host: str) -> bool:
+    """Return whether a machine reaches a listening one by TCP."""
+    program = f"import socket; socket.create_connection(({host!r}, {SITE_PORT}), timeout=5).close()"
+    command = ["ip", "netns", "exec", place.namespace, sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def find_hops(place: Place, target: str) -> tuple[str, ...]:
+    """Return the first two routers on the way from a machine, by the errors that they answer."""
+    command = ["ip", "netns", "exec", place.namespace, sys.executable, "-c", HOPS_PROGRAM, target]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return tuple(shown.split())
+
+
 def _link(one: tuple[str, str], other: tuple[str, str]) -> None:
     """Connect two namespaces by a cable; each end is (namespace, interface)."""
     _run(
@@ -345,7 +394,7 @@ def _remove_leftovers() -> None:
     """Remove the networks of benchmarks that were killed."""
     for pid in set(NAMESPACE.findall(_run("ip", "netns", "list"))):
         if not psutil.pid_exists(int(pid)):
-            _remove(f"{PREFIX}{pid}")
+            _remove(f"{PREFIX}{pid}-")
 
 
 def _remove(tag: str) -> None:

@@ -124,6 +124,7 @@ class ReachPeer:
                 for connection in list(server.connections.values())
             },
             "addresses": self.exchange.addresses(),
+            "facts": asdict(facts),
             "nat": {version: classify_nat(facts, version).value for version in (4, 6)},
             "said": describe_nat(facts),
             "reached": facts.is_reached,

@@ -43,6 +43,7 @@ export interface ExchangeView {
   received_rate: number;
   uplink_rate: number;
   lag: number;
+  relayed?: number;
 }
 
 /** One machine of a run: a row of the table on the run's page. */

@@ -17,6 +17,7 @@ const EXCHANGE: ExchangeView = {
   received_rate: 2_100_000,
   uplink_rate: 1_250_000,
   lag: 1,
+  relayed: 0,
 };
 
 function describeWith(changes: Partial<ExchangeView>): Record<string, string> {
@@ -64,6 +65,12 @@ describe("formatPeers", () => {
     expect([format(3, 2), format(3, 5)]).toEqual(["Direct", "Direct"]);
     expect(format(8, 2)).toBe("2 direct, 5 relayed");
     expect(format(3, 0)).toBe("Alone");
+  });
+
+  test("counts peers behind a relay server as relayed", () => {
+    const exchange = { ...EXCHANGE, relayed: 1 };
+    const machine = { ...createMachine("a"), peers: 2, alive: true, exchange };
+    expect(formatPeers(machine, 3)).toBe("1 direct, 1 relayed");
   });
 
   test("of a machine without others, or that does not report, is unknown", () => {

@@ -23,6 +23,9 @@ BARNRAISE_METRICS_TOKEN bearer token that /metrics requires (default none: do no
 BARNRAISE_VOLUNTEER_MACHINES machines of one volunteer that may take part in a run (default 20)
 BARNRAISE_VOLUNTEER_FLOPS FLOP/s by which all updates of one volunteer in a run are limited
                   (default 1e15)
+BARNRAISE_RELAYS  relays for machines that cannot reach each other: none (default), default (the
+                  public ones of iroh's makers), or comma-separated URLs. They are in the next
+                  mirror list that is proposed here
 BARNRAISE_TELL_SECONDS seconds between two events about credit and checkpoints (default 1800)
 BARNRAISE_IMPRINT address (https://…) of the imprint, linked at the foot of every page
 BARNRAISE_TERMS   address of the terms of use, linked there and at the sign-up form
@@ -123,6 +126,8 @@ LEGAL_LINKS = [  # (label, address), of those that are set
 AUDIT_DAYS = int(os.environ.get("BARNRAISE_AUDIT_DAYS") or 730)
 VOLUNTEER_MACHINES = max(1, int(os.environ.get("BARNRAISE_VOLUNTEER_MACHINES") or 20))
 VOLUNTEER_FLOPS = float(os.environ.get("BARNRAISE_VOLUNTEER_FLOPS") or 1e15)
+_relays = os.environ.get("BARNRAISE_RELAYS", "none").split(",")
+RELAYS = [relay for relay in map(str.strip, _relays) if relay not in ("", "none")]
 METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
 
 INSTALLED_APPS = [

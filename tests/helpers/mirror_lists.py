@@ -13,7 +13,11 @@ def list_entry(identity: Identity, url: str, name: str = "a mirror", **fields) -
 
 
 def signed_list(
-    version: int, *mirrors: MirrorEntry, signers: int = 2, expires: float = EXPIRES
+    version: int,
+    *mirrors: MirrorEntry,
+    signers: int = 2,
+    expires: float = EXPIRES,
+    relays: tuple[str, ...] = (),
 ) -> SignedMirrorList:
     """Build a list that two of three roots must sign, signed by the first `signers`."""
     unsigned = MirrorList(
@@ -22,6 +26,7 @@ def signed_list(
         threshold=2,
         roots=[root.key for root in ROOTS],
         mirrors=list(mirrors),
+        relays=list(relays),
     )
     signatures = [root.sign("mirror_list", unsigned) for root in ROOTS[:signers]]
     return unsigned_list(unsigned).model_copy(

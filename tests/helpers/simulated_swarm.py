@@ -16,6 +16,8 @@ HEADER_BYTES = 4000  # of an update of fourteen fragments, with its author's tic
 MESSAGE_BYTES = 200  # of any other message without its entries
 ENTRY_BYTES = 92  # of an author in a state message
 MAX_LINKS = 128  # as in the server
+OPENED_SECONDS = 8.0  # after a dial, for which a router lets the dialled peer in
+DIAL_SECONDS = 10.0  # that a dial waits for an answer
 
 
 def key_of(number: int) -> str:
@@ -61,6 +63,8 @@ class Simulation:
         payload: Bytes of an update.
         uplink: Bytes per second of each machine, which sends one push after the other.
         bytes: All bytes sent so far.
+        sent_bytes: Bytes that each machine has sent.
+        natted: Keys of machines behind routers; such a machine is reached only by whom it dials.
         stored: The updates of each author that each machine has, also those past a gap.
         wakeups: How often a machine has woken up to act.
         sent: How many messages of each kind were sent; "duplicate" counts payloads sent in vain.
@@ -85,8 +89,13 @@ class Simulation:
         self.stored: dict[str, dict[str, set[int]]] = {}  # machine → author → updates
         self.islands: dict[str, int] = {}
         self.bytes = 0
+        self.sent_bytes: dict[str, float] = defaultdict(float)
+        self.natted: set[str] = set()
         self.wakeups = 0
-        self.sent = {kind: 0 for kind in ("push", "state", "request", "dial", "duplicate")}
+        kinds = ("push", "state", "request", "dial", "duplicate", "statement")
+        self.sent = {kind: 0 for kind in kinds}
+        self._dialled_at: dict[tuple[str, str], float] = {}
+        self._pending_dials: dict[tuple[str, str], float] = {}
         self._free: dict[str, float] = defaultdict(float)  # when a machine's uplink is free
         self._pushing: dict[tuple[str, str], dict[tuple[str, int], float]] = defaultdict(dict)
         self._queue: list = []
@@ -138,7 +147,7 @@ class Simulation:
             match action:
                 case g.Dial(peer):
                     self.sent["dial"] += 1
-                    self.schedule(2 * self.delay, self.connect, key, peer.key)
+                    self.dial(key, peer.key)
                 case g.SendState(to):
                     if state := me.build_state(to, self.now):
                         self.sent["state"] += 1
@@ -155,7 +164,13 @@ class Simulation:
                 case g.SendPeers(to, peers):
                     others = [peer for peer in peers if peer.key != to]
                     self.send_message(
-                        key, to, MESSAGE_BYTES * (1 + len(others)), self._on_peers, to, others
+                        key,
+                        to,
+                        MESSAGE_BYTES * (1 + len(others)),
+                        self._on_peers,
+                        key,
+                        to,
+                        others,
                     )
                 case g.PushUpdate(to, author, seq):
                     self.push(key, to, author, seq)
@@ -168,9 +183,15 @@ class Simulation:
                     self.send_message(key, to, MESSAGE_BYTES, self._on_probe, to, key, author, seq)
                 case g.SendGoodbye(to):
                     self.send_message(key, to, MESSAGE_BYTES, self._on_goodbye, key, to)
-                case g.CloseLink(peer, _):
-                    self.disconnect(key, peer)
+                case g.CloseLink() | g.RequestDial():
+                    self._perform_rare(key, action)
         self._schedule_wakeup(key)
+
+    def _perform_rare(self, key: str, action: g.CloseLink | g.RequestDial) -> None:
+        if isinstance(action, g.CloseLink):
+            self.disconnect(key, action.peer)
+        else:
+            self._send_statement(key, action.to, action.target, is_answer=False)
 
     def _schedule_wakeup(self, key: str) -> None:
         at = max(self.now + 0.02, self.machines[key].next_wakeup(self.now))
@@ -181,6 +202,7 @@ class Simulation:
     def send_message(self, source: str, target: str, size: int, call, *values) -> None:
         """Send a message over a link; it is lost with the link, or by chance."""
         self.bytes += size
+        self.sent_bytes[source] += size
         if self.random.random() >= self.loss:
             self.schedule(self.delay, self._deliver, source, target, call, values)
 
@@ -201,6 +223,7 @@ class Simulation:
             del self._pushing[to, source][author, seq]
             sent = self._bytes_sent_since(started_at)
             self.bytes += sent
+            self.sent_bytes[to] += sent
             self.sent["duplicate"] += 1
             self._free[to] = max(self.now, self._free[to] - (self.payload - sent) / self.uplink)
 
@@ -213,8 +236,34 @@ class Simulation:
             return self.payload
         return min(self.payload, PIECE_BYTES * math.ceil(sent / PIECE_BYTES))
 
-    def _on_peers(self, to: str, peers: list[Peer]) -> None:
-        self.machines[to].membership.add_peers(peers, self.now, PeerSource.GOSSIP)
+    def _on_peers(self, source: str, to: str, peers: list[Peer]) -> None:
+        membership = self.machines[to].membership
+        membership.add_peers(peers, self.now, PeerSource.GOSSIP)
+        membership.rendezvous.on_peers(source, [peer.key for peer in peers])
+
+    def _send_statement(self, signer: str, via: str, target: str, is_answer: bool) -> None:
+        self.sent["statement"] += 1
+        self.send_message(
+            signer, via, MESSAGE_BYTES, self._pass_statement, signer, via, target, is_answer
+        )
+
+    def _pass_statement(self, signer: str, via: str, target: str, is_answer: bool) -> None:
+        me = self.machines[via]
+        if target in me.links and me.membership.rendezvous.may_pass(signer, target, self.now):
+            self.send_message(
+                via, target, MESSAGE_BYTES, self._obey_statement, signer, via, target, is_answer
+            )
+
+    def _obey_statement(self, signer: str, via: str, target: str, is_answer: bool) -> None:
+        me = self.machines[target]
+        if not me.membership.rendezvous.may_obey(signer, via, self.now):
+            return
+        addresses = [address_of(signer)]
+        if me.membership.choose_punch(signer, addresses, me.links, self.now) is None:
+            return
+        if not is_answer:
+            self._send_statement(target, via, signer, is_answer=True)
+        self.dial(target, signer)
 
     def _on_request(self, me: str, by: str, author: str, first: int, last: int) -> None:
         self.machines[me].on_request(by, author)
@@ -283,6 +332,32 @@ class Simulation:
         self.carry_out_actions(key)
 
     # ---- links
+
+    def dial(self, one: str, other: str) -> None:
+        """Let one machine dial another: its router lets the other in for a while."""
+        self._dialled_at[one, other] = self._pending_dials[one, other] = self.now
+        self.schedule(2 * self.delay, self._try_dial, one, other)
+        if other in self.natted:
+            self.schedule(DIAL_SECONDS, self._give_up_dial, one, other, self.now)
+        if (other, one) in self._pending_dials:  # packets that are sent again get through now
+            self.schedule(2 * self.delay, self._try_dial, other, one)
+
+    def _try_dial(self, one: str, other: str) -> None:
+        if (one, other) not in self._pending_dials:
+            return
+        opened_at = self._dialled_at.get((other, one), -math.inf)
+        is_open = (other, one) in self._pending_dials or self.now <= opened_at + OPENED_SECONDS
+        if other not in self.natted or is_open:
+            del self._pending_dials[one, other]
+            self.connect(one, other)
+
+    def _give_up_dial(self, one: str, other: str, began_at: float) -> None:
+        if self._pending_dials.get((one, other)) != began_at:
+            return
+        del self._pending_dials[one, other]
+        if one in self.machines:
+            self.machines[one].membership.on_dial_failed(other, self.now)
+            self.carry_out_actions(one)
 
     def reachable(self, one: str, other: str) -> bool:
         """Return whether the network connects two machines now."""

@@ -24,9 +24,9 @@ export function formatPeers(machine: Machine, aliveMachines: number): string {
   const others = aliveMachines - 1;
   if (!machine.alive || others < 1) return UNKNOWN;
   if (machine.peers === 0) return "Alone";
-  if (machine.peers >= others) return "Direct";
-  const relayed = others - machine.peers;
-  return `${formatInteger(machine.peers)} direct, ${formatInteger(relayed)} relayed`;
+  const direct = Math.max(0, machine.peers - (machine.exchange?.relayed ?? 0));
+  if (direct >= others) return "Direct";
+  return `${formatInteger(direct)} direct, ${formatInteger(others - direct)} relayed`;
 }
 
 /** Format whether weights agree with those of other machines; null if unknown. */

@@ -12,6 +12,7 @@ from coordinator.fleet.models import Membership
 from coordinator.fleet.peer_addresses import shareable_addresses
 from coordinator.fleet.run_broadcast import MAX_PEER_HINTS, get_broadcast
 from coordinator.fleet.token_limits import OUTGROWN, has_outgrown_ticket, ticket_rate
+from coordinator.replication import mirror_list
 from coordinator.runs import tickets
 from coordinator.runs.models import Run
 
@@ -91,11 +92,12 @@ def peer_hints(membership: Membership) -> list[messages.Peer]:
     machine's private network.
     """
     hints: list[messages.Peer] = []
+    relays = mirror_list.relays_in_force()
     for peer in get_broadcast(membership.run).peers:
         if peer.key == membership.machine.key:
             continue
         addresses = shareable_addresses(
-            peer.addresses, peer.source_address, membership.source_address
+            peer.addresses, peer.source_address, membership.source_address, relays
         )
         if addresses:
             hints.append(messages.Peer(key=peer.key, addresses=addresses))

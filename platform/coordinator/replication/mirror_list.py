@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from django.db import transaction
 from django.dispatch import Signal
@@ -32,6 +33,7 @@ NEWEST = "newest"
 # list; this one notices it after this many seconds.
 VERSION_CACHE_SECONDS = 2.0
 _version_cache: TtlCache[str, tuple[int, str | None]] = TtlCache(VERSION_CACHE_SECONDS)
+_relays_cache: TtlCache[str, tuple[str, ...]] = TtlCache(VERSION_CACHE_SECONDS)
 
 
 def signed_chain() -> list[SignedMirrorList]:
@@ -43,6 +45,16 @@ def newest_list() -> MirrorList | None:
     """Return the list in force."""
     last = MirrorListVersion.objects.last()
     return parse_list(last.signed) if last else None
+
+
+def relays_in_force() -> tuple[str, ...]:
+    """Return the relays that the list in force names, without a query for each call."""
+
+    def read() -> tuple[str, ...]:
+        newest = newest_list()
+        return tuple(newest.relays) if newest else ()
+
+    return _relays_cache.get(NEWEST, read)
 
 
 def launch_roots() -> tuple[str, ...]:
@@ -140,8 +152,9 @@ def _apply(newest: MirrorList) -> None:
         ensure_salt()
     if not active - {own_key}:
         writer.resume()  # no mirror is left that a restored site could wait for
-    transaction.on_commit(lambda: _version_cache.invalidate(NEWEST))
-    _version_cache.invalidate(NEWEST)
+    for cache in (_version_cache, _relays_cache):
+        transaction.on_commit(partial(cache.invalidate, NEWEST))
+        cache.invalidate(NEWEST)
     list_changed.send(MirrorListVersion)
 
 

@@ -35,6 +35,23 @@ def test_only_proven_addresses_are_passed_on(announced, source, receiver, passed
     assert shareable_addresses(announced, source, receiver) == passed_on
 
 
+@pytest.mark.parametrize(
+    ("relay", "relays", "is_passed_on"),
+    [
+        ("https://relay.example.org/", ["https://relay.example.org"], True),
+        ("https://RELAY.example.org./", ["https://relay.example.org"], True),
+        ("https://euc1-1.relay.n0.iroh.link./", ["default"], True),
+        ("https://relay.n0.iroh.link.example.org/", ["default"], False),
+        ("https://victim.example.org/", ["default", "https://relay.example.org"], False),
+        ("https://relay.example.org/", [], False),
+        ("http://relay.example.org/", ["https://relay.example.org"], False),
+    ],
+)
+def test_only_relays_of_the_mirror_list_are_passed_on(relay, relays, is_passed_on):
+    passed_on = shareable_addresses([relay], HOME, ELSEWHERE, relays)
+    assert passed_on == ([relay] if is_passed_on else [])
+
+
 ip_texts = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 
 

@@ -51,6 +51,27 @@ def begin_list(tmp_path, roots) -> str:
     return file
 
 
+def test_next_mirror_list_contains_the_relays_of_the_setting(tmp_path, roots, settings):
+    file = begin_list(tmp_path, roots)
+    for root in ("root0", "root1"):
+        run_command("mirror_list", "sign", file, "--key", str(tmp_path / root))
+    assert "relays: none" in run_command("mirror_list", "publish", file, "--first") + run_command(
+        "mirror_list", "show"
+    )
+    assert mirror_list.relays_in_force() == ()
+    settings.RELAYS = ["default", "https://relay.example.org"]
+    second = str(tmp_path / "second.json")
+    shown = run_command("mirror_list", "renew", "--to", second)
+    assert "relays: default, https://relay.example.org" in shown
+    for root in ("root0", "root1"):
+        run_command("mirror_list", "sign", second, "--key", str(tmp_path / root))
+    run_command("mirror_list", "publish", second)
+    assert mirror_list.relays_in_force() == ("default", "https://relay.example.org")
+    settings.RELAYS = ["http://relay.example.org"]
+    with pytest.raises(CommandError, match="relays"):
+        run_command("mirror_list", "renew", "--to", str(tmp_path / "third.json"))
+
+
 def test_mirror_list_commands_begin_sign_publish_add_and_expel(tmp_path, roots):
     assert (tmp_path / "root0").stat().st_mode & 0o077 == 0, "others can read the key"
     file = begin_list(tmp_path, roots)
@@ -81,7 +102,10 @@ def test_mirror_list_commands_begin_sign_publish_add_and_expel(tmp_path, roots):
         run_command("mirror_list", "sign", second, "--key", str(tmp_path / name))
     run_command("mirror_list", "publish", second)
     newest = mirror_list.newest_list()
-    assert newest.version == 2 and newest.find(STRANGER.key).expelled.last == {"a" * 32: 4}
+    assert newest is not None and newest.version == 2
+    expelled = newest.find(STRANGER.key)
+    assert expelled is not None and expelled.expelled is not None
+    assert expelled.expelled.last == {"a" * 32: 4}
     assert "(expelled" in run_command("mirror_list", "show")
     with pytest.raises(CommandError, match="in force already"):
         run_command("mirror_list", "publish", second)
@@ -126,7 +150,8 @@ def test_new_mirror_bootstraps_from_any_other(log):
     assert "10 events in 1 logs" in run_command(
         "replication", "join", mirror.url, "--list", first.digest
     )
-    assert count_stored(log) == 10 and mirror_list.newest_list().version == 1
+    newest = mirror_list.newest_list()
+    assert count_stored(log) == 10 and newest is not None and newest.version == 1
     assert "state " in run_command("replication", "pull")
     mirror.close()
 

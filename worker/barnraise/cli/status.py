@@ -139,7 +139,7 @@ def _peer_table(peers: list[dict[str, Any]]) -> Table:
     for peer in peers:
         agrees = peer["agrees"]
         table.add_row(
-            f"  {escape(peer['key'][:8])}",
+            f"  {escape(peer['key'][:8])}{' relayed' if peer.get('relayed') else ''}",
             f"{peer['lag']:,}",
             format_byte_rate(peer["up"]),
             format_byte_rate(peer["down"]),

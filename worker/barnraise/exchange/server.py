@@ -168,7 +168,11 @@ class PeerServer:
         self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
         self.pruner = Pruner(ledger, self.gossip, run_on_disk, transport.key, config.archive_rounds)
         self.mirror_lists = MirrorListSync(
-            rules, self.connections, config.clock, self._on_rules_changed
+            rules,
+            self.connections,
+            config.clock,
+            self._on_rules_changed,
+            self._on_relays_changed,
         )
         self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -616,6 +620,9 @@ class PeerServer:
     def _on_verdicts_applied(self, verdicts: VerdictSet) -> None:
         self.updates.drop_retracted()
         self._author.on_verdicts(verdicts)
+
+    def _on_relays_changed(self, relays: list[str]) -> None:
+        self._spawn(self.transport.set_relays(relays))
 
     def _on_rules_changed(self, rules: UpdateRules) -> None:
         self.handshake.set_rules(rules)

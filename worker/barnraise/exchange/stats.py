@@ -19,6 +19,7 @@ class NeighbourStats:
         sent_rate: Bytes per second sent to it now.
         received_rate: Bytes per second received from it now.
         agrees: Whether its anchor equals ours; None before both were at one version vector.
+        is_relayed: Whether it is reached through a relay.
     """
 
     key: str
@@ -26,6 +27,7 @@ class NeighbourStats:
     sent_rate: float
     received_rate: float
     agrees: bool | None
+    is_relayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class ExchangeStats:
             received_rate=self.received_rate,
             uplink_rate=self.uplink_rate,
             lag=self.updates_behind,
+            relayed=sum(neighbour.is_relayed for neighbour in self.neighbours),
         )
 
 
@@ -118,6 +121,7 @@ def collect_stats(
                 connection.sent_meter.rate,
                 connection.received_meter.rate,
                 link.anchor_agrees,
+                connection.channel.is_relayed,
             )
         )
     return ExchangeStats(

@@ -34,11 +34,16 @@ MAX_MIRRORS = 32  # of one list
 MAX_ROOT_KEYS = 9  # of one list
 MAX_LOGS_PER_MIRROR = 8
 MAX_LIST_BYTES = 14_000  # of a list's text
+MAX_RELAYS = 8  # of one list
+DEFAULT_RELAYS = "default"  # stands for the public relays of iroh's makers
+DEFAULT_RELAY_DOMAIN = ".relay.n0.iroh.link"
 MAX_LISTS_PER_MESSAGE = 6  # as JSON in JSON they fit a frame's header
 
 Url = Annotated[
     str, Field(pattern=r"^https?://[0-9A-Za-z.:\[\]_-]{1,200}(/[0-9A-Za-z._~/-]{0,100})?$")
 ]
+# Of a relay: it forwards encrypted packets between machines that cannot reach each other.
+RelayUrl = Annotated[str, Field(pattern=r"^https://[0-9A-Za-z.:\[\]_-]{1,80}/?$", max_length=90)]
 Origin = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # of a mirror's log
 
 
@@ -67,13 +72,14 @@ class MirrorEntry(Message):
 
 
 class MirrorList(Message):
-    """The mirrors of one site."""
+    """The mirrors of one site, and the relays that its machines may use as a last resort."""
 
     version: int = Field(ge=1, lt=1 << 53)
     expires: UnixTime
     threshold: int = Field(ge=1, le=MAX_ROOT_KEYS)
     roots: list[PublicKey] = Field(min_length=1, max_length=MAX_ROOT_KEYS)
     mirrors: list[MirrorEntry] = Field(min_length=1, max_length=MAX_MIRRORS)
+    relays: list[Literal["default"] | RelayUrl] = Field(default=[], max_length=MAX_RELAYS)
 
     @property
     def active(self) -> list[MirrorEntry]:
@@ -130,6 +136,26 @@ class MirrorLists(Message):
 
     type: Literal["mirror_lists"] = "mirror_lists"
     lists: list[SignedMirrorList] = Field(max_length=MAX_LISTS_PER_MESSAGE)
+
+
+def is_relay_url(address: str) -> bool:
+    """Return whether an address is a relay's URL, not host:port."""
+    return address.startswith("https://")
+
+
+def is_allowed_relay(url: str, relays: Collection[str]) -> bool:
+    """Return whether a relay is one of those that a mirror list names.
+
+    A machine may announce any URL as its relay; only these are passed on and dialled.
+    """
+    if _relay_host(url) in {_relay_host(relay) for relay in relays if is_relay_url(relay)}:
+        return True
+    is_default = _relay_host(url).endswith(DEFAULT_RELAY_DOMAIN)
+    return DEFAULT_RELAYS in relays and is_relay_url(url) and is_default
+
+
+def _relay_host(url: str) -> str:
+    return url.removeprefix("https://").rstrip("/").rstrip(".").lower()
 
 
 def quorum(mirrors: int) -> int:

@@ -81,6 +81,7 @@ class ExchangeView(Message):
     received_rate: Rate  # bytes/s now
     uplink_rate: Rate  # bytes/s that its uplink was measured to carry; 0: not known yet
     lag: Count  # updates that its peers have and it lacks
+    relayed: Count = 0  # of its peers: reached through a relay server
 
 
 class SystemView(Message):

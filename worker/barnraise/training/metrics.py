@@ -242,6 +242,7 @@ class TrainingMetrics:
                     "up": neighbour.sent_rate,
                     "down": neighbour.received_rate,
                     "agrees": neighbour.agrees,
+                    "relayed": neighbour.is_relayed,
                 }
                 for neighbour in self._neighbours
             ],

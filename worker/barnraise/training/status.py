@@ -17,6 +17,7 @@ from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import verify_proof
+from barnraise.exchange.network.nat_type import describe_nat
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive
@@ -72,6 +73,7 @@ class StatusPublisher:
         self._refused_verdicts: deque[str] = deque(maxlen=64)
         self._history = ProgressHistory()
         self._applied_directive: Signed | None = None
+        self._reach = ""  # the sentence that was logged last
         self._revoked_keys = joined.directive.revoked
 
     def publish(self, anchor: Anchor, at_once: bool = False) -> dict[str, Any] | None:
@@ -119,6 +121,7 @@ class StatusPublisher:
             "coordinator_bytes": self._joined.coordinator.body_bytes,
             "refused": self.refusal,
             "waiting": stats.waiting_reason,
+            "reach": self._describe_reach(),
             "run_rate": self._history.tokens_per_second,
             "losses": self._history.losses,
             "checksum": {
@@ -141,6 +144,14 @@ class StatusPublisher:
     def refusal(self) -> str | None:
         """Return why this machine has no place in the run any longer; None if it has."""
         return self._reporter.refused or self._exchange.exclusion
+
+    def _describe_reach(self) -> str:
+        """Return how peers reach this machine, in a sentence that is logged when it changes."""
+        sentence = describe_nat(self._exchange.reach_facts)
+        if sentence and sentence != self._reach:
+            self._reach = sentence
+            log.info("%s", sentence)
+        return sentence
 
     def _obey_coordinator(self) -> None:
         """Pass what the coordinator has answered to the exchange and the state folder."""

@@ -7,7 +7,12 @@ from helpers.simulated_swarm import address_of, connected_gossip, key_of
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.dial_limits import HOST_DIALS, MAX_ADDRESSES_PER_DIAL
-from barnraise.exchange.gossip.membership import MAX_LINKS, Meeting, PeerSource
+from barnraise.exchange.gossip.membership import (
+    MAX_LINKS,
+    RELAY_REDIAL_MIN,
+    Meeting,
+    PeerSource,
+)
 from barnraise.exchange.gossip.rendezvous import (
     HELP_SECONDS,
     MAX_TARGETS,
@@ -160,3 +165,36 @@ def test_candidates_in_the_same_home_are_private_first() -> None:
 
 def test_candidates_without_a_public_one_are_all_tried() -> None:
     assert order_candidates(["10.0.0.7:5", "x"], ["10.0.0.8:6"]) == ["10.0.0.7:5", "x"]
+
+
+# ---- relays
+
+
+def test_relay_is_dialled_after_two_direct_dials_failed() -> None:
+    me = connected_gossip(1)
+    relay = "https://relay.example.org/"
+    address = address_of(key_of(9))
+    me.membership.add_peers([Peer(key=key_of(9), addresses=[address, relay])], 0.0)
+    dialled: list[tuple[float, list[str]]] = []
+    now = 0.0
+    while now < 200:
+        for action in me.next_actions(now):
+            if isinstance(action, g.Dial):
+                dialled.append((now, list(action.peer.addresses)))
+                me.membership.on_dial_failed(key_of(9), now)
+        now += 0.5
+    assert [addresses for _, addresses in dialled[:2]] == [[address], [address]]
+    assert all(relay in addresses for _, addresses in dialled[2:]) and len(dialled) > 3
+    waits = [after - before for (before, _), (after, _) in itertools.pairwise(dialled[2:])]
+    assert min(waits) >= RELAY_REDIAL_MIN
+
+
+def test_relay_in_a_statement_is_remembered_and_offered_last() -> None:
+    relay = "https://relay.example.org/"
+    theirs = [relay, "192.168.1.50:5", "5.9.1.1:5"]
+    assert order_candidates(theirs, ["5.9.2.2:6"]) == ["5.9.1.1:5", relay]
+    assert order_candidates(theirs, ["5.9.1.1:6"]) == ["192.168.1.50:5", "5.9.1.1:5", relay]
+    me = connected_gossip(1, 2)
+    me.membership.add_peers([Peer(key=key_of(9), addresses=["5.9.1.1:5"])], 0.0)
+    me.membership.choose_punch(key_of(9), ["5.9.1.1:5", relay], me.links, 0.0)
+    assert me.membership.passive[key_of(9)].relay == relay

@@ -26,6 +26,7 @@ from barnraise.exchange.gossip.dial_limits import DialLimits
 from barnraise.exchange.gossip.rendezvous import DialRequest, Rendezvous
 from barnraise.exchange.network.addresses import host_of, parse_address
 from barnraise.protocol.messages import Peer
+from barnraise.protocol.mirror_list import is_relay_url
 from barnraise.protocol.types import MAX_ADDRESSES
 
 TARGET_LINKS = 8  # a machine dials until it has this many links
@@ -46,6 +47,9 @@ TIE_BREAK_DELAY = 0.7  # seconds that the larger key waits, so that two peers do
 MAX_SHARED = 32  # peers in one message about others
 MAX_REPORTED = 64  # peers of the passive view that one volunteer's machines reported
 MAX_FRIENDS_OF_VOLUNTEER = 4  # machines of one other person that are remembered as friends
+RELAY_AFTER = 2  # dials without an answer after which a peer's relay is tried
+RELAY_REDIAL_MIN = 30.0  # seconds between two dials through a relay; each doubles it
+RELAY_REDIAL_MAX = 1800.0
 MAX_SILENT_DIALS = 8  # dials without an answer after which a peer that was never met is forgotten
 
 
@@ -74,6 +78,7 @@ class KnownPeer:
         met_at: The address at which it was met; empty if that is unknown.
         failures: Dials in a row that it did not answer.
         refusals: Links in a row that it, or this machine, refused.
+        relay: URL of its relay; empty if none is known.
     """
 
     addresses: tuple[str, ...]
@@ -84,6 +89,7 @@ class KnownPeer:
     met_at: str = ""
     failures: int = 0
     refusals: int = 0
+    relay: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,16 +176,20 @@ class PartialView:
         for peer in peers:
             if peer.key == self.key or not peer.addresses:
                 continue
-            addresses = tuple(dict.fromkeys(peer.addresses))[:MAX_ADDRESSES]
+            relay = next(filter(is_relay_url, peer.addresses), "")
+            direct = [address for address in peer.addresses if not is_relay_url(address)]
+            addresses = tuple(dict.fromkeys(direct))[:MAX_ADDRESSES]
             known = self.passive.get(peer.key)
             if known is not None:
                 self._update_peer(known, addresses, now, source)
+                if source is not PeerSource.GOSSIP or not known.relay:
+                    known.relay = relay or known.relay
             elif self._make_room(source, reporter):
                 delay = (
                     TIE_BREAK_DELAY * (1 + self._random.random()) if self.key > peer.key else 0.0
                 )
                 self.passive[peer.key] = KnownPeer(
-                    addresses, source, now + delay, reporter=reporter
+                    addresses, source, now + delay, reporter=reporter, relay=relay
                 )
 
     @staticmethod
@@ -300,6 +310,9 @@ class PartialView:
         if known is None:
             return
         known.failures += 1
+        if known.relay and known.failures > RELAY_AFTER:
+            wait = RELAY_REDIAL_MIN * 2 ** min(known.failures - RELAY_AFTER - 1, 10)
+            known.next_dial = max(known.next_dial, now + min(wait, RELAY_REDIAL_MAX))
         was_met = known.source is PeerSource.FRIEND or known.met_at
         if known.failures >= MAX_SILENT_DIALS and not was_met:
             del self.passive[key]
@@ -379,8 +392,10 @@ class PartialView:
             if known.volunteer and is_full:
                 continue
             addresses = self._limits.choose(known.addresses, now)
-            if not addresses:
-                known.next_dial = min(self._limits.ready_at(at, now) for at in known.addresses)
+            relays = [known.relay] if known.relay and known.failures >= RELAY_AFTER else []
+            if not (addresses or relays):
+                ready_at = (self._limits.ready_at(at, now) for at in known.addresses)
+                known.next_dial = min(ready_at, default=now + REDIAL_AFTER_REFUSAL)
                 continue
             self._limits.on_dial(addresses, now)
             self._dialling[key] = addresses
@@ -389,7 +404,7 @@ class PartialView:
             self._sources.remove(source)
             self._sources.append(source)
             volunteers[known.volunteer] += 1
-            chosen.append(Peer(key=key, addresses=list(addresses)))
+            chosen.append(Peer(key=key, addresses=[*addresses, *relays]))
         if chosen or now >= self._explore_at:
             self._explore_at = now + EXPLORE_INTERVAL * (0.5 + self._random.random())
         return chosen
@@ -423,6 +438,9 @@ class PartialView:
             others = self._count_volunteers(links)[known.volunteer]
             if others >= self._max_links(known.volunteer):
                 return None
+        relay = next(filter(is_relay_url, addresses), "")
+        if known is not None and relay:
+            known.relay = relay
         usable = [parse_address(address) for address in addresses]
         met_at = [known.met_at] if known is not None and known.met_at else []
         candidates = [*dict.fromkeys([*filter(None, usable), *met_at])]
@@ -446,22 +464,30 @@ class PartialView:
                 known.next_dial = min(known.next_dial, soon)
 
     def _candidates(self, links: Links, now: float) -> dict[PeerSource, list[str]]:
-        """Return the keys that may be dialled now by source, in random order.
+        """Return the keys that may be dialled now by source, the last to be used first.
 
+        Peers that were met come first, then those that have failed least, in random order: most
+        peers may be behind routers, and the few others must not wait for their repeated dials.
         Hearsay alternates between its reporters: one that reports much is not dialled more.
         """
         due = [key for key, known in self._unlinked(links) if known.next_dial <= now]
         self._random.shuffle(due)
+        due.sort(key=self._count_failures, reverse=True)
         candidates: dict[PeerSource, list[str]] = {source: [] for source in PeerSource}
         turns: Counter[str] = Counter()
         order: dict[str, int] = {}
-        for key in due:
+        for key in reversed(due):
             known = self.passive[key]
             order[key] = turns[known.reporter]
             turns[known.reporter] += 1
-            candidates[known.source].append(key)
-        candidates[PeerSource.GOSSIP].sort(key=lambda key: -order[key])  # the last is used first
+        for key in due:
+            candidates[self.passive[key].source].append(key)
+        candidates[PeerSource.GOSSIP].sort(key=lambda key: -order[key])
         return candidates
+
+    def _count_failures(self, key: str) -> int:
+        known = self.passive[key]
+        return 0 if known.met_at else known.failures
 
     def choose_goodbyes(self, links: Links, now: float) -> list[str]:
         """Choose the peers to say goodbye to.

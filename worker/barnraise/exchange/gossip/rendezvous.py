@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from barnraise.exchange.network.addresses import host_of
 from barnraise.exchange.network.rate_limit import TokenBuckets
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.mirror_list import is_relay_url
 
 PATIENCE = 2.0  # seconds that a dial is alone, before a common peer is asked
 HELP_SECONDS = 5.0  # after a dial that was not answered, in which a common peer is still asked
@@ -178,14 +179,17 @@ def order_candidates(addresses: Sequence[str], own_addresses: Sequence[str]) -> 
         addresses: Of the other machine, as it states them.
         own_addresses: Of this machine, as itself and others see it.
     """
+    relays = [address for address in addresses if is_relay_url(address)]
+    addresses = [address for address in addresses if not is_relay_url(address)]
     own_hosts = {host_of(address) for address in own_addresses}
     is_same_home = any(
         _is_public(address) and host_of(address) in own_hosts for address in addresses
     )
     has_public = any(_is_public(address) for address in addresses)
     if is_same_home:
-        return sorted(addresses, key=_is_public)
-    return [address for address in addresses if _is_public(address) or not has_public]
+        return [*sorted(addresses, key=_is_public), *relays]
+    direct = [address for address in addresses if _is_public(address) or not has_public]
+    return [*direct, *relays]
 
 
 def _is_public(address: str) -> bool:

@@ -40,6 +40,7 @@ class MirrorListSync:
         connections: Mapping[str, Connection],
         clock: Callable[[], float],
         on_rules_changed: Callable[[UpdateRules], None],
+        on_relays_changed: Callable[[list[str]], None],
     ) -> None:
         """Start without a list.
 
@@ -48,11 +49,13 @@ class MirrorListSync:
             connections: The connected peers by key; the server's own table.
             clock: Returns seconds since 1970.
             on_rules_changed: Called with the rules that follow from a new list.
+            on_relays_changed: Called with the relays that a new list names.
         """
         self._base_rules = rules
         self._connections = connections
         self._clock = clock
         self._on_rules_changed = on_rules_changed
+        self._on_relays_changed = on_relays_changed
         self.chain: list[SignedMirrorList] = []
         self.version = 0
         self._sent: dict[str, tuple[int, float]] = {}  # peer → version sent to it, and loop time
@@ -99,6 +102,7 @@ class MirrorListSync:
         self.chain = chain
         self.version = newest.version
         self._on_rules_changed(self._base_rules.with_list(newest))
+        self._on_relays_changed(newest.relays)
         for connection in self._connections.values():
             connection.schedule_state()
         log.info("mirror list %d: %d mirrors", newest.version, len(newest.active))

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import iroh
@@ -20,6 +20,7 @@ from barnraise.exchange.network.rate_limit import TokenBuckets
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
+from barnraise.protocol.mirror_list import DEFAULT_RELAYS, is_allowed_relay, is_relay_url
 from barnraise.protocol.types import MAX_ADDRESSES
 
 log = logging.getLogger("barnraise.exchange")
@@ -42,8 +43,8 @@ _CONNECTS_BURST = {"address": 16.0, "network": 64.0}
 class IrohTransport:
     """Dial and accept QUIC connections by Ed25519 key.
 
-    Relays are off: peers reach each other directly, and updates reach the others through a third
-    peer.
+    Relays are off until `set_relays`: peers reach each other directly, and updates reach the others
+    through a third peer. What goes through a relay is encrypted from end to end, as all is.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class IrohTransport:
         self._endpoint: iroh.Endpoint | None = None
         self._ports: dict[int, int] = {}  # version of IP → port
         self._local = LocalAddresses()
+        self._relays: tuple[str, ...] = ()
         self._incoming: asyncio.Queue[IrohChannel] = asyncio.Queue(_MAX_UNACCEPTED)
         self._pending: PendingPool[asyncio.Task[None]] = PendingPool(_MAX_PENDING)
         self._connects = {
@@ -105,7 +107,8 @@ class IrohTransport:
     async def _bind(self, addresses: list[str]) -> iroh.Endpoint:
         builder = iroh.EndpointBuilder()
         builder.apply_minimal()
-        builder.relay_mode(iroh.RelayMode.disabled())
+        # Without a relay nothing is sent; `disabled` would allow none later.
+        builder.relay_mode(iroh.RelayMode.custom(iroh.RelayMap.empty()))
         builder.secret_key(self._secret)
         builder.alpns([ALPN])
         for address in addresses:
@@ -118,7 +121,23 @@ class IrohTransport:
             return []
         if self._host != ANY_HOST:
             return self._endpoint.addr().direct_addresses()[:MAX_ADDRESSES]
-        return self._local.list_addresses(self._ports)[:MAX_ADDRESSES]
+        relay = self._endpoint.addr().relay_url() if self._relays else None
+        local = self._local.list_addresses(self._ports)[: MAX_ADDRESSES - 1]
+        return [*local, relay] if relay else local
+
+    async def set_relays(self, relays: Sequence[str]) -> None:
+        """Replace the relays; see `Transport.set_relays`."""
+        if self._endpoint is None or self._host != ANY_HOST:
+            return
+        urls = tuple(dict.fromkeys(url for relay in relays for url in _expand_relay(relay)))
+        for url in set(self._relays) - set(urls):
+            await self._endpoint.remove_relay(url)
+        for url in set(urls) - set(self._relays):
+            try:
+                await self._endpoint.insert_relay(iroh.RelayConfig(url=url))
+            except iroh.IrohError as error:
+                log.warning("the relay %s cannot be used: %s", url, _reason(error))
+        self._relays = urls
 
     @property
     def mappable_port(self) -> int:
@@ -129,9 +148,11 @@ class IrohTransport:
         """Dial a peer; see `Transport.connect`."""
         assert self._endpoint is not None
         try:
-            address = iroh.EndpointAddr(
-                iroh.EndpointId.from_string(peer.key), None, list(peer.addresses)
+            direct = [address for address in peer.addresses if not is_relay_url(address)]
+            relay = next(
+                (url for url in peer.addresses if is_allowed_relay(url, self._relays)), None
             )
+            address = iroh.EndpointAddr(iroh.EndpointId.from_string(peer.key), relay, direct)
             async with asyncio.timeout(self._dial_timeout):
                 connection = await self._endpoint.connect(address, ALPN)
                 return IrohChannel(connection, await connection.open_bi())
@@ -233,6 +254,11 @@ class IrohChannel:
         self.bytes_sent = 0
         self.bytes_received = 0
 
+    @property
+    def is_relayed(self) -> bool:
+        """Whether the selected path leads through a relay; see `Channel`."""
+        return any(path.is_relay for path in self._connection.paths() if path.is_selected)
+
     async def send(self, frame: bytes) -> None:
         """Send a frame; see `Channel.send`."""
         assert len(frame) <= MAX_FRAME_BYTES
@@ -284,6 +310,13 @@ class IrohChannel:
 
     def _close_reason(self, error: iroh.IrohError) -> str:
         return self._connection.close_reason() or _reason(error)
+
+
+def _expand_relay(relay: str) -> list[str]:
+    """Return a relay's URL, or those of the public relays for which "default" stands."""
+    if relay != DEFAULT_RELAYS:
+        return [relay]
+    return iroh.RelayMode.default_mode().relay_map().urls()
 
 
 def find_free_port() -> int:

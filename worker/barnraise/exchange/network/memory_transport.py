@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,6 +149,9 @@ class MemoryTransport:
         """Return one made-up address; each transport is a host of its own."""
         return [_address_of(self.key)]
 
+    async def set_relays(self, relays: Sequence[str]) -> None:
+        """Ignore relays: this network has none."""
+
     async def connect(self, peer: Peer) -> "MemoryChannel":
         """Dial a peer; see `Transport.connect`."""
         await asyncio.sleep(2 * self.network.delay)
@@ -192,6 +195,11 @@ class MemoryChannel:
     def connect_to(self, other: "MemoryChannel") -> None:
         """Set the other end."""
         self._other = other
+
+    @property
+    def is_relayed(self) -> bool:
+        """No frame goes through a relay."""
+        return False
 
     async def send(self, frame: bytes) -> None:
         """Send a frame; see `Channel.send`."""

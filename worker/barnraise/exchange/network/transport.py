@@ -5,6 +5,7 @@ transport's handshake has proven. `iroh_transport.IrohTransport` implements this
 `memory_transport.MemoryTransport` for tests.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from barnraise.protocol.messages import Peer
@@ -21,6 +22,11 @@ class Channel(Protocol):
     remote_address: str  # the host:port at which this machine sees it; empty if it is unknown
     bytes_sent: int
     bytes_received: int
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether the frames go through a relay now, because no direct path works."""
+        ...
 
     async def send(self, frame: bytes) -> None:
         """Return once the frame is on its way; wait while the other side does not drain.
@@ -63,8 +69,15 @@ class Transport(Protocol):
         """Return the host:port pairs at which others may reach this machine."""
         ...
 
+    async def set_relays(self, relays: Sequence[str]) -> None:
+        """Use these relays, and no others, where no direct path works.
+
+        Args:
+            relays: URLs; "default" stands for the public ones of iroh's makers.
+        """
+
     async def connect(self, peer: Peer) -> Channel:
-        """Dial a peer.
+        """Dial a peer, at host:port addresses and through a relay if its URL is among them.
 
         Raises:
             ChannelClosedError: When no peer with that key answers.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from pydantic import ValidationError
 
@@ -179,7 +180,8 @@ class Command(BaseCommand):
 
     def _propose(self, proposal: MirrorList, to: Path, days: float, **_: Any) -> None:
         expires = time.time() + days * 86_400
-        validated = MirrorList.model_validate(proposal.model_dump() | {"expires": expires})
+        changes = {"expires": expires, "relays": settings.RELAYS}
+        validated = MirrorList.model_validate(proposal.model_dump() | changes)
         unsigned = unsigned_list(validated)
         parse_list(unsigned)
         _save(to, unsigned)
@@ -220,6 +222,7 @@ class Command(BaseCommand):
         for entry in parsed.mirrors:
             expelled = f" (expelled: {entry.expelled.reason})" if entry.expelled else ""
             self.stdout.write(f"  mirror {entry.key[:16]} {entry.url} {entry.name}{expelled}")
+        self.stdout.write(f"  relays: {', '.join(parsed.relays) or 'none'}")
         for key in parsed.roots:
             self.stdout.write(f"  root {key}{' has signed' if key in signed.signatures else ''}")
         self.stdout.write(f"  {parsed.threshold} of {len(parsed.roots)} roots must sign")
