@@ -7,6 +7,7 @@ import pytest
 from django.test import Client
 from helpers.pages import field_error
 
+from barnraise.cli.addresses import parse_run_address
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Team
@@ -121,7 +122,11 @@ def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
     invitation = RunInvitation.create(run, "the chess club", actor=run.owner)
     link = f"/runs/{run.slug}/invited/{invitation.token}/"
     assert Client().get(link).status_code == 302, "visitors must sign in"
-    assert "Olga invites you" in guest.get(link).content.decode() and not Guest.objects.exists()
+    page = guest.get(link).content.decode()
+    assert "Olga invites you" in page and not Guest.objects.exists()
+    command = f"barnraise join http://testserver/runs/{run.slug}/?invite={invitation.token}"
+    assert command in page, "one command enrols, accepts and trains"
+    assert parse_run_address(command.split()[-1]).invitation == invitation.token
     assert guest.post(link).status_code == 302 and guest.post(link).status_code == 302
     assert Guest.objects.get().user == bob
     assert join(machine, run).status_code == 200
