@@ -38,10 +38,17 @@ sqlite3.connect(":memory:").execute(count).fetchone()
 """
 
 
+def obey_signals() -> None:
+    """Undo what a shell's `nohup` or `&` does: its programs ignore some signals."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(code: str, *arguments: str, **options) -> subprocess.Popen:
     """Start Python code, and wait until it prints that it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
+        preexec_fn=obey_signals,
         env={**os.environ, "PYTHONPATH": str(WORKER)},
         stdout=subprocess.PIPE,
         stderr=options.pop("stderr", subprocess.PIPE),
