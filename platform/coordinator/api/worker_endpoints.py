@@ -8,6 +8,7 @@ from ninja import Router
 
 from barnraise.errors import MessageError
 from barnraise.protocol import coordinator_messages, enums, messages
+from barnraise.protocol.checkups import Checkup
 from barnraise.protocol.signing import check_attestation, open_signed
 from coordinator.accounts.models import Enrolment
 from coordinator.api.authentication import (
@@ -23,6 +24,7 @@ from coordinator.api.manifest_check import check_manifest
 from coordinator.fleet.directives import build_directive, peer_hints, renew_ticket
 from coordinator.fleet.join import admit_machine, join_refusal, update_addresses
 from coordinator.fleet.lifecycle_facts import advance_run
+from coordinator.fleet.machine_state import MachineCheckup
 from coordinator.fleet.models import VerdictRecord
 from coordinator.fleet.run_broadcast import get_broadcast
 from coordinator.lib import site_identity
@@ -120,6 +122,13 @@ def accept_invitation(
     return coordinator_messages.RunSummary(
         id=str(run.pk), slug=run.slug, name=run.name, status=run.state
     )
+
+
+@router.post("/machine/checkup", response=responses(Checkup), auth=authenticate_machine)
+def record_checkup(request: HttpRequest, checkup: Checkup) -> Checkup:
+    """Send what `barnraise doctor` found on the machine, for its owner's page of it."""
+    MachineCheckup.record(requesting_machine(request), checkup)
+    return checkup
 
 
 @router.post(

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from barnraise.planning.hardware import Hardware
 from barnraise.protocol import reports
+from barnraise.protocol.checkups import Checkup
 from coordinator.accounts.models import Machine
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
@@ -85,6 +86,25 @@ class HardwareMeasurement(models.Model):
         """The measurement in the form that the planner takes."""
         view = reports.HardwareView.model_validate(self.hardware_view)
         return Hardware.from_json(view.model_dump_json())
+
+
+class MachineCheckup(models.Model):
+    """What `barnraise doctor` found on a machine when it ran last: a `checkups.Checkup`."""
+
+    machine = models.OneToOneField(
+        Machine, primary_key=True, on_delete=models.CASCADE, related_name="checkup"
+    )
+    content = models.JSONField()
+    at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self) -> str:
+        return f"the checkup of {self.machine}"
+
+    @classmethod
+    def record(cls, machine: Machine, checkup: Checkup) -> None:
+        """Store a result in place of the machine's earlier one."""
+        columns = {"content": checkup.model_dump(mode="json"), "at": timezone.now()}
+        cls.objects.update_or_create(machine=machine, defaults=columns)
 
 
 def is_paused(machine: Machine) -> bool:

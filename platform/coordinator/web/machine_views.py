@@ -25,9 +25,9 @@ MAX_NAME = 60  # characters
 def machines_of_person(request: AuthenticatedRequest) -> QuerySet[Machine]:
     """Select the person's machines with everything their pages show, revoked ones last."""
     memberships = Membership.everywhere.newest().select_related("run").order_by("-last_seen")
-    machines = request.user.machines.select_related("pause", "measured").prefetch_related(
-        Prefetch("memberships", memberships)
-    )
+    machines = request.user.machines.select_related(
+        "pause", "measured", "checkup"
+    ).prefetch_related(Prefetch("memberships", memberships))
     return machines.order_by(F("revoked").asc(nulls_first=True), "-enrolled")
 
 

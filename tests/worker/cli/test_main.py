@@ -13,7 +13,7 @@ from barnraise.cli import main
 
 COMMANDS = (
     *("login", "plan", "limits", "join", "status", "fetch", "export", "serve", "sample"),
-    *("prepare", "text", "verdict", "runs", "machines"),
+    *("prepare", "text", "verdict", "runs", "machines", "doctor"),
 )
 
 

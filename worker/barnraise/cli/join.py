@@ -23,6 +23,7 @@ from barnraise.cli.console import (
     errors,
     out,
 )
+from barnraise.cli.doctor.command import run_first_checkup
 from barnraise.cli.keys import read_keys
 from barnraise.cli.last_words import WorkEnd, print_last_words
 from barnraise.cli.limits import explain_limits, summarise_limits
@@ -107,6 +108,7 @@ def join(
     shown_name = view.name if view is not None else run.name
     site_name = escape(membership.mirror.name)
     out.print(f"Joining [bold]{escape(shown_name)}[/] on {site_name} …", soft_wrap=True)
+    run_first_checkup(state_dir)
     hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
     fetch_weights = partial(fetch_initial_weights, state_dir, leaving, lambda: hardware)
     display = StatusDisplay(summarise_limits(new_limits))

@@ -11,6 +11,7 @@ from rich.markup import escape
 from barnraise import __version__
 from barnraise.cli.console import errors, out, replace_unprintable
 from barnraise.cli.control import leave, pause, resume, stop
+from barnraise.cli.doctor.command import doctor
 from barnraise.cli.join import join
 from barnraise.cli.limits import limits
 from barnraise.cli.log_file import logs
@@ -47,7 +48,7 @@ app = typer.Typer(
 
 # `barnraise --help` lists the commands by purpose, in this order.
 COMMANDS = {
-    "Start": (login, plan, limits, logout),
+    "Start": (login, doctor, plan, limits, logout),
     "Train": (join, status, logs, pause, resume, stop, leave),
     "Use the model": (fetch, export, serve, sample),
     "Organise runs": (prepare, verdict),

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from barnraise import __version__
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
+from barnraise.protocol.checkups import Checkup
 from barnraise.protocol.coordinator_messages import (
     Attestation,
     EnrolmentReply,
@@ -154,6 +155,10 @@ class CoordinatorClient:
         return self._request(
             "POST", "/invitations/accept", InvitationToken(token=token), RunSummary
         )
+
+    def submit_checkup(self, checkup: Checkup) -> Checkup:
+        """Submit what `barnraise doctor` found on this machine, for the machine's page."""
+        return self._request("POST", "/machine/checkup", checkup, Checkup)
 
     def join_run(
         self,

@@ -27,6 +27,7 @@ from barnraise.errors import (
     MessageError,
     MirrorListError,
 )
+from barnraise.protocol.checkups import Checkup
 from barnraise.protocol.coordinator_messages import (
     Attestation,
     Directive,
@@ -230,6 +231,10 @@ class FailoverClient:
         self._store_anchors(self._current, run, reply)
         self._read_directive(reply.directive)
         return reply
+
+    def submit_checkup(self, checkup: Checkup) -> Checkup:
+        """Submit what `barnraise doctor` found on this machine."""
+        return self._call_any(lambda client: client.submit_checkup(checkup))
 
     def submit_manifest(self, run: str, manifest: TextManifest) -> RunView:
         """Sign and submit the manifest of a run's text."""

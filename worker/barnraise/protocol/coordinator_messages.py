@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from barnraise.protocol.checkups import Checkup
 from barnraise.protocol.enums import JoinPurpose, RunStatus
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView, Report
@@ -309,6 +310,7 @@ class Problem(Message):
 
 
 API_MESSAGES: tuple[type[Message], ...] = (
+    Checkup,
     MirrorView,
     Signed,
     EnrolmentRequest,

@@ -7,6 +7,7 @@ same figures go into the status file for people and programs on this machine.
 import logging
 import time
 from collections import deque
+from dataclasses import asdict
 from typing import Any
 
 from barnraise.coordinator_client.reporter import Reporter, VerdictBatch
@@ -122,6 +123,7 @@ class StatusPublisher:
             "refused": self.refusal,
             "waiting": stats.waiting_reason,
             "reach": self._describe_reach(),
+            "reach_facts": asdict(self._exchange.reach_facts),
             "run_rate": self._history.tokens_per_second,
             "losses": self._history.losses,
             "checksum": {

@@ -37,6 +37,23 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name="MachineCheckup",
+            fields=[
+                (
+                    "machine",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="checkup",
+                        serialize=False,
+                        to="accounts.machine",
+                    ),
+                ),
+                ("content", models.JSONField()),
+                ("at", models.DateTimeField(default=django.utils.timezone.now)),
+            ],
+        ),
+        migrations.CreateModel(
             name="MachinePause",
             fields=[
                 (

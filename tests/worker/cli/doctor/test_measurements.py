@@ -1,0 +1,123 @@
+"""What the doctor measures on this machine and of its site."""
+
+import json
+import socket
+import struct
+
+import pytest
+from helpers.example_hardware import cpu_machine
+from helpers.fake_coordinator import FakeCoordinator
+from typer.testing import CliRunner
+
+from barnraise.cli import main
+from barnraise.cli.doctor import command
+from barnraise.cli.doctor.measurements import (
+    count_open_files,
+    describe_filesystem,
+    find_filesystem,
+    find_own_address,
+    find_write_error,
+    fit_presets,
+    measure_mirror,
+    read_line_rates,
+)
+from barnraise.cli.doctor.router_hops import find_hops, parse_offender
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.errors import StateError
+from barnraise.planning.limits import Limits
+from barnraise.protocol.signing import Identity
+from barnraise.state_dir import StateDir
+
+
+def test_folder_that_cannot_be_written_is_found(tmp_path):
+    assert find_write_error(tmp_path) == "" and not list(tmp_path.iterdir())
+    assert find_write_error(tmp_path / "missing") == "No such file or directory"
+
+
+def test_filesystem_is_the_one_mounted_closest(tmp_path):
+    home = tmp_path / "a home"
+    home.mkdir()
+    mounts = tmp_path / "mounts"
+    escaped = str(home).replace(" ", "\\040")
+    mounts.write_text(f"disk / ext4 rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\nnone /proc proc rw\n")
+    assert find_filesystem(home / "state", mounts) == "nfs4"
+    assert find_filesystem(tmp_path, mounts) == "ext4"
+    assert find_filesystem(tmp_path, tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(("kind", "part"), [("nfs4", "network drive"), ("tmpfs", "is lost")])
+def test_unusual_filesystem_is_one_sentence_with_the_remedy(tmp_path, kind, part):
+    sentence = describe_filesystem(tmp_path, kind)
+    assert part in sentence and "--home FOLDER" in sentence
+    assert describe_filesystem(tmp_path, "ext4") == ""
+
+
+def test_limits_and_addresses_of_this_process_are_read():
+    files = count_open_files()
+    assert files is None or files > 0
+    assert find_own_address(socket.AF_INET, ("127.0.0.1", 9)) == "", "that is this machine itself"
+
+
+def test_routers_on_the_way_are_read_from_the_error_queue():
+    router = socket.inet_aton("192.168.1.1")
+    error = struct.pack("=IBBBBII", 113, 2, 11, 0, 0, 0, 0)
+    address = struct.pack("=HH", socket.AF_INET, 0) + router + bytes(8)
+    assert parse_offender(error + address) == "192.168.1.1"
+    local = struct.pack("=IBBBBII", 111, 1, 0, 0, 0, 0, 0)
+    assert parse_offender(local + address) == parse_offender(b"") == ""
+    assert find_hops(1, ("127.0.0.1", 9)) in ([""], []), "nobody is between"
+
+
+def test_mirror_states_latency_clock_or_the_reason(tmp_path):
+    site = FakeCoordinator()
+    site.clock_offset = 60.0
+    try:
+        found = measure_mirror(CoordinatorClient(site.url, Identity(b"d" * 32)))
+        assert found.seconds is not None and found.clock_seconds == pytest.approx(-60, abs=30)
+    finally:
+        site.close()
+    gone = measure_mirror(CoordinatorClient(site.url, Identity(b"d" * 32)))
+    assert gone.seconds is None and "does not answer" in gone.error
+
+
+def test_line_rates_are_those_of_the_last_workers(tmp_path):
+    home = StateDir(tmp_path)
+    assert read_line_rates(home) == (0.0, 0.0)
+    folder = home.open_run("01890000-0000-7000-8000-000000000001")
+    exchange = {"uplink_rate": 2e6, "received_rate": 3e6}
+    (folder.path / "status.json").write_text(json.dumps({"exchange": exchange}))
+    assert read_line_rates(home) == (2e6, 3e6)
+    folder.close()
+
+
+def test_presets_are_listed_up_to_the_first_that_does_not_fit():
+    fits = list(fit_presets(cpu_machine(memory=2 * 10**9, disk=10**9), Limits()))
+    assert fits[0].tokens_per_second > 0 and fits[-1].tokens_per_second == 0
+    assert all(fit.tokens_per_second for fit in fits[:-1])
+
+
+def test_doctor_prints_saves_and_returns_problems(tmp_path, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise StateError("there is no such device")
+
+    monkeypatch.setattr(command, "measure_machine", fail)
+    result = CliRunner().invoke(main.app, ["doctor", "--json", "--home", str(tmp_path)])
+    answer = json.loads(result.stdout)
+    levels = {finding["level"] for finding in answer["findings"]}
+    assert result.exit_code == ("problem" in levels)
+    assert any("barnraise login URL" in finding["sentence"] for finding in answer["findings"])
+    saved = json.loads((tmp_path / "checkup.json").read_text())
+    assert saved["reach"] == answer["reach"] and len(saved["findings"]) == len(answer["findings"])
+    assert "there is no such device" in result.stderr
+    shown = CliRunner().invoke(main.app, ["doctor", "--home", str(tmp_path)], env={"COLUMNS": "60"})
+    assert max(map(len, shown.stdout.splitlines())) <= 60 and "Python" in shown.stdout
+
+
+def test_first_join_checks_the_machine_once(tmp_path, capsys):
+    home = StateDir(tmp_path)
+    command.run_first_checkup(home)
+    assert (tmp_path / "checkup.json").exists()
+    before = (tmp_path / "checkup.json").stat().st_mtime_ns
+    command.run_first_checkup(home)
+    assert (tmp_path / "checkup.json").stat().st_mtime_ns == before
+    assert "barnraise login URL" in capsys.readouterr().err

@@ -1,0 +1,159 @@
+"""Run `barnraise doctor`: check what this machine needs to train, and name what to change."""
+
+import contextlib
+import dataclasses
+import logging
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from barnraise import __version__
+from barnraise.cli.addresses import RunAddress, parse_run_address
+from barnraise.cli.console import errors, new_table, out, print_json
+from barnraise.cli.doctor.findings import Level, MachineFacts, MachineFinding, judge_machine
+from barnraise.cli.doctor.measurements import measure_machine_facts
+from barnraise.cli.doctor.reach_verdict import judge_reach
+from barnraise.cli.machine_options import (
+    JsonOption,
+    MachineOptions,
+    measure_machine,
+    open_state_dir,
+)
+from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.site_access import open_site
+from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.durable_io import write_atomically
+from barnraise.errors import BarnraiseError
+from barnraise.protocol.checkups import MAX_FINDINGS, Checkup, CheckupFinding
+from barnraise.state_dir import StateDir
+
+log = logging.getLogger("barnraise")
+
+CHECKUP_FILE = "checkup.json"  # in the state directory: the last result
+STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+
+OptionalRun = Annotated[
+    RunAddress | None,
+    typer.Argument(
+        parser=parse_run_address,
+        help="A run whose machines tell how they see this one; without it they are not asked.",
+    ),
+]
+
+
+@expand_option_groups
+def doctor(
+    machine: MachineOptions,
+    run: OptionalRun = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="UDP port that you join with; 0: any free one.")
+    ] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: programs, memory, disk, clock, site, network, and which models fit.
+
+    Each problem is named with its remedy; the exit code is 1 if there is one. The machine's page
+    shows the last result.
+
+    Example: barnraise doctor first-barn
+    """
+    state_dir = open_state_dir(machine.home)
+    if run is not None:
+        open_site(state_dir, run)
+    hardware = None
+    try:
+        hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
+    except (BarnraiseError, ImportError, OSError) as error:
+        errors.print(f"[yellow]not measured: {escape(str(error))}[/]", soft_wrap=True)
+    facts = measure_machine_facts(state_dir, hardware)
+    if run is not None:
+        # This imports torch, which takes seconds.
+        from barnraise.cli.doctor.peer_meeting import meet_peers
+
+        errors.print("Asking other machines of the run how they see this one …")
+        network = dataclasses.replace(
+            facts.network, port=port, has_port_mapping=state_dir.limits.port_mapping
+        )
+        facts = dataclasses.replace(facts, network=meet_peers(state_dir, run.name, network))
+    findings = judge_machine(facts)
+    _publish(state_dir, build_checkup(facts, findings))
+    if as_json:
+        print_json(
+            {
+                "reach": judge_reach(facts.network).value,
+                "findings": [
+                    {"subject": f.subject, "level": f.level.value, "sentence": f.sentence}
+                    for f in findings
+                ],
+            }
+        )
+    else:
+        print_findings(findings)
+    if any(finding.level is Level.PROBLEM for finding in findings):
+        raise typer.Exit(1)
+
+
+def run_first_checkup(state_dir: StateDir) -> None:
+    """Check this machine before its first join, and print what should be changed.
+
+    Neither what it finds nor a failure of its own keeps the machine from joining.
+    """
+    if (state_dir.path / CHECKUP_FILE).exists():
+        return
+    try:
+        facts = measure_machine_facts(state_dir, None)
+        findings = judge_machine(facts)
+        _publish(state_dir, build_checkup(facts, findings))
+    except (BarnraiseError, OSError) as error:
+        log.debug("this machine could not be checked: %s", error)
+        return
+    remarkable = [finding for finding in findings if finding.level is not Level.OK]
+    if remarkable:
+        errors.print("[bold]barnraise doctor[/] found on this machine:")
+        print_findings(remarkable, to_errors=True)
+
+
+def print_findings(findings: list[MachineFinding], to_errors: bool = False) -> None:
+    """Print one line for each finding; long sentences wrap below themselves."""
+    table = new_table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        style = STYLES[finding.level]
+        table.add_row(
+            f"[{style}]{finding.level.value}[/]", finding.subject, escape(finding.sentence)
+        )
+    (errors if to_errors else out).print(table)
+
+
+def build_checkup(facts: MachineFacts, findings: list[MachineFinding]) -> Checkup:
+    """Return the result as the site receives it."""
+    return Checkup(
+        version=__version__,
+        reach=judge_reach(facts.network).value,
+        findings=[
+            CheckupFinding(
+                subject=finding.subject,
+                level=finding.level.value,
+                sentence="".join(c for c in finding.sentence if c.isprintable())[:600],
+            )
+            for finding in findings[:MAX_FINDINGS]
+        ],
+    )
+
+
+def _publish(state_dir: StateDir, checkup: Checkup) -> None:
+    """Save the result here, and send it to the site for the machine's page, where both work."""
+    with contextlib.suppress(OSError):  # the findings say that nothing can be written
+        write_atomically(state_dir.path / CHECKUP_FILE, checkup.model_dump_json(indent=1).encode())
+    if not state_dir.is_enrolled:
+        return
+    coordinator = FailoverClient.from_state_dir(state_dir)
+    try:
+        coordinator.submit_checkup(checkup)
+    except BarnraiseError as error:  # an older site does not have this page
+        log.debug("the result was not sent: %s", error)
+    finally:
+        coordinator.close()

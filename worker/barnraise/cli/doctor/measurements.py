@@ -1,0 +1,228 @@
+"""Measure what `findings.py` judges: programs, memory, disk, the site, the network, the models."""
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from barnraise.cli.doctor.findings import MachineFacts, MirrorFacts, PresetFit
+from barnraise.cli.doctor.reach_verdict import NetworkFacts
+from barnraise.cli.doctor.router_hops import find_hops
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.errors import CoordinatorError, PlanError
+from barnraise.planning.hardware import Hardware, available_memory, memory_bytes
+from barnraise.planning.limits import Limits
+from barnraise.planning.search import make_plan
+from barnraise.protocol.mirror_list import MirrorEntry
+from barnraise.spec import PRESETS, preset
+from barnraise.state_dir import StateDir
+
+MIRROR_TRIES = 3  # of which the fastest counts
+# Addresses that are only looked up in the routing table: nothing is sent to them.
+IPV4_TARGET, IPV6_TARGET = ("192.0.2.1", 9), ("2001:db8::1", 9)
+NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
+
+
+def measure_machine_facts(state_dir: StateDir, hardware: Hardware | None) -> MachineFacts:
+    """Return what can be found on this machine alone, and at its site.
+
+    Args:
+        state_dir: this machine's.
+        hardware: as measured; None leaves out the models.
+    """
+    facts = MachineFacts(
+        python=sys.version_info[:3],
+        memory=memory_bytes(),
+        memory_available=available_memory(),
+        disk_free=shutil.disk_usage(state_dir.path).free,
+        home=str(state_dir.path),
+        home_error=find_write_error(state_dir.path),
+        home_warning=describe_filesystem(state_dir.path, find_filesystem(state_dir.path)),
+        open_files=count_open_files(),
+        mirrors=tuple(measure_mirrors(state_dir)) if state_dir.is_enrolled else (),
+        network=measure_network(),
+    )
+    facts = _with_device(facts)
+    uplink, downlink = read_line_rates(state_dir)
+    facts = replace(facts, uplink=uplink, downlink=downlink)
+    if hardware is not None:
+        facts = replace(facts, presets=tuple(fit_presets(hardware, state_dir.limits)))
+    is_reachable = any(mirror.seconds is not None for mirror in facts.mirrors)
+    network = replace(facts.network, is_site_reachable=is_reachable)
+    return replace(facts, network=network)
+
+
+def _with_device(facts: MachineFacts) -> MachineFacts:
+    """Return the facts with those of PyTorch and the device that trains."""
+    try:
+        torch: Any = importlib.import_module("torch")
+        device: Any = importlib.import_module("barnraise.swap.device")
+    except (ImportError, OSError) as error:  # a library of its own may be missing
+        return replace(facts, torch_error=str(error).splitlines()[0])
+    from barnraise.planning.hardware import cpu_name
+
+    choice = device.choose_device()
+    return replace(
+        facts,
+        torch=str(torch.__version__),
+        device=choice.name,
+        device_name=device.device_label(choice.name) or cpu_name(),
+        device_note=choice.note,
+        device_memory=device.total_memory(choice.name),
+        device_memory_free=device.free_memory(choice.name),
+    )
+
+
+# ---- the folder of the state ---------------------------------------------------------------------
+
+
+def find_write_error(folder: Path) -> str:
+    """Return why nothing can be written to a folder; "" if it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def find_filesystem(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
+    """Return the type of the file system on which a folder lies; "" where it is not listed."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return ""
+    path = folder.resolve()
+    best, kind = Path("/"), ""
+    for line in lines:
+        fields = line.split()
+        mounted = Path(fields[1].replace("\\040", " ")) if len(fields) > 2 else None
+        is_around = mounted is not None and path.is_relative_to(mounted)
+        if mounted is not None and is_around and len(mounted.parts) >= len(best.parts):
+            best, kind = mounted, fields[2]
+    return kind
+
+
+def describe_filesystem(folder: Path, kind: str) -> str:
+    """Return a sentence if a file system is one that loses or delays what is written. Pure."""
+    if kind in NETWORK_FILESYSTEMS:
+        return (
+            f"{folder} lies on a network drive ({kind}), which is slow and may lose locks: name a "
+            "folder on a local disk with --home FOLDER or the variable BARNRAISE_HOME."
+        )
+    if kind in ("tmpfs", "ramfs", "overlay"):
+        return (
+            f"{folder} lies on a {kind}: what this machine trained is lost when the machine or "
+            "container ends. Name a folder on a disk or volume with --home FOLDER."
+        )
+    return ""
+
+
+def count_open_files() -> int | None:
+    """Return how many files this process may open; None where the system has no such limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+# ---- the site ------------------------------------------------------------------------------------
+
+
+def measure_mirrors(state_dir: StateDir) -> Iterable[MirrorFacts]:
+    """Measure how fast each mirror of this machine's site answers, and what its clock shows."""
+    coordinator = FailoverClient.from_state_dir(state_dir)
+    membership = state_dir.membership
+    newest = coordinator.newest_list
+    mirrors: list[MirrorEntry] = newest.active if newest else []
+    urls = [mirror.url for mirror in mirrors] or [membership.url]
+    coordinator.close()
+    for url in urls:
+        yield measure_mirror(CoordinatorClient(url, state_dir.identity))
+
+
+def measure_mirror(
+    client: CoordinatorClient, clock: Callable[[], float] = time.time
+) -> MirrorFacts:
+    """Return how fast one mirror answers; the fastest of a few tries counts. Closes the client."""
+    fastest = ahead = None
+    try:
+        for _ in range(MIRROR_TRIES):
+            started = time.perf_counter()
+            view = client.pin_mirror()
+            seconds = time.perf_counter() - started
+            if fastest is None or seconds < fastest:
+                fastest, ahead = seconds, clock() - seconds / 2 - view.time
+    except CoordinatorError as error:
+        if fastest is None:
+            return MirrorFacts(client.url, error=str(error))
+    finally:
+        client.close()
+    return MirrorFacts(client.url, fastest, clock_seconds=ahead)
+
+
+# ---- the network ---------------------------------------------------------------------------------
+
+
+def measure_network() -> NetworkFacts:
+    """Return how this machine is connected, as far as its own routing table says."""
+    ipv4 = find_own_address(socket.AF_INET, IPV4_TARGET)
+    ipv6 = find_own_address(socket.AF_INET6, IPV6_TARGET)
+    return NetworkFacts(
+        has_ipv4=bool(ipv4),
+        has_ipv6=bool(ipv6),
+        hops=tuple(find_hops()) if ipv4 else (),
+        lan_address=ipv4 or ipv6,
+    )
+
+
+def find_own_address(family: socket.AddressFamily, target: tuple[str, int]) -> str:
+    """Return this machine's address towards the internet; "" without a route. Sends nothing."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return ""
+    is_local = address.startswith(("127.", "fe80:")) or address in ("::1", "0.0.0.0", "::")
+    return "" if is_local else address
+
+
+def read_line_rates(state_dir: StateDir) -> tuple[float, float]:
+    """Return bytes/s that the uplink carried and that were received, as workers here measured."""
+    uplink = downlink = 0.0
+    for folder in state_dir.run_folders():
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            exchange = json.loads((folder / "status.json").read_text())["exchange"]
+            uplink = max(uplink, float(exchange["uplink_rate"]))
+            downlink = max(downlink, float(exchange["received_rate"]))
+    return uplink, downlink
+
+
+# ---- the models ----------------------------------------------------------------------------------
+
+
+def fit_presets(hardware: Hardware, limits: Limits) -> Iterable[PresetFit]:
+    """Predict for each preset, from small to large, how fast it would train here."""
+    for name in sorted(PRESETS, key=lambda name: preset(name).parameters):
+        model = preset(name)
+        try:
+            plan = make_plan(hardware, model, limits, advise=False)
+        except PlanError:
+            yield PresetFit(name)
+            return  # larger ones do not fit either
+        tokens = plan.sequences * plan.micro_batches * model.context
+        yield PresetFit(name, tokens / plan.step_seconds)

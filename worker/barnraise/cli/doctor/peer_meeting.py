@@ -1,0 +1,127 @@
+"""Meet other machines of a run as a worker does, and learn how they see this one."""
+
+import contextlib
+import json
+import logging
+import secrets
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from barnraise.cli.doctor.reach_verdict import NetworkFacts
+from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.errors import StateError
+from barnraise.exchange.exchange import Exchange, ExchangeConfig
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.network.nat_type import Observation, ReachFacts
+from barnraise.protocol.coordinator_messages import JoinReply
+from barnraise.spec import RunSpec
+from barnraise.state_dir import StateDir
+
+log = logging.getLogger("barnraise")
+
+PEER_SECONDS = 20.0  # in which peers answer
+ENOUGH_PEERS = 2  # whose views together show which kind of NAT there is
+
+
+def meet_peers(
+    state_dir: StateDir, run: str, network: NetworkFacts, seconds: float = PEER_SECONDS
+) -> NetworkFacts:
+    """Connect to peers of a run for a while, and return the facts with what they see.
+
+    Nothing is trained or published. The folder of the run is locked meanwhile, so that no worker on
+    this machine takes the connections. Where one trains already, what it knows is used.
+
+    Args:
+        state_dir: this machine's.
+        run: the run's id, or its name in addresses.
+        network: what is known so far.
+        seconds: how long to wait for peers at most.
+
+    Raises:
+        BarnraiseError: the run cannot be joined.
+    """
+    coordinator = FailoverClient.from_state_dir(state_dir)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(coordinator.close)
+        view = coordinator.fetch_run(run)
+        try:
+            folder = state_dir.open_run(view.id)
+        except StateError as error:  # a worker trains there, and knows
+            log.debug("%s", error)
+            return read_worker_reach(state_dir, view.id, network)
+        cleanup.callback(folder.close)
+        reply = coordinator.join_run(view.id, [], None)
+        peers = [peer for peer in reply.peers if peer.addresses]
+        if reply.ticket is None or not peers:
+            return network
+        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        ledger = Ledger(Path(cleanup.enter_context(temporary)))
+        cleanup.callback(ledger.close)
+        exchange = _open_exchange(state_dir, reply, coordinator, ledger, network.port)
+        cleanup.callback(exchange.stop)
+        try:
+            exchange.open()
+        except OSError as error:
+            raise StateError(f"peers cannot be asked: {error}") from None
+        exchange.set_source_ip(reply.source_ip or "")
+        exchange.add_peers(peers)
+        wanted = min(ENOUGH_PEERS, len(peers))
+        deadline = time.monotonic() + seconds
+        connected = 0
+        # A peer states how it sees this machine in its greeting.
+        while time.monotonic() < deadline and connected < wanted:
+            time.sleep(0.1)
+            connected = max(connected, exchange.stats.peers)
+        return replace(
+            network, peers_tried=len(peers), peers_connected=connected, reach=exchange.reach_facts
+        )
+
+
+def _open_exchange(
+    state_dir: StateDir, reply: JoinReply, coordinator: FailoverClient, ledger: Ledger, port: int
+) -> Exchange:
+    """Return an exchange with the run's peers that has nothing to send and receives no updates."""
+    assert reply.ticket is not None
+    spec = RunSpec.from_json(reply.run.spec)
+    limits = state_dir.limits
+    config = ExchangeConfig(
+        spec=spec,
+        run=reply.run.id,
+        identity=state_dir.identity,
+        incarnation=secrets.token_hex(8),
+        ticket=reply.ticket,
+        mirrors=frozenset(spec.roots) | coordinator.keys,
+        clock=coordinator.now,
+        announced=limits.announce,
+        port_mapping=limits.port_mapping,
+    )
+    transport = IrohTransport(state_dir.identity.secret, port=port)
+    return Exchange(config, ledger, transport)
+
+
+def read_worker_reach(state_dir: StateDir, run: str, network: NetworkFacts) -> NetworkFacts:
+    """Return the facts with what a worker that trains in the run on this machine knows.
+
+    Args:
+        state_dir: this machine's.
+        run: the run's id.
+        network: what is known so far.
+    """
+    path = state_dir.path / "runs" / run / "status.json"
+    try:
+        status = json.loads(path.read_text())
+        reach = status["reach_facts"]
+        facts = ReachFacts(
+            local_addresses=tuple(reach["local_addresses"]),
+            observations=tuple(Observation(**seen) for seen in reach["observations"]),
+            is_reached=reach["is_reached"],
+            mapped_address=reach["mapped_address"],
+            announced_addresses=tuple(reach["announced_addresses"]),
+        )
+        peers = int(status["peers"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return network  # an older worker, or one that has just started
+    return replace(network, peers_tried=peers, peers_connected=peers, reach=facts)
