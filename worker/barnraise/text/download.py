@@ -3,10 +3,14 @@
 Addresses are untrusted input: a host name that resolves into a private network is refused, and the
 connection goes to the very address that was checked. Redirects are checked in the same way.
 
+Where the environment names a proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), the proxy resolves the name
+and connects. A name that is known here to lead into a private network is still refused.
+
 A busy server (429, 5xx) and a cut connection are tried again, with growing pauses; a download goes
 on where it was cut, if the server allows it.
 """
 
+import contextlib
 import email.utils
 import socket
 import time
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -32,6 +37,18 @@ BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 ResolveAddress = Callable[[str, int], str]  # (host, port) → the IP address to connect to
 
 
+class UnresolvedHostError(TextError):
+    """Report a host name that has no address here; a proxy may know one."""
+
+
+def has_proxy(url: str) -> bool:
+    """Return whether the environment or the system names a proxy for an address."""
+    parts = urlsplit(url)
+    proxies = getproxies()
+    is_proxied = parts.scheme in proxies or "all" in proxies
+    return is_proxied and not proxy_bypass(parts.hostname or "")
+
+
 def resolve_public(host: str, port: int) -> str:
     """Resolve a host name to an IP address that anybody can reach.
 
@@ -42,7 +59,7 @@ def resolve_public(host: str, port: int) -> str:
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise TextError(f"{host} has no address: {error}") from None
+        raise UnresolvedHostError(f"{host} has no address: {error}") from None
     addresses = [parse_ip(str(entry[4][0])) for entry in resolved]
     for address in addresses:
         if not is_public_ip(address):
@@ -82,18 +99,20 @@ class TextFetcher:
     ) -> None:
         self._resolve = resolve
         self._pause = pause
-        self._http = httpx.Client(
-            timeout=TIMEOUT_SECONDS,
-            trust_env=False,
-            # The bytes of the file are wanted, as they are: its format is found from its content.
-            headers={"User-Agent": "barnraise", "Accept-Encoding": "identity"},
+        # The bytes of the file are wanted, as they are: its format is found from its content.
+        headers = {"User-Agent": "barnraise", "Accept-Encoding": "identity"}
+        certificates = httpx.create_ssl_context(trust_env=True)  # SSL_CERT_FILE, SSL_CERT_DIR
+        self._direct = httpx.Client(
+            timeout=TIMEOUT_SECONDS, trust_env=False, verify=certificates, headers=headers
         )
+        self._proxied = httpx.Client(timeout=TIMEOUT_SECONDS, verify=certificates, headers=headers)
 
     def __enter__(self) -> "TextFetcher":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._http.close()
+        self._direct.close()
+        self._proxied.close()
 
     def fetch_to(self, url: str, path: Path) -> None:
         """Fetch an address into a file.
@@ -142,18 +161,8 @@ class TextFetcher:
 
     def _request(self, url: str, file: BinaryIO) -> _Answer:
         """Request the part of `url` that the file lacks, from the very address that was checked."""
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        address = self._resolve(host, port)
-        netloc = f"[{address}]" if ":" in address else address
-        headers = {"Host": parts.netloc}
-        if file.tell():
-            headers["Range"] = f"bytes={file.tell()}-"
-        checked_url = parts._replace(netloc=f"{netloc}:{port}", fragment="").geturl()
-        with self._http.stream(
-            "GET", checked_url, headers=headers, extensions={"sni_hostname": host}
-        ) as response:
+        headers = {"Range": f"bytes={file.tell()}-"} if file.tell() else {}
+        with self._open(url, headers) as response:
             if response.status_code == 200:
                 file.seek(0)
                 file.truncate()
@@ -167,6 +176,29 @@ class TextFetcher:
                 response.headers.get("location", ""),
                 _parse_retry_after(response.headers.get("retry-after", "")),
             )
+
+    def _open(
+        self, url: str, headers: dict[str, str]
+    ) -> contextlib.AbstractContextManager[httpx.Response]:
+        """Return a request to the address to which a name leads, or to the proxy for it."""
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        if has_proxy(url):
+            with contextlib.suppress(UnresolvedHostError):
+                self._resolve(host, port)
+            return self._proxied.stream(
+                "GET", parts._replace(fragment="").geturl(), headers=headers
+            )
+        address = self._resolve(host, port)
+        netloc = f"[{address}]" if ":" in address else address
+        checked_url = parts._replace(netloc=f"{netloc}:{port}", fragment="").geturl()
+        return self._direct.stream(
+            "GET",
+            checked_url,
+            headers={"Host": parts.netloc, **headers},
+            extensions={"sni_hostname": host},
+        )
 
 
 def _parse_retry_after(header: str) -> float:
