@@ -1,4 +1,4 @@
-"""An HTTP proxy as companies run it: it passes requests on, and leads every name to this machine."""
+"""An HTTP proxy as companies run it: it passes requests on, and leads all names to this machine."""
 
 import select
 import socket
