@@ -17,6 +17,7 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.nat_type import Observation, ReachFacts
 from barnraise.protocol.coordinator_messages import JoinReply
+from barnraise.protocol.enums import JoinPurpose
 from barnraise.spec import RunSpec
 from barnraise.state_dir import StateDir
 
@@ -53,7 +54,7 @@ def meet_peers(
             log.debug("%s", error)
             return read_worker_reach(state_dir, view.id, network)
         cleanup.callback(folder.close)
-        reply = coordinator.join_run(view.id, [], None)
+        reply = coordinator.join_run(view.id, [], purpose=JoinPurpose.FETCH)
         peers = [peer for peer in reply.peers if peer.addresses]
         if reply.ticket is None or not peers:
             return network
