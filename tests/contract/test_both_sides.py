@@ -80,7 +80,9 @@ def coordinator():
     server.server_close()
 
 
-def test_worker_reads_every_answer_of_a_site(coordinator):
+def test_worker_reads_every_answer_of_a_site(coordinator, monkeypatch):
+    monkeypatch.setattr("barnraise.coordinator_client.client.SESSION", "0011223344556677")
+
     def golden(message_type: type[Message], name: str) -> Message:
         return message_type.model_validate_json(read_golden(name))
 

@@ -129,3 +129,13 @@ def test_machine_without_enrolment_gets_the_next_step(tmp_path):
     (tmp_path / "coordinator.json").write_text('{"url": ')
     with pytest.raises(StateError, match="run `barnraise login URL` again"):
         _ = home.membership
+
+
+def test_home_that_cannot_be_written_is_a_sentence_with_the_remedy(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match=r"Not a directory\): name another .* --home FOLDER"):
+        StateDir(tmp_path / "file" / "home")
+    home = StateDir(tmp_path / "home")
+    (home.path / "runs").write_text("")
+    with pytest.raises(StateError, match=r"nothing can be written to .*: name another folder"):
+        home.open_run(RUN)

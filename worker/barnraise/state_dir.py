@@ -69,6 +69,8 @@ class StateDir:
             raise StateError(
                 f"{path / 'key'} is damaged: remove it and run `barnraise login URL` again"
             ) from None
+        except OSError as error:
+            raise _unusable(path, error) from None
 
     @classmethod
     def default_path(cls) -> Path:
@@ -147,7 +149,18 @@ class StateDir:
 
     def open_run(self, run: str) -> "RunDir":
         """Open and lock the folder of a run; see `RunDir`."""
-        return RunDir(self.path / "runs" / run, run, self.identity.key)
+        try:
+            return RunDir(self.path / "runs" / run, run, self.identity.key)
+        except OSError as error:
+            raise _unusable(self.path, error) from None
+
+
+def _unusable(path: Path, error: OSError) -> StateError:
+    """Return an error about a folder that cannot be written: read-only, or of another user."""
+    return StateError(
+        f"nothing can be written to {path} ({error.strerror or error}): name another folder for "
+        "this machine's state with --home FOLDER or the variable BARNRAISE_HOME"
+    )
 
 
 class RunDir:

@@ -18,6 +18,7 @@ from barnraise.protocol.types import (
     Count,
     Digest,
     Id,
+    Incarnation,
     IpText,
     Message,
     PublicKey,
@@ -274,6 +275,8 @@ class JoinReply(Message):
 class Reports(Message):
     """A batch of a machine's reports.
 
+    `session` is drawn when the worker starts: two at a time mean that the key was copied.
+
     `verdicts_after` is the coordinator's number of the last verdict that the machine has applied:
     the reply brings later ones. `attestations` are for some other authors' updates that the machine
     has applied since its last batch; they earn those authors credit.
@@ -281,6 +284,7 @@ class Reports(Message):
 
     reports: list[Report] = Field(min_length=1, max_length=45)
     verdicts_after: Count = 0
+    session: Incarnation | None = None
     attestations: list[Attestation] = Field(default=[], max_length=2)
 
 
