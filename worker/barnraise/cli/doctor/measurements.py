@@ -27,7 +27,7 @@ from barnraise.protocol.mirror_list import MirrorEntry
 from barnraise.spec import PRESETS, preset
 from barnraise.state_dir import StateDir
 
-MIRROR_TRIES = 3  # of which the fastest counts
+MIRROR_TRIES = 3  # the fastest one counts
 # Addresses that are only looked up in the routing table: nothing is sent to them.
 IPV4_TARGET, IPV6_TARGET = ("192.0.2.1", 9), ("2001:db8::1", 9)
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
