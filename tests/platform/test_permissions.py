@@ -220,6 +220,7 @@ TABLE = {
     "DELETE /api/v1/runs/{run}/manifest": API,
     "GET /api/v1/runs/{run}/history": API,
     "POST /api/v1/invitations/accept": API,
+    "POST /api/v1/machine/checkup": API,
     "POST /api/v1/runs/{run}/reports": API,
     "POST /api/v1/runs": API,
     "PATCH /api/v1/machines/{machine}": API,
