@@ -69,6 +69,7 @@ class Extent:
     Attributes:
         calibration_steps: of each worker alone.
         pipeline_steps: of each pipeline.
+        schedules: of pipelines; the faster one counts.
         pipeline_models: names of the models of the crossover chart.
         pipeline_rates: Mb/s of the crossover chart.
         target_loss: nats a token, to which every system trains.
@@ -84,6 +85,7 @@ class Extent:
 
     calibration_steps: int
     pipeline_steps: int
+    schedules: tuple[str, ...]
     pipeline_models: tuple[str, ...]
     pipeline_rates: tuple[float, ...]
     target_loss: float
@@ -100,6 +102,7 @@ class Extent:
 FULL = Extent(
     calibration_steps=40,
     pipeline_steps=3,
+    schedules=("gpipe", "1f1b"),
     pipeline_models=tuple(shape.name for shape in NAMED_MODELS),
     pipeline_rates=(15, 20, 50, 100, 400, 1000),
     target_loss=2.6,
@@ -115,6 +118,7 @@ FULL = Extent(
 QUICK = Extent(
     calibration_steps=8,
     pipeline_steps=2,
+    schedules=("gpipe",),
     pipeline_models=("GPT 1.3B",),
     pipeline_rates=(20, 400),
     target_loss=3.2,
@@ -196,15 +200,21 @@ class ExchangeBenchmark:
     def _measure_pipeline(self, shape: Shape, rate: float, bits: int, ours: float) -> None:
         line = Line(f"{rate:g} Mb/s", rate, rate, HOME_LINE.round_trip_seconds)
         scaled = scale_pipeline_line(line, self._pipeline_flops(shape), shape, SHAPE)
-        schedule = "1f1b" if bits == 16 else "gpipe"
-        cell = Cell(
-            "torch_pipeline",
-            scaled,
-            self._extent.slow_seconds * 3,
-            steps=self._extent.pipeline_steps,
-            options={"bits": bits, "schedule": schedule},
-        )
-        result = self._run(cell)
+        results = {
+            schedule: self._run(
+                Cell(
+                    "torch_pipeline",
+                    scaled,
+                    self._extent.slow_seconds * 3,
+                    steps=self._extent.pipeline_steps,
+                    options={"bits": bits, "schedule": schedule},
+                )
+            )
+            for schedule in self._extent.schedules
+        }
+        # A boundary that limits delays 1F1B, which has few microbatches under way; where arithmetic
+        # limits, the two are alike. The faster one counts.
+        schedule, result = max(results.items(), key=lambda each: each[1].rates[0])
         expected = pipeline_ratio(WORKERS, shape, bits / 8, rate * 1e6)
         ratio = ours / result.rates[0] if result.rates[0] else None
         row = {

@@ -19,6 +19,7 @@ from field_model import (
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+MICROBATCHES = 16  # of a step; fewer leave stages idle while the pipeline fills and drains
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 BOUNDARIES = {16: torch.bfloat16, 8: torch.float8_e4m3fn}
 
@@ -52,7 +53,7 @@ def run_worker(job: FieldJob) -> None:
     boundary = BOUNDARIES[job.options["bits"]]
     module = Stage(FieldGPT(range(begin, end)), boundary, is_first, is_last)
     optimizer = create_adamw(module.parameters())
-    microbatches = job.options.get("microbatches", 8)
+    microbatches = job.options.get("microbatches", MICROBATCHES)
     tokens = torch.zeros(SEQUENCES // microbatches, MODEL.context, dtype=torch.int64)
     hidden = torch.zeros(*tokens.shape, MODEL.width, dtype=boundary, requires_grad=True)
     logits = torch.zeros(*tokens.shape, MODEL.vocabulary, requires_grad=True)
