@@ -171,13 +171,22 @@ class WorkerServer:
         return None if self._process.poll() is None else 1
 
     def kill_job(self) -> None:
-        """Kill the job with everything that it has started, and wait for its end."""
+        """Kill the job with everything that it has started, and wait for its end.
+
+        A job that has ended may have left processes, as hivemind does.
+        """
+        if self._job is None:
+            return
+        self._kill_group()
         while self.poll() is None:
-            with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
-                assert self._job is not None
-                os.killpg(int(self._job.with_suffix(".pid").read_text()), signal.SIGKILL)
+            self._kill_group()
             time.sleep(POLL_SECONDS)
         self._job = None
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
+            assert self._job is not None
+            os.killpg(int(self._job.with_suffix(".pid").read_text()), signal.SIGKILL)
 
     def close(self) -> None:
         """End the job and the process."""
