@@ -96,7 +96,7 @@ TABLE = {
     "POST /machines/enrol/{code}/ answer=approve": SIGNED_IN,
     "GET /machines/{machine}/": "login 404 404 200 404",
     "GET /machines/{machine}/history/": "login 404 404 200 404",
-    "GET /machines/{machine}/certificate/": "done done done done done",
+    "GET /machines/{machine}/certificate/": "home home home home home",
     "POST /machines/{machine}/ name=Attic": "login 404 404 done 404",
     "POST /machines/{machine}/pause/": "login 404 404 done 404",
     "POST /machines/{machine}/resume/": "login 404 404 done 404",
