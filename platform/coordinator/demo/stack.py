@@ -24,6 +24,7 @@ from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 
 START_SECONDS = 60.0  # for a part to start
+LAUNCH_SECONDS = 240.0  # for a machine to prepare the text, on a busy computer
 MACHINE_NAMES = ("workshop", "attic", "cellar")
 MIRRORS_START_SECONDS = 180.0  # for several mirrors to start
 
@@ -243,6 +244,7 @@ class DemoStack:
         self.wait(
             lambda: Run.objects.filter(pk=run.pk).exclude(spec_text="").exists(),
             "the run's launch",
+            LAUNCH_SECONDS,
         )
         if self.cluster:
             self.cluster.wait_until_in_sync()
