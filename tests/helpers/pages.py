@@ -3,7 +3,7 @@
 import re
 
 # The error of a new run; the field's help text says nearly the same.
-WIDTH_ERROR = re.compile(r"the width \(\d+\) must be divisible by the heads")
+WIDTH_ERROR = re.compile(r"[Tt]he width \(\d+\) must be divisible by the heads")
 
 
 def text(answer) -> str:
