@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from barnraise.exchange.gossip import membership
 
 # The rules are the same for each number of peers; a thousand take half a minute.
-SWARM_SIZES = (250, pytest.param(1000, marks=pytest.mark.slow))
+SWARM_SIZES = (120, pytest.param(1000, marks=pytest.mark.slow))
 
 
 def introduce_to_earlier_peers(simulation: Simulation, count: int) -> None:
