@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,7 @@ def policy(peers: int) -> Result:
 
 
 def run_scenarios(folder: Path, quick: bool) -> Result:
-    """Run the scenarios of namespaces: the long one and meanwhile the short ones."""
+    """Run the scenarios of namespaces: the long one, port mapping and the others at one time."""
     results: Result = {}
     failures: list[str] = []
 
@@ -341,16 +342,19 @@ def run_scenarios(folder: Path, quick: bool) -> Result:
             except Exception as error:
                 failures.append(f"{type(error).__name__}: {error}")
 
-    long = threading.Thread(target=run, args=(lambda: two_homes(folder, 30 if quick else 600),))
-    long.start()
-    run(
-        lambda: symmetric_homes(folder),
-        lambda: bridges(folder),
-        lambda: forwarded_home(folder),
-        lambda: port_mapping(folder),
-        lambda: doctor(folder),
-    )
-    long.join()
+    others = (symmetric_homes, bridges, forwarded_home, doctor)
+    threads = [
+        threading.Thread(target=run, args=scenarios)
+        for scenarios in (
+            [lambda: two_homes(folder, 30 if quick else 600)],
+            [lambda: port_mapping(folder)],
+            [partial(scenario, folder) for scenario in others],
+        )
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for failure in failures:
         print_step(f"a scenario failed: {failure}")
     return results
