@@ -406,7 +406,7 @@ def main() -> None:
             print_step(f"namespaces: not measured, because {missing}")
         else:
             results |= run_scenarios(Path(folder), quick)
-        results |= policy(250 if quick else 1000)
+        results |= policy(100 if quick else 1000)
     results["load"] = round(os.getloadavg()[0], 1)
     results["seconds"] = round(time.monotonic() - began_at)
     print(json.dumps(results))
