@@ -26,6 +26,9 @@ from coordinator.lib import embedded_servers  # noqa: E402  (reads BARNRAISE_STA
 
 os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded_servers.reserve(STATE)
 os.environ["DJANGO_SETTINGS_MODULE"] = "coordinator.settings"
+# xdist sets the size of its terminal, and a console that is created with it never changes its own.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()
 # Each test client would read the list of all static files; so it looks one up when asked for it.

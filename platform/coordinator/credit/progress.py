@@ -3,15 +3,19 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date, timedelta
+from uuid import UUID
 
 from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
 from coordinator.accounts.models import Team, User
 from coordinator.credit.models import Credit
+from coordinator.lib.ttl_cache import TtlCache
 
 GRAPH_DAYS = 90
 WEEK = timedelta(days=7)
+# Ranks need the credit of everybody, and are the same for a while.
+totals_cache: TtlCache[date, dict[UUID, int]] = TtlCache(60.0, max_entries=8)
 
 
 @dataclass(frozen=True)
@@ -83,16 +87,21 @@ def rank_change(person: User, today: date | None = None) -> RankChange | None:
 
 def _rank(person: User, until: date) -> tuple[int, int] | None:
     """Return a person's rank by the credit up to a day, and how many people have any."""
-    totals = dict(
+    totals = totals_cache.get(until, lambda: _totals(until))
+    own = totals.get(person.pk)
+    if not own:
+        return None
+    return 1 + sum(total > own for total in totals.values()), len(totals)
+
+
+def _totals(until: date) -> dict[UUID, int]:
+    """Return person → tokens of all credit up to a day; it reads the credit of everybody."""
+    return dict(
         Credit.objects.filter(day__lte=until)
         .order_by()
         .values_list("machine__owner")
         .annotate(sum=Sum("tokens"))
     )
-    own = totals.get(person.pk)
-    if not own:
-        return None
-    return 1 + sum(total > own for total in totals.values()), len(totals)
 
 
 def streaks(days: Collection[date], today: date | None = None) -> tuple[int, int]:

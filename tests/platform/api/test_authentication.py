@@ -10,7 +10,7 @@ from django.test import Client
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
-from barnraise.protocol import coordinator_messages
+from barnraise.protocol import checkups, coordinator_messages
 from barnraise.protocol.signing import Identity, open_signed
 from coordinator.api import authentication
 from coordinator.lib import embedded_servers, site_identity
@@ -127,6 +127,7 @@ TABLE = [  # method, path, name of the message, status for each role
     ("GET", "/runs/launched", None, MACHINES),
     ("GET", "/runs/draft", None, [401, 401, 403, 404, 200]),
     ("GET", "/runs/none", None, [401, 401, 403, 404, 404]),
+    ("POST", "/machine/checkup", "checkup", MACHINES),
     ("POST", "/invitations/accept", "invitation", [401, 401, 403, 404, 404]),
     ("POST", "/runs/launched/join", "join", MACHINES),
     ("POST", "/runs/draft/join", "join", [401, 401, 403, 404, 200]),
@@ -177,6 +178,9 @@ def build_message(manifest, numbered_report):
     def build(name: str | None, signer: Identity, run):
         if name == "join":
             return coordinator_messages.JoinRequest(version="1", addresses=[])
+        if name == "checkup":
+            finding = checkups.CheckupFinding(subject="Python", level="ok", sentence="Python 3.11.")
+            return checkups.Checkup(version="1", reach="direct", findings=[finding])
         if name == "invitation":
             return coordinator_messages.InvitationToken(token="a:b")
         if name == "reports":

@@ -25,7 +25,7 @@ def family(person) -> dict[str, Run]:
         ("third", "first", "0.001"),
         ("grandchild", "second", "0.002"),
     ):
-        spec = spec_from_fields({"recipe.learning_rate": rate})
+        spec = spec_from_fields({"recipe.learning_rate": rate, "seed": "7"})
         runs[name] = Run.create(owner, NewRun(name, spec, parent=runs.get(parent or "")))
     return runs
 

@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from barnraise.cli.console import out
 from barnraise.cli.main import app
 from barnraise.cli.text import clean, round_count
 
 LINES = "".join(f"Line {i} of a text that can be used.\n" for i in range(80))
 
 
-def inspect(*arguments: object):
+def inspect(*arguments: object, columns: int = 120):
     return CliRunner().invoke(
-        app, ["text", "inspect", *map(str, arguments)], env={"COLUMNS": "120"}
+        app, ["text", "inspect", *map(str, arguments)], env={"COLUMNS": str(columns)}
     )
 
 
@@ -81,11 +80,10 @@ def test_inspect_shows_files_reasons_totals_and_first_lines(corpus, monkeypatch)
 
 
 @pytest.mark.parametrize("width", [110, 80, 60])
-def test_inspect_fits_the_terminal_and_shows_every_name(corpus, monkeypatch, width):
-    monkeypatch.setattr(out, "width", width)
+def test_inspect_fits_the_terminal_and_shows_every_name(corpus, width):
     name = "a-rather-long-name-of-a-chapter-" * 3 + ".txt"
     (corpus / name).write_text(LINES[::-1])
-    shown = inspect(corpus).output
+    shown = inspect(corpus, columns=width).output
     assert max(map(len, shown.splitlines())) <= width, shown
     assert name in "".join(line.split("  text ")[0].strip() for line in shown.splitlines())
     assert ("encoding" in shown) == (width >= 80)

@@ -66,6 +66,8 @@ class _UnbufferedTerminal:
         self._original: list[Any] = self._termios.tcgetattr(descriptor)
 
     def __enter__(self) -> "_UnbufferedTerminal":
+        if self._is_foreground():
+            self._disable_line_mode()
         return self
 
     def __exit__(self, *failure: object) -> None:
