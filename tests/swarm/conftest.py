@@ -26,6 +26,7 @@ from barnraise.state_dir import RunDir, StateDir
 from barnraise.text import shards
 from barnraise.text.stdlib_text import read_stdlib
 from barnraise.training.join import JoinedRun
+from barnraise.training.mixing_worker import find_worker_class
 from barnraise.training.train import Worker
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
@@ -204,7 +205,8 @@ class Swarm:
                 raise Killed
 
         transport = self.network.transport(key)
-        worker = Worker(joined, leaving, MACHINE, limits, on_status, transport)
+        worker_class = find_worker_class(self.spec)
+        worker = worker_class(joined, leaving, MACHINE, limits, on_status, transport)
 
         def run_worker() -> None:
             torch.set_num_threads(1)

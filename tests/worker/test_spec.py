@@ -6,7 +6,17 @@ from dataclasses import replace
 import pytest
 
 from barnraise.errors import SpecError
-from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
+from barnraise.exchange.mixing.topology import TOPOLOGIES
+from barnraise.spec import (
+    DECENTRALIZED_ADAM,
+    MIXING_TOPOLOGIES,
+    ModelSpec,
+    Recipe,
+    RunSpec,
+    TextSpec,
+    preset,
+    problems,
+)
 
 VALID = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes"))
 
@@ -118,3 +128,25 @@ def test_invalid_json_is_refused_briefly_at_its_field(text, field):
 def test_unknown_preset_is_refused_with_the_existing_ones():
     with pytest.raises(SpecError, match="there is no preset 'gpt-giant'; the presets are gpt-nano"):
         preset("gpt-giant")
+
+
+def test_spec_of_updates_has_the_text_that_it_had_before_mixing():
+    text = replace(VALID, recipe=Recipe()).to_json()
+    assert '"strategy":"streams"' in text and "mixing" not in text
+    mixing = replace(VALID, recipe=Recipe(strategy=DECENTRALIZED_ADAM, mixing_bits=8))
+    assert RunSpec.from_json(mixing.to_json()) == mixing and "mixing_bits" in mixing.to_json()
+
+
+def test_strategies_that_no_run_can_have_are_refused_with_a_way_out():
+    for changed, field, part in (
+        ({"strategy": "all-reduce"}, "recipe.strategy", "decentralized-adam with the topology"),
+        ({"mixing_bits": 12}, "recipe.mixing_bits", "32, 16 or 8 bits"),
+        ({"mixing_topology": "star"}, "recipe.mixing_topology", "ring, exponential"),
+        ({"mixing_interval": 0}, "recipe.mixing_interval", "between 1 and"),
+    ):
+        recipe = replace(Recipe(strategy=DECENTRALIZED_ADAM), **changed)
+        assert part in problems(replace(VALID, recipe=recipe))[field]
+
+
+def test_topologies_of_specs_are_those_that_machines_have():
+    assert set(MIXING_TOPOLOGIES) == set(TOPOLOGIES)

@@ -26,11 +26,16 @@ MAX_UPDATE_UNITS = 1 << 26  # an update moves no weight by more than 1.0
 SOURCES = ("stdlib", "huggingface", "urls", "files")
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")
-# Rounds end together by the clock, published one fragment after another ("streams") or all at once
-# ("windows"); or each round ends in its own time ("async"). Nobody waits.
-STRATEGIES = ("streams", "windows", "async")
-# The families of strategies. All of STRATEGIES exchange signed updates of whole rounds.
 UPDATES, DECENTRALIZED_ADAM, ALL_REDUCE = "updates", "decentralized-adam", "all-reduce"
+# Machines exchange signed updates of whole rounds, and nobody waits. Rounds end together by the
+# clock, published one fragment after another ("streams", which "updates" stands for) or all at once
+# ("windows"); or each round ends in its own time ("async").
+ROUND_STRATEGIES = ("streams", "windows", "async", UPDATES)
+# With "decentralized-adam" machines average their weights with a few neighbours in every step.
+STRATEGIES = (*ROUND_STRATEGIES, DECENTRALIZED_ADAM)
+# Who averages with whom in a step; `exchange/mixing/topology.py` defines the groups.
+MIXING_TOPOLOGIES = ("ring", "exponential", "alternating-exponential-ring", "complete")
+MIXING_BITS = (32, 16, 8)  # of a weight as neighbours receive it
 # An update holds all values, or the largest so many of each chunk of 4,096, in 2, 4 or 8 bits.
 _LARGEST = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # from 1 to 4,095
 AUTO = "auto"  # each author chooses compression and round length by its uplink
@@ -222,6 +227,19 @@ class Recipe:
     feedback_decay: float = 1.0  # β of the error feedback
     delay_compensation: float = 1.0  # weight of the predicted updates in flight; 0: no prediction
     evaluate_every: int = 20_000
+    # Of "decentralized-adam": who averages with whom, bits of a weight as sent, and steps between
+    # two averagings. A spec's text holds only those that are not the default.
+    mixing_topology: str = "exponential"
+    mixing_bits: int = 32
+    mixing_interval: int = 1
+
+    @property
+    def mixes_weights(self) -> bool:
+        """Whether machines average their weights in the course of a round."""
+        return self.strategy == DECENTRALIZED_ADAM
+
+
+MIXING_FIELDS = ("mixing_topology", "mixing_bits", "mixing_interval")
 
 
 @dataclass(frozen=True)
@@ -278,6 +296,9 @@ class RunSpec:
             del raw["start"]
         if not self.prompts:
             del raw["prompts"]
+        for name in MIXING_FIELDS:
+            if raw["recipe"][name] == getattr(Recipe, name):
+                del raw["recipe"][name]
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -455,12 +476,33 @@ def _check_recipe(recipe: Recipe, problems_found: _Problems) -> None:
     for name, low, high, label in ranges:
         problems_found.check_range(f"recipe.{name}", getattr(recipe, name), low, high, label)
     problems_found.check_choice("recipe.schedule", recipe.schedule, SCHEDULES, "the schedule")
-    problems_found.check_choice("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
+    _check_strategy(recipe, problems_found)
     if recipe.codec != AUTO and not CODEC.fullmatch(recipe.codec):
         problems_found["recipe.codec"] = (
             "the codec must be auto, dense8, dense4, dense2, or one like top64x2; "
             f"'{recipe.codec[:40]}' is not"
         )
+
+
+def _check_strategy(recipe: Recipe, problems_found: _Problems) -> None:
+    if recipe.strategy == ALL_REDUCE:
+        problems_found["recipe.strategy"] = (
+            "all-reduce ends the run for everybody when one machine leaves, so it is only measured "
+            "by the benchmark; decentralized-adam with the topology complete averages all machines "
+            "in every step and survives that"
+        )
+        return
+    problems_found.check_choice("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
+    problems_found.check_choice(
+        "recipe.mixing_topology", recipe.mixing_topology, MIXING_TOPOLOGIES, "the topology"
+    )
+    if recipe.mixing_bits not in MIXING_BITS:
+        problems_found["recipe.mixing_bits"] = (
+            f"weights are sent in 32, 16 or 8 bits, not in {recipe.mixing_bits}"
+        )
+    problems_found.check_range(
+        "recipe.mixing_interval", recipe.mixing_interval, 1, 1_000, "the steps between averagings"
+    )
 
 
 def _start(spec: RunSpec) -> str:

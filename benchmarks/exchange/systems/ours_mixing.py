@@ -15,6 +15,7 @@ from field_model import (
 from torch import Tensor
 
 from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam, AdamSettings
+from barnraise.exchange.mixing.members import FixedMembership
 from barnraise.exchange.mixing.mesh_links import MeshLinks
 from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
 from barnraise.exchange.mixing.payloads import payload_size
@@ -46,7 +47,7 @@ def run_worker(job: FieldJob) -> None:
     )
     transport = IrohTransport(secrets[job.rank], host=job.hosts[job.rank], port=job.port)
     sizes = payload_size(weights.numel(), settings.bits), payload_size(weights.numel(), 32)
-    links = MeshLinks(transport, members, *sizes)
+    links = MeshLinks(FixedMembership(transport, members), *sizes)
     links.start()
     links.wait_for(lambda inbox: len(inbox.neighbours) == job.world - 1, CONNECT_SECONDS)
     mixing = NeighbourMixing(links, settings)

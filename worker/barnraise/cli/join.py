@@ -99,6 +99,7 @@ def join(
     from barnraise.training.local_control import LocalControl
     from barnraise.training.memory_retry import run_within_memory
     from barnraise.training.memory_watch import MemoryWatch
+    from barnraise.training.mixing_worker import find_worker_class
     from barnraise.training.running_mark import create_within_memory
     from barnraise.training.train import Worker
     from barnraise.training.warm_start import fetch_initial_weights
@@ -122,7 +123,8 @@ def join(
         transport = IrohTransport(joined.coordinator.identity.secret, port=port)
 
         def create(limits: Limits) -> Worker:
-            return Worker(joined, leaving, hardware, limits, display.show, transport)
+            worker_class = find_worker_class(joined.spec)
+            return worker_class(joined, leaving, hardware, limits, display.show, transport)
 
         try:
             worker = create_within_memory(joined.folder.path, limits, create)

@@ -18,7 +18,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,6 +38,8 @@ from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
 from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.mixing.members import TicketedMembership
+from barnraise.exchange.mixing.mesh_links import MeshLinks
 from barnraise.exchange.network.nat_type import ReachFacts
 from barnraise.exchange.network.transport import Transport
 from barnraise.exchange.pacing.author_pace import PaceLimits
@@ -137,6 +139,9 @@ class Exchange:
             pace=PaceLimits.from_spec(spec),
             archive_rounds=spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None,
         )
+        mixes_weights = spec.recipe.mixes_weights
+        self._mesh_channels = transport.add_protocol("mixing") if mixes_weights else None
+        self._mesh: MeshLinks | None = None
         self.server = PeerServer(server_config, ledger, transport, self._author, self._queue)
         self.thread = ServerThread(self.server)
         self._anchor_scrub = AnchorScrub(spec, ledger)
@@ -187,6 +192,27 @@ class Exchange:
         ]
         changes = anchor_retractions(ledger, vector, retracted or {})
         self.thread.run(self.server.start_updates(changes), None)
+
+    def open_mesh(self, payload_bytes: int, state_bytes: int) -> MeshLinks:
+        """Connect this machine to every other one of the run, to average weights with them.
+
+        The caller stops the mesh before this exchange stops.
+
+        Args:
+            payload_bytes: of the weights as sent in a step.
+            state_bytes: of the weights in 32 bits.
+        """
+        assert self._mesh_channels is not None, "the recipe does not average weights"
+        self.open()
+        server = self.server
+        membership = TicketedMembership(
+            self._mesh_channels, server.gossip.membership, server.handshake
+        )
+        self._mesh = MeshLinks(
+            membership, payload_bytes, state_bytes, self.thread.loop, server.uplink
+        )
+        self._mesh.start()
+        return self._mesh
 
     def stop(self) -> None:
         """End every connection and thread. The ledger stays open. Safe to call twice."""
@@ -422,7 +448,17 @@ class Exchange:
     @property
     def stats(self) -> ExchangeStats:
         """The figures for status and reports."""
-        return collect_stats(self.server, self._anchor_scrub.findings, self._round_schedule)
+        stats = collect_stats(self.server, self._anchor_scrub.findings, self._round_schedule)
+        mesh = self._mesh
+        if mesh is None:
+            return stats
+        return replace(
+            stats,
+            bytes_sent=stats.bytes_sent + mesh.bytes_sent,
+            bytes_received=stats.bytes_received + mesh.bytes_received,
+            sent_rate=stats.sent_rate + mesh.sent_rate,
+            received_rate=stats.received_rate + mesh.received_rate,
+        )
 
     # ---- peers, tickets, verdicts, mirror lists
 

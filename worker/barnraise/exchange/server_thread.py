@@ -49,6 +49,12 @@ class ServerThread:
             self.call(self._server.stop)
             self._thread.join()
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop, once `open` has started it."""
+        assert self._loop is not None
+        return self._loop
+
     def is_alive(self) -> bool:
         """Return whether the server runs."""
         return self._thread is not None and self._thread.is_alive()

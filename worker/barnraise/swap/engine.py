@@ -23,6 +23,7 @@ from barnraise.planning.memory_model import sampled_at_once
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
+from barnraise.swap.anchor_tracking import AnchorTracking
 from barnraise.swap.arena import release_free_memory
 from barnraise.swap.device import release_device_memory
 from barnraise.swap.executor import (
@@ -135,8 +136,10 @@ class Engine:
         self.buffers = self.executor.buffers
         self.anchors = self.executor.anchors
         self._tiles = Tiles(plan, store, self.buffers.tile_scratch)
-        self._outer_optimizer = OuterOptimizer(
-            recipe, store, self._tiles, self.buffers.tile_scratch
+        self._outer_optimizer = (
+            AnchorTracking(store, self._tiles, self.buffers.tile_scratch)
+            if recipe.mixes_weights
+            else OuterOptimizer(recipe, store, self._tiles, self.buffers.tile_scratch)
         )
         self._no_prediction = (0.0,) * len(self.fragments)
         saved = progress or EngineProgress()
@@ -330,7 +333,8 @@ class Engine:
         """Queue other authors' updates, and set the prediction for updates in flight.
 
         May be called at any moment of a round. A state in memory applies both at once; a state on
-        another tier applies them while the next step moves it anyway, or in `apply_queued`.
+        another tier applies them while the next step moves it anyway, or in `apply_queued`. Where
+        machines average weights, updates change the anchor only, at once, without a prediction.
 
         Args:
             updates: what to add to the anchor and to the replica.
@@ -342,7 +346,7 @@ class Engine:
         self._queued_updates += updates
         if prediction is not None:
             self._target_prediction = prediction
-        if not (self.plan.on_disk or self.plan.staged):
+        if not (self.plan.on_disk or self.plan.staged) or self.recipe.mixes_weights:
             self.apply_queued()
 
     @torch.no_grad()
@@ -355,6 +359,10 @@ class Engine:
             for i in range(len(self.fragments)):
                 units = sum_of_updates(arrivals, i)
                 if units is None and not growth[i]:
+                    continue
+                if self.recipe.mixes_weights and units is not None:
+                    # The replica receives the others' progress with the averaging.
+                    self.anchors[i] = self.anchors[i].add_(units)
                     continue
                 for tile in self._tiles.iterate(i):
                     self.executor.apply_to_tile(tile, units, growth[i])
@@ -424,6 +432,43 @@ class Engine:
             del part  # free it before the next fragment's part is allocated
         self.executor.invalidate_cached_weights()
         self._change_progress(round_tokens=0)
+
+    # ---- averaging weights ---------------------------------------------------------------------
+
+    def read_replica(self) -> Tensor:
+        """Return a copy of the replica, fp32 [all fragments' elements] on the host."""
+        self.flush()
+        self.executor.drain()
+        replica = torch.empty(sum(fragment.size for fragment in self.fragments))
+        for i, begin in enumerate(self._fragment_begins()):
+            for tile in self._tiles.iterate(i, changes=False):
+                replica[begin + tile.begin : begin + tile.end].copy_(tile.host_master())
+        return replica
+
+    @torch.no_grad()
+    def add_to_replica(self, change: Tensor) -> None:
+        """Add fp32 [all fragments' elements], on the host, to the replica."""
+        self.flush()
+        self.executor.drain()
+        for i, begin in enumerate(self._fragment_begins()):
+            for tile in self._tiles.iterate(i):
+                tile.set_master(tile.host_master() + change[begin + tile.begin : begin + tile.end])
+        self.executor.invalidate_cached_weights()
+
+    @torch.no_grad()
+    def replace_replica(self, replica: Tensor) -> None:
+        """Replace the replica by fp32 [all fragments' elements] on the host."""
+        self.flush()
+        self.executor.drain()
+        for i, begin in enumerate(self._fragment_begins()):
+            for tile in self._tiles.iterate(i):
+                tile.set_master(replica[begin + tile.begin : begin + tile.end])
+        self.executor.invalidate_cached_weights()
+
+    def _fragment_begins(self) -> list[int]:
+        """Return where each fragment begins in the vector of all elements."""
+        sizes = [fragment.size for fragment in self.fragments]
+        return [sum(sizes[:i]) for i in range(len(sizes))]
 
     @torch.no_grad()
     def reset_round(self) -> None:
@@ -587,8 +632,9 @@ class Engine:
     def state_dict(self) -> dict[str, Tensor]:
         """Return all that a restart needs besides the anchor's heads.
 
-        Host tensors, by reference where possible. The replica is not included: a restart begins a
-        round. For states in memory; a state on disk is its own copy.
+        Host tensors, by reference where possible. The replica is included only where machines
+        average weights; otherwise a restart begins a round. For states in memory; a state on disk
+        is its own copy.
         """
         self.flush()
         self.apply_queued()
@@ -600,6 +646,8 @@ class Engine:
             tensors |= {f"m.{i}": m, f"v.{i}": v}
             for kind, sequence in self._exchange_state():
                 tensors[f"{kind}.{i}"] = sequence[i]
+        if self.recipe.mixes_weights:
+            tensors["replica"] = self.read_replica()
         return tensors
 
     def _exchange_state(self) -> list[tuple[str, FragmentSequence]]:
@@ -629,10 +677,15 @@ class Engine:
                 sequence[i] = tensors[f"{kind}.{i}"]
             self._tiles.write_moments(i, tensors[f"m.{i}"], tensors[f"v.{i}"])
         self.reset_round()
+        if self.recipe.mixes_weights:
+            self.replace_replica(tensors["replica"])
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise StateError unless names, sizes and types are those of this model's state."""
         expected: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
+        if self.recipe.mixes_weights:
+            elements = sum(fragment.size for fragment in self.fragments)
+            expected["replica"] = (elements, torch.float32)
         for i, fragment in enumerate(self.fragments):
             for kind in ("m", "v", "momentum"):
                 expected[f"{kind}.{i}"] = (fragment.size, torch.float32)

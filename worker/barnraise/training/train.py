@@ -37,6 +37,7 @@ from barnraise.planning.hardware import Hardware, return_freed_memory
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.memory_pressure import smaller_budget
+from barnraise.planning.plan import Plan
 from barnraise.planning.render import build_plan_view
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
@@ -138,7 +139,7 @@ class Worker:
         self.limits = limits or Limits()
         self.phase = WorkerPhase.PLANNED
         recipe = self.spec.recipe
-        self.plan = make_plan(hardware, self.spec.model, self.limits, recipe.step_sequences)
+        self.plan = self.plan_training(hardware, self.limits)
         request = PlanRequest(hardware, self.spec.model, self.limits, recipe.step_sequences)
         if advice := describe_write_limit(request, self.plan):
             log.warning("%s", advice)
@@ -190,6 +191,14 @@ class Worker:
         self._running_mark = RunningMark(joined.folder.path)
         self._leaving_since: float | None = None  # monotonic; when the loop noticed it
         log.info("the plan: %s", self.metrics.plan.sentence)
+
+    def plan_training(self, hardware: Hardware, limits: Limits) -> Plan:
+        """Plan this run's training on a machine.
+
+        Raises:
+            PlanError: The model does not fit the machine.
+        """
+        return make_plan(hardware, self.spec.model, limits, self.spec.recipe.step_sequences)
 
     def watch_memory(self, watch: MemoryWatch) -> None:
         """Make a smaller plan between two rounds when other programs need the memory."""

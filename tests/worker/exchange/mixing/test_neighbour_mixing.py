@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam, AdamSettings
+from barnraise.exchange.mixing.members import FixedMembership
 from barnraise.exchange.mixing.mesh_links import MeshLinks
 from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
 from barnraise.exchange.mixing.payloads import payload_size
@@ -36,7 +37,7 @@ class Swarm:
     def connect(self, key: str) -> MeshLinks:
         members = [Peer(key=each, addresses=[]) for each in self.keys]
         sizes = payload_size(COUNT, self.settings.bits), payload_size(COUNT, 32)
-        links = MeshLinks(self.network.transport(key), members, *sizes)
+        links = MeshLinks(FixedMembership(self.network.transport(key), members), *sizes)
         links.start()
         return links
 
@@ -213,7 +214,7 @@ def test_machines_mix_over_iroh():
     for transport in transports:
         # The one with the smaller key listens first; the other dials it.
         members = [Peer(key=each.key, addresses=addresses.get(each.key, [])) for each in transports]
-        links.append(MeshLinks(transport, members, size, size))
+        links.append(MeshLinks(FixedMembership(transport, members), size, size))
         links[-1].start()
         addresses[transport.key] = transport.addresses()
     replicas = [initial_weights(machine) for machine in range(2)]
@@ -235,8 +236,9 @@ def test_machines_mix_over_iroh():
 def test_stranger_is_not_connected(swarm):
     one = swarm(2)
     stranger = MeshLinks(
-        one.network.transport(STRANGER),
-        [Peer(key=key, addresses=[]) for key in one.keys],
+        FixedMembership(
+            one.network.transport(STRANGER), [Peer(key=key, addresses=[]) for key in one.keys]
+        ),
         payload_size(COUNT, 32),
         payload_size(COUNT, 32),
     )

@@ -62,6 +62,34 @@ async def test_three_transports_exchange_frames_by_key(kind):
 
 
 @pytest.mark.parametrize("kind", ["iroh", "memory"])
+async def test_channels_of_a_protocol_meet_only_those_of_the_same(kind):
+    memory = MemoryNetwork()
+    transports = [
+        IrohTransport(identity.secret, "127.0.0.1")
+        if kind == "iroh"
+        else memory.transport(identity.key)
+        for identity in IDENTITIES
+    ]
+    one, other, _ = transports
+    protocols = [transport.add_protocol("mixing") for transport in (one, other)]
+    try:
+        for transport in transports:
+            await transport.start()
+        peers = [Peer(key=each.key, addresses=each.addresses()) for each in transports]
+        plain, _ = await open_channel(one, other)
+        dialled = await protocols[0].connect(peers[1])
+        await dialled.send(b"weights")
+        accepted = await asyncio.wait_for(protocols[1].accept(), 60)
+        assert await accepted.receive() == b"weights" and accepted.peer == one.key
+        await plain.send(b"still there")
+        with pytest.raises(ChannelClosedError):
+            await protocols[0].connect(peers[2])
+    finally:
+        for transport in transports:
+            await transport.close()
+
+
+@pytest.mark.parametrize("kind", ["iroh", "memory"])
 async def test_frames_of_every_size_arrive_whole_and_in_order(kind):
     a, b = await start_transports(kind)
     try:

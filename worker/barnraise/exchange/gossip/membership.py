@@ -539,6 +539,15 @@ class PartialView:
             Peer(key=other, addresses=[self.passive[other].met_at]) for other in keys[:MAX_SHARED]
         )
 
+    def list_peers(self) -> list[Peer]:
+        """Return all known peers, with the addresses at which to dial them."""
+        peers: list[Peer] = []
+        for key, known in self.passive.items():
+            relays = [known.relay] if known.relay else []
+            direct = known.addresses[: MAX_ADDRESSES - len(relays)]
+            peers.append(Peer(key=key, addresses=[*direct, *relays]))
+        return peers
+
     def next_wakeup(self, links: Links, now: float) -> float:
         """Return when to choose dials and requests again, in seconds; inf if no time is."""
         next_request = self.rendezvous.next_wakeup(links)

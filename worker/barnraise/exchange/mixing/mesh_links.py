@@ -1,8 +1,8 @@
-"""Connect every machine of a mixing run to every other one, on an event loop of its own thread.
+"""Connect every machine of a mixing run to every other one, on an event loop.
 
 It uses the transports of the exchange of updates (`exchange/network/transport.py`): iroh, where
-a channel's other end has proven its key. Only admitted keys are connected. All channels of the mesh
-share this machine's uplink.
+a channel's other end has proven its key. Who is a member, and how one proves it, is decided by
+`members.py`. All channels of the mesh share this machine's uplink.
 """
 
 import asyncio
@@ -11,11 +11,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
 from barnraise.errors import MessageError
+from barnraise.exchange.mixing.members import MeshMembership
 from barnraise.exchange.mixing.step_inbox import (
     MAX_STORED,
     PIECE_BYTES,
@@ -24,12 +25,18 @@ from barnraise.exchange.mixing.step_inbox import (
     MixingFrame,
     StepInbox,
 )
-from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
+from barnraise.exchange.network.rate_limit import FairShare, Meter
+from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
 
 log = logging.getLogger("barnraise.exchange")
 
-REDIAL_SECONDS = 2.0
+REDIAL_SECONDS = 2.0  # between two looks at who is to be dialled
+# The machine with the greater key dials; the other one does so too once it has waited for so long,
+# because the first may not know it or not reach it.
+LATE_DIAL_SECONDS = 10.0
+MAX_REDIAL_SECONDS = 60.0  # between two dials of a member that does not answer
+CLOSE_SECONDS = 10.0  # for which `stop` waits for the event loop
 MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetches
 
 
@@ -59,34 +66,52 @@ class MeshLinks:
 
     Attributes:
         key: this machine's own.
-        bytes_sent: payload bytes handed to the channels since the start.
+        bytes_sent: of payloads, handed to the channels since the start.
+        bytes_received: of payloads, received since the start.
     """
 
     def __init__(
-        self, transport: Transport, members: list[Peer], payload_bytes: int, state_bytes: int
+        self,
+        membership: MeshMembership,
+        payload_bytes: int,
+        state_bytes: int,
+        loop: asyncio.AbstractEventLoop | None = None,
+        uplink: FairShare | None = None,
     ) -> None:
         """Prepare the links; `start` opens them.
 
         Args:
-            transport: carries the frames.
-            members: the machines that may take part, with their addresses. The one with the greater
-                key dials.
+            membership: decides who takes part, and opens the channels.
             payload_bytes: of everyone's weights as sent in a step.
             state_bytes: of the weights in 32 bits.
+            loop: the running event loop of the transport; None: one of an own thread.
+            uplink: limits the rate of all that this machine sends; None: no limit.
         """
         assert state_bytes <= MAX_STATE_BYTES
-        self.key = transport.key
+        self.key = membership.key
         self.bytes_sent = 0
-        self._transport = transport
-        self._members = {peer.key: peer for peer in members if peer.key != transport.key}
+        self.bytes_received = 0
+        self._membership = membership
         self._state_bytes = state_bytes
         self._inbox = StepInbox(payload_bytes)
         self._links: dict[str, _Link] = {}
+        self._dials: dict[str, asyncio.Task[None]] = {}
+        self._known_since: dict[str, float] = {}  # by key, loop time
+        self._failures: dict[str, int] = {}  # by key, dials in a row without a link
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changed = threading.Condition()
         self._state: tuple[int, bytes] = (0, b"")  # step and weights that joining machines get
+        self._beacon: MixingFrame | None = None  # of the current step
         self._fetch: _StateFetch | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="barnraise-mixing", daemon=True)
+        self._uplink = uplink or FairShare()
+        self._meters = Meter(), Meter()  # of bytes sent and received
+        self._thread: threading.Thread | None = None
+        if loop is None:
+            loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._run_loop, name="barnraise-mixing", daemon=True
+            )
+        self._loop = loop
 
     # ---- the training loop's side ---------------------------------------------------------------
 
@@ -96,20 +121,37 @@ class MeshLinks:
         Raises:
             OSError: When the transport cannot listen.
         """
-        self._thread.start()
-        self._call(self._open()).result()
+        if self._thread is not None:
+            self._thread.start()
+        self._call(self._open())
 
     def stop(self) -> None:
-        """Close all channels and end the thread."""
-        self._call(self._close()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Close all channels, and end the thread if it is the mesh's own."""
+        self._call(self._close())
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    @property
+    def sent_rate(self) -> float:
+        """Return the bytes per second that are sent now."""
+        return self._meters[0].rate
+
+    @property
+    def received_rate(self) -> float:
+        """Return the bytes per second that are received now."""
+        return self._meters[1].rate
 
     def neighbours(self) -> list[str]:
         """Return the sorted keys of all machines with an open channel."""
         with self._changed:
             return self._inbox.neighbours
+
+    def leader(self) -> str | None:
+        """Return the key of the neighbour that has begun the highest step; None if none has."""
+        with self._changed:
+            return self._inbox.leader()
 
     def wait_for(self, is_done: Callable[[StepInbox], bool], seconds: float) -> bool:
         """Wait until something holds of the inbox.
@@ -135,7 +177,7 @@ class MeshLinks:
         """
         with self._changed:
             self._inbox.start_step(step)
-        self._loop.call_soon_threadsafe(self._queue_step, step, roster, payload, set(receivers))
+        self._schedule(self._queue_step, step, roster, payload, set(receivers))
 
     def offer_state(self, step: int, weights: bytes) -> None:
         """Set the weights, in 32 bits, that machines which join will get."""
@@ -155,7 +197,7 @@ class MeshLinks:
         with self._changed:
             self._fetch = fetch
         request = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
-        self._loop.call_soon_threadsafe(self._queue, key, request, b"")
+        self._schedule(self._queue, key, request, b"")
         with self._changed:
             is_whole = self._changed.wait_for(
                 lambda: fetch.complete or key not in self._inbox.neighbours, seconds
@@ -169,46 +211,83 @@ class MeshLinks:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def _call(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the event loop and wait; do nothing if the loop has ended."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed, and with it all channels
+            work.close()
+            return
+        with contextlib.suppress(CancelledError, TimeoutError):
+            future.result(CLOSE_SECONDS)
+
+    def _schedule(self, function: Callable[..., object], *values: object) -> None:
+        """Have the event loop call a function; do nothing if the loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *values)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _open(self) -> None:
-        await self._transport.start()
-        self._tasks = [asyncio.create_task(self._accept())]
-        for key, peer in self._members.items():
-            if self.key > key:
-                self._tasks.append(asyncio.create_task(self._dial(peer)))
+        await self._membership.open()
+        self._spawn(self._accept())
+        self._spawn(self._maintain())
 
     async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in list(self._links.values()):
             link.channel.close("this machine leaves the run")
-        await self._transport.close()
-        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in rest:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._membership.close()
 
     async def _accept(self) -> None:
         while True:
-            channel = await self._transport.accept()
-            if channel.peer in self._members:
-                self._tasks.append(asyncio.create_task(self._serve(channel)))
-            else:
-                log.warning("refused %s: it is not a member of this run", channel.peer[:8])
-                channel.close("you are not a member of this run")
-            self._tasks = [task for task in self._tasks if not task.done()]
+            self._spawn(self._meet(await self._membership.accept(), dialled=False))
+
+    async def _maintain(self) -> None:
+        """Dial members without a link, and end the links of those that are members no longer."""
+        while True:
+            now = self._loop.time()
+            self._meters[0].update(self.bytes_sent, now)
+            self._meters[1].update(self.bytes_received, now)
+            for key, link in list(self._links.items()):
+                if problem := self._membership.find_problem(key):
+                    log.warning("ended the link to %s: %s", key[:8], problem)
+                    link.channel.close(problem)
+            for peer in self._membership.list_members():
+                waited = now - self._known_since.setdefault(peer.key, now)
+                is_ours = self.key > peer.key or waited > LATE_DIAL_SECONDS
+                if is_ours and peer.key not in self._links and peer.key not in self._dials:
+                    self._dials[peer.key] = self._spawn(self._dial(peer))
+            await asyncio.sleep(REDIAL_SECONDS)
 
     async def _dial(self, peer: Peer) -> None:
-        """Connect to a member, and again whenever the channel has ended."""
-        while True:
+        """Dial a member, serve the channel until it ends, and wait before the next dial."""
+        try:
             with contextlib.suppress(ChannelClosedError):
-                channel = await self._transport.connect(peer)
-                await channel.send(MixingFrame(FrameKind.HELLO, 0, bytes(ROSTER_BYTES)).pack())
-                await self._serve(channel)
-            await asyncio.sleep(REDIAL_SECONDS)
+                await self._meet(await self._membership.connect(peer), dialled=True)
+            failures = self._failures[peer.key] = self._failures.get(peer.key, -1) + 1
+            pause = min(MAX_REDIAL_SECONDS, REDIAL_SECONDS * 2**failures)
+            await asyncio.sleep(pause - REDIAL_SECONDS)
+        finally:
+            self._dials.pop(peer.key, None)
+
+    async def _meet(self, channel: Channel, dialled: bool) -> None:
+        """Serve a channel whose other end is a member."""
+        try:
+            await self._membership.admit(channel, dialled)
+        except (MessageError, ChannelClosedError, TimeoutError) as error:
+            reason = str(error) or "it did not introduce itself in time"
+            log.warning("refused to mix with %s: %s", channel.peer[:8], reason)
+            channel.close(reason)
+            return
+        await self._serve(channel)
 
     async def _serve(self, channel: Channel) -> None:
         """Send and receive over one channel until it ends."""
@@ -217,9 +296,12 @@ class MeshLinks:
         if older is not None:
             older.channel.close("replaced by a newer channel")
         link = self._links[key] = _Link(channel)
+        self._failures.pop(key, None)
         with self._changed:
             self._inbox.add_neighbour(key)
             self._changed.notify_all()
+        if self._beacon is not None:  # a machine that joins learns at which step the others are
+            self._queue(key, self._beacon, b"")
         writer = asyncio.create_task(self._write(link))
         try:
             while True:
@@ -233,11 +315,13 @@ class MeshLinks:
             writer.cancel()
             if self._links.get(key) is link:
                 del self._links[key]
+                self._known_since[key] = self._loop.time()
                 with self._changed:
                     self._inbox.remove_neighbour(key)
                     self._changed.notify_all()
 
     def _accept_frame(self, key: str, frame: MixingFrame) -> None:
+        self.bytes_received += len(frame.data)
         if frame.kind is FrameKind.STATE_REQUEST:
             step, weights = self._state
             if weights:
@@ -261,8 +345,9 @@ class MeshLinks:
         fetch.complete = len(fetch.data) == frame.total
 
     def _queue_step(self, step: int, roster: bytes, payload: bytes, receivers: set[str]) -> None:
+        self._beacon = MixingFrame(FrameKind.BEACON, step, roster)
         for key in list(self._links):
-            self._queue(key, MixingFrame(FrameKind.BEACON, step, roster), b"")
+            self._queue(key, self._beacon, b"")
             if key in receivers:
                 self._queue(key, MixingFrame(FrameKind.WEIGHTS, step, roster), payload)
 
@@ -294,5 +379,6 @@ class MeshLinks:
         for offset in range(0, max(1, total), PIECE_BYTES):
             piece = payload[offset : offset + PIECE_BYTES]
             part = MixingFrame(frame.kind, frame.step, frame.roster, total, offset, piece)
+            await self._uplink.wait_for_turn(len(piece))
             await link.channel.send(part.pack())
             self.bytes_sent += len(piece)

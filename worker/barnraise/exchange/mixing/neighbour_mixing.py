@@ -86,6 +86,7 @@ class NeighbourMixing:
         self._mixing_number = 0  # the step at which the current message was sent
         self._usual_seconds: float | None = None
         self._started_at = 0.0
+        self._was_skipped = False  # a neighbour of this step has gone on without this machine
 
     def start_step(self, weights: Tensor) -> None:
         """Send this machine's weights to its neighbours of the step; do not wait."""
@@ -104,25 +105,55 @@ class NeighbourMixing:
         self._group = self._choose_group(roster)
         receivers = [key for key in self._group if key != self._links.key]
         self._links.send_step(self._mixing_number, self._roster, payload, receivers)
-        self._links.offer_state(self.step, encode_weights(weights, 32))
+        exact = payload if self._settings.bits == 32 else encode_weights(weights, 32)
+        self._links.offer_state(self.step, exact)
 
     def average_gradient(self, gradient: Tensor) -> None:
         """Leave the gradient as it is: machines average weights."""
 
     @torch.no_grad()
     def mix_weights(self, weights: Tensor) -> None:
-        """Replace what was sent by the group's mean: x ← x − Q(x_sent) + Σ_j W_ij Q(x_j).
+        """Add the group's change to the weights; see `compute_change`."""
+        sent = self._sent
+        mean = self._end_step()
+        if mean is not None and sent is not None:
+            weights.sub_(sent).add_(mean)
 
-        With weights that are sent in fewer bits, both sides use the same rounded values, so the
-        mean over all machines does not change. With 32 bits all members add in one order and get
-        the same bits.
+    @torch.no_grad()
+    def compute_change(self) -> Tensor | None:
+        """Return what the group's weights change this machine's by, float32 [n].
+
+        It is Σ_j W_ij Q(x_j) − Q(x_i), where Q(x_i) is what this machine sent. With weights that
+        are sent in fewer bits, both sides use the same rounded values, so the mean over all
+        machines does not change. With 32 bits all members add in one order and get the same bits.
+
+        Returns:
+            None in a step without mixing, and for a machine without neighbours.
+        """
+        sent = self._sent
+        mean = self._end_step()
+        return None if mean is None or sent is None else mean.sub_(sent)
+
+    @property
+    def steps_behind(self) -> int:
+        """Return by how many steps the machine that is furthest ahead is ahead of this one."""
+        newest: list[int] = []
+        self._links.wait_for(lambda inbox: bool(newest.append(inbox.newest_step()) or True), 0.0)
+        return newest[0] * self._settings.interval - self.step
+
+    def _end_step(self) -> Tensor | None:
+        """Wait for the group's weights and go to the next step.
+
+        Returns:
+            The group's mean, float32 [n]; None where this step mixes nothing.
         """
         interval = self._settings.interval
         is_last_step = self.step % interval == interval - 1
+        mean = None
         if is_last_step and self._sent is not None and len(self._group) > 1:
             mean = self._average_group(self._sent)
-            weights.sub_(self._sent).add_(mean)
-        self._go_to_next_step(interval)
+        self._go_to_next_step()
+        return mean
 
     def _average_group(self, sent: Tensor) -> Tensor:
         """Wait for the group's weights and return their mean, float32 [n]."""
@@ -151,8 +182,10 @@ class NeighbourMixing:
                 if arrival is Arrival.ARRIVED:
                     payloads[key] = inbox.pop_weights(key, step)
                 elif arrival is Arrival.AWAITED:
-                    log.warning("%s is late: going on without it until it catches up", key[:8])
+                    log.info("%s is late: going on without it until it catches up", key[:8])
                     inbox.suspect(key)
+                else:
+                    self._was_skipped |= inbox.is_ahead(key, step)
             return True
 
         started = time.monotonic()
@@ -178,17 +211,19 @@ class NeighbourMixing:
         members = topology.group_at(len(roster), place, self._mixing_number, site_size)
         return tuple(roster[member] for member in members)
 
-    def _go_to_next_step(self, interval: int) -> None:
+    def _go_to_next_step(self) -> None:
         """Count the step; a machine that was held up continues where its neighbours are.
 
         Machines that only wait for the neighbours of each step are apart by less than their number.
+        One that a neighbour has not waited for would stay behind for ever at equal speed, and mix
+        with nobody.
         """
         self.step += 1
-        newest: list[int] = []
-        self._links.wait_for(lambda inbox: bool(newest.append(inbox.newest_step()) or True), 0.0)
-        behind = newest[0] - self.step // interval
-        if behind > max(2, self._machines):
-            self.step = newest[0] * interval
+        behind = self.steps_behind
+        is_far_behind = behind > max(2, self._machines) * self._settings.interval
+        if is_far_behind or (self._was_skipped and behind > 0):
+            self.step += behind
+        self._was_skipped = False
 
     def _record_duration(self, seconds: float) -> None:
         usual = self._usual_seconds

@@ -197,6 +197,15 @@ class StepInbox:
         if key in self._neighbours:
             self._neighbours[key].suspected = True
 
+    def is_ahead(self, key: str, step: int) -> bool:
+        """Return whether a neighbour has begun a later step than this one."""
+        return key in self._neighbours and self._neighbours[key].step > step
+
+    def leader(self) -> str | None:
+        """Return the key of the neighbour that has begun the highest step; None if none has."""
+        begun = {key: each.step for key, each in self._neighbours.items() if each.step >= 0}
+        return max(begun, key=lambda key: begun[key]) if begun else None
+
     def newest_step(self) -> int:
         """Return the highest step that a neighbour has begun; -1 if none has."""
         return max((neighbour.step for neighbour in self._neighbours.values()), default=-1)

@@ -25,7 +25,7 @@ from barnraise.protocol.types import MAX_ADDRESSES
 
 log = logging.getLogger("barnraise.exchange")
 
-ALPN = b"barnraise/peer/1"
+ALPN = b"barnraise/peer/1"  # of channels that no protocol is named for
 ANY_HOST = "0.0.0.0"
 FREE_PORT_TRIES = 8
 _LENGTH_BYTES = 4  # the length before each frame
@@ -67,7 +67,10 @@ class IrohTransport:
         self._ports: dict[int, int] = {}  # version of IP → port
         self._local = LocalAddresses()
         self._relays: tuple[str, ...] = ()
-        self._incoming: asyncio.Queue[IrohChannel] = asyncio.Queue(_MAX_UNACCEPTED)
+        # ALPN → channels of that protocol that wait for `accept`
+        self._incoming: dict[bytes, asyncio.Queue[IrohChannel]] = {
+            ALPN: asyncio.Queue(_MAX_UNACCEPTED)
+        }
         self._pending: PendingPool[asyncio.Task[None]] = PendingPool(_MAX_PENDING)
         self._connects = {
             kind: TokenBuckets(rate, _CONNECTS_BURST[kind])
@@ -110,7 +113,7 @@ class IrohTransport:
         # Without a relay nothing is sent; `disabled` would allow none later.
         builder.relay_mode(iroh.RelayMode.custom(iroh.RelayMap.empty()))
         builder.secret_key(self._secret)
-        builder.alpns([ALPN])
+        builder.alpns(list(self._incoming))
         for address in addresses:
             builder.bind_addr(address)
         return await builder.bind()
@@ -144,8 +147,19 @@ class IrohTransport:
         """The IPv4 port, where this machine listens on all networks; see `Transport`."""
         return self._ports.get(4, 0) if self._host == ANY_HOST else 0
 
+    def add_protocol(self, name: str) -> "IrohProtocol":
+        """Add a protocol; see `Transport.add_protocol`."""
+        assert self._endpoint is None, "protocols are added before `start`"
+        alpn = f"barnraise/{name}/1".encode()
+        self._incoming[alpn] = asyncio.Queue(_MAX_UNACCEPTED)
+        return IrohProtocol(self, alpn)
+
     async def connect(self, peer: Peer) -> Channel:
         """Dial a peer; see `Transport.connect`."""
+        return await self.connect_for(ALPN, peer)
+
+    async def connect_for(self, alpn: bytes, peer: Peer) -> Channel:
+        """Dial a peer for a protocol, by its ALPN; see `Transport.connect`."""
         assert self._endpoint is not None
         try:
             direct = [address for address in peer.addresses if not is_relay_url(address)]
@@ -154,7 +168,7 @@ class IrohTransport:
             )
             address = iroh.EndpointAddr(iroh.EndpointId.from_string(peer.key), relay, direct)
             async with asyncio.timeout(self._dial_timeout):
-                connection = await self._endpoint.connect(address, ALPN)
+                connection = await self._endpoint.connect(address, alpn)
                 return IrohChannel(connection, await connection.open_bi())
         except (iroh.IrohError, TimeoutError) as error:
             raise ChannelClosedError(f"no answer from {peer.key[:8]}: {_reason(error)}") from None
@@ -166,7 +180,11 @@ class IrohTransport:
 
     async def accept(self) -> Channel:
         """Return the next channel that another peer opened."""
-        return await self._incoming.get()
+        return await self.accept_for(ALPN)
+
+    async def accept_for(self, alpn: bytes) -> Channel:
+        """Return the next channel that another peer opened for a protocol, by its ALPN."""
+        return await self._incoming[alpn].get()
 
     async def _accept_connections(self, endpoint: iroh.Endpoint) -> None:
         """Accept connections, a bounded number for each address and network.
@@ -219,10 +237,12 @@ class IrohTransport:
                     connection.close(0, b"open a stream sooner")
         if channel is None:
             return
-        if self._incoming.full():
+        assert connection is not None
+        incoming_channels = self._incoming[bytes(connection.alpn())]
+        if incoming_channels.full():
             channel.close("too many connections at once")
         else:
-            self._incoming.put_nowait(channel)
+            incoming_channels.put_nowait(channel)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -238,6 +258,24 @@ class IrohTransport:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._endpoint.close()
+
+
+class IrohProtocol:
+    """Open and accept the channels of one protocol of an endpoint that others use too."""
+
+    def __init__(self, transport: IrohTransport, alpn: bytes) -> None:
+        """Use the endpoint of `transport`, which its owner starts and closes."""
+        self._transport = transport
+        self._alpn = alpn
+        self.key = transport.key
+
+    async def connect(self, peer: Peer) -> Channel:
+        """Dial a peer; see `Transport.connect`."""
+        return await self._transport.connect_for(self._alpn, peer)
+
+    async def accept(self) -> Channel:
+        """Return the next channel that another peer opened for this protocol."""
+        return await self._transport.accept_for(self._alpn)
 
 
 class IrohChannel:

@@ -97,11 +97,14 @@ class MemoryNetwork:
         for channel in channels:
             channel.close("the machine left")
 
-    def open_channel(self, dialler: "MemoryTransport", key: str) -> "MemoryChannel":
+    def open_channel(
+        self, dialler: "MemoryTransport", key: str, protocol: str = ""
+    ) -> "MemoryChannel":
         """Return the dialler's end of a new channel to the peer with this key.
 
         Raises:
-            ChannelClosedError: When there is no such peer, or a partition separates them.
+            ChannelClosedError: When there is no such peer, a partition separates them, or it does
+                not speak the protocol.
         """
         with self._lock:
             listener = self._transports.get(key)
@@ -116,7 +119,9 @@ class MemoryNetwork:
             near_end.connect_to(far_end)
             far_end.connect_to(near_end)
             self._channels |= {near_end, far_end}
-        listener.offer(far_end)
+        if not listener.offer(far_end, protocol):
+            self.forget_channel(near_end, far_end)
+            raise ChannelClosedError(f"{key[:8]} does not speak {protocol}")
         return near_end
 
     def forget_channel(self, *ends: "MemoryChannel") -> None:
@@ -133,7 +138,8 @@ class MemoryTransport:
         self.network = network
         self.key = key
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._incoming: asyncio.Queue[MemoryChannel] = asyncio.Queue()
+        # protocol → channels that wait for `accept`
+        self._incoming: dict[str, asyncio.Queue[MemoryChannel]] = {"": asyncio.Queue()}
 
     @property
     def mappable_port(self) -> int:
@@ -152,22 +158,61 @@ class MemoryTransport:
     async def set_relays(self, relays: Sequence[str]) -> None:
         """Ignore relays: this network has none."""
 
+    def add_protocol(self, name: str) -> "MemoryProtocol":
+        """Add a protocol; see `Transport.add_protocol`."""
+        assert self.loop is None, "protocols are added before `start`"
+        self._incoming[name] = asyncio.Queue()
+        return MemoryProtocol(self, name)
+
     async def connect(self, peer: Peer) -> "MemoryChannel":
         """Dial a peer; see `Transport.connect`."""
-        await asyncio.sleep(2 * self.network.delay)
-        return self.network.open_channel(self, peer.key)
+        return await self.connect_for("", peer)
 
-    def offer(self, channel: "MemoryChannel") -> None:
-        """Pass an incoming channel to `accept`. Safe to call from any thread."""
-        _call_on_loop(self.loop, self._incoming.put_nowait, channel)
+    async def connect_for(self, protocol: str, peer: Peer) -> "MemoryChannel":
+        """Dial a peer for a protocol, by its name; see `Transport.connect`."""
+        await asyncio.sleep(2 * self.network.delay)
+        return self.network.open_channel(self, peer.key, protocol)
+
+    def offer(self, channel: "MemoryChannel", protocol: str) -> bool:
+        """Pass an incoming channel to `accept`. Safe to call from any thread.
+
+        Returns:
+            False when this peer does not speak the protocol.
+        """
+        if protocol not in self._incoming:
+            return False
+        _call_on_loop(self.loop, self._incoming[protocol].put_nowait, channel)
+        return True
 
     async def accept(self) -> "MemoryChannel":
         """Return the next channel that another peer opened."""
-        return await self._incoming.get()
+        return await self.accept_for("")
+
+    async def accept_for(self, protocol: str) -> "MemoryChannel":
+        """Return the next channel that another peer opened for a protocol, by its name."""
+        return await self._incoming[protocol].get()
 
     async def close(self) -> None:
         """Stop listening and close every channel."""
         self.network.detach(self)
+
+
+class MemoryProtocol:
+    """Open and accept the channels of one protocol of a `MemoryTransport`."""
+
+    def __init__(self, transport: MemoryTransport, name: str) -> None:
+        """Use `transport`, which its owner starts and closes."""
+        self._transport = transport
+        self._name = name
+        self.key = transport.key
+
+    async def connect(self, peer: Peer) -> "MemoryChannel":
+        """Dial a peer; see `Transport.connect`."""
+        return await self._transport.connect_for(self._name, peer)
+
+    async def accept(self) -> "MemoryChannel":
+        """Return the next channel that another peer opened for this protocol."""
+        return await self._transport.accept_for(self._name)
 
 
 class MemoryChannel:

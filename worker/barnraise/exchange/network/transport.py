@@ -48,10 +48,26 @@ class Channel(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """Open channels to peers and accept theirs."""
+class ChannelSource(Protocol):
+    """Open channels of one protocol to peers and accept theirs."""
 
     key: str  # this machine's own
+
+    async def connect(self, peer: Peer) -> Channel:
+        """Dial a peer, at host:port addresses and through a relay if its URL is among them.
+
+        Raises:
+            ChannelClosedError: When no peer with that key answers.
+        """
+        ...
+
+    async def accept(self) -> Channel:
+        """Return the next channel that another peer opened."""
+        ...
+
+
+class Transport(ChannelSource, Protocol):
+    """A machine's endpoint: the source of channels that its owner starts and closes."""
 
     @property
     def mappable_port(self) -> int:
@@ -76,16 +92,11 @@ class Transport(Protocol):
             relays: URLs; "default" stands for the public ones of iroh's makers.
         """
 
-    async def connect(self, peer: Peer) -> Channel:
-        """Dial a peer, at host:port addresses and through a relay if its URL is among them.
+    def add_protocol(self, name: str) -> ChannelSource:
+        """Return a source of channels for another protocol over the same endpoint.
 
-        Raises:
-            ChannelClosedError: When no peer with that key answers.
+        Call it before `start`. Channels of one protocol only meet those of the same protocol.
         """
-        ...
-
-    async def accept(self) -> Channel:
-        """Return the next channel that another peer opened."""
         ...
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ from barnraise.exchange.pacing.weighting import (
     typical_step_seconds,
 )
 from barnraise.protocol.messages import Update
-from barnraise.spec import RunSpec
+from barnraise.spec import UPDATES, RunSpec
 
 MAX_HISTORIES = 4096  # peers whose last rounds are remembered
 MAX_VOLUNTEERS = 4096  # volunteers whose first link is remembered, by its time
@@ -166,7 +166,7 @@ class PeerEstimates:
         aligned = align_with_peers(
             self._recipe, alone, step_seconds, typical, clock, self._max_steps
         )
-        if allow_streaming and self._recipe.strategy == "streams":
+        if allow_streaming and self._recipe.strategy in ("streams", UPDATES):
             aligned = aligned.with_streaming(self._sizes, self._last_published_at, clock)
         return aligned
 

@@ -1,0 +1,27 @@
+"""Tests of the memory that averaging weights takes besides a plan."""
+
+from dataclasses import replace
+
+from helpers.example_hardware import CPU_MACHINE
+
+from barnraise.planning.limits import Limits
+from barnraise.planning.mixing_memory import mixing_bytes, reserve_memory
+from barnraise.spec import Recipe, preset
+
+GPT2 = preset("gpt2-124m")
+
+
+def test_fewer_bits_take_less_memory():
+    sizes = [mixing_bytes(GPT2, Recipe(mixing_bits=bits)) for bits in (32, 16, 8)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 20 < sizes[2] / GPT2.parameters < sizes[0] / GPT2.parameters < 41
+
+
+def test_reserved_memory_is_missing_from_machine_and_limits():
+    machine = replace(CPU_MACHINE, memory=64 * 10**9, memory_available=50 * 10**9)
+    smaller = reserve_memory(machine, Limits(memory=20 * 10**9), 5 * 10**9)
+    assert (smaller.hardware.memory, smaller.hardware.memory_available) == (59e9, 45e9)
+    assert smaller.limits.memory == 15 * 10**9
+    unknown = reserve_memory(replace(machine, memory_available=0), Limits(), 10**12)
+    assert unknown.hardware.memory == 0 == unknown.hardware.memory_available
+    assert unknown.limits.memory is None

@@ -1,0 +1,77 @@
+"""Move the anchor after the replicas of machines that average their weights in every step.
+
+The machines' replicas agree by themselves (`exchange/mixing`), so the anchor is not where the next
+round begins: it is the run's published model. Each round, every author moves it by its share of the
+way to its own replica:
+
+    update ← C(w · (replica − anchor))
+
+w: the author's share of all training; C: the compression. The shares add up to one, so that after
+updates from all machines the anchor is their replicas' mean, up to what the round's updates in
+flight change. What the compression leaves out remains a part of the difference, and so of the next
+update: no error feedback is stored, and there is no momentum.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from barnraise.spec import UNIT_BITS
+from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, STEP_BOUND
+from barnraise.swap.precision import units_to_float
+from barnraise.swap.state_store import StateStore
+from barnraise.swap.tiles import Tiles
+
+
+class AnchorTracking:
+    """Compute one fragment's update at the end of a round, and apply it to the anchor alone."""
+
+    def __init__(
+        self, store: StateStore, tiles: Tiles, tile_scratch: Callable[[int], Tensor]
+    ) -> None:
+        """Work on the state in `store`.
+
+        Args:
+            store: holds the anchor.
+            tiles: gives access to the replica's weights.
+            tile_scratch: returns a uint8 buffer by its number.
+        """
+        self._store, self._tiles, self._tile_scratch = store, tiles, tile_scratch
+
+    def accumulate(self, i: int, values: Tensor, weight: float, prediction: float) -> None:
+        """Compute the way from the anchor to the replica.
+
+        Args:
+            i: the fragment's index.
+            values: int32 [n], receives what an update without loss would hold.
+            weight: this author's share of all training, 0 to 1.
+            prediction: not used: nothing in flight changes the replica.
+        """
+        for tile in self._tiles.iterate(i, changes=False):
+            record = self._store.load_tile(
+                "anchor", i, tile.number, self._tile_scratch(ANCHOR_SCRATCH)
+            )
+            anchor = units_to_float(record[: 4 * tile.size].view(torch.int32))
+            way = tile.host_master().sub(anchor).mul_(weight)
+            assert torch.isfinite(way).all(), (
+                f"the replica of {self._store.plan.fragments[i].name} is not finite"
+            )
+            way.mul_(2.0**UNIT_BITS).round_().clamp_(-STEP_BOUND, STEP_BOUND)
+            values[tile.begin : tile.end] = way.to(torch.int32)
+
+    def apply_published(self, i: int, values: Tensor, units: Tensor, prediction: float) -> None:
+        """Add the published update of fragment i to the anchor.
+
+        Args:
+            i: the fragment's index.
+            values: not used: what the update does not hold stays a part of the difference.
+            units: int32 [n], what the update holds.
+            prediction: not used.
+        """
+        for tile in self._tiles.iterate(i, changes=False):
+            record = self._store.load_tile(
+                "anchor", i, tile.number, self._tile_scratch(ANCHOR_SCRATCH)
+            )
+            record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
+            self._store.store_tile("anchor", i, tile.number, record)
