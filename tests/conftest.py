@@ -128,6 +128,18 @@ def restore_torch_threads() -> Iterator[None]:
         torch.set_num_threads(usual)
 
 
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """Yield an empty folder that every user may enter; an embedded Postgres has one of its own.
+
+    Another session of the same user closes pytest's folders to other users when it starts.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="barnraise-public-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def state() -> Path:
     """Start the servers at DATABASE_URL and REDIS_URL; return this process's state folder."""

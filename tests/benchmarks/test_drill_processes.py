@@ -162,30 +162,29 @@ def test_signal_ends_a_drill_with_all_its_processes(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_signal_ends_the_drill_of_mirrors_with_servers_and_networks(tmp_path):
+def test_signal_ends_the_drill_of_mirrors_with_servers_and_networks(public_folder):
     """It has started three sites by then, each with Postgres, in networks of their own."""
-    tmp_path.chmod(0o755)  # if root runs this, Postgres has its own user
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
     script = ROOT / "benchmarks" / "mirrors" / "drill_mirrors.py"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'platform'}:{ROOT / 'worker'}"}
     drill = subprocess.Popen(
-        [sys.executable, str(script), "--quick", "--keep", str(tmp_path)],
+        [sys.executable, str(script), "--quick", "--keep", str(public_folder)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until(lambda: len(list(tmp_path.glob("*/servers.json"))) == 3, 600)
+    wait_until(lambda: len(list(public_folder.glob("*/servers.json"))) == 3, 600)
     for _ in range(2):
         drill.send_signal(signal.SIGTERM)
     output, errors = drill.communicate(timeout=600)
     assert drill.returncode == 128 + signal.SIGTERM, output + errors
-    assert not find_processes(tmp_path)
-    working_there = [p for p in psutil.process_iter(["cwd"]) if str(tmp_path) in str(p.info["cwd"])]
+    assert not find_processes(public_folder)
+    working_there = [
+        p for p in psutil.process_iter(["cwd"]) if str(public_folder) in str(p.info["cwd"])
+    ]
     assert not working_there
     mounted = [part.mountpoint for part in psutil.disk_partitions(all=True)]
-    assert not [point for point in mounted if point.startswith(str(tmp_path))]
+    assert not [point for point in mounted if point.startswith(str(public_folder))]
     interfaces = [name for name in psutil.net_if_addrs() if name.startswith(f"bm{drill.pid}")]
     namespaces = Path("/run/netns")
     assert not interfaces and not list(namespaces.glob(f"bm{drill.pid}*"))

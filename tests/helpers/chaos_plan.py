@@ -8,8 +8,11 @@ TARGETS = ("site", "celery", "beat", "postgres", "valkey")  # names of the site'
 # Of one process in a minute. With the fifth failure its supervisor rightly gives up.
 MAX_ENDS_A_MINUTE = 2
 PAIR_SHARE = 0.4  # of the faults that hit two processes at once
-LONGEST_PAUSE = 1.0  # seconds between the end of a fault and the next one
-LONGEST_OTHER_SECONDS = 8.0  # of a fault that suspends nothing
+LONGEST_PAUSE = 0.5  # seconds between the end of a fault and the next one
+LONGEST_OTHER_SECONDS = 4.0  # of a fault that suspends nothing
+# Of the uniform number that a duration is drawn with: most processes are suspended for seconds, as
+# 40 suspensions for up to a minute would take most of the test's time otherwise.
+SUSPENSION_SKEW = 2.0
 
 
 class FaultKind(StrEnum):
@@ -66,7 +69,7 @@ class Fault:
 def plan_faults(
     seed: int, count: int, longest_seconds: float, kinds: tuple[FaultKind, ...] = tuple(FaultKind)
 ) -> list[Fault]:
-    """Plan faults; durations are spread evenly over their orders of magnitude.
+    """Plan faults; durations are spread over their orders of magnitude.
 
     Args:
         seed: The same seed gives the same faults.
@@ -80,9 +83,7 @@ def plan_faults(
     ends: list[tuple[float, str]] = []  # when a process may end, and which
     while len(faults) < count:
         hits = _choose_hits(chance, kinds)
-        suspends = any(hit.kind is FaultKind.STOP for hit in hits)
-        longest = longest_seconds if suspends else min(longest_seconds, LONGEST_OTHER_SECONDS)
-        seconds = longest ** chance.random()
+        seconds = _choose_seconds(chance, {hit.kind for hit in hits}, longest_seconds)
         fault = Fault(hits, seconds, LONGEST_PAUSE * chance.random())
         start = now + fault.pause
         new_ends = [(start, hit.target) for hit in fault.hits if hit.may_end_it]
@@ -93,6 +94,15 @@ def plan_faults(
         faults.append(fault)
         now = start + seconds
     return faults
+
+
+def _choose_seconds(chance: random.Random, kinds: set[FaultKind], longest_seconds: float) -> float:
+    part = chance.random()
+    if kinds == {FaultKind.KILL}:
+        return 0.0
+    if FaultKind.STOP in kinds:
+        return longest_seconds ** (part**SUSPENSION_SKEW)
+    return min(longest_seconds, LONGEST_OTHER_SECONDS) ** part
 
 
 def _choose_hits(chance: random.Random, kinds: tuple[FaultKind, ...]) -> tuple[Hit, ...]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from barnraise.state_dir import StateDir
 from barnraise.text.prompt_codec import PromptCodec
 from barnraise.training.model_files.trained_model import TrainedModel
 from barnraise.training.saved_model import open_saved_model
+from coordinator.demo.processes import free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -118,12 +120,13 @@ def test_random_gpt2_trains_on_two_machines_and_exports(site: Site, tmp_path):
     assert loss_in_transformers(target, tokens.view(40, CONTEXT)) < start_loss - 0.5
 
 
-def test_demo_is_exported_and_transformers_generates(tmp_path):
-    environment = {**os.environ, "BARNRAISE_STATE": str(tmp_path / "state")}
+def test_demo_is_exported_and_transformers_generates(public_folder):
+    environment = {**os.environ, "BARNRAISE_STATE": str(public_folder / "state")}
     for name in ("DATABASE_URL", "REDIS_URL"):
         environment.pop(name, None)
+    port = str(free_port(random.randrange(20_000, 30_000)))  # other processes run tests too
     demo = subprocess.run(
-        [sys.executable, ROOT / "manage.py", "demo", "--tokens", "60000", "--port", "23917"],
+        [sys.executable, ROOT / "manage.py", "demo", "--tokens", "60000", "--port", port],
         env=environment,
         capture_output=True,
         text=True,
@@ -132,9 +135,9 @@ def test_demo_is_exported_and_transformers_generates(tmp_path):
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
     summary = json.loads(demo.stdout.strip().splitlines()[-1])
-    home = tmp_path / "state" / "demo" / "worker-1"
+    home = public_folder / "state" / "demo" / "worker-1"
     (folder,) = (home / "runs").iterdir()
-    target = tmp_path / "exported"
+    target = public_folder / "exported"
     command = [sys.executable, "-m", "barnraise", "export", folder.name, str(target)]
     subprocess.run([*command, "--home", str(home)], check=True, timeout=300, capture_output=True)
     compare_export(home, folder.name, target)

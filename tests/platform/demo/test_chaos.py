@@ -39,7 +39,8 @@ pytestmark = pytest.mark.xdist_group("chaos")
 # machine that is busy with other things.
 HEAL_SECONDS = 10.0
 SHORT = {"seed": 2624, "count": 12, "longest_seconds": 3.0}
-LONG = {"seed": 2027, "count": 200, "longest_seconds": 60.0}
+# Of the seeds tried, one that suspends every process once for more than half a minute.
+LONG = {"seed": 2085, "count": 200, "longest_seconds": 60.0}
 PATIENCE_SECONDS = 600.0  # of a wait whose length says nothing
 ROUND_FAULTS = 10  # of the long test, after which the site must heal
 
@@ -232,6 +233,12 @@ def test_site_survives_twelve_faults_and_loses_nothing(chaos_site, storm):
 
 @pytest.mark.slow
 def test_site_survives_two_hundred_faults_on_a_busy_machine(chaos_site, storm):
+    """Inject 200 faults, one round of ten after another, and let the site heal after each round.
+
+    The faults last for 12 minutes by themselves: processes are suspended for up to a minute, and
+    an embedded server may fail twice a minute before its supervisor rightly gives up. Little of
+    that is the processor's time, so that other tests run meanwhile.
+    """
     faults = plan_faults(**LONG, kinds=chaos_site.kinds)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -255,6 +262,12 @@ def test_plan_hits_every_process_in_every_way_alone_and_in_pairs():
     assert hits == {Hit(kind, target) for kind in FaultKind for target in TARGETS}
     assert {len(fault.hits) for fault in faults} == {1, 2}
     assert faults == plan_faults(**LONG) and max(fault.seconds for fault in faults) <= 60.0
+    assert {
+        hit.target
+        for fault in faults
+        for hit in fault.hits
+        if hit.kind is FaultKind.STOP and fault.seconds > 30.0
+    } == set(TARGETS)
     few = [hit for fault in plan_faults(**SHORT) for hit in fault.hits]
     assert {hit.kind for hit in few} == set(FaultKind)
     assert {hit.target for hit in few} == set(TARGETS)

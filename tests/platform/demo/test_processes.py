@@ -156,17 +156,14 @@ def test_list_is_renewed_only_if_mirrors_moved_to_other_ports(tmp_path):
 
 
 @pytest.mark.slow  # test_second_mirror_joins_and_each_works_while_the_other_is_dead is quicker
-def test_two_demo_mirrors_agree_and_survive_each_other(tmp_path):
-    tmp_path.chmod(0o755)  # if root runs this, Postgres has its own user
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
+def test_two_demo_mirrors_agree_and_survive_each_other(public_folder):
     mirrors = [
-        DemoMirror(tmp_path / name, f"Mirror {name}", free_port(9200 + 50 * n))
+        DemoMirror(public_folder / name, f"Mirror {name}", free_port(9200 + 50 * n))
         for n, name in enumerate("ab")
     ]
     first, second = mirrors
-    list_path = tmp_path / "list.json"
-    list_path.write_text(build_mirror_list(tmp_path, mirrors).model_dump_json())
+    list_path = public_folder / "list.json"
+    list_path.write_text(build_mirror_list(public_folder, mirrors).model_dump_json())
     try:
         for mirror, mode in ((first, ("--publish",)), (second, ("--join", first.url))):
             mirror.start_servers()
@@ -188,7 +185,7 @@ def test_two_demo_mirrors_agree_and_survive_each_other(tmp_path):
     finally:
         for mirror in mirrors:
             mirror.stop()
-    wait_until(lambda: not processes_in(tmp_path), first)
+    wait_until(lambda: not processes_in(public_folder), first)
 
 
 def processes_in(folder):

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,16 +30,9 @@ time.sleep(60)
 
 
 @pytest.fixture
-def folder():
-    """Yield a state folder outside pytest's own.
-
-    Another session of the same user closes pytest's folder to Postgres's user when it starts.
-    """
-    parent = Path(tempfile.mkdtemp(prefix="barnraise-embedded-"))
-    parent.chmod(0o755)
-    yield parent / "state"
-    embedded_servers.stop(parent / "state", force=True)
-    shutil.rmtree(parent, ignore_errors=True)
+def folder(public_folder):
+    yield public_folder / "state"
+    embedded_servers.stop(public_folder / "state", force=True)
 
 
 def start_in_other_process(folder: Path) -> tuple[subprocess.Popen, list[str]]:
