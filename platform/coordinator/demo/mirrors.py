@@ -22,6 +22,7 @@ from coordinator.demo import servers
 from coordinator.demo.commands import beat_command, web_command, worker_command
 from coordinator.demo.processes import ChildCommand
 from coordinator.demo.supervisor import Supervisor
+from coordinator.lib import embedded_servers
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 ROOT_KEY = "root.key"  # of the mirror list; a real one never lies on a site's disk
@@ -29,6 +30,7 @@ LIST_SECONDS = 180 * 86_400.0  # until a list expires
 CREDIT_SECONDS = "10"  # between two events about credit and checkpoints
 # Longer than the 60 s that pg_ctl gives Postgres: a killed server process leaves Postgres running.
 SERVERS_STOP_SECONDS = 75.0
+CLAIM_SECONDS = 120.0  # until the process of the servers must have the state folder
 # Names of a mirror's processes.
 SITE = "site"
 CELERY = "celery"
@@ -110,6 +112,12 @@ class DemoMirror:
         options = self.servers_options
         self.supervise(SERVERS, "-m", "coordinator.demo.servers", self.folder, *options)
 
+    def has_servers_of_its_own(self) -> bool:
+        """Return whether a process has the state folder, in which others start no servers then."""
+        return servers.read_urls(self.folder) is not None or embedded_servers.is_supervised(
+            self.folder
+        )
+
     def find_servers(self) -> bool:
         """Return whether its servers answer; if so, pass their URLs to its processes."""
         if urls := servers.read_urls(self.folder):
@@ -119,8 +127,21 @@ class DemoMirror:
     def start_setup(self, *how: str) -> None:
         """Start `manage.py raise_mirror`, which creates its tables and its first data.
 
-        The servers need not answer yet.
+        The servers need not answer yet. But their process must have the state folder by then, or
+        the new one would start servers too, which the first one would stop.
+
+        Raises:
+            RuntimeError: The process of the servers fails, or does not start.
         """
+        deadline = time.monotonic() + CLAIM_SECONDS
+        while not self.has_servers_of_its_own():
+            if self.processes.failure or time.monotonic() > deadline:
+                tail = self.processes.log_tail(SERVERS)
+                raise RuntimeError(
+                    self.processes.failure
+                    or f"the servers of {self.name} did not start. The end of their log:\n{tail}"
+                )
+            time.sleep(0.1)
         self.run(RAISING, settings.ROOT / "manage.py", "raise_mirror", *how)
 
     def is_set_up(self) -> bool:

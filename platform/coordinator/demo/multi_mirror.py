@@ -51,6 +51,7 @@ class MirrorCluster:
         self._began = time.monotonic()
         for mirror in self.others:
             mirror.start_servers()
+        for mirror in self.others:
             mirror.start_setup("--join", self.first.url, "--list", str(self._list))
 
     def start(self, wait: Wait) -> None:

@@ -80,11 +80,12 @@ class DemoStack:
         """Start the site, or all mirrors."""
         try:
             self.site.start_servers()
+            if self.cluster:
+                self.cluster.start_setup()
         except RuntimeError as error:
             raise StackError(str(error)) from error
         self.processes.count_restarts_in(settings.REDIS_URL)
         if self.cluster:
-            self.cluster.start_setup()
             self.migrate()
             self.cluster.start(self._wait_for_mirrors)
         else:

@@ -36,6 +36,7 @@ from redis.retry import Retry
 
 START_SECONDS = 20.0  # that a server may take to start
 SUPERVISED_SECONDS = 60.0  # that a supervisor may take to create and start both
+PROBE_SECONDS = 1.0  # more than `is_supervised` in another process has the lock
 DATABASE = "barnraise"
 POSTGRES, VALKEY = "postgres", "valkey"  # folders in the state folder
 # Free space without which no server starts: Postgres needs a segment of its log (16 MB) to recover.
@@ -205,7 +206,7 @@ def claim(state: Path) -> FileLock:
     stop(state, force=True)
     lock = _supervisor_lock(state)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=PROBE_SECONDS)
     except Timeout:
         raise RuntimeError(f"another process runs the servers in {state}: stop it first") from None
     return lock
@@ -553,12 +554,21 @@ def stop_valkey(state: Path) -> None:
     process = _valkey_process(folder)
     if process:
         process.terminate()
-        try:
-            process.wait(10)
-        except psutil.TimeoutExpired:
+        if not _wait_for_end(process, 10.0):
             process.kill()
-            process.wait(5)
+            if not _wait_for_end(process, 5.0):
+                raise RuntimeError(f"the embedded Valkey, process {process.pid}, does not end")
     (folder / "pid").unlink(missing_ok=True)
+
+
+def _wait_for_end(process: psutil.Process, seconds: float) -> bool:
+    """Wait until a process ends, whether its parent reaps it or not; return whether it did."""
+    deadline = time.monotonic() + seconds
+    while _start_time(process.pid) and process.is_running():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _valkey_process(folder: Path) -> psutil.Process | None:

@@ -12,8 +12,15 @@ from helpers import wait_for
 from helpers.paths import ROOT
 
 from barnraise.protocol.mirror_list import parse_list
-from coordinator.demo.mirrors import CELERY, DemoMirror, build_mirror_list, common_state_hash
+from coordinator.demo.mirrors import (
+    CELERY,
+    SERVERS,
+    DemoMirror,
+    build_mirror_list,
+    common_state_hash,
+)
 from coordinator.demo.processes import ProcessGroup, free_port
+from coordinator.lib import embedded_servers
 
 SLEEP = ("-c", "import time; time.sleep(60)")
 
@@ -153,6 +160,18 @@ def test_list_is_renewed_only_if_mirrors_moved_to_other_ports(tmp_path):
     after = parse_list(build_mirror_list(tmp_path, [first, moved], before))
     assert after.version == 2 and after.roots == before.roots
     assert [entry.url for entry in after.mirrors] == [first.url, moved.url]
+
+
+def test_setup_waits_until_the_process_of_the_servers_has_the_folder(tmp_path):
+    mirror = DemoMirror(tmp_path / "a", "a", 9000)
+    assert not mirror.has_servers_of_its_own()
+    lock = embedded_servers.claim(mirror.folder)
+    assert mirror.has_servers_of_its_own()
+    lock.release()
+    mirror.supervise(SERVERS, "-c", "raise SystemExit('no room for Postgres')")
+    with pytest.raises(RuntimeError, match="no room for Postgres"):
+        mirror.start_setup("--publish")
+    mirror.stop()
 
 
 @pytest.mark.slow  # test_second_mirror_joins_and_each_works_while_the_other_is_dead is quicker

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,7 +25,8 @@ import sys, time
 from pathlib import Path
 from urllib.parse import urlsplit
 from coordinator.lib import embedded_servers
-print(*embedded_servers.start(Path(sys.argv[1])), flush=True)
+postgres = sys.argv[2] == "True"
+print(*embedded_servers.start(Path(sys.argv[1]), postgres=postgres), flush=True)
 time.sleep(60)
 """
 
@@ -35,10 +37,12 @@ def folder(public_folder):
     embedded_servers.stop(public_folder / "state", force=True)
 
 
-def start_in_other_process(folder: Path) -> tuple[subprocess.Popen, list[str]]:
+def start_in_other_process(
+    folder: Path, postgres: bool = True
+) -> tuple[subprocess.Popen, list[str]]:
     """Start the servers in another process; return it and their addresses."""
     process = subprocess.Popen(
-        [sys.executable, "-c", START_AND_WAIT, str(folder)],
+        [sys.executable, "-c", START_AND_WAIT, str(folder), str(postgres)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
         stdout=subprocess.PIPE,
         text=True,
@@ -75,6 +79,25 @@ def test_servers_are_shared_and_stopped_by_the_last_process(folder):
     embedded_servers.stop(folder)
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(addresses[0])
+
+
+def test_claim_stops_servers_whose_parent_does_not_reap_them(folder):
+    process, (valkey,) = start_in_other_process(folder, postgres=False)
+    embedded_servers.claim(folder).release()
+    with redis.Redis.from_url(valkey) as client, pytest.raises(redis.exceptions.ConnectionError):
+        client.ping()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_claim_is_not_refused_because_another_process_looks_at_it(folder):
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as other:
+        for _ in range(20):
+            looking = other.submit(embedded_servers.is_supervised, folder)
+            embedded_servers.claim(folder).release()
+            assert looking.result() in (True, False)
 
 
 def test_reserved_addresses_are_the_ones_the_servers_get(folder):
