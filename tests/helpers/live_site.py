@@ -100,16 +100,17 @@ class Site:
         assert process.returncode == 0, process.stderr
         return process.stdout.strip()
 
-    def launch_run(self, name: str, tokens: int, *settings: str) -> str:
+    def launch_run(self, name: str, tokens: int, *settings: str, quorum: int = 1) -> str:
         """Create and launch a run of the organiser, and return its slug.
 
         Args:
             name: The run's name.
             tokens: Its token budget.
             settings: Fields of its specification, as in "model.layers=2".
+            quorum: Training starts once so many machines have joined.
         """
         options = ["--owner", EMAIL, "--name", name, "--report-every", "1", "--launch"]
-        options += ["--tokens", str(tokens)]
+        options += ["--tokens", str(tokens), "--quorum", str(quorum)]
         for setting in settings:
             options += ["--set", setting]
         return self.manage("create_run", *options).splitlines()[-1]

@@ -4,16 +4,21 @@ import asyncio
 import shutil
 import sqlite3
 import time
+from dataclasses import replace
 
 import pytest
+from helpers.fake_coordinator import FakeCoordinator
 
 from barnraise.errors import StateError
 from barnraise.exchange import exchange as exchange_module
 from barnraise.exchange.ledger import blob_store as blobs_module
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity
+from barnraise.spec import Start
+from barnraise.training import prefetch
 from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.join import DIRECTIVE_FILE
 
@@ -54,6 +59,26 @@ def test_full_disk_ends_in_one_sentence_and_the_next_join_continues(
     sent = ada.status["updates_sent"]
     run.until(lambda: back.status.get("updates_sent", 0) > sent)
     back.leave()
+
+
+@pytest.mark.parametrize("missing", ["the text", "the initial weights"])
+def test_machine_ends_when_the_run_is_over_and_nobody_has(swarm, monkeypatch, missing):
+    """The others have finished and left while this machine started: nobody will ever send it."""
+    monkeypatch.setattr(prefetch, "STALLED_SECONDS", 0.2)
+    run = swarm()
+    if missing == "the initial weights":
+        fragments = tuple(f"{n:064x}" for n in range(run.spec.model.layers + 2))
+        run.spec = replace(run.spec, start=Start(model="folder", fragments=fragments))
+    site = FakeCoordinator(MIRROR, run.manifest.run)
+    try:
+        late = run.start("late", with_text=False, site=site.url)
+        site.directive["machine"] = late.worker.joined.machine
+        run.until(lambda: late.status.get("reason") == f"no machine with {missing} is on")
+        site.directive["status"] = RunStatus.FINISHED
+        with pytest.raises(StateError, match=f"is finished, and no machine that has {missing} is"):
+            late.join()
+    finally:
+        site.close()
 
 
 def test_occupied_port_ends_in_one_sentence(swarm):

@@ -51,14 +51,17 @@ def read_status(site: Site, machine: str, name: str) -> dict:
 
 @pytest.mark.slow
 def test_warm_started_run_begins_with_the_other_runs_final_weights(site, person):
-    """The owner's machine lacks the other run, and reports that until the weights are served."""
+    """The owner's machine lacks the other run, and reports that until the weights are served.
+
+    Each run waits for two machines, so that none has finished before the other joins.
+    """
     small = {"layers": 2, "width": 32, "heads": 2, "context": 32, "vocabulary": 300}
     settings = [f"model.{name}={size}" for name, size in small.items()]
-    run = site.launch_run("Forebear", 20_000, "recipe.learning_rate=3e-3", *settings)
+    run = site.launch_run("Forebear", 20_000, "recipe.learning_rate=3e-3", *settings, quorum=2)
     for machine in ("elder", "heir", "cousin"):
         person.enrol(machine)
-    trained = site.barnraise("elder", "join", run, "--threads", "1")
-    assert trained.wait(PATIENCE) == 0, site.log("join-elder")
+    parents = [site.barnraise(name, "join", run, "--threads", "1") for name in ("elder", "cousin")]
+    assert [parent.wait(PATIENCE) for parent in parents] == [0, 0], site.log("join-elder")
     ended = read_status(site, "elder", "Forebear")
     # The page offers no checkpoint that nobody shares now.
     query = f"Checkpoint.objects.filter(digest='{ended['anchor']}').values_list('pk', flat=True)"
@@ -68,12 +71,14 @@ def test_warm_started_run_begins_with_the_other_runs_final_weights(site, person)
     person.post(f"/runs/{copy}/launch/")
 
     heir = site.barnraise("heir", "join", copy, "--threads", "1")
-    wait_until(lambda: "cannot be had now" in site.log("join-heir"), "the reason why it waits", 120)
+    wait_until(
+        lambda: "cannot be had now" in site.log("join-heir"), "the reason why it waits", PATIENCE
+    )
     served = site.barnraise("elder", "serve", run)
     wait_until(
         lambda: read_status(site, "heir", "Forebear (copy)").get("validation_first"),
         "its first validation",
-        240,
+        PATIENCE,
     )
     first = read_status(site, "heir", "Forebear (copy)")["validation_first"]
     assert first == [0, pytest.approx(ended["validation_last"][1], abs=0.02)], (

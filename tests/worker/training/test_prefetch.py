@@ -6,11 +6,12 @@ from barnraise.training.prefetch import FetchMonitor
 def test_fetch_without_bytes_names_the_missing_machine(caplog):
     monitor = FetchMonitor("the text")
     assert monitor.describe(0.0, 0, 0) == "fetching the text"
-    assert monitor.describe(10.0, 0, 0) == "fetching the text"
+    assert monitor.describe(10.0, 0, 0) == "fetching the text" and not monitor.is_stalled
     assert monitor.describe(20.0, 0, 0) == "no machine with the text is on"
     assert monitor.describe(21.0, 500, 2) == "2 peers lack the text, too"
     assert len(caplog.records) == 1, "it is logged once"
-    assert "no machine that has it is online" in caplog.text
+    assert monitor.is_stalled
+    assert "no machine that has the text is online" in caplog.text
 
 
 def test_fetch_that_advances_slowly_is_no_reason_to_worry(caplog):
@@ -20,3 +21,4 @@ def test_fetch_that_advances_slowly_is_no_reason_to_worry(caplog):
     assert not caplog.records
     assert monitor.describe(700.0, 40_000 * 590, 1) == "1 peer lacks the text, too"
     assert monitor.describe(701.0, 40_000 * 700, 1) == "fetching the text"
+    assert not monitor.is_stalled

@@ -76,6 +76,8 @@ class ModelFetcher(Worker):
 class ModelServer(Worker):
     """A worker that serves its weights, updates and text until it is told to leave."""
 
+    ends_with_run = False
+
     def train(self) -> None:
         """Serve the peers' requests. Take no step."""
         self.exchange.announce_completion()

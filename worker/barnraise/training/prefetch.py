@@ -21,6 +21,9 @@ log = logging.getLogger("barnraise")
 FETCH_SECONDS = 600.0
 STALLED_SECONDS = 15.0  # without bytes of a fetch: nobody sends it
 ARRIVAL_BYTES = 32_768  # less is the talk of peers about other things
+# What is fetched, for people.
+TEXT = "the text"
+INITIAL_WEIGHTS = "the initial weights"
 BATCH_BLOBS = 64  # blobs requested at once, enough to keep every peer's uplink busy
 
 
@@ -33,6 +36,11 @@ class FetchMonitor:
         self._last_bytes: int | None = None  # of the last arrival
         self._last_arrival = 0.0
         self._is_logged = False
+
+    @property
+    def is_stalled(self) -> bool:
+        """Return whether nobody sends anything, as of the last call of `describe`."""
+        return self._is_logged
 
     def describe(self, now: float, bytes_received: int, peers: int) -> str:
         """Return what the fetch waits for, in a few words.
@@ -51,7 +59,7 @@ class FetchMonitor:
         if not self._is_logged:
             self._is_logged = True
             log.warning(
-                "%s does not come: no machine that has it is online. This machine waits for one",
+                "no machine that has %s is online: this machine waits for one",
                 self._description,
             )
         if not peers:
@@ -105,7 +113,7 @@ def fetch_text(
     exchange: Exchange, blobs: BlobStore, manifest: TextManifest, should_stop: Callable[[], bool]
 ) -> bool:
     """Fetch the run's text; return False when `should_stop` gave up."""
-    return fetch_all_blobs(exchange, blobs, manifest_blobs(manifest), "the text", should_stop)
+    return fetch_all_blobs(exchange, blobs, manifest_blobs(manifest), TEXT, should_stop)
 
 
 def fetch_start_weights(

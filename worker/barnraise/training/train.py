@@ -54,6 +54,8 @@ from barnraise.training.local_control import LocalControl
 from barnraise.training.memory_watch import MemoryWatch
 from barnraise.training.metrics import TrainingMetrics
 from barnraise.training.prefetch import (
+    INITIAL_WEIGHTS,
+    TEXT,
     FetchMonitor,
     fetch_start_weights,
     fetch_text,
@@ -102,6 +104,7 @@ class Worker:
     """One machine in one run, from its state folder to its final checkpoint."""
 
     join_purpose = JoinPurpose.TRAIN
+    ends_with_run = True  # else it has something to do after the run's end
     # `initialise_state` sets these two, and `prepare` the others.
     store: StateStore
     engine: Engine
@@ -628,11 +631,12 @@ class Worker:
             snapshot = self.fetch_snapshot(self.joined.trust_one)
         peers_vector = self.exchange.agreed_vector
         if header is None and snapshot is None:
-            fetched = fetch_start_weights(
-                self.exchange, self.blobs, self.spec, self.poll_should_stop
-            )
-            if not fetched or self.leaving.is_set():
+            poll = self._fetch_poll(INITIAL_WEIGHTS)
+            if not fetch_start_weights(self.exchange, self.blobs, self.spec, poll):
+                self._check_leaving(INITIAL_WEIGHTS)
+            if self.leaving.is_set():
                 return
+            self.metrics.reason = ""
         self.initialise_state(header, snapshot)
         self._load_text()
         if header is None and snapshot is None and not self.leaving.is_set():
@@ -770,25 +774,49 @@ class Worker:
         manifest = self.joined.manifest
         if not all(self.blobs.has(name) for name in manifest_blobs(manifest)):
             self.metrics.activity = Activity.PREPARING
-        if fetch_text(self.exchange, self.blobs, manifest, self._text_poll()):
+        if not fetch_text(self.exchange, self.blobs, manifest, self._fetch_poll(TEXT)):
+            self._check_leaving(TEXT)
+        else:
             self.metrics.reason = ""
             self.text = TokenDataset(manifest, self.blobs.path)
             self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
             tokenizer = manifest.tokenizer and self.blobs.read(manifest.tokenizer)
             self._sample_writer = SampleWriter(self.spec.prompts, tokenizer or None, self.spec.seed)
 
-    def _text_poll(self) -> Callable[[], bool]:
-        """Return the callback of the text's fetch: it also states why the text does not come."""
-        monitor = FetchMonitor("the text")
+    def _fetch_poll(self, description: str) -> Callable[[], bool]:
+        """Return the callback of a fetch: it also states why nothing comes.
+
+        Where the run is over, the fetch ends once nobody sends what is fetched.
+
+        Args:
+            description: what is fetched, for people.
+        """
+        monitor = FetchMonitor(description)
 
         def poll() -> bool:
             stats = self.exchange.stats
             self.metrics.reason = monitor.describe(
                 time.monotonic(), stats.bytes_received, stats.peers
             )
-            return self.poll_should_stop()
+            is_over = self.ends_with_run and self.run_ended and monitor.is_stalled
+            return self.poll_should_stop() or is_over
 
         return poll
+
+    def _check_leaving(self, description: str) -> None:
+        """Check that a fetch ended because this machine leaves.
+
+        Raises:
+            StateError: It ended because the run is over and no machine sends what is fetched.
+        """
+        if self.leaving.is_set():
+            return
+        name = self.joined.name
+        why = self.status_publisher.refusal or f"'{name}' is {self.reporter.directive.status}"
+        raise StateError(
+            f"{why}, and no machine that has {description} is online: there is nothing to train. "
+            f"`barnraise fetch` downloads the model of '{name}' while a machine shares it"
+        )
 
     def state_header(self, progress: EngineProgress) -> StateHeader:
         """Return the header of the state at `progress`: what its tensors belong to."""
