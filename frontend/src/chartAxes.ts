@@ -13,6 +13,13 @@ export interface XMapping {
 
 const PAUSE_INTERVALS = 4; // a gap of so many usual intervals between two points is a pause
 
+type Mapping = (
+  axis: XAxis,
+  stepTokens: number,
+  clock: Point[],
+  rate?: Point[],
+) => XMapping;
+
 /**
  * Create the mappings onto an x axis. They never decrease: clocks of machines that differ and late
  * reports therefore do not make a curve run backwards.
@@ -21,12 +28,7 @@ const PAUSE_INTERVALS = 4; // a gap of so many usual intervals between two point
  * @param clock - [tokens, seconds since 1970], ascending in tokens
  * @param rate - [seconds since 1970, tokens per second], ascending
  */
-export function createXMapping(
-  axis: XAxis,
-  stepTokens: number,
-  clock: Point[],
-  rate: Point[] = [],
-): XMapping {
+export const createXMapping: Mapping = rememberLast((axis, stepTokens, clock, rate = []) => {
   const times = makeTimesAscend(clock);
   const timeAt = (tokens: number) => interpolate(times, tokens);
   switch (axis) {
@@ -35,18 +37,35 @@ export function createXMapping(
       const divisor = axis === "steps" ? Math.max(1, stepTokens) : 1;
       const tokensByTime = swapCoordinates(times);
       return {
-        fromTokens: (tokens) => tokens / divisor,
+        fromTokens: divisor === 1 ? keepX : (tokens) => tokens / divisor,
         fromTime: (seconds) => interpolate(tokensByTime, seconds) / divisor,
       };
     }
     case "time":
-      return { fromTokens: timeAt, fromTime: (seconds) => seconds };
+      return { fromTokens: timeAt, fromTime: keepX };
     case "active": {
       const elapsed = countActiveSeconds(rate.length > 1 ? rate : swapCoordinates(times));
       const activeAt = (seconds: number) => interpolate(elapsed, seconds);
       return { fromTokens: (tokens) => activeAt(timeAt(tokens)), fromTime: activeAt };
     }
   }
+});
+
+/** Leave a position as it is. */
+function keepX(x: number): number {
+  return x;
+}
+
+/** Return the last result again for the same arguments: all charts of a page need the same one. */
+function rememberLast(create: Mapping): Mapping {
+  let last: Parameters<Mapping> | null = null;
+  let result: XMapping;
+  return (...values) => {
+    const isSame = last?.length === values.length && values.every((value, i) => value === last![i]);
+    if (!isSame) result = create(...values);
+    last = values;
+    return result;
+  };
 }
 
 /**
@@ -107,6 +126,7 @@ export function findFirstAfter(points: Point[], x: number): number {
 
 /** Map the x of each point; of neighbours that get the same x, keep the last. */
 export function mapPoints(points: Point[], mapX: (x: number) => number): Point[] {
+  if (mapX === keepX) return points;
   const mapped: Point[] = [];
   for (const [x, y] of points) {
     const position = mapX(x);

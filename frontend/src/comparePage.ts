@@ -9,6 +9,7 @@ import { alignCurves, smoothingScale, smoothPoints } from "./movingAverage";
 import { PreferenceControls } from "./preferences";
 import { thinPoints } from "./store";
 import type { Point, Snapshot } from "./types";
+import { createCardPlot } from "./views/cardPlot";
 import { ChartToolbar } from "./views/chartToolbar";
 import { lineStyle } from "./views/lineStyles";
 import { formatPosition, X_LABELS } from "./views/lossChart";
@@ -17,11 +18,10 @@ import {
   type ChartOptions,
   createXAxis,
   findVisibleRange,
-  Plot,
+  type Plot,
   type PlotData,
   readColour,
 } from "./views/plot";
-import { enableSaveButtons } from "./views/saveButtons";
 
 const REFRESH_MS = 20_000; // between two requests for runs in training
 const UNKNOWN = "–";
@@ -92,27 +92,17 @@ class CompareChart {
   ) {
     this.legend = new MachineLegend(requireElement(card, "[data-machine-legend]"));
     this.kindSelect = requireElement(card, "[data-compare-curve]");
-    this.plot = new Plot(
-      {
-        box: requireElement(card, "[data-plot]"),
-        emptyText: requireElement(card, "[data-empty]"),
-        createOptions: () => this.createOptions(),
-        showReadout: (index) => this.showReadout(index),
-      },
-      group,
-    );
-    enableSaveButtons(card, {
-      plot: this.plot,
-      title: () => TITLES[this.kind],
-      xAxis: () => this.preferences.value.xAxis,
-      names: () => [X_LABELS[this.preferences.value.xAxis], ...this.shown.map(({ name }) => name)],
-    });
     let xAxis = preferences.value.xAxis;
-    preferences.onChange(() => {
-      if (preferences.value.xAxis !== xAxis) group.zoom = null;
-      xAxis = preferences.value.xAxis;
-      this.draw();
-      this.plot.rebuild();
+    this.plot = createCardPlot(card, group, preferences, {
+      title: () => TITLES[this.kind],
+      names: () => [X_LABELS[this.preferences.value.xAxis], ...this.shown.map(({ name }) => name)],
+      createOptions: () => this.createOptions(),
+      showReadout: (index) => this.showReadout(index),
+      onPreferences: () => {
+        if (preferences.value.xAxis !== xAxis) group.zoom = null;
+        xAxis = preferences.value.xAxis;
+        this.draw();
+      },
     });
     this.kindSelect.addEventListener("change", () => {
       this.draw();

@@ -32,6 +32,29 @@ export function watchVisibility(element: Element, onChange: (isVisible: boolean)
   );
 }
 
+const SLICE_MS = 8; // of work in a browser that is not idle
+
+/**
+ * Call `work` when the browser has nothing else to do; `hasTime` returns false once that ends.
+ *
+ * @param timeout - milliseconds after which it is called even if the browser is busy
+ */
+export function whenIdle(work: (hasTime: () => boolean) => void, timeout: number): void {
+  if ("requestIdleCallback" in window) {
+    requestIdleCallback((deadline) => {
+      if (deadline.didTimeout) runSlice(work);
+      else work(() => deadline.timeRemaining() > 1);
+    }, { timeout });
+  } else {
+    setTimeout(() => runSlice(work));
+  }
+}
+
+function runSlice(work: (hasTime: () => boolean) => void): void {
+  const end = performance.now() + SLICE_MS;
+  work(() => performance.now() < end);
+}
+
 /** Create a copy of the single element in a template. */
 export function cloneTemplate(template: HTMLTemplateElement): HTMLElement {
   const fragment = template.content.cloneNode(true) as DocumentFragment;

@@ -36,9 +36,12 @@ export function formatAxisCount(value: number): string {
   return unit ? `${Number(number)} ${unit}` : number!;
 }
 
+// Creating a format costs far more than using it, and `toLocaleString` creates one at each call.
+const INTEGERS = new Intl.NumberFormat("en-US");
+
 /** Format a whole number with commas: 1234567 → "1,234,567". */
 export function formatInteger(value: number): string {
-  return Math.round(value).toLocaleString("en-US");
+  return INTEGERS.format(Math.round(value));
 }
 
 /** Format a loss with three decimals. */

@@ -1,9 +1,11 @@
 // The smoothed curves of the charts, their common x axis, and the range of their y axis. Pure.
 
+import { findFirstAfter } from "./chartAxes";
 import type { Point } from "./types";
 
 export const DEFAULT_SMOOTHING = 0.92;
 const SMOOTHING_STEPS = 1000; // steps of the weight in the whole range of a curve
+const FORGOTTEN_SCALES = 15; // further back a point weighs less than rounding
 const MIN_POINTS_WITH_OUTLIERS = 20; // of fewer points none counts as an outlier
 const OUTLIER_SHARE = 0.04; // of the points at each end that the y axis may leave out
 const OUTLIER_FACTOR = 1.5; // by which they must widen the range to be left out
@@ -42,7 +44,10 @@ export function smoothingScale(points: Point[], weight = DEFAULT_SMOOTHING): num
 
 /** Return the last loss of the curve with the usual smoothing; undefined without points. */
 export function lastSmoothedLoss(points: Point[]): number | undefined {
-  return smoothPoints(points, smoothingScale(points)).at(-1)?.[1];
+  const scale = smoothingScale(points);
+  const first = (points.at(-1)?.[0] ?? 0) - FORGOTTEN_SCALES * scale;
+  const recent = scale ? points.slice(findFirstAfter(points, first)) : points;
+  return smoothPoints(recent, scale).at(-1)?.[1];
 }
 
 /**
@@ -56,18 +61,18 @@ export function alignCurves(...curves: Point[][]): [number[], ...(number | null)
   const places = curves.map(() => 0);
   for (;;) {
     let x = Infinity;
-    curves.forEach((points, i) => {
-      const point = points[places[i]!];
+    for (let i = 0; i < curves.length; i++) {
+      const point = curves[i]![places[i]!];
       if (point && point[0] < x) x = point[0];
-    });
+    }
     if (x === Infinity) return [axis, ...columns];
     axis.push(x);
-    curves.forEach((points, i) => {
-      const point = points[places[i]!];
+    for (let i = 0; i < curves.length; i++) {
+      const point = curves[i]![places[i]!];
       const isHere = point !== undefined && point[0] === x;
       columns[i]!.push(isHere ? point[1] : null);
       if (isHere) places[i]!++;
-    });
+    }
   }
 }
 

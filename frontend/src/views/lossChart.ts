@@ -20,17 +20,17 @@ import { alignCurves, smoothingScale, smoothPoints } from "../movingAverage";
 import type { PreferenceControls } from "../preferences";
 import type { Store } from "../store";
 import type { Point, Run, WorkerCurve } from "../types";
+import { createCardPlot } from "./cardPlot";
 import { lineStyle } from "./lineStyles";
 import { MachineLegend } from "./machineLegend";
 import {
   type ChartOptions,
   createXAxis,
   findVisibleRange,
-  Plot,
+  type Plot,
   type PlotData,
   readColour,
 } from "./plot";
-import { enableSaveButtons } from "./saveButtons";
 
 export const X_LABELS: Record<XAxis, string> = {
   tokens: "Tokens",
@@ -86,22 +86,12 @@ export class LossChart {
     this.summary = requireElement(card, "[data-summary]");
     this.title = requireElement(card, "[data-loss-title]");
     this.legend = new MachineLegend(requireElement(card, "[data-machine-legend]"));
-    this.plot = new Plot(
-      {
-        box: requireElement(card, "[data-plot]"),
-        emptyText: requireElement(card, "[data-empty]"),
-        createOptions: () => this.createOptions(),
-        showReadout: (index) => this.showReadout(index),
-      },
-      group,
-    );
-    enableSaveButtons(card, {
-      plot: this.plot,
+    this.plot = createCardPlot(card, group, preferences, {
       title: () => this.scale.label,
-      xAxis: () => this.preferences.value.xAxis,
       names: () => this.listNames(),
+      createOptions: () => this.createOptions(),
+      showReadout: (index) => this.showReadout(index),
     });
-    preferences.onChange(() => this.plot.rebuild());
   }
 
   draw(store: Store): void {

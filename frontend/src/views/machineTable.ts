@@ -1,7 +1,14 @@
 // The table of machines, one row each. The order of rows does not depend on values that change, so
 // rows stay where they are. A machine's plan opens below its row.
 
-import { cloneTemplate, replaceRows, requireElement, setText, watchVisibility } from "../dom";
+import {
+  cloneTemplate,
+  replaceRows,
+  requireElement,
+  setText,
+  watchVisibility,
+  whenIdle,
+} from "../dom";
 import { formatAge, formatCount, formatInteger } from "../format";
 import type { Store } from "../store";
 import type { Machine, PlanView } from "../types";
@@ -30,7 +37,8 @@ interface Row {
 
 const UNKNOWN = "–";
 const HIDDEN_MS = 15_000; // between two drawings while nobody sees the table
-const ROWS_PER_TURN = 20; // that are created before other work gets a turn
+const IDLE_MS = 4_000; // for which work that nobody sees waits for an idle moment
+const VISIBLE_IDLE_MS = 100; // for which rows that readers see wait for one
 
 /** The text of each cell, by its data-cell. */
 const CELL_TEXTS: Record<string, (machine: Machine, run: RunContext) => string> = {
@@ -56,7 +64,7 @@ export class MachineTable {
   private store: Store | null = null;
   private isVisible = false;
   private drawnAt = -Infinity; // milliseconds since the page was opened
-  private timer: number | null = null;
+  private isScheduled = false;
 
   constructor(card: HTMLElement) {
     this.body = requireElement(card, "tbody");
@@ -72,33 +80,42 @@ export class MachineTable {
 
   draw(store: Store): void {
     this.store = store;
-    const wait = this.isVisible ? 0 : this.drawnAt + HIDDEN_MS - performance.now();
     const isComplete = [...store.workers.keys()].every((id) => this.rows.has(id));
-    if (wait <= 0 && isComplete) this.drawRows(store);
-    else this.schedule(Math.max(0, wait));
+    if (this.isVisible && isComplete) this.drawRows(store);
+    else if (this.isVisible) this.drawWhenIdle(VISIBLE_IDLE_MS);
+    else if (performance.now() >= this.drawnAt + HIDDEN_MS) this.drawWhenIdle(IDLE_MS);
   }
 
-  /** Draw later. New rows are created a few at a time, because a large run has hundreds. */
-  private schedule(milliseconds: number): void {
-    if (this.timer !== null) return;
-    this.timer = window.setTimeout(() => {
-      this.timer = null;
-      const missing = [...this.store!.workers.keys()].filter((id) => !this.rows.has(id));
-      for (const id of missing.slice(0, ROWS_PER_TURN)) this.rows.set(id, this.createRow(id));
-      if (missing.length > ROWS_PER_TURN) this.schedule(0);
-      else this.drawRows(this.store!);
-    }, milliseconds);
+  /** Draw without delaying what the reader sees: a large run has hundreds of machines. */
+  private drawWhenIdle(timeout: number): void {
+    if (this.isScheduled) return;
+    this.isScheduled = true;
+    whenIdle((hasTime) => {
+      this.isScheduled = false;
+      if (this.store) this.createRows(this.store, hasTime);
+    }, timeout);
+  }
+
+  /** Create the rows that are missing, and draw all; continue later if there is no time left. */
+  private createRows(store: Store, hasTime: () => boolean): void {
+    const context = createContext(store);
+    for (const [id, machine] of store.workers) {
+      if (this.rows.has(id)) continue;
+      const row = this.createRow(id);
+      fillRow(row, machine, store.plans.get(id), context);
+      this.rows.set(id, row);
+      if (hasTime()) continue;
+      this.drawWhenIdle(this.isVisible ? VISIBLE_IDLE_MS : IDLE_MS);
+      return;
+    }
+    this.drawRows(store);
   }
 
   private drawRows(store: Store): void {
     this.drawnAt = performance.now();
     for (const id of this.rows.keys()) if (!store.workers.has(id)) this.rows.delete(id);
     const machines = [...store.workers.values()].sort(compareByName);
-    const context: RunContext = {
-      now: store.now,
-      mostTokens: Math.max(1, ...machines.map((machine) => machine.tokens)),
-      aliveMachines: store.run?.workers_alive ?? 0,
-    };
+    const context = createContext(store);
     const elements = machines.flatMap((machine) => {
       const row = this.rows.get(machine.id)!;
       fillRow(row, machine, store.plans.get(machine.id), context);
@@ -131,6 +148,12 @@ export class MachineTable {
     });
     return row;
   }
+}
+
+function createContext(store: Store): RunContext {
+  let mostTokens = 1;
+  for (const { tokens } of store.workers.values()) mostTokens = Math.max(mostTokens, tokens);
+  return { now: store.now, mostTokens, aliveMachines: store.run?.workers_alive ?? 0 };
 }
 
 function fillRow(

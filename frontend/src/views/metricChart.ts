@@ -17,6 +17,7 @@ import type { PreferenceControls } from "../preferences";
 import { type StackedRate, stackRates } from "../stackedRates";
 import type { CurveName, Store } from "../store";
 import type { Point } from "../types";
+import { createCardPlot } from "./cardPlot";
 import { lineStyle } from "./lineStyles";
 import { formatPosition, X_LABELS } from "./lossChart";
 import { MachineLegend } from "./machineLegend";
@@ -24,11 +25,10 @@ import {
   type ChartOptions,
   createXAxis,
   findVisibleRange,
-  Plot,
+  type Plot,
   type PlotData,
   readColour,
 } from "./plot";
-import { enableSaveButtons } from "./saveButtons";
 
 /** One curve of a metric. */
 interface MetricCurve {
@@ -126,22 +126,12 @@ export class MetricChart {
     this.values = [...card.querySelectorAll<HTMLElement>("[data-readout=value]")];
     const legend = card.querySelector<HTMLElement>("[data-machine-legend]");
     this.legend = legend && new MachineLegend(legend);
-    this.plot = new Plot(
-      {
-        box: requireElement(card, "[data-plot]"),
-        emptyText: requireElement(card, "[data-empty]"),
-        createOptions: () => this.createOptions(),
-        showReadout: (index) => this.showReadout(index),
-      },
-      group,
-    );
-    enableSaveButtons(card, {
-      plot: this.plot,
+    this.plot = createCardPlot(card, group, preferences, {
       title: () => requireElement(card, "h2, h3").textContent ?? "",
-      xAxis: () => this.preferences.value.xAxis,
       names: () => this.listNames(),
+      createOptions: () => this.createOptions(),
+      showReadout: (index) => this.showReadout(index),
     });
-    preferences.onChange(() => this.plot.rebuild());
   }
 
   draw(store: Store): void {

@@ -32,9 +32,10 @@ export interface PlotParts {
   showReadout: (index: number | null) => string;
 }
 
-const VISIBLE_MS = 4_000; // between two drawings of new points
-const HIDDEN_MS = 15_000; // the same for a chart that nobody sees
-const FIRST_HIDDEN_MS = 2_500; // until its first points: what readers see comes first
+const VISIBLE_MS = 4_000; // between two drawings of new points on a fast device
+const HIDDEN_MS = 15_000; // the same for a chart that nobody sees, and on the slowest device
+const MAX_SHARE = 0.002; // of the main thread's time that one chart's new points may take
+const FIRST_HIDDEN_MS = 4_000; // until its first points: what readers see comes first
 const KEYBOARD_STEPS = 60; // arrow keys that it takes from one end of the axis to the other
 const KEYBOARD_ZOOM = 0.6; // what a press of + leaves of the shown section
 const MIN_DRAG = 6; // pixels; a shorter drag is a click
@@ -49,6 +50,8 @@ export class Plot implements GroupedChart {
   private chart: uPlot | null = null;
   private createData: (() => PlotData) | null = null; // of points that are newer than `data`
   private preparedAt = performance.now(); // milliseconds since the page was opened
+  private cost = 0; // milliseconds that the last new points took
+  private size = { width: 0, height: 0 }; // of the box
   private isUrgent = false; // whether newer points are computed at once
   private isChanged = false; // since it was drawn
   private isVisible = false;
@@ -60,7 +63,12 @@ export class Plot implements GroupedChart {
   ) {
     const { box } = parts;
     group.add(this);
-    new ResizeObserver(() => this.chart?.setSize(this.measureBox())).observe(box);
+    // The observer knows the size; reading it elsewhere would make the browser lay out the page.
+    new ResizeObserver((entries) => {
+      const { width, height } = entries.at(-1)!.contentRect;
+      this.size = { width: Math.round(width), height: Math.round(height) };
+      this.chart?.setSize(this.size);
+    }).observe(box);
     // A chart that nobody sees is not drawn.
     watchVisibility(box, (isVisible) => {
       this.isVisible = isVisible;
@@ -69,7 +77,10 @@ export class Plot implements GroupedChart {
       this.isChanged = true;
       group.draw();
     });
-    onThemeChange(document, () => this.rebuild());
+    onThemeChange(document, () => {
+      colours.clear();
+      this.rebuild();
+    });
     // A canvas does not repaint itself when its font has been loaded.
     void document.fonts.ready.then(() => this.rebuild());
     box.addEventListener("keydown", (event) => this.handleKey(event));
@@ -95,13 +106,16 @@ export class Plot implements GroupedChart {
   prepare(): void {
     const isFirst = !this.data[0].length;
     const first = this.isVisible ? 0 : FIRST_HIDDEN_MS;
-    const later = this.isVisible ? VISIBLE_MS : HIDDEN_MS;
+    const affordable = Math.min(HIDDEN_MS, Math.max(VISIBLE_MS, this.cost / MAX_SHARE));
+    const later = this.isVisible ? affordable : HIDDEN_MS;
     const interval = isFirst ? first : later;
-    const isDue = performance.now() - this.preparedAt >= interval;
+    const now = performance.now();
+    const isDue = now - this.preparedAt >= interval;
     if (!this.createData || !(isDue || this.isUrgent)) return;
     this.data = this.createData();
     this.createData = null;
-    this.preparedAt = performance.now();
+    this.preparedAt = now;
+    this.cost = performance.now() - now;
     this.isUrgent = false;
     this.isChanged = true;
     this.parts.emptyText.hidden = this.data[0].length > 0;
@@ -111,6 +125,7 @@ export class Plot implements GroupedChart {
   draw(hasNewRange: boolean): void {
     if (!this.isVisible || !(this.isChanged || hasNewRange)) return;
     this.isChanged = false;
+    const start = performance.now();
     const hasSameCurves = this.chart?.series.length === this.data.length;
     if (this.chart && hasSameCurves && this.data[0].length) {
       this.chart.setData(this.data as uPlot.AlignedData);
@@ -118,6 +133,8 @@ export class Plot implements GroupedChart {
       this.createChart();
     }
     this.showCursor(this.chart?.cursor.idx ?? null);
+    // uPlot draws in a microtask.
+    queueMicrotask(() => (this.cost += performance.now() - start));
   }
 
   /** Create the chart again, because its colours, its curves or its axes have changed. */
@@ -159,7 +176,7 @@ export class Plot implements GroupedChart {
     if (!this.data[0].length) return;
     const { series, y, yAxis, xAxis } = this.parts.createOptions();
     const options: uPlot.Options = {
-      ...this.measureBox(),
+      ...this.size,
       series,
       scales: { x: { time: false, range: () => this.group.section }, y },
       axes: [axisOptions(xAxis), axisOptions(yAxis)],
@@ -217,10 +234,6 @@ export class Plot implements GroupedChart {
     box.setAttribute("aria-valuetext", text);
   }
 
-  private measureBox(): { width: number; height: number } {
-    return { width: this.parts.box.clientWidth, height: this.parts.box.clientHeight };
-  }
-
   private handleKey(event: KeyboardEvent): void {
     const xs = this.data[0];
     if (!this.chart || !xs.length || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -271,9 +284,17 @@ export class Plot implements GroupedChart {
   }
 }
 
+// Reading a property makes the browser compute the page's styles.
+const colours = new Map<string, string>();
+
 /** Read a custom property of the page, such as a colour of the current theme. */
 export function readColour(name: string): string {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  let colour = colours.get(name);
+  if (colour === undefined) {
+    colour = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    colours.set(name, colour);
+  }
+  return colour;
 }
 
 /** Complete an axis by the page's font and colours. */

@@ -15,6 +15,8 @@ export class RunNotices {
   private readonly waitingText: HTMLElement;
   private readonly summary: HTMLElement;
   private readonly summaryText: HTMLElement;
+  /** Whether it was drawn while no messages arrive. */
+  isSilent = false;
   private readonly renderedAt: number; // when what the server wrote was true, as far as it knows
 
   /** `loadedAt`: when the server wrote the page, in seconds since 1970. */
@@ -31,6 +33,7 @@ export class RunNotices {
 
   draw(store: Store): void {
     const { run } = store;
+    this.isSilent = store.isSilent;
     if (!run && !store.isSilent) return; // what the server wrote still holds
     const since = findDelay(store, this.renderedAt);
     if (since !== null) setText(this.delayedSince, formatMoment(since, Date.now() / 1000));
