@@ -1,6 +1,6 @@
 """What the owner of a new run has done, and what comes next, with the commands for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coordinator.runs.models import Run
@@ -32,22 +32,28 @@ def list_steps(run: Run, site: str, machines: int, participants: int) -> list[Ch
         machines: the owner's machines.
         participants: people other than the owner with a machine in the run.
     """
-    is_prepared = run.manifest is not None
+    address = f"{site}/runs/{run.slug}"
     is_launched = bool(run.spec_text) or run.launch_requested
+    join = f"barnraise join {address}"
+    text = _text_step(run, address)
+    if not machines:
+        # The first command enrols the machine as well.
+        first_command = text.command or join
+        text = replace(text, command="")
+        join = ""
+    else:
+        first_command = ""
     return [
         ChecklistStep(
             "Enrol a machine",
             machines > 0,
             "Install the worker, then run this. It shows a code; approve the code here.",
-            f"barnraise login {site}",
+            first_command,
         ),
-        _text_step(run, is_prepared),
+        text,
         ChecklistStep("Launch", is_launched, "The button is above. It fixes the configuration."),
         ChecklistStep(
-            "First loss",
-            run.ledger_tokens > 0,
-            "Join with your machine; the loss appears after its first steps.",
-            f"barnraise join {run.slug}",
+            "First loss", run.ledger_tokens > 0, "It appears after the first steps.", join
         ),
         ChecklistStep("Other people", participants > 0, _invitation_hint(run)),
     ]
@@ -58,16 +64,17 @@ def is_shown(run: Run) -> bool:
     return not run.is_over and run.ledger_tokens == 0
 
 
-def _text_step(run: Run, is_prepared: bool) -> ChecklistStep:
+def _text_step(run: Run, address: str) -> ChecklistStep:
     spec = run.spec
+    is_prepared = run.manifest is not None
     title = "Prepare the text"
     if spec.start.model == "folder":
         text = " TEXT" if spec.text.source == "files" else ""
-        command = f"barnraise prepare {run.slug}{text} --model FOLDER"
+        command = f"barnraise prepare {address}{text} --model FOLDER"
         return ChecklistStep(title, is_prepared, "On the machine that has the model.", command)
     if spec.text.source == "files":
         hint = "On the machine that has the files. It shows what it would read, and asks."
-        return ChecklistStep(title, is_prepared, hint, f"barnraise prepare {run.slug} FOLDER")
+        return ChecklistStep(title, is_prepared, hint, f"barnraise prepare {address} FOLDER")
     return ChecklistStep(title, is_prepared, "Your first machine does this when it joins.")
 
 

@@ -28,11 +28,24 @@ def test_text_step_names_the_command_for_each_source(person):
         spec = spec_from_fields({name.replace("__", "."): value for name, value in fields.items()})
         run = Run.create(person(f"{len(Run.objects.all())}@example.org"), NewRun("X", spec))
         text = next(s for s in list_steps(run, SITE, 1, 0) if s.title == "Prepare the text")
-        return text.command.replace(run.slug, "RUN")
+        return text.command.replace(f"{SITE}/runs/{run.slug}", "RUN")
 
     assert command(text__source="files") == "barnraise prepare RUN FOLDER"
     assert command(start__model="folder") == "barnraise prepare RUN --model FOLDER"
     assert command() == ""
+
+
+def test_steps_show_one_command_that_enrols_and_trains(person):
+    def commands(source: str, machines: int) -> list[str]:
+        spec = spec_from_fields({"text.source": source})
+        run = Run.create(person(f"{source}-{machines}@example.org"), NewRun("X", spec))
+        address = f"{SITE}/runs/{run.slug}"
+        steps = list_steps(run, SITE, machines, 0)
+        return [step.command.replace(address, "RUN") for step in steps if step.command]
+
+    assert commands("stdlib", 0) == commands("stdlib", 1) == ["barnraise join RUN"]
+    assert commands("files", 0) == ["barnraise prepare RUN FOLDER"]
+    assert commands("files", 1) == ["barnraise prepare RUN FOLDER", "barnraise join RUN"]
 
 
 def test_checklist_is_the_owners_alone_and_shows_the_next_command(person, draft, built_frontend):
@@ -42,7 +55,8 @@ def test_checklist_is_the_owners_alone_and_shows_the_next_command(person, draft,
     client.force_login(ada)
     other.force_login(bob)
     page = client.get(f"/runs/{run.slug}/").content.decode()
-    assert "Your run, step by step" in page and "barnraise login http://testserver" in page
+    assert "Your run, step by step" in page
+    assert f"barnraise join http://testserver/runs/{run.slug}" in page
     assert "Join with a machine" not in page
     fragment = client.get(f"/runs/{run.slug}/checklist/").content.decode()
     assert fragment.count('data-done="no"') == 5 and 'aria-current="step"' in fragment

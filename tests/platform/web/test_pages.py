@@ -101,11 +101,11 @@ def test_link_to_admin_is_shown_to_staff_only(signed_in, valkey):
     assert b"/admin/" in signed_in("staff@example.org", is_staff=True)[0].get("/").content
 
 
-def test_run_page_shows_join_commands_and_machines(person, launched_run):
+def test_run_page_shows_one_command_to_join_and_machines(person, launched_run):
     run, volunteer = launched_run(person(name="Ada Lovelace"))
     page = Client().get(f"/runs/{run.slug}/")
-    assert "barnraise login http://testserver" in text(page)
-    assert f"barnraise join {run.slug}" in text(page)
+    assert f"barnraise join http://testserver/runs/{run.slug}" in text(page)
+    assert "barnraise login" not in text(page)
     assert volunteer.machine.hostname in text(page) and "Ada Lovelace" in text(page)
     assert "ada@example.org" not in page.content.decode(), "email addresses are private"
 
