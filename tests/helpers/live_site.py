@@ -33,7 +33,7 @@ from helpers import page_fixtures
 print(page_fixtures.create_examples())
 """
 CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in an email
-CONFIRMATION = re.compile(r'href="(/machines/[0-9a-f-]+/)#confirm"')
+CONFIRMATION = re.compile(r'action="(/machines/[0-9a-f-]+/confirm/)"')
 EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
 ADD_AUTHENTICATOR_APP = f"""
 import sys
@@ -178,7 +178,7 @@ class Person:
         """Enrol a machine, approve it, and confirm that it may sign for runs."""
         login, address = request_enrolment(self.site, machine)
         approved = self.post(urlsplit(address).path, answer="approve")
-        self.post(CONFIRMATION.search(approved.text)[1] + "confirm/")
+        self.post(CONFIRMATION.search(approved.text)[1])
         assert login.wait(120) == 0, self.site.log(f"login-{machine}")
 
     def post(self, path: str, **fields: str) -> httpx.Response:
@@ -251,6 +251,5 @@ def enrol(site: Site, page: Page, machine: str) -> None:
     page.goto(address)
     page.get_by_text(machine).first.wait_for()
     click_and_load(page.get_by_role("button", name="Approve"))
-    click_and_load(page.get_by_role("link", name="confirm it"))
     click_and_load(page.get_by_role("button", name=f"Confirm {machine}"))
     assert login.wait(120) == 0, site.log(f"login-{machine}")

@@ -64,12 +64,15 @@ def show_home(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def create_run(request: AuthenticatedRequest) -> HttpResponse:
-    """Create a draft."""
+    """Create a draft, and launch it at once if the form says so."""
     if not request.user.may_create_runs:
         raise PermissionDenied(ORGANISERS)
     form = RunForm(request.POST or None, owner=request.user)
     if request.method == "POST" and form.is_valid():
         run = form.save(request.user)
+        if run and request.POST.get("then") == "launch" and run.launch(actor=request.user):
+            messages.success(request, CONTROLS["launch"])
+            return redirect(run)
         if run:
             messages.success(request, "Draft created. Check it, then launch it.")
             return redirect(run)

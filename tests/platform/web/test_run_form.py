@@ -24,6 +24,13 @@ def test_run_form_with_name_and_preset_creates_draft(signed_in):
     assert run.spec.model.layers == 4 and run.token_budget == 2_000_000
 
 
+def test_run_form_creates_and_launches_at_once(signed_in):
+    client, _ = signed_in()
+    page = client.post("/runs/new/", GOOD | {"then": "launch"}, follow=True)
+    assert Run.objects.get().launch_requested
+    assert "Launched. Training starts once" in text(page)
+
+
 def test_run_named_like_a_page_gets_another_address(signed_in):
     client, _ = signed_in()
     for name in ("New", "Estimate"):

@@ -1,9 +1,13 @@
 """Test `barnraise login` against a small coordinator."""
 
+import platform
+
 import pytest
 from helpers.command_line import assert_fails, run_barnraise
 from helpers.fake_coordinator import MACHINE, FakeCoordinator
 
+from barnraise.cli.site_access import describe_machine
+from barnraise.planning.hardware import cpu_name
 from barnraise.protocol.coordinator_messages import EnrolmentReply, EnrolmentStatus, Problem
 from barnraise.state_dir import StateDir
 
@@ -30,6 +34,12 @@ def coordinator():
     coordinator.routes["GET /enrolments/ABCD-EFGH"] = enrolment_status
     yield coordinator
     coordinator.close()
+
+
+def test_enrolment_states_the_processors_model():
+    described = describe_machine("attic")
+    assert described.processor == cpu_name() and described.hostname == "attic"
+    assert described.processor != platform.machine()
 
 
 def test_login_waits_through_an_outage_and_shows_who_approved(coordinator, tmp_path):

@@ -8,10 +8,12 @@ import psutil
 from rich.markup import escape
 
 from barnraise.cli.addresses import RunAddress
+from barnraise.cli.browser import open_page
 from barnraise.cli.console import errors, out
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
+from barnraise.planning.hardware import cpu_name, printable_name
 from barnraise.protocol.coordinator_messages import EnrolmentStatus, MachineDescription, RunView
 from barnraise.protocol.enums import RunStatus
 from barnraise.state_dir import SiteMembership, StateDir
@@ -37,6 +39,7 @@ def enrol_machine(state_dir: StateDir, site: str, name: str = "") -> SiteMembers
         f"  key   {state_dir.identity.key}\n",
         soft_wrap=True,
     )
+    open_page(enrolment.url)
     status = _fetch_status(coordinator, enrolment.code)
     while status.status == "pending":
         time.sleep(enrolment.poll_every)
@@ -67,7 +70,7 @@ def describe_machine(name: str) -> MachineDescription:
     return MachineDescription(
         hostname=(name or platform.node())[:100],
         system=f"{platform.system()} {platform.release()}"[:100],
-        processor=(platform.processor() or platform.machine())[:100],
+        processor=printable_name(cpu_name()),
         cores=os.cpu_count() or 0,
         memory_bytes=psutil.virtual_memory().total,
         accelerator=_accelerator_name()[:100],
