@@ -43,6 +43,12 @@ export function findWidth({ forward, backward }: SwarmLink): number {
   return MIN_WIDTH + (MAX_WIDTH - MIN_WIDTH) * Math.min(1, share);
 }
 
+/** Return how two machines are connected; null: unknown. */
+export function formatRoute(relayed: boolean | null): string {
+  if (relayed === null) return "–";
+  return relayed ? "Relay" : "Direct";
+}
+
 /** Summarize the connections in a sentence. */
 export function summarizeSwarm({ nodes, links, hidden }: Swarm): string {
   const count = nodes.length;
@@ -51,9 +57,11 @@ export function summarizeSwarm({ nodes, links, hidden }: Swarm): string {
   const pairs = (count * (count - 1)) / 2;
   const rate = links.reduce((sum, link) => sum + link.forward + link.backward, 0);
   const through = links.length < pairs ? " Updates reach the others through these." : "";
+  const relayed = links.filter((link) => link.relayed).length;
+  const byRelay = relayed ? `, ${relayed} of them through a relay server` : "";
   const more = hidden > 0 ? ` ${hidden} more machines are not drawn.` : "";
   return (
-    `${count} machines, ${links.length} of ${pairs} pairs connected directly, ` +
+    `${count} machines, ${links.length} of ${pairs} pairs connected${byRelay}, ` +
     `${formatByteRate(rate)} between them.${through}${more}`
   );
 }
@@ -65,6 +73,7 @@ export interface SwarmRow {
   sent: number;
   received: number;
   agrees: boolean | null;
+  relayed: boolean | null;
 }
 
 /** List the connections of each machine, in the order of the machines. */
@@ -78,8 +87,10 @@ export function listRows({ nodes, links }: Swarm): SwarmRow[] {
       const [sent, received] = isSource
         ? [link.forward, link.backward]
         : [link.backward, link.forward];
-      return [{ machine, peer, sent, received, agrees: link.agrees }];
+      const { agrees, relayed } = link;
+      return [{ machine, peer, sent, received, agrees, relayed }];
     });
-    return rows.length ? rows : [{ machine, peer: null, sent: 0, received: 0, agrees: null }];
+    if (rows.length) return rows;
+    return [{ machine, peer: null, sent: 0, received: 0, agrees: null, relayed: null }];
   });
 }

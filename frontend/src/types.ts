@@ -126,6 +126,8 @@ export interface Run {
   agree: boolean | null;
   /** A sentence about what the run waits for; null if it waits for nothing. */
   waiting: string | null;
+  /** Events in all; the newest of them are sent. */
+  event_count: number;
   /** Seconds since 1970 since when the site's figures are delayed; null if they are current. */
   delayed_since: number | null;
 }
@@ -157,6 +159,8 @@ export interface RunChanges {
   agree?: boolean | null;
   /** A sentence about what the run waits for; null if it waits for nothing. */
   waiting?: string | null;
+  /** Events in all; the newest of them are sent. */
+  event_count?: number;
   /** Seconds since 1970 since when the site's figures are delayed; null if they are current. */
   delayed_since?: number | null;
 }
@@ -219,7 +223,7 @@ export interface Swarm {
   hidden: number;
 }
 
-/** A direct connection between two machines. Rates are bytes per second now. */
+/** A connection between two machines. Rates are bytes per second now. */
 export interface SwarmLink {
   source: string;
   target: string;
@@ -228,6 +232,8 @@ export interface SwarmLink {
   backward: number;
   /** Whether both have the same weights; null before they were compared. */
   agrees: boolean | null;
+  /** Whether a relay server is in between; null if unknown. */
+  relayed: boolean | null;
 }
 
 /** A machine that reports, in the graph of the swarm. */

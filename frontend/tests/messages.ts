@@ -69,6 +69,7 @@ export function createSnapshot(seq: number, changes: Partial<Snapshot> = {}): Sn
       workers_known: 1,
       agree: null,
       waiting: null,
+      event_count: 0,
       delayed_since: null,
     },
     train: [[100, 5]],

@@ -1,10 +1,10 @@
 import { describe, expect, test } from "vitest";
-import { findPlace, findWidth, listRows, summarizeSwarm } from "../src/swarmLayout";
+import { findPlace, findWidth, formatRoute, listRows, summarizeSwarm } from "../src/swarmLayout";
 import type { Swarm, SwarmLink } from "../src/types";
 
 const node = (id: string) => ({ id, name: id, person: "Ada", rate: 1, agrees: null });
 const link = (source: string, target: string, forward = 0, backward = 0): SwarmLink => {
-  return { source, target, forward, backward, agrees: true };
+  return { source, target, forward, backward, agrees: true, relayed: false };
 };
 const SWARM: Swarm = {
   nodes: [node("a"), node("b"), node("c")],
@@ -32,10 +32,15 @@ test("listRows has each connection from both ends, and machines without one", ()
 describe("summarizeSwarm", () => {
   test("counts pairs and traffic", () => {
     expect(summarizeSwarm(SWARM)).toBe(
-      "3 machines, 1 of 3 pairs connected directly, 3 kB/s between them." +
+      "3 machines, 1 of 3 pairs connected, 3 kB/s between them." +
         " Updates reach the others through these.",
     );
     expect(summarizeSwarm({ ...SWARM, hidden: 5 })).toContain("5 more machines");
+    const relayed = SWARM.links.map((present) => ({ ...present, relayed: true }));
+    expect(summarizeSwarm({ ...SWARM, links: relayed })).toContain(
+      "1 of 3 pairs connected, 1 of them through a relay server,",
+    );
+    expect([true, false, null].map(formatRoute)).toEqual(["Relay", "Direct", "–"]);
   });
 
   test("of no or one machine has a sentence of its own", () => {

@@ -49,6 +49,7 @@ SIGNED_IN_PAGES = {
     "run-edit": "/runs/{draft}/edit/",
     "run-terms": "/runs/{run}/terms/",
     "run-extend": "/runs/{run}/extend/",
+    "run-events": "/runs/{run}/events/",
     "run-verdicts": "/runs/{run}/verdicts/",
     "run-exclude": "/runs/{run}/exclude/",
     "run-invited": "/runs/{run}/invited/{run_invitation}/",

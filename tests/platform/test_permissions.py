@@ -61,6 +61,8 @@ TABLE = {
     "GET /runs/{run}/fits/": ALL,
     "GET /runs/{draft}/fits/": "404 404 404 200 200",
     "GET /runs/{run}/checkpoints/": ALL,
+    "GET /runs/{run}/events/": ALL,
+    "GET /runs/{draft}/events/": "404 404 404 200 200",
     "GET /runs/{run}/checklist/": "login 403 403 200 200",
     "GET /runs/{draft}/checklist/": "login 404 404 200 200",
     "GET /runs/{draft}/checkpoints/": "404 404 404 200 200",

@@ -2,7 +2,7 @@
 // inserted as text, never as markup.
 
 import { cloneTemplate, replaceRows, requireElement, setText } from "../dom";
-import { formatDay, formatMoment } from "../format";
+import { formatDay, formatInteger, formatMoment } from "../format";
 import type { PreferenceControls } from "../preferences";
 import type { Store } from "../store";
 import type { RunEvent } from "../types";
@@ -15,6 +15,8 @@ export class EventList {
   private rows = new Map<string, HTMLElement>(); // by the event's id
   private drawnEvents: RunEvent[] | null = null;
   private drawnDay = "";
+  private readonly older: HTMLElement;
+  private readonly olderCount: HTMLElement;
 
   constructor(
     private readonly card: HTMLElement,
@@ -23,12 +25,17 @@ export class EventList {
     this.list = requireElement(card, "ol");
     this.template = requireElement(card, "template");
     this.emptyText = requireElement(card, "[data-empty]");
+    this.older = requireElement(card, "[data-older]");
+    this.olderCount = requireElement(card, "[data-older-count]");
     this.list.replaceChildren();
     preferences.onChange(() => this.applyFilter());
     this.applyFilter();
   }
 
   draw(store: Store): void {
+    const older = (store.run?.event_count ?? 0) - store.events.length;
+    this.older.hidden = older <= 0;
+    setText(this.olderCount, formatInteger(Math.max(0, older)));
     // A time shows its date from the next day on.
     const day = formatDay(store.now);
     if (store.events === this.drawnEvents && day === this.drawnDay) return;

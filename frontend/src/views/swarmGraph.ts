@@ -2,7 +2,7 @@
 
 import { setText, requireElement } from "../dom";
 import { formatByteRate } from "../format";
-import { findPlace, findWidth, listRows, SIZE, summarizeSwarm } from "../swarmLayout";
+import { findPlace, findWidth, formatRoute, listRows, SIZE, summarizeSwarm } from "../swarmLayout";
 import type { Swarm } from "../types";
 import { formatAgreement } from "./exchangeSummary";
 
@@ -10,6 +10,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const FETCH_INTERVAL_MS = 10_000;
 const MAX_LABELS = 16; // with more machines the names stand in the table only
 const LABEL_DISTANCE = 16; // from a machine's mark, in units of the drawing
+const RELAY_RADIUS = 5; // of the mark on a connection, in units of the drawing
 const MAX_NAME = 11; // characters
 const UNKNOWN = "–";
 
@@ -79,6 +80,7 @@ class SwarmView {
         "stroke-width": findWidth(link).toFixed(1),
       });
       drawing.append(line);
+      if (link.relayed) drawing.append(createRelayMark((from.x + to.x) / 2, (from.y + to.y) / 2));
     }
     for (const node of swarm.nodes) {
       const { x, y, angle } = places.get(node.id)!;
@@ -114,14 +116,20 @@ class SwarmView {
   }
 
   private createRows(swarm: Swarm): HTMLElement[] {
-    return listRows(swarm).map(({ machine, peer, sent, received, agrees }) => {
+    return listRows(swarm).map(({ machine, peer, sent, received, agrees, relayed }) => {
       const row = document.createElement("tr");
       const head = document.createElement("th");
       head.scope = "row";
       head.append(createIsolated(machine.name));
       const cells = peer
-        ? [peer.name, formatByteRate(sent), formatByteRate(received), formatAgreement(agrees)]
-        : ["none", UNKNOWN, UNKNOWN, UNKNOWN];
+        ? [
+            peer.name,
+            formatByteRate(sent),
+            formatByteRate(received),
+            formatRoute(relayed),
+            formatAgreement(agrees),
+          ]
+        : ["none", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN];
       row.append(head);
       cells.forEach((text, i) => {
         const cell = document.createElement("td");
@@ -139,6 +147,11 @@ function createIsolated(text: string): HTMLElement {
   const element = document.createElement("bdi");
   element.textContent = text;
   return element;
+}
+
+/** Mark a connection that a relay server is part of. */
+function createRelayMark(x: number, y: number): SVGElement {
+  return createElement("circle", { class: "swarm-relay", cx: x, cy: y, r: RELAY_RADIUS });
 }
 
 /** Create a machine's name outside of the circle. */

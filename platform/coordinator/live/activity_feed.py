@@ -4,10 +4,13 @@ Collects one short sentence per event from the tables where the site stores the 
 audit log, machine events, memberships, checkpoints and notifications.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.core.cache import cache
+from django.db.models import QuerySet
 
 from barnraise.protocol.enums import Activity
 from coordinator.audit.models import AuditEntry
@@ -18,6 +21,7 @@ from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, RunEvent
 
 MAX_PER_SOURCE = 40  # events
+MAX_EVENTS = 200  # in all; older ones are on a page of their own
 CACHE_SECONDS = 2  # however many people watch, events are collected at most this often
 WORKING = (
     Activity.PREPARING,
@@ -56,49 +60,114 @@ MACHINES = {
 }
 
 
-def collect_activity(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """List what happened in a run, the newest event first.
+@dataclass(frozen=True)
+class RecentActivity:
+    """The newest events of a run.
+
+    Attributes:
+        events: Dicts with "id", "at" (seconds since 1970), "kind" ("run", "machine", "weights" or
+            "checkpoint"), "who" and "what", the newest first.
+        total: Events in all.
+    """
+
+    events: list[dict[str, Any]]
+    total: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Rows that are events, one each.
+
+    Attributes:
+        rows: The rows.
+        time: The name of the field with the event's time.
+        describe: Turns a row into an event.
+    """
+
+    rows: QuerySet[Any]
+    time: str
+    describe: Callable[[Any], dict[str, Any]]
+
+
+def collect_activity(run: Run, rows: list[dict[str, Any]]) -> RecentActivity:
+    """List what happened in a run lately.
 
     Args:
         run: The run.
         rows: The rows of its machines, as `run_table.workers` returns them.
-
-    Returns:
-        Dicts with "id", "at" (seconds since 1970), "kind" ("run", "machine", "weights" or
-        "checkpoint"), "who" and "what".
     """
     key = f"live:{run.pk}:events"
     stored = cache.get(key)
     if stored is None:
-        stored = [
-            *_decisions(run),
-            *_machine_events(run),
-            *_revocations(run),
-            *_checkpoints(run),
-            *_stalls(run),
-        ]
+        sources = _list_sources(run)
+        stored = {
+            "events": [
+                event for source in sources for event in _read_newest(source, MAX_PER_SOURCE)
+            ],
+            "total": sum(source.rows.count() for source in sources),
+        }
         cache.set(key, stored, CACHE_SECONDS)
-    return sorted(
-        [*stored, *_silent_machines(rows)],
-        key=lambda event: (event["at"], event["id"]),
-        reverse=True,
+    silent = list(_silent_machines(rows))
+    newest = sorted([*stored["events"], *silent], key=_event_order, reverse=True)
+    return RecentActivity(newest[:MAX_EVENTS], stored["total"] + len(silent))
+
+
+def list_events(run: Run, before: datetime | None, count: int) -> list[dict[str, Any]]:
+    """List the `count` newest events that are older than a moment; None: than now."""
+    events = [
+        event for source in _list_sources(run) for event in _read_newest(source, count, before)
+    ]
+    return sorted(events, key=_event_order, reverse=True)[:count]
+
+
+def _read_newest(
+    source: _Source, count: int, before: datetime | None = None
+) -> list[dict[str, Any]]:
+    rows = source.rows.order_by(f"-{source.time}", "-pk")
+    if before is not None:
+        rows = rows.filter(**{f"{source.time}__lt": before})
+    return [source.describe(row) for row in rows[:count]]
+
+
+def _event_order(event: dict[str, Any]) -> tuple[float, str]:
+    return event["at"], event["id"]
+
+
+def _list_sources(run: Run) -> list[_Source]:
+    decisions = AuditEntry.objects.filter(
+        subject_kind="run", subject_id=str(run.pk), action__in=DECISIONS
     )
+    revoked = Membership.objects.filter(run=run, machine__revoked__isnull=False)
+    stalls = Notification.objects.filter(
+        person=run.owner, key__startswith=f"{NotificationType.RUN_STALLED.value}:{run.pk}"
+    )
+    return [
+        _Source(
+            decisions.select_related("actor", "machine"),
+            "at",
+            lambda entry: _describe_decision(run, entry),
+        ),
+        _Source(
+            RunEvent.objects.filter(run=run).select_related("machine"),
+            "at",
+            _describe_machine_event,
+        ),
+        _Source(revoked.select_related("machine"), "machine__revoked", _describe_revocation),
+        _Source(Checkpoint.objects.filter(run=run), "announced", _describe_checkpoint),
+        _Source(stalls, "created", _describe_stall),
+    ]
 
 
 def _event(event_id: object, at: float, kind: str, who: str, text: str) -> dict[str, Any]:
-    return {"id": str(event_id), "at": round(at, 1), "kind": kind, "who": who, "what": text}
+    return {"id": str(event_id), "at": round(at, 6), "kind": kind, "who": who, "what": text}
 
 
-def _decisions(run: Run) -> Iterator[dict[str, Any]]:
-    entries = AuditEntry.objects.filter(
-        subject_kind="run", subject_id=str(run.pk), action__in=DECISIONS
-    )
-    for entry in entries.select_related("actor", "machine")[:MAX_PER_SOURCE]:
-        text = DECISIONS[entry.action].format_map({"tokens": 0} | entry.detail)
-        if reason := entry.detail.get("reason"):
-            text += f": {reason}"
-        kind = "weights" if entry.action in WEIGHT_DECISIONS else "run"
-        yield _event(entry.pk, entry.at.timestamp(), kind, _actor_name(run, entry), text)
+def _describe_decision(run: Run, entry: AuditEntry) -> dict[str, Any]:
+    text = DECISIONS[entry.action].format_map({"tokens": 0} | entry.detail)
+    if reason := entry.detail.get("reason"):
+        text += f": {reason}"
+    kind = "weights" if entry.action in WEIGHT_DECISIONS else "run"
+    return _event(entry.pk, entry.at.timestamp(), kind, _actor_name(run, entry), text)
 
 
 def _actor_name(run: Run, entry: AuditEntry) -> str:
@@ -110,34 +179,26 @@ def _actor_name(run: Run, entry: AuditEntry) -> str:
     return SITE
 
 
-def _machine_events(run: Run) -> Iterator[dict[str, Any]]:
-    for event in RunEvent.objects.filter(run=run).select_related("machine")[:MAX_PER_SOURCE]:
-        text = MACHINES[RunEvent.Kind(event.kind)]
-        yield _event(event.pk, event.at.timestamp(), "machine", event.machine.name, text)
+def _describe_machine_event(event: RunEvent) -> dict[str, Any]:
+    text = MACHINES[RunEvent.Kind(event.kind)]
+    return _event(event.pk, event.at.timestamp(), "machine", event.machine.name, text)
 
 
-def _revocations(run: Run) -> Iterator[dict[str, Any]]:
-    memberships = Membership.objects.filter(run=run, machine__revoked__isnull=False)
-    newest = memberships.select_related("machine").order_by("-machine__revoked")
-    for membership in newest[:MAX_PER_SOURCE]:
-        machine = membership.machine
-        at = machine.revoked.timestamp()  # pyright: ignore[reportOptionalMemberAccess]  # see the filter
-        yield _event(f"revoked-{machine.pk}", at, "machine", machine.name, "was revoked")
+def _describe_revocation(membership: Membership) -> dict[str, Any]:
+    machine = membership.machine
+    at = machine.revoked.timestamp()  # pyright: ignore[reportOptionalMemberAccess]  # see the filter
+    return _event(f"revoked-{machine.pk}", at, "machine", machine.name, "was revoked")
 
 
-def _checkpoints(run: Run) -> Iterator[dict[str, Any]]:
-    for checkpoint in Checkpoint.objects.filter(run=run).order_by("-tokens")[:MAX_PER_SOURCE]:
-        at = checkpoint.announced.timestamp()
-        text = f"at {checkpoint.tokens:,} tokens, {checkpoint.digest[:12]}"
-        yield _event(checkpoint.pk, at, "checkpoint", "Checkpoint", text)
+def _describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    text = f"at {checkpoint.tokens:,} tokens, {checkpoint.digest[:12]}"
+    at = checkpoint.announced.timestamp()
+    return _event(checkpoint.pk, at, "checkpoint", "Checkpoint", text)
 
 
-def _stalls(run: Run) -> Iterator[dict[str, Any]]:
-    key = f"{NotificationType.RUN_STALLED.value}:{run.pk}"
-    notifications = Notification.objects.filter(person=run.owner, key__startswith=key)
-    for notification in notifications[:MAX_PER_SOURCE]:
-        at = notification.created.timestamp()
-        yield _event(notification.pk, at, "run", "The run", "stalled: no machine reports")
+def _describe_stall(notification: Notification) -> dict[str, Any]:
+    at = notification.created.timestamp()
+    return _event(notification.pk, at, "run", "The run", "stalled: no machine reports")
 
 
 def _silent_machines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

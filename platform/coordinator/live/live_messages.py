@@ -54,6 +54,8 @@ class LiveRun(LiveMessage):
     """Whether machines with the same updates have the same weights; null if unknown."""
     waiting: str | None
     """A sentence about what the run waits for; null if it waits for nothing."""
+    event_count: int
+    """Events in all; the newest of them are sent."""
     delayed_since: float | None
     """Seconds since 1970 since when the site's figures are delayed; null if they are current."""
 
@@ -148,7 +150,7 @@ class SwarmNode(LiveMessage):
 
 
 class SwarmLink(LiveMessage):
-    """A direct connection between two machines. Rates are bytes per second now."""
+    """A connection between two machines. Rates are bytes per second now."""
 
     source: str
     target: str
@@ -157,6 +159,8 @@ class SwarmLink(LiveMessage):
     backward: float
     agrees: bool | None
     """Whether both have the same weights; null before they were compared."""
+    relayed: bool | None
+    """Whether a relay server is in between; null if unknown."""
 
 
 class SwarmMessage(LiveMessage):

@@ -60,7 +60,8 @@ class RunSnapshot:
         now = time.time()
         all_rows = run_table.machine_rows(run, now)
         rows = sorted(all_rows, key=_row_order)[:MAX_ROWS]
-        summary = run_table.run_summary(run, all_rows)
+        activity = collect_activity(run, all_rows)
+        summary = run_table.run_summary(run, all_rows) | {"event_count": activity.total}
         return cls(
             now=now,
             run={name: _round_floats(value) for name, value in summary.items()},
@@ -68,7 +69,7 @@ class RunSnapshot:
                 row["id"]: {name: _round_floats(row[name]) for name in COLUMNS} for row in rows
             },
             plans={row["id"]: row["plan"] for row in rows if row["plan"]},
-            events={event["id"]: event for event in collect_activity(run, all_rows)},
+            events={event["id"]: event for event in activity.events},
             timelines={"rate": summary["rate"], **run_table.sum_traffic(all_rows)},
         )
 

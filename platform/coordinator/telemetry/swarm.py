@@ -20,8 +20,9 @@ def build_swarm(run: Run) -> dict[str, Any]:
 
     Returns:
         {"nodes": [{"id", "name", "person", "rate", "agrees"}, …], "links": [{"source", "target",
-        "forward", "backward", "agrees"}, …], "hidden": machines that are left out}. Rates are
-        tokens/s and bytes/s; `agrees` is None while nothing was compared.
+        "forward", "backward", "agrees", "relayed"}, …], "hidden": machines that are left out}.
+        Rates are tokens/s and bytes/s; `agrees` is None while nothing was compared, `relayed` while
+        neither end says whether a relay server is in between.
     """
     alive = sorted((row for row in machine_rows(run) if row["alive"]), key=lambda row: row["id"])
     shown = {row["id"]: row for row in alive[:MAX_NODES]}
@@ -52,10 +53,12 @@ def _add_report(
 ) -> None:
     """Add what `machine` reports of its connection to `peer`."""
     source, target = min(machine, peer), max(machine, peer)
-    empty = {"source": source, "target": target, "forward": 0.0, "backward": 0.0, "agrees": None}
-    link = links.setdefault((source, target), empty)
+    empty = {"source": source, "target": target, "forward": 0.0, "backward": 0.0}
+    link = links.setdefault((source, target), empty | {"agrees": None, "relayed": None})
     sent, received = ("forward", "backward") if machine == source else ("backward", "forward")
     link[sent] = max(link[sent], report["sent_rate"])
     link[received] = max(link[received], report["received_rate"])
     if report["agrees"] is not None:
         link["agrees"] = report["agrees"] and link["agrees"] is not False
+    if report.get("relayed") is not None:
+        link["relayed"] = report["relayed"] or link["relayed"] is True

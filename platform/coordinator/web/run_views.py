@@ -1,7 +1,7 @@
 """Pages of runs: the home page, the list, one run, and its form."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
 from coordinator.lib import csp
 from coordinator.lib.ttl_cache import TtlCache
+from coordinator.live.activity_feed import list_events
 from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.runs import markdown
@@ -34,6 +35,7 @@ from coordinator.web.templatetags.barnraise import count
 from coordinator.web.text_facts import read_text_facts
 from coordinator.web.text_size import text_size
 
+EVENTS_PER_PAGE = 100
 MAX_ROWS = 20  # machines in the page as the server writes it; its script adds the others
 CARD_SECONDS = 300  # for which a picture of a link is current enough
 cards_cache: TtlCache[UUID, bytes] = TtlCache(60.0, max_entries=200)
@@ -142,10 +144,8 @@ def _run_context(
             if machine["alive"]
         ),
         "step_tokens": spec.recipe.step_sequences * spec.model.context,
-        "events": [
-            event | {"time": datetime.fromtimestamp(event["at"], UTC)}
-            for event in snapshot.events.values()
-        ],
+        "events": with_times(snapshot.events.values()),
+        "older_events": max(0, snapshot.run["event_count"] - len(snapshot.events)),
         "machines": sorted(
             snapshot.workers.values(),
             key=lambda machine: (machine["person"], machine["name"], machine["id"]),
@@ -162,6 +162,11 @@ def _run_context(
         "unconfirmed_machines": unconfirmed_machines(request, run),
         "has_machine": own_machines > 0,
     }
+
+
+def with_times(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return events of the activity feed with their times as dates."""
+    return [event | {"time": datetime.fromtimestamp(event["at"], UTC)} for event in events]
 
 
 def count_machines(request: HttpRequest) -> int:
@@ -190,6 +195,37 @@ def unconfirmed_machines(request: HttpRequest, run: Run) -> list[Machine]:
     if any(machine.confirmed for machine in machines):
         return []
     return machines
+
+
+@require_safe
+def show_events(request: HttpRequest, slug: str) -> HttpResponse:
+    """List all events of a run, the newest first; `?before=` continues the list."""
+    run = get_visible_run(request, slug)
+    before = parse_moment(request.GET.get("before", ""))
+    events, older = cut_page(list_events(run, before, EVENTS_PER_PAGE + 1), EVENTS_PER_PAGE)
+    context = {"run": run, "events": with_times(events), "older": older, "is_first": before is None}
+    return render(request, "run_events.html", context)
+
+
+def cut_page(events: list[dict[str, Any]], count: int) -> tuple[list[dict[str, Any]], float | None]:
+    """Return a page of at most `count` events, and the time of its last one if older ones follow.
+
+    The next page begins before that time, so events of one moment are all on one page. Pure.
+    """
+    page = events[:count]
+    if len(events) <= count:
+        return page, None
+    while len(page) > 1 and page[-1]["at"] == events[len(page)]["at"]:
+        page.pop()
+    return page, page[-1]["at"]
+
+
+def parse_moment(text: str) -> datetime | None:
+    """Parse seconds since 1970; return None if they are none."""
+    try:
+        return datetime.fromtimestamp(float(text), UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 @require_safe

@@ -28,6 +28,7 @@ urlpatterns = [
     path("runs/<str:slug>/", run_views.show_run, name="run"),
     path("download/", download_views.show_downloads, name="downloads"),
     path("download/<str:name>", download_views.send_wheel, name="download"),
+    path("runs/<str:slug>/events/", run_views.show_events, name="run_events"),
     path("runs/<str:slug>/checklist/", run_views.show_checklist, name="run_checklist"),
     path("runs/<str:slug>/checkpoints/", run_views.show_checkpoints, name="run_checkpoints"),
     path("runs/<str:slug>/fits/", estimate_views.show_fit, name="run_fits"),

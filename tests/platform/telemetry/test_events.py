@@ -1,11 +1,15 @@
 """Test the events of a run and the activity feed on its page."""
 
+import re
+from datetime import timedelta
+
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from barnraise.protocol import reports
 from barnraise.protocol.enums import Activity, RunStatus
-from coordinator.live.activity_feed import collect_activity
+from coordinator.live.activity_feed import MAX_PER_SOURCE, collect_activity
 from coordinator.live.run_snapshot import RunSnapshot, build_delta
 from coordinator.telemetry import run_table
 from coordinator.telemetry.events import RunEvent, event_kind_of_change
@@ -20,7 +24,7 @@ def list_sentences(run) -> list[str]:
     """Return the activity feed as sentences, newest first."""
     return [
         f"{event['who']} {event['what']}"
-        for event in collect_activity(run, run_table.machine_rows(run))
+        for event in collect_activity(run, run_table.machine_rows(run)).events
     ]
 
 
@@ -95,7 +99,7 @@ def test_feed_lists_run_checkpoint_and_machine_events_newest_first(
     drain_queue(wait=True)
     run.extend(5000, actor=person("staff@example.org", is_staff=True, name="Sam"))
     volunteer.machine.revoke(reason="lost")
-    feed = collect_activity(run, run_table.machine_rows(run))
+    feed = collect_activity(run, run_table.machine_rows(run)).events
     assert [event["at"] for event in feed] == sorted((event["at"] for event in feed), reverse=True)
     sentences = list_sentences(run)
     assert f"Checkpoint at 900 tokens, {'b' * 12}" in sentences
@@ -118,13 +122,43 @@ def test_silent_machine_is_in_the_feed_while_it_is_silent(
     drain_queue(wait=True)
     rows = run_table.machine_rows(run)
     assert not [
-        event for event in collect_activity(run, rows) if "stopped reporting" in event["what"]
+        event
+        for event in collect_activity(run, rows).events
+        if "stopped reporting" in event["what"]
     ]
     later = run_table.machine_rows(run, now=rows[0]["last_seen"] + 60)
     (silent,) = [
-        event for event in collect_activity(run, later) if "stopped reporting" in event["what"]
+        event
+        for event in collect_activity(run, later).events
+        if "stopped reporting" in event["what"]
     ]
     assert silent["who"] == "pc-1" and silent["at"] == pytest.approx(rows[0]["last_seen"], abs=0.1)
+
+
+def test_events_beyond_the_newest_are_counted_and_paged(person, launched_run, valkey):
+    run, volunteer = launched_run(person())
+    start = timezone.now() - timedelta(hours=2)
+    RunEvent.objects.bulk_create(
+        RunEvent(
+            run=run,
+            machine=volunteer.machine,
+            kind=KINDS.PAUSED if n % 2 else KINDS.RESUMED,
+            at=start + timedelta(seconds=n // 2),
+        )
+        for n in range(250)
+    )
+    activity = collect_activity(run, [])
+    others = activity.total - 250
+    assert len(activity.events) == MAX_PER_SOURCE + others and others > 0
+
+    address, found = f"/runs/{run.slug}/events/", []
+    while address:
+        page = Client().get(address).content.decode()
+        found += re.findall(r'<time datetime="([^"]+)"', page)
+        link = re.search(r'rel="next" href="([^"]+)"', page)
+        address = link and f"/runs/{run.slug}/events/{link[1]}"
+    assert len(found) == activity.total and found == sorted(found, reverse=True)
+    assert Client().get(f"/runs/{run.slug}/events/?before=soon").status_code == 200
 
 
 def test_delta_contains_only_new_events(person, launched_run, numbered_report, valkey):

@@ -29,9 +29,12 @@ def test_links_of_both_ends_become_one_and_unknown_peers_are_left_out(
     [found] = build_swarm(run)["links"]
     from_ada = found["source"] == str(ada.machine.pk)
     assert (found["forward"], found["backward"]) == ((100, 40) if from_ada else (40, 100))
-    assert found["agrees"] is True
+    assert found["agrees"] is True and found["relayed"] is None
     bob.report(run, numbered_report(2, links=[link(ada_key, 40, 90, False)]))
     assert build_swarm(run)["links"][0]["agrees"] is False, "one end that differs is enough"
-    bob.report(run, numbered_report(3, activity="left"))
+    relayed = link(ada_key, 40, 90).model_copy(update={"relayed": True})
+    bob.report(run, numbered_report(3, links=[relayed]))
+    assert build_swarm(run)["links"][0]["relayed"] is True
+    bob.report(run, numbered_report(4, activity="left"))
     swarm = build_swarm(run)
     assert len(swarm["nodes"]) == 1 and not swarm["links"] and swarm["hidden"] == 0

@@ -115,6 +115,7 @@ class LinkView(Message):
     sent_rate: Rate  # bytes/s now
     received_rate: Rate
     agrees: bool | None = None  # whether its weights are the same; null before a comparison
+    relayed: bool | None = None  # whether a relay server is in between; null in older versions
 
 
 class LogLine(Message):

@@ -284,6 +284,7 @@ def describe_links(neighbours: Sequence[NeighbourStats]) -> tuple[LinkView, ...]
             sent_rate=round(peer.sent_rate),
             received_rate=round(peer.received_rate),
             agrees=peer.agrees,
+            relayed=peer.is_relayed,
         )
         for peer in by_traffic[:MAX_LINKS]
     )
