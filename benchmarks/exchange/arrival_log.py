@@ -39,15 +39,18 @@ class ArrivalLog:
 
     def wrap_ledger(self) -> None:
         """Log each update that any ledger of this process accepts from now on."""
-        ledger.Ledger.append = self._logged(ledger.Ledger.append)
+        ledger.Ledger.append_all = self._logged(ledger.Ledger.append_all)
 
-    def _logged(self, append: Callable[..., ledger.Outcome]) -> Callable[..., ledger.Outcome]:
-        def append_and_log(*arguments: Any) -> ledger.Outcome:
-            outcome = append(*arguments)
-            if outcome is ledger.Outcome.ADDED:
-                update = arguments[-1]
-                self._file.write(json.dumps([time.time(), update.author, update.seq]) + "\n")
-            return outcome
+    def _logged(
+        self, append_all: Callable[..., list[ledger.Outcome]]
+    ) -> Callable[..., list[ledger.Outcome]]:
+        def append_and_log(*arguments: Any) -> list[ledger.Outcome]:
+            outcomes = append_all(*arguments)
+            for (_, update), outcome in zip(arguments[-1], outcomes, strict=False):
+                if outcome is ledger.Outcome.ADDED:
+                    entry = [time.time(), update.author, update.seq]
+                    self._file.write(json.dumps(entry) + "\n")
+            return outcomes
 
         return append_and_log
 

@@ -1,10 +1,12 @@
 """Tests of the ledger, the blob store and the validation of updates."""
 
+import contextlib
 import errno
 import os
 import sqlite3
 import stat
 import tempfile
+import threading
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -71,6 +73,50 @@ def ledger(tmp_path):
     ledger = Ledger(tmp_path)
     yield ledger
     ledger.close()
+
+
+def test_what_the_event_loop_reads_waits_for_no_writer(ledger, tmp_path):
+    """An author's flood of updates keeps the disk's thread writing all the time."""
+    headers = chain(3)
+    ledger.append(*headers[0])
+    other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # as slow as a disk can be
+    writer = threading.Thread(target=ledger.append, args=headers[1], daemon=True)
+    writer.start()
+    author = headers[0][1].author
+    read: list[object] = []
+
+    def read_all() -> None:
+        read.append(ledger.classify(*headers[0]))
+        read.append(ledger.classify(*headers[2]))
+        read.append(ledger.header(author, 1) == headers[0][0])
+        read.append((ledger.head(author).seq, ledger.vector(), ledger.tokens))
+        ledger.blobs.pin(["a" * 64])
+        ledger.blobs.unpin(["a" * 64])
+
+    reader = threading.Thread(target=read_all, daemon=True)
+    reader.start()
+    reader.join(60)
+    is_writing = writer.is_alive()
+    other.execute("COMMIT")
+    other.close()
+    writer.join(60)
+    assert is_writing and not reader.is_alive()
+    assert read == [Outcome.DUPLICATE, Outcome.GAP, True, (1, {author: 1}, 10)]
+    assert ledger.head(author).seq == 2
+
+
+def test_updates_that_are_appended_together_become_durable_together(ledger, tmp_path):
+    headers = chain(5)
+    false = altered(headers[3][1], total=7)
+    assert ledger.append_all([*headers[:3], false, headers[4]]) == [
+        *[Outcome.ADDED] * 3,
+        Outcome.INCONSISTENT,
+    ]
+    author = headers[0][1].author
+    assert ledger.vector() == {author: 3} and ledger.tokens == 30
+    with contextlib.closing(Ledger(tmp_path, sweep=False)) as second:
+        assert second.vector() == {author: 3} and second.tokens == 30
 
 
 @settings(max_examples=20, deadline=None)

@@ -24,6 +24,7 @@ from barnraise.durable_io import move_into_place, sync_folder, write_into_place
 EMPTY_DIGEST = blake3(b"").hexdigest()  # of the blob without bytes, which always exists, as no file
 MAX_PARTIAL_AGE = 86400.0  # seconds without a new byte after which a partial blob is removed
 _READ_BYTES = 1 << 20  # read at a time to compute a digest
+_PART_LOCKS = 64  # of incomplete blobs, by digest
 
 
 class AppendResult(Enum):
@@ -50,7 +51,9 @@ class BlobStore:
                 process may be writing.
         """
         self.folder = folder
-        self._lock = threading.Lock()
+        # Appending waits for the disk, and the event loop must not wait for another blob's disk.
+        self._part_locks = [threading.Lock() for _ in range(_PART_LOCKS)]
+        self._pin_lock = threading.Lock()
         self._pins: Counter[str] = Counter()  # how often each digest is pinned
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)
@@ -150,7 +153,7 @@ class BlobStore:
             data: The piece.
             total: The size of the whole blob in bytes.
         """
-        with self._lock:
+        with self._part_lock(digest):
             return self._append_piece(digest, offset, data, total)
 
     def _append_piece(
@@ -197,6 +200,9 @@ class BlobStore:
             sync_folder(self.folder)
         return path
 
+    def _part_lock(self, digest: str) -> threading.Lock:
+        return self._part_locks[int(digest[:4], 16) % _PART_LOCKS]
+
     def _part(self, digest: str) -> Path:
         return self.path(digest).with_suffix(".part")
 
@@ -212,17 +218,17 @@ class BlobStore:
 
         A blob stays pinned until it has been unpinned as often as it was pinned.
         """
-        with self._lock:
+        with self._pin_lock:
             self._pins.update(digests)
 
     def unpin(self, digests: Iterable[str]) -> None:
         """Revoke one `pin` of each of these blobs."""
-        with self._lock:
+        with self._pin_lock:
             self._pins -= Counter(digests)
 
     def remove_unless_pinned(self, digest: str) -> bool:
         """Remove a complete blob unless it is pinned; return whether it was removed."""
-        with self._lock:
+        with self._pin_lock:
             if self._pins[digest]:
                 return False
             self.path(digest).unlink(missing_ok=True)
@@ -230,7 +236,7 @@ class BlobStore:
 
     def discard_partial(self, digest: str) -> None:
         """Remove what has arrived of an incomplete blob; a complete one stays."""
-        with self._lock:
+        with self._part_lock(digest):
             self._part(digest).unlink(missing_ok=True)
 
 

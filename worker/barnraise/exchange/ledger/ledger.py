@@ -9,13 +9,15 @@ snapshot that it loaded. It never receives the updates before those. Old payload
 because peers may need them, but no longer count: `head`, `vector`, `updates_since` and `tokens`
 leave them out.
 
-One connection and one lock serve all threads.
+One connection and one lock serve all threads that write. Who writes waits for the disk, so what the
+event loop reads needs neither: heads are in memory, and replaced rather than changed; headers are
+read over a connection of their own, which sees what has been committed.
 """
 
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -141,6 +143,9 @@ class Ledger:
         path = folder / "ledger.sqlite"
         try:
             self._db = self._open_database(path)
+            self._reader = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._reader.execute("PRAGMA query_only=1")
+            self._read_lock = threading.Lock()
             self.peer_store = PeerStore(self._db, self._lock)
             if sweep:
                 self._verify_rows()
@@ -149,7 +154,7 @@ class Ledger:
             self._last_heads = self._load_heads()  # of each author, retracted or not
             self.volunteers = self._load_volunteers()
             self.verdicts = verdicts.bind(self.volunteers)
-            self._heads = self._valid_heads()
+            self._set_heads(self._valid_heads())
         except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
             remedy = f"remove {folder} and join again, the others have what was published"
             raise StateError(f"{path} is damaged ({error}): {remedy}") from None
@@ -207,61 +212,96 @@ class Ledger:
         return {author: update.volunteer for author, update in updates.items() if update}
 
     def append(self, signed: Signed, update: Update) -> Outcome:
-        """Append a valid header whose payloads are here. After ADDED, the update is durable.
+        """Append one valid header; see `append_all`."""
+        return self.append_all([(signed, update)])[0]
 
-        An update that a verdict retracts alone needs no payloads; its author's later updates
-        continue from it.
+    def append_all(self, updates: Sequence[tuple[Signed, Update]]) -> list[Outcome]:
+        """Append valid headers of one author, in order, whose payloads are here.
+
+        After ADDED, an update is durable. All that are added wait for the disk together. An update
+        that a verdict retracts alone needs no payloads; its author's later updates continue from
+        it.
 
         Args:
-            signed: The signed header.
-            update: The update in it.
+            updates: Signed headers and the updates in them; at least one.
+
+        Returns:
+            Their outcomes, up to the first that is not ADDED.
         """
-        author = update.author
-        is_retracted = self.verdicts.is_retracted(author, update.seq)
-        assert is_retracted or all(self.blobs.has(part.digest) for part in update.fragments), (
-            "payloads come before their header"
-        )
+        author = updates[0][1].author
+        outcomes: list[Outcome] = []
         with self._lock:
-            outcome = self.classify(signed, update)
-            if outcome is Outcome.ADDED:
-                tokens = self.tokens + update.tokens
-                key_tokens = self._tokens_of_key(update.peer) + update.tokens
-                with transaction(self._db):
-                    self._insert_header(signed, update)
-                    self._db.execute(
-                        "INSERT INTO arrivals VALUES (?, ?, ?, ?, ?)",
-                        (author, update.seq, tokens, key_tokens, time.time()),
-                    )
-                    if not is_retracted:
-                        self._retention.add_update(update)
+            head = self.head(author)
+            volunteer = self.volunteers.get(author)
+            for signed, update in updates:
+                assert update.author == author and self._has_payloads(update), (
+                    "payloads come before their header"
+                )
+                outcomes.append(self._classify(signed, update, head, volunteer))
+                if outcomes[-1] is not Outcome.ADDED:
+                    break
                 head = LedgerHead.from_update(signed, update)
+                volunteer = update.volunteer
+            added = updates[: outcomes.count(Outcome.ADDED)]
+            if added:
+                self._insert_updates(added)
                 self._last_heads[author] = head
-                self._heads[author] = head
-                self.volunteers[author] = update.volunteer
-            return outcome
+                self._heads = {**self._heads, author: head}
+                key = added[-1][1].peer
+                self._key_tokens = {**self._key_tokens, key: self._count_key(key)}
+                self.volunteers[author] = added[-1][1].volunteer
+        return outcomes
+
+    def _has_payloads(self, update: Update) -> bool:
+        is_retracted = self.verdicts.is_retracted(update.author, update.seq)
+        return is_retracted or all(self.blobs.has(part.digest) for part in update.fragments)
+
+    def _insert_updates(self, updates: Sequence[tuple[Signed, Update]]) -> None:
+        """Insert one author's next updates in one transaction. The caller holds the lock."""
+        tokens = self.tokens
+        key_tokens = self._key_tokens.get(updates[0][1].peer, 0)
+        received_at = time.time()
+        with transaction(self._db):
+            for signed, update in updates:
+                tokens += update.tokens
+                key_tokens += update.tokens
+                self._insert_header(signed, update)
+                self._db.execute(
+                    "INSERT INTO arrivals VALUES (?, ?, ?, ?, ?)",
+                    (update.author, update.seq, tokens, key_tokens, received_at),
+                )
+                if not self.verdicts.is_retracted(update.author, update.seq):
+                    self._retention.add_update(update)
 
     def classify(self, signed: Signed, update: Update) -> Outcome:
-        """Return what `append` would return.
+        """Return what `append` would return. It waits for no thread that writes.
 
         The signature must have been verified, because FORK is proof against the author.
         """
-        with self._lock:
-            author, seq = update.author, update.seq
-            head = self.head(author)
-            limit = self.verdicts.limit(author, update.volunteer)
-            if limit is not None and seq > limit:
-                return Outcome.RETRACTED
-            if seq <= head.seq:
-                stored = self.header(author, seq)
-                is_same = stored is None or stored.body == signed.body
-                return Outcome.DUPLICATE if is_same else Outcome.FORK
-            if seq > head.seq + 1:
-                return Outcome.GAP
-            if update.previous != head.digest:
-                return Outcome.DIVERGENT if seq > 1 else Outcome.INCONSISTENT
-            is_same_volunteer = update.volunteer == self.volunteers.get(author, update.volunteer)
-            is_continuation = head.is_continued_by(update) and is_same_volunteer
-            return Outcome.ADDED if is_continuation else Outcome.INCONSISTENT
+        author = update.author
+        return self._classify(signed, update, self.head(author), self.volunteers.get(author))
+
+    def _classify(
+        self, signed: Signed, update: Update, head: LedgerHead, volunteer: str | None
+    ) -> Outcome:
+        """Return what becomes of an update after `head` of an author of `volunteer`."""
+        author, seq = update.author, update.seq
+        limit = self.verdicts.limit(author, update.volunteer)
+        if limit is not None and seq > limit:
+            return Outcome.RETRACTED
+        if seq == head.seq and digest(signed.body) == head.digest:
+            return Outcome.DUPLICATE
+        if seq <= head.seq:
+            stored = self.header(author, seq)
+            is_same = stored is None or stored.body == signed.body
+            return Outcome.DUPLICATE if is_same else Outcome.FORK
+        if seq > head.seq + 1:
+            return Outcome.GAP
+        if update.previous != head.digest:
+            return Outcome.DIVERGENT if seq > 1 else Outcome.INCONSISTENT
+        is_same_volunteer = volunteer in (None, update.volunteer)
+        is_continuation = head.is_continued_by(update) and is_same_volunteer
+        return Outcome.ADDED if is_continuation else Outcome.INCONSISTENT
 
     def fork_proof(self, other: Signed, update: Update) -> Fork | None:
         """Return the proof that `other` is half of a fork whose other half is here, or None.
@@ -270,9 +310,8 @@ class Ledger:
             other: The signed header.
             update: The update in it.
         """
-        with self._lock:
-            stored = self.header(update.author, update.seq)
-            ticket = self.peer_store.ticket(update.ticket)
+        stored = self.header(update.author, update.seq)
+        ticket = self.peer_store.ticket(update.ticket)
         if stored is None or ticket is None or stored.body == other.body:
             return None
         return Fork(one=stored, other=other, ticket=ticket)
@@ -281,36 +320,48 @@ class Ledger:
 
     def head(self, author: str) -> LedgerHead:
         """Return an author's last update that counts; sequence number 0 if there is none."""
-        with self._lock:
-            return self._heads.get(author, LedgerHead())
+        return self._heads.get(author, LedgerHead())
 
     def vector(self) -> dict[str, int]:
         """Return the version vector: author → sequence number of its last update that counts."""
-        with self._lock:
-            return {author: head.seq for author, head in sorted(self._heads.items())}
+        return {author: head.seq for author, head in sorted(self._heads.items())}
 
     @property
     def heads_digest(self) -> str:
         """Return a digest of the authors' last headers. Two digests for one vector prove a fork."""
-        with self._lock:
-            return digest(
-                "\n".join(f"{author} {head.digest}" for author, head in sorted(self._heads.items()))
-            )
+        return digest(
+            "\n".join(f"{author} {head.digest}" for author, head in sorted(self._heads.items()))
+        )
 
     @property
     def tokens(self) -> int:
         """Return the training tokens of all updates that count, see `token_count`."""
-        with self._lock:
-            return count_tokens(self._claims())
+        return sum(self._key_tokens.values())
 
-    def _claims(self) -> dict[str, TokenClaim]:
-        """Return what each author's updates that count state. The caller holds the lock."""
-        retracted = self.verdicts.retracted_within(self.vector())
+    def _set_heads(self, heads: dict[str, LedgerHead]) -> None:
+        """Replace all heads, and count the tokens again. The caller holds the lock."""
+        self._heads = heads
+        claims = self._claims(heads)
+        by_key: dict[str, dict[str, TokenClaim]] = {}
+        for author, claim in claims.items():
+            by_key.setdefault(author.partition(".")[0], {})[author] = claim
+        self._key_tokens = {key: count_tokens(of_key) for key, of_key in by_key.items()}
+
+    def _count_key(self, key: str) -> int:
+        """Count the tokens of one key again. The caller holds the lock."""
+        prefix = f"{key}."
+        heads = {author: h for author, h in self._heads.items() if author.startswith(prefix)}
+        return count_tokens(self._claims(heads))
+
+    def _claims(self, heads: Mapping[str, LedgerHead]) -> dict[str, TokenClaim]:
+        """Return what the updates that count state, of authors with these heads."""
+        vector = {author: head.seq for author, head in heads.items()}
+        retracted = self.verdicts.retracted_within(vector)
         return {
             author: TokenClaim(
                 head.started_ms, head.time_ms, head.total - sum(retracted.get(author, {}).values())
             )
-            for author, head in self._heads.items()
+            for author, head in heads.items()
         }
 
     def last_time_ms(self, key: str) -> int:
@@ -322,13 +373,6 @@ class Ledger:
                 if author.partition(".")[0] == key
             ]
             return max(times, default=0)
-
-    def _tokens_of_key(self, key: str) -> int:
-        """Return the tokens that count of one key. The caller holds the lock."""
-        claims = self._claims().items()
-        return count_tokens(
-            {author: claim for author, claim in claims if author.partition(".")[0] == key}
-        )
 
     def is_within_horizon(self, author: str, seq: int, rounds: int) -> bool:
         """Return whether an update is so recent that a verdict may retract it.
@@ -356,7 +400,7 @@ class Ledger:
                 return True
             key = author.partition(".")[0]
             others_then = tokens_then - key_tokens_then
-            others_now = self.tokens - self._tokens_of_key(key)
+            others_now = self.tokens - self._key_tokens.get(key, 0)
             return others_now - others_then <= rounds * self._round_tokens_without(key)
 
     def _round_tokens_without(self, key: str) -> int:
@@ -372,10 +416,10 @@ class Ledger:
 
     def header(self, author: str, seq: int) -> Signed | None:
         """Return a signed header, also of the base or retracted; None if it is not here."""
-        with self._lock:
-            row = self._db.execute(
+        with self._read_lock:
+            row = self._reader.execute(
                 "SELECT signed FROM headers WHERE author=?1 AND seq=?2 "
-                "UNION ALL SELECT signed FROM base WHERE author=?1 AND seq=?2",
+                "UNION ALL SELECT signed FROM base WHERE author=?1 AND seq=?2 LIMIT 1",
                 (author, seq),
             ).fetchone()
         return Signed.model_validate_json(row[0]) if row else None
@@ -388,8 +432,8 @@ class Ledger:
     def headers(self, author: str, first: int, last: int) -> Iterator[tuple[Signed, Update]]:
         """Yield an author's updates `first` to `last` that are here, in order."""
         while first <= last:
-            with self._lock:
-                rows = self._db.execute(
+            with self._read_lock:
+                rows = self._reader.execute(
                     "SELECT signed FROM headers"
                     " WHERE author=? AND seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
                     (author, first, last, _PAGE),
@@ -432,7 +476,7 @@ class Ledger:
             with transaction(self._db):
                 self._store_verdicts(merged)
             self.verdicts = merged
-            self._heads = self._valid_heads()
+            self._set_heads(self._valid_heads())
             return vector_before, retracted_before
 
     def drop_powerless_verdicts(
@@ -467,7 +511,7 @@ class Ledger:
                 self._store_verdicts(remaining)
             self.verdicts = remaining
             self._last_heads = {author: head for author, head in last_heads.items() if head.seq}
-            self._heads = self._valid_heads()
+            self._set_heads(self._valid_heads())
             self._retention.delete_files()
             return vector_before, retracted_before
 
@@ -603,7 +647,7 @@ class Ledger:
             for author, head in base.items():
                 if head.seq > self._last_heads.get(author, LedgerHead()).seq:
                     self._last_heads[author] = head
-            self._heads = self._valid_heads()
+            self._set_heads(self._valid_heads())
             self._retention.delete_files()
 
     def base_heads(self) -> list[tuple[Signed, Update]]:
@@ -737,5 +781,6 @@ class Ledger:
 
     def close(self) -> None:
         """Close the database."""
-        with self._lock:
+        with self._lock, self._read_lock:
+            self._reader.close()
             self._db.close()

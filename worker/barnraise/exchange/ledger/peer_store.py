@@ -32,31 +32,42 @@ class PeerStore:
         self._db = db
         self._lock = lock
         self._recent: dict[str, Signed] = {}  # tickets that are stored, the last used at the end
+        self._recent_lock = threading.Lock()  # of its own: who holds the other waits for the disk
 
     def store_ticket(self, ticket: Signed) -> None:
         """Store a ticket, which peers need to accept the updates that name it."""
         name = digest(ticket.body)
+        if self.is_recent(name):
+            return
         with self._lock:
-            if name in self._recent:
-                return
             self._db.execute(
                 "INSERT OR IGNORE INTO tickets VALUES (?, ?)", (name, ticket.model_dump_json())
             )
+        self._remember(name, ticket)
+
+    def is_recent(self, name: str) -> bool:
+        """Return whether a ticket, named by its text's digest, is stored and in memory."""
+        return name in self._recent
 
     def ticket(self, name: str) -> Signed | None:
         """Return the ticket whose text has the digest `name`; None if it is not here."""
-        with self._lock:
-            ticket = self._recent.pop(name, None)
-            if ticket is None:
+        ticket = self._recent.get(name)
+        if ticket is None:
+            with self._lock:
                 query = "SELECT signed FROM tickets WHERE digest=?"
                 row = self._db.execute(query, (name,)).fetchone()
-                if row is None:
-                    return None
-                ticket = Signed.model_validate_json(row[0])
+            if row is None:
+                return None
+            ticket = Signed.model_validate_json(row[0])
+        self._remember(name, ticket)
+        return ticket
+
+    def _remember(self, name: str, ticket: Signed) -> None:
+        with self._recent_lock:
+            self._recent.pop(name, None)
             self._recent[name] = ticket
             if len(self._recent) > MAX_RECENT_TICKETS:
                 del self._recent[next(iter(self._recent))]
-            return ticket
 
     def verify_rows(self) -> None:
         """Read every row.
