@@ -71,6 +71,10 @@ class MessageError(BarnraiseError):
     """Report a message that this machine must not accept."""
 
 
+class FloodError(MessageError):
+    """Report one message too many: its sender is kept away for a while."""
+
+
 class TicketError(MessageError):
     """Report a message whose ticket is invalid."""
 

@@ -7,7 +7,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.network.rate_limit import METER_WINDOW, FairShare, Meter, TokenBucket
+from barnraise.exchange.network.rate_limit import (
+    METER_WINDOW,
+    TURN_SECONDS,
+    FairShare,
+    Meter,
+    TokenBucket,
+    UplinkSender,
+)
 
 
 @given(
@@ -33,26 +40,55 @@ def test_idle_token_bucket_fills_to_its_burst():
     assert TokenBucket(math.inf, 0.0).consume(1e12, 0.0) == 0.0
 
 
-async def test_fair_share_serves_waiting_senders_alternately():
-    share, served = FairShare(100_000.0), []
+async def send_frames(share: FairShare, name: str, frames: list[int], sent: list[str]) -> None:
+    sender = UplinkSender(share)
+    for size in frames:
+        await sender.wait_for_turn(size)
+        sent.append(name)
+    sender.end_transfer()
 
-    async def sender(name: str, size: int) -> None:
-        for _ in range(4):
-            await share.wait_for_turn(size)
-            served.append(name)
 
+async def test_fair_share_sends_short_transfers_one_after_another():
+    share, sent = FairShare(100_000.0), []
     started_at = asyncio.get_running_loop().time()
-    await asyncio.gather(sender("a", 2000), sender("b", 2000), sender("c", 2000))
-    assert served[:3] in (["a", "b", "c"], ["b", "a", "c"])
-    assert sorted(served[3:6]) == ["a", "b", "c"]
-    assert asyncio.get_running_loop().time() - started_at > 0.9 * 12 * 2000 / 100_000
+    await asyncio.gather(*(send_frames(share, name, [500, 2000, 2000], sent) for name in "abc"))
+    assert "".join(sent) == "aaabbbccc", "the first peer has its update before the last begins"
+    assert asyncio.get_running_loop().time() - started_at > 0.75 * 3 * 4500 / 100_000
+
+
+async def test_fair_share_alternates_between_long_transfers():
+    share, sent = FairShare(100_000.0), []
+    turn = 100_000 * TURN_SECONDS
+    frames = [int(turn / 5)] * 10
+    await asyncio.gather(*(send_frames(share, name, frames, sent) for name in "ab"))
+    assert "".join(sent) == "aaaaabbbbbaaaaabbbbb", "no request of one peer starves the others"
+
+
+async def test_sender_whose_peer_does_not_read_loses_its_turn():
+    share, sent = FairShare(1_000_000.0), []
+    slow = UplinkSender(share)
+    await slow.wait_for_turn(1000)  # and never the next one: its frame is not read
+    async with asyncio.timeout(60):
+        await send_frames(share, "a", [1000] * 3, sent)
+    assert sent == ["a"] * 3 and not slow.keeps_turn
+
+
+async def test_sender_that_ends_while_waiting_leaves_no_turn_behind():
+    share, sent = FairShare(100_000.0), []
+    ended = asyncio.create_task(send_frames(share, "ended", [20_000] * 9, sent))
+    while not sent:
+        await asyncio.sleep(0.001)
+    ended.cancel()
+    async with asyncio.timeout(60):
+        await send_frames(share, "a", [1000] * 3, sent)
+    assert sent[-3:] == ["a"] * 3
 
 
 async def test_fair_share_without_a_limit_never_waits():
-    share = FairShare()
+    sender = UplinkSender(FairShare())
     async with asyncio.timeout(1):
         for _ in range(1000):
-            await share.wait_for_turn(1 << 30)
+            await sender.wait_for_turn(1 << 30)
 
 
 def test_meter_averages_over_its_window():

@@ -2,7 +2,7 @@
 
 Each connection has two writers of its own, so that a slow peer holds up nobody else. One sends
 messages, which never wait behind more than one piece of payload. The other sends payloads and,
-where the uplink is capped, shares it fairly with all other connections. Everything that waits is
+where the uplink is capped, has turns with all other connections. Everything that waits is
 bounded: small messages in a short queue, a `PeerState` that is composed only when it can go out,
 and updates and blobs by name, whose bytes are read from their files piece by piece as the channel
 drains.
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from barnraise.errors import MessageError
+from barnraise.errors import FloodError
 from barnraise.exchange.gossip.membership import Meeting
 from barnraise.exchange.network.framing import header_size, pack
-from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket
+from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
 from barnraise.exchange.network.transport import Channel
 from barnraise.protocol.messages import Hello, PeerState, Ticket
 from barnraise.protocol.types import Message
@@ -82,8 +82,9 @@ class Connection:
         self._unwanted_limit = TokenBucket(*UNWANTED_LIMIT)
         self._messages: deque[Message] = deque()
         self._state_due = False
-        self._updates: deque[tuple[str, int, bool]] = deque()
-        self._blobs: deque[tuple[str, int]] = deque()
+        # Ordered sets: a peer that requests much must not make each further request slower.
+        self._updates: dict[tuple[str, int, bool], None] = {}
+        self._blobs: dict[tuple[str, int], None] = {}
         self._message_waits = asyncio.Event()
         self._payload_waits = asyncio.Event()
         self._write_lock = asyncio.Lock()  # one frame at a time
@@ -121,14 +122,14 @@ class Connection:
 
         It is dropped when too many wait: the peer will ask for it.
         """
-        if (author, seq, whole) not in self._updates and len(self._updates) < MAX_QUEUED_TRANSFERS:
-            self._updates.append((author, seq, whole))
+        if len(self._updates) < MAX_QUEUED_TRANSFERS:
+            self._updates.setdefault((author, seq, whole))
             self._payload_waits.set()
 
     def send_blob(self, digest: str, offset: int) -> None:
         """Queue a blob from `offset` on; drop it when too many wait."""
-        if (digest, offset) not in self._blobs and len(self._blobs) < MAX_QUEUED_TRANSFERS:
-            self._blobs.append((digest, offset))
+        if len(self._blobs) < MAX_QUEUED_TRANSFERS:
+            self._blobs.setdefault((digest, offset))
             self._payload_waits.set()
 
     async def receive(self) -> bytes:
@@ -153,11 +154,11 @@ class Connection:
         """Record bytes of a payload that nothing here waits for; a few arrive after a decline.
 
         Raises:
-            MessageError: When the peer sends more than can be underway by then.
+            FloodError: When the peer sends more than can be underway by then.
         """
         now = asyncio.get_running_loop().time()
         if not self._unwanted_limit.try_consume(size, now):
-            raise MessageError("it sends payloads that nothing here waits for")
+            raise FloodError("it sends payloads that nothing here waits for")
 
     def update_meters(self, now: float) -> None:
         """Record the bytes sent and received so far, at event loop time `now`."""
@@ -199,6 +200,7 @@ class Connection:
             _Transfers(self._updates, sources.open_update),
             _Transfers(self._blobs, sources.open_blob),
         ]
+        sender = UplinkSender(sources.uplink)
         while True:
             transfers.reverse()
             waiting = next((transfer for transfer in transfers if transfer.is_waiting()), None)
@@ -207,10 +209,12 @@ class Connection:
                 await self._payload_waits.wait()
                 continue
             frame = waiting.next_frame()
-            if frame is not None:
-                await sources.uplink.wait_for_turn(len(frame))
-                with sources.uplink.measure_sending(len(frame)):
-                    await self._send(frame)
+            if frame is None:
+                sender.end_transfer()
+                continue
+            await sender.wait_for_turn(len(frame))
+            with sources.uplink.measure_sending(len(frame)):
+                await self._send(frame)
 
     async def _send(self, frame: bytes) -> None:
         async with self._write_lock:
@@ -220,7 +224,7 @@ class Connection:
 class _Transfers:
     """Read the frames of queued updates, or of queued blobs, one transfer after the other."""
 
-    def __init__(self, queue: deque[Any], open_frames: Callable[..., Frames]) -> None:
+    def __init__(self, queue: dict[Any, None], open_frames: Callable[..., Frames]) -> None:
         self._queue = queue  # arguments of `open_frames`
         self._open_frames = open_frames
         self._frames: Frames | None = None
@@ -232,7 +236,9 @@ class _Transfers:
     def next_frame(self) -> bytes | None:
         """Return the next frame; None when the transfer in progress has ended."""
         if self._frames is None:
-            self._frames = self._open_frames(*self._queue.popleft())
+            arguments = next(iter(self._queue))
+            del self._queue[arguments]
+            self._frames = self._open_frames(*arguments)
         frame = next(self._frames, None)
         if frame is None:
             self._frames = None

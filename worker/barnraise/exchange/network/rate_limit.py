@@ -14,6 +14,7 @@ METER_STEP = 0.5  # seconds between two samples of a meter
 CAPACITY_MEMORY = 60.0  # seconds of sending after which a capacity measurement has faded to 1/e
 MIN_MEASURED_SECONDS = 0.05  # seconds of sending before a capacity is reported
 MIN_WAIT = 0.01  # seconds that are waited for; the next frame waits for less in addition
+TURN_SECONDS = 0.25  # of the uplink that a transfer may take before the next one's turn
 
 
 class TokenBucket:
@@ -75,17 +76,43 @@ class TokenBuckets:
         return bucket.try_consume(amount, now)
 
 
+class UplinkSender:
+    """One of those that share an uplink, for instance a connection.
+
+    A sender is compared by identity.
+    """
+
+    def __init__(self, share: "FairShare") -> None:
+        """Join those that share an uplink."""
+        self._share = share
+        self.keeps_turn = True  # False from a missed turn on until the transfer ends
+
+    async def wait_for_turn(self, size: int) -> None:
+        """Wait until `size` bytes may go out."""
+        await self._share.wait_for_turn(self, size)
+
+    def end_transfer(self) -> None:
+        """Leave the uplink to the others: the last frame of a transfer is sent."""
+        self.keeps_turn = True
+        self._share.end_turn(self)
+
+
 class FairShare:
     """Share one uplink among many senders and measure its capacity.
 
-    Senders are served in the order in which they began to wait. A connection waits for one frame at
-    a time, so that peers alternate and none starves another.
+    Senders have turns in the order in which they began to wait. A turn ends with a transfer, or
+    after TURN_SECONDS. So peers get small updates whole and one after the other: were they sent to
+    all at once, all of them would have the update only when the last one has it. A sender whose
+    peer reads too slowly to use its turn loses it.
     """
 
     def __init__(self, rate: float = math.inf) -> None:
         """Limit the uplink to `rate` bytes per second; inf sets no limit."""
         self._bucket = TokenBucket(rate, 0.0)
-        self._lock = asyncio.Lock()  # asyncio's locks serve in order of arrival
+        self._waiting: dict[UplinkSender, tuple[asyncio.Future[None], int]] = {}
+        self._turn: UplinkSender | None = None
+        self._turn_bytes = 0.0  # that the sender whose turn it is may still send
+        self._alarm: asyncio.TimerHandle | None = None
         self._senders = 0
         self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
         self._bytes = 0.0  # sent while somebody was sending, fading
@@ -105,15 +132,63 @@ class FairShare:
         """The capacity: bytes per second while somebody was sending; 0 before enough was sent."""
         return self._bytes / self._seconds if self._seconds > MIN_MEASURED_SECONDS else 0.0
 
-    async def wait_for_turn(self, size: int) -> None:
-        """Wait until `size` bytes have had their time on the uplink."""
+    async def wait_for_turn(self, sender: UplinkSender, size: int) -> None:
+        """Wait until a sender's `size` bytes may go out."""
         if math.isinf(self.rate):
             return
-        async with self._lock:
-            delay = self._bucket.consume(size, asyncio.get_running_loop().time())
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[sender] = (granted, size)
+        self._serve()
+        try:
+            await granted
+        finally:
+            if self._waiting.get(sender, (None,))[0] is granted:
+                del self._waiting[sender]
+
+    def end_turn(self, sender: UplinkSender) -> None:
+        """End a sender's turn, if it has one."""
+        if self._turn is sender:
+            self._turn = None
+            self._serve()
+
+    def _serve(self) -> None:
+        """Let those send that may now; set an alarm for the others."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            delay = self._bucket.consume(0.0, loop.time())
+            if self._turn is not None and self._turn not in self._waiting:
+                # Its next frame usually follows at once.
+                patience = MIN_WAIT if self._turn.keeps_turn else 0.0
+                self._alarm = loop.call_later(max(delay, patience), self._pass_turn)
+                return
             # A header goes out with the payload after it, without a timer of its own.
             if delay >= MIN_WAIT:
-                await asyncio.sleep(delay)
+                self._alarm = loop.call_later(delay, self._serve)
+                return
+            self._grant(self._turn or next(iter(self._waiting)), loop.time())
+
+    def _pass_turn(self) -> None:
+        """Let the next one send: the sender whose turn it was has nothing to send."""
+        if self._turn is not None and self._turn not in self._waiting:
+            self._turn.keeps_turn = False
+            self._turn = None
+        self._serve()
+
+    def _grant(self, sender: UplinkSender, now: float) -> None:
+        """Let a sender send its next frame."""
+        if self._turn is not sender:
+            self._turn = sender
+            self._turn_bytes = self.rate * TURN_SECONDS
+        granted, size = self._waiting.pop(sender)
+        self._bucket.consume(size, now)
+        self._turn_bytes -= size
+        if self._turn_bytes <= 0:
+            self._turn = None
+        if not granted.done():
+            granted.set_result(None)
 
     @contextmanager
     def measure_sending(self, size: int) -> Iterator[None]:
