@@ -348,6 +348,27 @@ def test_flood_of_unwanted_payloads_ends_the_connection(world, monkeypatch, capl
     assert_refused(a, caplog, [part, part], "nothing here waits for")
 
 
+def test_flood_of_known_headers_ends_the_connection_for_a_while(world, monkeypatch):
+    monkeypatch.setattr(update_receiver, "UNNEEDED_HEADERS", (1.0, 20.0))
+    a = world.machine(1).start()
+    message = push(world, STRANGER)
+    with connect_raw_peer(world, a) as send:
+        send(message)
+        send_payloads(world, send)
+        wait_until(lambda: a.ledger.vector())
+        with pytest.raises(ChannelClosedError, match="again and again"):
+            for _ in range(10_000):
+                send(message)
+        wait_until(lambda: a.exchange.stats.peers == 0)
+    channels = []
+    with (
+        pytest.raises(ChannelClosedError, match="you flooded this machine"),
+        connect_raw_peer(world, a, reads=False, channels=channels),
+    ):
+        channel, run = channels[0]
+        run(channel.receive())
+
+
 def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, caplog):
     """An author publishes far more updates than its ticket's rate allows rounds."""
     b, c = (world.machine(n).start() for n in (2, 3))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from barnraise.errors import MessageError
+from barnraise.errors import FloodError, MessageError
 from barnraise.exchange.gossip import gossip as gossip_module
 from barnraise.exchange.gossip.gossip import MAX_ANCHOR_DIGESTS, Gossip
 from barnraise.exchange.gossip.membership import Meeting, PeerSource
@@ -63,7 +63,9 @@ from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSumm
 log = logging.getLogger("barnraise.exchange")
 
 MAX_CONNECTIONS = 128
+MAX_MESSAGE_SECONDS = 0.001  # of work for one peer's message, until others have their turn
 MIN_PUMP_INTERVAL = 0.02  # seconds between two timed rounds of gossip actions
+MIN_WAKE_INTERVAL = 0.005  # seconds between two rounds, however many events a peer causes
 
 MessageHandler = Callable[[Connection, Any, memoryview], Awaitable[None]]
 
@@ -450,14 +452,20 @@ class PeerServer:
         key = connection.key
         try:
             while True:
-                message, payload = unpack(await connection.receive())
-                self.gossip.on_message(key, self._loop.time())
+                frame = await connection.receive()
+                started_at = self._loop.time()
+                message, payload = unpack(frame)
+                self.gossip.on_message(key, started_at)
                 await self._message_handlers[type(message)](connection, message, payload)
+                if self._loop.time() > started_at + MAX_MESSAGE_SECONDS:
+                    await asyncio.sleep(0)  # the other links' messages first
         except ChannelClosedError as error:
             log.info("lost %s: %s", key[:8], error)
         except MessageError as error:
             self._repeats.warn(f"dropped {key}", "dropped %s: %s", key[:8], error)
             connection.channel.close(str(error))
+            if isinstance(error, FloodError):
+                self._greetings.on_flood(key, self._loop.time())
         except Exception:
             log.exception("dropped %s: an error of ours", key[:8])
             connection.channel.close("an error on this side")
@@ -672,6 +680,7 @@ class PeerServer:
             alarm = self._loop.call_later(delay, self.wake)
             await self._wake_up.wait()
             alarm.cancel()
+            await asyncio.sleep(max(0.0, now + MIN_WAKE_INTERVAL - self._loop.time()))
 
     def _perform(self, action: gossip_module.Action) -> None:
         if isinstance(action, gossip_module.Dial):

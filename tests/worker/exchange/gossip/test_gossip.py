@@ -306,6 +306,18 @@ def test_build_state_too_many_authors_sends_parts_until_all_are_sent():
     assert you.links[key_of(1)].vector == me.vector
 
 
+def test_flood_of_declines_is_bounded_and_makes_the_link_lazy():
+    me = connected_gossip(1, 2)
+    me.start({author_of(n): 1 for n in range(300, 2000)}, {}, 0.0)
+    declined = dict.fromkeys(me.vector, 1)
+    state = PeerState.model_construct(vector={}, full=False, declined=declined, rate=1.0)
+    me.on_state(key_of(2), state, 0.1)
+    link = me.links[key_of(2)]
+    assert len(link.declined) == len(link.lazy_keys) == g.MAX_DECLINED
+    first, last = min(declined), max(declined)
+    assert not link.is_eager_for(first) and link.is_eager_for(last)
+
+
 # ---- which authors exist
 
 

@@ -8,6 +8,8 @@ from helpers.wait_for import wait_until
 
 from barnraise.exchange.handlers.incoming_greetings import (
     CONNECTS_BURST,
+    FIRST_BACK_OFF,
+    MAX_BACK_OFF,
     MAX_WAITING,
     IncomingGreetings,
 )
@@ -73,3 +75,26 @@ async def test_key_that_connects_too_often_is_refused_and_others_are_not():
         admitted.append(greetings.admit(await me.accept(), 0.0))
     assert admitted == [True] * int(CONNECTS_BURST) + [False] * 4 + [True]
     assert len(greetings) == MAX_WAITING["key"] + 1
+
+
+async def test_key_that_flooded_stays_away_longer_each_time():
+    network = MemoryNetwork()
+    me, flooder, other = (network.transport(f"b{n:063x}") for n in (1, 2, 3))
+    for transport in (me, flooder, other):
+        await transport.start()
+    greetings = IncomingGreetings()
+
+    async def is_admitted(transport, now: float) -> bool:
+        await transport.connect(Peer(key=me.key, addresses=me.addresses()))
+        return greetings.admit(await me.accept(), now)
+
+    now = 0.0
+    for away in (FIRST_BACK_OFF, 2 * FIRST_BACK_OFF, 4 * FIRST_BACK_OFF):
+        greetings.on_flood(flooder.key, now)
+        assert not await is_admitted(flooder, now + away - 1)
+        assert await is_admitted(other, now + away - 1)
+        now += away
+        assert await is_admitted(flooder, now)
+    for _ in range(20):
+        greetings.on_flood(flooder.key, now)
+    assert await is_admitted(flooder, now + MAX_BACK_OFF), "it has a way back"

@@ -6,12 +6,16 @@ from hypothesis import strategies as st
 
 from barnraise.exchange.ledger.validation import BASE_HEADER_BYTES, BYTES_PER_FRAGMENT
 from barnraise.exchange.pacing.author_pace import (
+    AHEAD_SECONDS,
     BURST_SECONDS,
+    INCARNATION_SECONDS,
+    INCARNATIONS_BURST,
     MARGIN,
     MAX_PARTS,
     MAX_UPDATES_PER_SECOND,
     MIN_UPDATES_PER_SECOND,
     AuthorPace,
+    PacedUpdate,
     PaceLimits,
 )
 from barnraise.protocol.messages import FragmentUpdate, Update
@@ -22,12 +26,17 @@ LIMITS = PaceLimits(round_tokens=1000.0, round_bytes=10_000)
 KEY = "b" * 64
 
 
+def empty_update(time: float, rate: float, key: str = KEY, size: int = 23) -> PacedUpdate:
+    return PacedUpdate(key, False, size, time, rate)
+
+
 def append_flood(count: int, size: int, rate: float, seconds_apart: float = 0.0) -> float:
     """Return how long updates take to enter the ledger when they are published at once."""
     pace, now = AuthorPace(LIMITS), 1e9
     for n in range(count):
-        now = max(now, pace.ready_at(KEY))
-        pace.on_update(KEY, size, 1e9 + n * seconds_apart, rate)
+        update = empty_update(1e9 + n * seconds_apart, rate, size=size)
+        now = max(now, pace.ready_at(update, now))
+        pace.on_update(update)
     return now - 1e9
 
 
@@ -44,8 +53,10 @@ def test_updates_of_an_honest_day_arrive_at_once_at_a_late_joiner():
     day = int(86400 / 3.3)
     pace, now = AuthorPace(LIMITS), 1e9
     for n in range(day):
-        assert pace.ready_at(KEY) <= now
-        pace.on_update(KEY, 3000, now - 86400 + 3.3 * n, 200.0)
+        update = empty_update(now - 86400 + 3.3 * n, 200.0, size=3000)
+        assert pace.ready_at(update, now) <= now
+        pace.on_update(update)
+        pace.on_batch(KEY, now)
 
 
 def test_large_updates_are_limited_by_their_bytes():
@@ -54,10 +65,38 @@ def test_large_updates_are_limited_by_their_bytes():
 
 
 def test_keys_do_not_delay_each_other():
-    pace = AuthorPace(LIMITS)
+    pace, flood = AuthorPace(LIMITS), empty_update(1e9, 100.0, "c" * 64)
     for _ in range(1000):
-        pace.on_update("c" * 64, 23, 1e9, 100.0)
-    assert pace.ready_at("c" * 64) > 1e9 and pace.ready_at(KEY) < 1e9
+        pace.on_update(flood)
+    assert pace.ready_at(flood, 1e9) > 1e9 > pace.ready_at(empty_update(1e9, 100.0), 1e9)
+
+
+def test_author_ahead_of_its_pace_enters_in_one_batch_a_second():
+    """Ten updates a second cost ten visits to the disk a second otherwise."""
+    pace, now, batches, entered = AuthorPace(LIMITS), 1e9, [], 0
+    published = [empty_update(1e9 + n / 50, 1e6) for n in range(50 * 60)]  # as 50 a second arrive
+    while now < 1e9 + 60:
+        ready = pace.ready_at(published[entered], now)
+        if ready <= now and published[entered].time <= now:
+            batches.append(now)
+            pace.on_batch(KEY, now)
+            while published[entered].time <= now and pace.fits_batch(published[entered], now):
+                pace.on_update(published[entered])
+                entered += 1
+        now += 0.02
+    assert entered > 0.9 * MAX_UPDATES_PER_SECOND * (60 + BURST_SECONDS), "no batch admits less"
+    assert len(batches) < 60 + 50 * AHEAD_SECONDS, "the first seconds' updates are in no hurry"
+
+
+def test_incarnations_of_a_key_are_as_rare_as_lost_state_directories():
+    """Every author costs all peers memory and room in States for ever, an update or not."""
+    pace, now, begun = AuthorPace(LIMITS), 1e9, 0
+    while now < 1e9 + 86400:
+        update = PacedUpdate(KEY, True, 23, now, 1e6)
+        now = max(now, pace.ready_at(update, now))
+        pace.on_update(update)
+        begun += 1
+    assert begun <= (86400 + INCARNATIONS_BURST) / INCARNATION_SECONDS + 2
 
 
 @pytest.mark.parametrize("strategy", ["streams", "windows", "async"])
@@ -90,8 +129,8 @@ def test_headers_of_a_volunteers_keys_are_bounded_by_their_rates(rates):
 def test_flood_of_a_day_stores_no_more_headers_than_the_pace_admits():
     """Let an author publish a hundred times faster than its pace, for a day of its own time."""
     pace, now, stored, day = AuthorPace(LIMITS), 1e9, 0, 1e9 + 86400
-    while (now := max(now, pace.ready_at(KEY))) < day:
-        pace.on_update(KEY, 23, now, 100.0)
+    while (now := max(now, pace.ready_at(empty_update(now, 100.0), now))) < day:
+        pace.on_update(empty_update(now, 100.0))
         stored += 1
     assert stored <= LIMITS.updates_per_second(100.0) * (86400 + BURST_SECONDS) + 1
 

@@ -20,6 +20,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from barnraise.exchange.gossip.agreement import agreed_vector, majority_vector
 from barnraise.exchange.gossip.authors import (
@@ -213,14 +214,14 @@ class LinkState:
         self.eager = True
         self.lazy_keys.pop(author.partition(".")[0], None)
 
-    def make_lazy_for(self, author: str, authors: Iterable[str]) -> None:
-        """Only announce new updates of an author to this peer from now on.
+    def make_lazy_for(self, lazy: Iterable[str], authors: Iterable[str]) -> None:
+        """Only announce new updates of some authors to this peer from now on.
 
         Args:
-            author: The author.
+            lazy: These authors.
             authors: All authors; a link that is lazy for all of them is lazy for new ones too.
         """
-        self.lazy_keys[author.partition(".")[0]] = None
+        self.lazy_keys |= {author.partition(".")[0]: None for author in lazy}
         self.eager = any(other.partition(".")[0] not in self.lazy_keys for other in authors)
 
 
@@ -452,9 +453,9 @@ class Gossip:
                 self.authors.record_claim(key, author, claim, most)
         link.pruned |= {author: n for author, n in state.pruned.items() if self.is_known(author)}
         if state.declined:
-            link.declined = dict(state.declined)
-            for author in filter(self.is_known, state.declined):
-                link.make_lazy_for(author, self.vector)
+            # No honest peer declines more at once, and each one would cost a walk over all authors.
+            link.declined = dict(islice(state.declined.items(), MAX_DECLINED))
+            link.make_lazy_for(filter(self.is_known, link.declined), self.vector)
         link.has_news = link.has_news or (state.complete and bool(link.changed_authors))
         known = {author: seq for author, seq in state.vector.items() if author in link.vector}
         self.requests.on_vector(key, known, self.vector)
@@ -525,7 +526,7 @@ class Gossip:
         """Decline this peer's push in the next State; then it only announces new updates."""
         link = self.links.get(key)
         if link is not None and len(link.to_decline) < MAX_DECLINED:
-            link.make_lazy_for(author, self.vector)
+            link.make_lazy_for([author], self.vector)
             link.to_decline[author] = max(seq, link.to_decline.get(author, 0))
 
     # ---- queries

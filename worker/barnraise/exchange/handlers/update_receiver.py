@@ -15,7 +15,7 @@ from enum import Enum
 import torch
 from blake3 import blake3
 
-from barnraise.errors import MessageError
+from barnraise.errors import FloodError, MessageError
 from barnraise.exchange.gossip.gossip import RequestUpdates
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
 from barnraise.exchange.handlers.context import HandlerContext
@@ -34,8 +34,9 @@ from barnraise.exchange.ledger.validation import (
     validate_header,
 )
 from barnraise.exchange.ledger.verdicts import Fork
+from barnraise.exchange.network.rate_limit import TokenBuckets
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
-from barnraise.exchange.pacing.author_pace import AuthorPace
+from barnraise.exchange.pacing.author_pace import AuthorPace, PacedUpdate
 from barnraise.protocol.messages import (
     BlobPart,
     BlobRequest,
@@ -55,6 +56,10 @@ EXPIRY_INTERVAL = 30.0  # seconds between two looks for updates whose bytes do n
 # Seconds by which an update may be ahead of our clock. One that is further ahead waits.
 CLOCK_TOLERANCE = 10.0
 MAX_WAIT = 3600.0  # seconds until it is looked at again
+MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some kilobytes each
+# Headers of updates that are here or do not fit: accepted of a peer per second, and in one burst.
+UNNEEDED_HEADERS = (50.0, 3000.0)
+MAX_BATCH = 64  # updates of one author that enter the ledger together
 MAX_DECODED_BYTES = 16 << 20  # decoded units that stay in memory until the training loop adds them
 MAX_BUFFERED_BYTES = 8 << 20  # payloads that stay in memory until their update is complete
 MAX_BUFFERED_UPDATE = 2 << 20  # bytes of the payloads of one such update
@@ -167,6 +172,9 @@ class UpdateReceiver:
         )
         self._waiting_for: dict[str, set[tuple[str, int]]] = {}  # payload → (author, seq) of those
         self._repeats = RepeatedWarnings(log)
+        # Key, text and signature of headers and their tickets → their updates, oldest first.
+        self._validated: dict[tuple[str, ...], Update] = {}
+        self._unneeded = TokenBuckets(*UNNEEDED_HEADERS)
         self._buffered_bytes = 0
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
 
@@ -178,6 +186,7 @@ class UpdateReceiver:
     def set_rules(self, rules: UpdateRules) -> None:
         """Replace the rules, which change with the mirror list."""
         self._rules = rules
+        self._validated.clear()
 
     @property
     def incomplete(self) -> list[tuple[str, int]]:
@@ -237,10 +246,12 @@ class UpdateReceiver:
             MessageError: When no peer should have passed it on.
         """
         signed = push.header
-        update = validate_header(signed, push.ticket, self._rules)
-        self._ledger.peer_store.store_ticket(push.ticket)
+        update = self._validate_once(source, push, now)
         author = update.author
         seq = update.seq
+        if not self._ledger.peer_store.is_recent(update.ticket):
+            # The database waits for the disk, which the event loop must not.
+            await self._run_on_disk(self._ledger.peer_store.store_ticket, push.ticket)
         if self._gossip.on_author(source, author):
             return update
         outcome = self._ledger.classify(signed, update)
@@ -266,12 +277,49 @@ class UpdateReceiver:
             return None
         too_early = seq > self._ledger.head(author).seq + AUTHOR_WINDOW
         if too_early or not self._make_room(update, ticket, now):
+            self._record_unneeded(source, now)
             self._gossip.decline(source, author, seq)  # it is requested when its turn comes
             return update
         await self._start_receiving(
             IncompleteUpdate(signed, update, ticket, source, missing={}, last_byte_at=now)
         )
         return update
+
+    def _validate_once(self, source: str, push: UpdatePush, now: float) -> Update:
+        """Return the update of a header; verify signatures only if that was not done lately.
+
+        Every update comes from several peers, and a signature takes longer to verify than all else.
+
+        Raises:
+            MessageError: When it does not count, or the peer sends too many headers for nothing.
+        """
+        signed, ticket = push.header, push.ticket
+        name = (
+            signed.key,
+            signed.body,
+            signed.signature,
+            ticket.key,
+            ticket.body,
+            ticket.signature,
+        )
+        update = self._validated.get(name)
+        if update is None:
+            update = validate_header(signed, ticket, self._rules)
+            self._validated[name] = update
+            if len(self._validated) > MAX_VALIDATED:
+                del self._validated[next(iter(self._validated))]
+        if update.seq <= self._ledger.head(update.author).seq:
+            self._record_unneeded(source, now)
+        return update
+
+    def _record_unneeded(self, source: str, now: float) -> None:
+        """Count a header that a peer sent for nothing.
+
+        Raises:
+            FloodError: When it sends more of them than can be underway by mistake.
+        """
+        if not self._unneeded.try_consume(source, 1, now):
+            raise FloodError("it sends headers of updates that are here, again and again")
 
     def _validate_claim(self, update: Update, ticket: Ticket) -> None:
         """Check an update against its predecessor, which is its author's last in the ledger.
@@ -518,7 +566,7 @@ class UpdateReceiver:
             self._validate_claim(update, incomplete.ticket)
         except MessageError:
             return False
-        return self._seconds_early(update) <= 0
+        return self._seconds_early(incomplete) <= 0
 
     def _on_checked(self, incomplete: IncompleteUpdate, done: _DiskResult) -> None:
         """Record what the disk thread did. The caller holds the queue's lock."""
@@ -530,6 +578,8 @@ class UpdateReceiver:
         incomplete.is_verified = True
         identity = (incomplete.update.author, incomplete.update.seq)
         if done.outcome is Outcome.ADDED:
+            self._pace.on_update(_paced(incomplete))
+            self._pace.on_batch(incomplete.update.peer, self._clock())
             self._on_appended(incomplete)
         elif self._incomplete.get(identity) is incomplete:  # it was not dropped meanwhile
             self._gossip.on_update_buffered(*identity)
@@ -551,7 +601,6 @@ class UpdateReceiver:
         """Pass an update on that is in the ledger. The caller holds the queue's lock."""
         update = appended.update
         self._drop(update.author, update.seq)
-        self._record_pace(appended)
         self._queue.append(anchor_entry(update, self._ledger.verdicts), appended.units)
         self._gossip.on_local_update(update.author, update.seq)
 
@@ -587,21 +636,20 @@ class UpdateReceiver:
         rejected: tuple[IncompleteUpdate, Outcome] | None = None
         reason = ""
         async with self._queue.lock:
-            while self._queue.is_open:
-                ready = self._incomplete.get((author, self._ledger.head(author).seq + 1))
-                if ready is None or not ready.is_verified or self._is_early(ready.update):
+            while self._queue.is_open and rejected is None:
+                batch, reason = self._choose_batch(author)
+                if not batch:
                     break
-                try:
-                    self._validate_claim(ready.update, ready.ticket)
-                except MessageError as error:
-                    reason = str(error)
-                    rejected = ready, Outcome.INCONSISTENT
+                if reason:
+                    rejected = batch[0], Outcome.INCONSISTENT
                     break
-                outcome = await self._run_on_disk(self._ledger.append, ready.signed, ready.update)
-                if outcome is not Outcome.ADDED:
-                    rejected = ready, outcome
-                    break
-                self._on_appended(ready)
+                entries = [(ready.signed, ready.update) for ready in batch]
+                outcomes = await self._run_on_disk(self._ledger.append_all, entries)
+                for ready, outcome in zip(batch, outcomes, strict=False):
+                    if outcome is not Outcome.ADDED:
+                        rejected = ready, outcome
+                        break
+                    self._on_appended(ready)
             if rejected is not None:
                 self._drop(author, rejected[0].update.seq)
             head = self._ledger.head(author).seq
@@ -610,6 +658,38 @@ class UpdateReceiver:
                     self._drop(author, seq)
         if rejected is not None:
             await self._reject(*rejected, reason)
+
+    def _choose_batch(self, author: str) -> tuple[list[IncompleteUpdate], str]:
+        """Choose an author's next updates to append, and count them in its pace.
+
+        Returns:
+            The updates; and why the only one of them is refused, if it is.
+        """
+        batch: list[IncompleteUpdate] = []
+        head = self._ledger.head(author)
+        seq, time_ms = head.seq, head.time_ms
+        now = self._clock()
+        while len(batch) < MAX_BATCH:
+            ready = self._incomplete.get((author, seq + 1))
+            if ready is None or not ready.is_verified:
+                break
+            paced = _paced(ready)
+            if batch and not (self._is_due(ready) and self._pace.fits_batch(paced, now)):
+                break
+            if not batch and self._is_early(ready):
+                break
+            try:
+                validate_claim(ready.update, ready.ticket, max(ready.update.started_ms, time_ms))
+            except MessageError as error:
+                if batch:
+                    break
+                return [ready], str(error)
+            batch.append(ready)
+            self._pace.on_update(paced)
+            seq, time_ms = ready.update.seq, ready.update.time_ms
+        if batch:
+            self._pace.on_batch(batch[0].update.peer, now)
+        return batch, ""
 
     async def _reject(self, rejected: IncompleteUpdate, outcome: Outcome, reason: str = "") -> None:
         """Follow up an update that did not enter the ledger, and that was dropped."""
@@ -623,22 +703,31 @@ class UpdateReceiver:
         else:
             await self._on_unusable_header(outcome, rejected.signed, update, rejected.source, now)
 
-    def _seconds_early(self, update: Update) -> float:
+    def _seconds_ahead(self, incomplete: IncompleteUpdate) -> float:
+        """Return the seconds until an update's time comes."""
+        return incomplete.update.time_ms / 1000 - self._clock() - CLOCK_TOLERANCE
+
+    def _is_due(self, incomplete: IncompleteUpdate) -> bool:
+        """Return whether an update's time has come."""
+        return self._seconds_ahead(incomplete) <= 0
+
+    def _seconds_early(self, incomplete: IncompleteUpdate) -> float:
         """Return the seconds until an update's time comes, and its author's pace allows it."""
         now = self._clock()
-        ahead = update.time_ms / 1000 - now - CLOCK_TOLERANCE
-        return max(ahead, self._pace.ready_at(update.peer) - now)
+        ready_at = self._pace.ready_at(_paced(incomplete), now)
+        return max(self._seconds_ahead(incomplete), ready_at - now)
 
-    def _is_early(self, update: Update) -> bool:
+    def _is_early(self, incomplete: IncompleteUpdate) -> bool:
         """Return whether an update is of a later time, or above its author's pace.
 
         It is not refused: clocks differ, and in the end every peer must have the same updates. It
         is appended when its time comes.
         """
-        seconds = self._seconds_early(update)
+        seconds = self._seconds_early(incomplete)
         if seconds <= 0:
             return False
-        ahead = update.time_ms / 1000 - self._clock() - CLOCK_TOLERANCE
+        update = incomplete.update
+        ahead = self._seconds_ahead(incomplete)
         if update.author not in self._waiting_for_time:
             self._waiting_for_time.add(update.author)
             if ahead > 0:
@@ -654,12 +743,6 @@ class UpdateReceiver:
             )
             self._spawn(self._append_later(update.author, seconds))
         return True
-
-    def _record_pace(self, appended: IncompleteUpdate) -> None:
-        update = appended.update
-        size = sum(part.size for part in update.fragments)
-        rate = appended.ticket.max_tokens_per_second
-        self._pace.on_update(update.peer, size, update.time_ms / 1000, rate)
 
     async def _append_later(self, author: str, seconds: float) -> None:
         await asyncio.sleep(min(seconds, MAX_WAIT))
@@ -716,6 +799,18 @@ class UpdateReceiver:
     async def _delete_unneeded(self) -> None:
         """Delete payloads that are complete and belong to no update."""
         await self._run_on_disk(self._ledger.delete_unneeded)
+
+
+def _paced(incomplete: IncompleteUpdate) -> PacedUpdate:
+    """Return what its author's pace depends on, of an update."""
+    update = incomplete.update
+    return PacedUpdate(
+        key=update.peer,
+        begins=update.seq == 1,
+        size=sum(part.size for part in update.fragments),
+        time=update.time_ms / 1000,
+        tokens_per_second=incomplete.ticket.max_tokens_per_second,
+    )
 
 
 def _false_bytes(digest: str) -> str:

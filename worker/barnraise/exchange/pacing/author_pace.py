@@ -5,7 +5,9 @@ to the disk. So updates of one key enter the ledger no faster than its machine c
 the run's recipe at the rate that its ticket permits, with a margin. What is above that waits; it is
 not refused, because in the end all peers must have the same updates. The times are the author's
 own, so that what it published over a day arrives in a minute at somebody who was away, and what it
-published in a minute takes as long as honest rounds would have taken.
+published in a minute takes as long as honest rounds would have taken. The updates of an author that
+is ahead of its pace are in no hurry: they enter the ledger once a second, with one write to the
+disk. A new incarnation, which costs every peer room for ever, is rarer still.
 
 The rule is the generic cell rate algorithm (ITU-T I.371, annex A) with costs in seconds.
 """
@@ -23,6 +25,10 @@ PARTS_PER_SECOND = 0.5  # parts of a round last at least two seconds
 MIN_UPDATES_PER_SECOND = 1 / 30.0
 MAX_UPDATES_PER_SECOND = 10.0
 BURST_SECONDS = 20.0  # by which an author's updates may be ahead of its pace
+INCARNATION_SECONDS = 60.0  # between two incarnations of a key, on average
+INCARNATIONS_BURST = 1200.0  # seconds by which its incarnations may be ahead of that
+AHEAD_SECONDS = 2.0  # by which an author's updates may be ahead before they enter in batches
+BATCH_SECONDS = 1.0  # between two batches
 MAX_AUTHORS = 4096  # keys that are remembered
 
 
@@ -63,6 +69,25 @@ class PaceLimits:
         return MARGIN * rounds * self.round_bytes
 
 
+@dataclass(frozen=True)
+class PacedUpdate:
+    """What the pace of an author depends on, of one update.
+
+    Attributes:
+        key: The author's key, in all incarnations.
+        begins: Whether it is the first one of an incarnation.
+        size: Bytes of its payloads.
+        time: When it says that it was published, in seconds since 1970.
+        tokens_per_second: What its ticket permits.
+    """
+
+    key: str
+    begins: bool
+    size: int
+    time: float
+    tokens_per_second: float
+
+
 class AuthorPace:
     """When the next update of each key may enter the ledger.
 
@@ -73,25 +98,54 @@ class AuthorPace:
     def __init__(self, limits: PaceLimits) -> None:
         self._limits = limits
         self._paid_until: dict[str, float] = {}  # key → time up to which its updates have used up
+        self._begun_until: dict[str, float] = {}  # key → the same of its incarnations
+        self._batch_at: dict[str, float] = {}  # key → when updates of it last entered the ledger
 
-    def ready_at(self, key: str) -> float:
-        """Return when the next update of a key may enter the ledger, in seconds since 1970."""
-        return self._paid_until.get(key, 0.0) - BURST_SECONDS
-
-    def on_update(self, key: str, size: int, time: float, tokens_per_second: float) -> None:
-        """Record an update that entered the ledger.
+    def ready_at(self, update: PacedUpdate, now: float) -> float:
+        """Return when an update may enter the ledger, in seconds since 1970.
 
         Args:
-            key: Its author's key, in all incarnations.
-            size: Bytes of its payloads.
-            time: When it says that it was published, in seconds since 1970.
-            tokens_per_second: What its ticket permits.
+            update: The next one of its author.
+            now: The time in seconds since 1970.
         """
+        ready = self._allowed_at(update)
+        if self._paid_until.get(update.key, 0.0) > now + AHEAD_SECONDS:
+            ready = max(ready, self._batch_at.get(update.key, 0.0) + BATCH_SECONDS)
+        return ready
+
+    def fits_batch(self, update: PacedUpdate, now: float) -> bool:
+        """Return whether an update may enter together with the one before it."""
+        return self._allowed_at(update) <= now
+
+    def _allowed_at(self, update: PacedUpdate) -> float:
+        allowed = self._paid_until.get(update.key, 0.0) - BURST_SECONDS
+        if update.begins:
+            allowed = max(allowed, self._begun_until.get(update.key, 0.0) - INCARNATIONS_BURST)
+        return allowed
+
+    def on_batch(self, key: str, now: float) -> None:
+        """Record that updates of a key enter the ledger at `now`."""
+        _set_last(self._batch_at, key, now)
+
+    def on_update(self, update: PacedUpdate) -> None:
+        """Record an update that enters the ledger."""
         cost = max(
-            1 / self._limits.updates_per_second(tokens_per_second),
-            size / self._limits.bytes_per_second(tokens_per_second),
+            1 / self._limits.updates_per_second(update.tokens_per_second),
+            update.size / self._limits.bytes_per_second(update.tokens_per_second),
         )
-        paid_until = max(time, self._paid_until.pop(key, 0.0)) + cost
-        self._paid_until[key] = paid_until
-        if len(self._paid_until) > MAX_AUTHORS:
-            del self._paid_until[next(iter(self._paid_until))]
+        _spend(self._paid_until, update, cost)
+        if update.begins:
+            _spend(self._begun_until, update, INCARNATION_SECONDS)
+
+
+def _spend(paid_until: dict[str, float], update: PacedUpdate, cost: float) -> None:
+    """Let an update use up `cost` seconds of its author's time, from its own time on."""
+    _set_last(paid_until, update.key, max(update.time, paid_until.get(update.key, 0.0)) + cost)
+
+
+def _set_last(times: dict[str, float], key: str, time: float) -> None:
+    """Set a key's time as the newest of at most MAX_AUTHORS."""
+    times.pop(key, None)
+    times[key] = time
+    if len(times) > MAX_AUTHORS:
+        del times[next(iter(times))]
