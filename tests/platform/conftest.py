@@ -165,8 +165,8 @@ def draft(db):
     from coordinator.runs.models import NewRun, Run
     from coordinator.runs.spec_form import spec_from_fields
 
-    def create(owner, name: str = "A run", **fields) -> Run:
-        spec = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7})
+    def create(owner, name: str = "A run", spec=None, **fields) -> Run:
+        spec = spec or spec_from_fields({"recipe.token_budget": 100_000, "seed": 7})
         return Run.create(owner, NewRun(name, spec, **{"report_every": 1.0, **fields}))
 
     return create

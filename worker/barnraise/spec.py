@@ -272,6 +272,24 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Assumptions:
+    """The machines and lines that a run's owner expects, for which "auto" chooses the strategy.
+
+    Attributes:
+        machines: how many.
+        line: of each, as Mb/s up / Mb/s down / round trip in ms; the default is the global median
+            of fixed lines.
+        machine: name of one of the site's typical machines.
+        reason: why the launched run has its strategy; "" if its owner chose it.
+    """
+
+    machines: int = 10
+    line: str = "15/112/23"
+    machine: str = "12 GB GPU"
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """What a peer must know to train in a run and validate updates. Keys are hex Ed25519 keys."""
 
@@ -287,6 +305,7 @@ class RunSpec:
     verdict_horizon: int = 20  # rounds of ledger tokens for which an archive peer stores updates
     start: Start = field(default_factory=Start)
     prompts: tuple[str, ...] = ()  # what workers write samples from, for the run's page
+    assumed: Assumptions = field(default_factory=Assumptions)
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -296,6 +315,8 @@ class RunSpec:
             del raw["start"]
         if not self.prompts:
             del raw["prompts"]
+        if self.assumed == Assumptions():
+            del raw["assumed"]
         for name in MIXING_FIELDS:
             if raw["recipe"][name] == getattr(Recipe, name):
                 del raw["recipe"][name]
@@ -396,6 +417,8 @@ def problems(spec: RunSpec) -> dict[str, str]:
     _check_model(spec.model, problems_found)
     _check_text(spec.text, spec.model, problems_found)
     _check_recipe(spec.recipe, problems_found)
+    _check_strategy(spec, problems_found)
+    _check_assumptions(spec.assumed, problems_found)
     problems_found.check_range("seed", spec.seed, 0, 2**63 - 1, "the seed")
     most = spec.max_tokens_per_update
     problems_found.check_range("max_tokens_per_update", most, 1, 1 << 40, "the tokens an update")
@@ -476,7 +499,6 @@ def _check_recipe(recipe: Recipe, problems_found: _Problems) -> None:
     for name, low, high, label in ranges:
         problems_found.check_range(f"recipe.{name}", getattr(recipe, name), low, high, label)
     problems_found.check_choice("recipe.schedule", recipe.schedule, SCHEDULES, "the schedule")
-    _check_strategy(recipe, problems_found)
     if recipe.codec != AUTO and not CODEC.fullmatch(recipe.codec):
         problems_found["recipe.codec"] = (
             "the codec must be auto, dense8, dense4, dense2, or one like top64x2; "
@@ -484,15 +506,21 @@ def _check_recipe(recipe: Recipe, problems_found: _Problems) -> None:
         )
 
 
-def _check_strategy(recipe: Recipe, problems_found: _Problems) -> None:
+def _check_strategy(spec: RunSpec, problems_found: _Problems) -> None:
+    recipe = spec.recipe
     if recipe.strategy == ALL_REDUCE:
         problems_found["recipe.strategy"] = (
             "all-reduce ends the run for everybody when one machine leaves, so it is only measured "
             "by the benchmark; decentralized-adam with the topology complete averages all machines "
             "in every step and survives that"
         )
-        return
-    problems_found.check_choice("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
+    elif recipe.strategy == AUTO and spec.manifest:
+        problems_found["recipe.strategy"] = (
+            "auto stands for a strategy that is chosen at launch; a launched run names it"
+        )
+    else:
+        choices = (*STRATEGIES, AUTO)
+        problems_found.check_choice("recipe.strategy", recipe.strategy, choices, "the strategy")
     problems_found.check_choice(
         "recipe.mixing_topology", recipe.mixing_topology, MIXING_TOPOLOGIES, "the topology"
     )
@@ -503,6 +531,26 @@ def _check_strategy(recipe: Recipe, problems_found: _Problems) -> None:
     problems_found.check_range(
         "recipe.mixing_interval", recipe.mixing_interval, 1, 1_000, "the steps between averagings"
     )
+
+
+def _check_assumptions(assumed: Assumptions, problems_found: _Problems) -> None:
+    problems_found.check_range(
+        "assumed.machines", assumed.machines, 1, 10_000, "the expected machines"
+    )
+    parts = LINE.fullmatch(assumed.line)
+    if parts is None:
+        problems_found["assumed.line"] = (
+            "the expected lines must be Mb/s up, Mb/s down and milliseconds, as in 15/112/23; "
+            f"'{assumed.line[:40]}' is not"
+        )
+    elif not (float(parts[1]) > 0 and float(parts[2] or parts[1]) > 0):
+        problems_found["assumed.line"] = (
+            "no machine can exchange over a line of 0 Mb/s: state a rate above zero"
+        )
+    if max(len(assumed.machine), len(assumed.reason)) > ASSUMPTION_LENGTH:
+        problems_found["assumed.machine"] = (
+            f"names and reasons have at most {ASSUMPTION_LENGTH} characters"
+        )
 
 
 def _start(spec: RunSpec) -> str:
@@ -559,6 +607,9 @@ def _prompts(prompts: tuple[str, ...]) -> str:
     return ""
 
 
+_RATE = r"(\d{1,6}(?:\.\d{1,3})?)"
+LINE = re.compile(rf"{_RATE}(?:/{_RATE}(?:/{_RATE})?)?", re.ASCII)
+ASSUMPTION_LENGTH = 400  # characters
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 MODEL_FOLDER = "folder"  # a start from a model that lies in a folder of the owner's machine

@@ -29,6 +29,7 @@ from coordinator.runs.join_policy import OPEN_TO_ALL, Access, JoinPolicy, Visibi
 from coordinator.runs.lifecycle import LifecycleFacts
 from coordinator.runs.querysets import ID, RunQuerySet
 from coordinator.runs.replicated import run_events
+from coordinator.runs.strategy_choice import resolve_strategy, restore_auto
 
 Status = enums.RunStatus
 MAX_TOKEN_BUDGET = 10**15
@@ -443,7 +444,7 @@ class Run(models.Model):
         """
         start = dataclasses.replace(start or self.spec.start, fragments=())
         spec = dataclasses.replace(
-            self.spec, roots=(), threshold=1, owner="", manifest="", start=start
+            restore_auto(self.spec), roots=(), threshold=1, owner="", manifest="", start=start
         )
         copy = NewRun(
             name or f"{self.name[:72]} (copy)",
@@ -517,6 +518,7 @@ class Run(models.Model):
         manifest = coordinator_messages.TextManifest.model_validate_json(signed.body)
         if manifest.model:  # of a Hugging Face model, which only the owner's machine has read
             spec = adopt_model(spec, ModelSpec(**manifest.model.model_dump()))
+        spec = resolve_strategy(spec, is_open=self.access == Access.ANYONE)
         return dataclasses.replace(
             spec,
             roots=roots,

@@ -7,16 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from barnraise.errors import SpecError
-from barnraise.spec import AUTO, ModelSpec, Recipe, RunSpec, Start, TextSpec, preset, problems
+from barnraise.spec import (
+    AUTO,
+    Assumptions,
+    ModelSpec,
+    Recipe,
+    RunSpec,
+    Start,
+    TextSpec,
+    preset,
+    problems,
+)
 
 # An update may claim the tokens of so many rounds: enough for longer rounds, not for a whole budget
 # at once.
 UPDATE_ROUNDS = 16
 OFFERED = {"recipe.codec": AUTO}  # what forms preselect; the spec's own default is older
-# With the strategy "auto" rounds end together by the clock, and fragments are published one by one.
-AUTO_STRATEGY = "streams"
 # These fields of a spec's parts can be set; of its start only the model, for scripts.
-PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
+PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe, "assumed": Assumptions}
+FIXED_FIELDS = {"assumed.reason"}  # the launch sets them
 TOP_FIELDS = ("seed", "max_tokens_per_update", "verdict_horizon")
 LINES = "lines"  # the type of a field with a text on each line
 BUDGET = "recipe.token_budget"
@@ -29,8 +38,8 @@ TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text"}
 def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -> RunSpec:
     """Build a spec.
 
-    The strategy "auto" leaves round length and compression to each machine and its line; in a spec
-    that is the codec "auto".
+    The launch replaces the strategy "auto" (`strategy_choice.py`). It leaves round length and
+    compression to each machine and its line.
 
     Args:
         fields: dotted names ("model.layers", "recipe.learning_rate", "seed") → values, or their
@@ -46,7 +55,7 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
             field_problems["recipe.codec"] = (
                 "the strategy auto leaves this to each machine: choose another strategy to fix it"
             )
-        fields = {**fields, "recipe.strategy": AUTO_STRATEGY, "recipe.codec": AUTO}
+        fields = {**fields, "recipe.codec": AUTO}
     budget = parse_budget(fields.get(BUDGET))
     values, parse_problems = _parse_fields(
         {**fields, BUDGET: None if isinstance(budget, TokensPerParameter) else budget}
@@ -78,7 +87,8 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
         "max_tokens_per_update": max_tokens,
     } | values[""]
     start = Start(**values["start"])
-    spec = RunSpec(model=model, text=text, recipe=recipe, start=start, **top)
+    assumed = Assumptions(**values["assumed"])
+    spec = RunSpec(model=model, text=text, recipe=recipe, start=start, assumed=assumed, **top)
     field_problems = {**problems(spec), **field_problems}
     if field_problems:
         raise SpecError(field_problems)
@@ -122,6 +132,7 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
         f"{part}.{field.name}": (part, field.name, field.type)
         for part, cls in PARTS.items()
         for field in dataclasses.fields(cls)
+        if f"{part}.{field.name}" not in FIXED_FIELDS
     }
     types |= {name: ("", name, int) for name in TOP_FIELDS}
     types |= {"start.model": ("start", "model", str), "prompts": ("", "prompts", LINES)}

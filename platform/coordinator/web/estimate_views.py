@@ -16,8 +16,10 @@ from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.join import join_refusal, memory_shortfall
 from coordinator.fleet.machine_state import measured_hardware
 from coordinator.runs.estimate import MachineEstimate, download_seconds, estimate
+from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
+from coordinator.runs.strategy_choice import resolve_strategy
 from coordinator.web.forms import RunForm
 from coordinator.web.run_views import get_visible_run, parse_uuid
 from coordinator.web.text_facts import TextFacts, read_text_facts
@@ -37,6 +39,7 @@ def estimate_draft(request: AuthenticatedRequest) -> HttpResponse:
     if spec is None:
         return render(request, "parts/estimate.html", {"problems": len(form.errors)})
     volunteers = form.volunteers()
+    is_open = form.cleaned_data["terms"].access == Access.ANYONE
     typical = estimate(spec, list(REFERENCE_MACHINES), volunteers)
     own = [(machine.name, measured_hardware(machine)) for machine in latest_machines(request)]
     measured = [(name, hardware) for name, hardware in own if hardware]
@@ -48,6 +51,7 @@ def estimate_draft(request: AuthenticatedRequest) -> HttpResponse:
             ("Your machines", estimate(spec, measured, volunteers)),
             ("Typical machines", typical),
         ],
+        "auto_reason": resolve_strategy(spec, is_open).assumed.reason,
         "headline": headline(typical),
         "text_size": text_size(spec, _prepared_text(request, spec)),
         "unmeasured": [name for name, hardware in own if not hardware],

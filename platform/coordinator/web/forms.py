@@ -9,7 +9,6 @@ from django import forms
 
 from barnraise.errors import SpecError
 from barnraise.spec import (
-    AUTO,
     MAX_PROMPTS,
     PRESETS,
     PROMPT_LENGTH,
@@ -236,10 +235,11 @@ class RunForm(ProblemForm):
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""
         cleaned = super().clean()
-        spec_fields = {**OFFERED, "recipe.token_budget": DEFAULT_BUDGET}
+        spec_fields: dict[str, Any] = {**OFFERED, "recipe.token_budget": DEFAULT_BUDGET}
         for name, value in cleaned.items():
             if name not in NON_SPEC_FIELDS and value:
                 spec_fields[name] = value.strip() if isinstance(value, str) else value
+        spec_fields["assumed.machines"] = self.volunteers()
         run_fields = {
             name: self.parse_number(name, default) for name, default in RUN_FIELDS.items()
         }
@@ -363,7 +363,7 @@ def _dotted_fields(spec: RunSpec) -> dict[str, Any]:
     raw = dataclasses.asdict(spec)
     parts = {
         f"{part}.{name}": value
-        for part in ("model", "text", "recipe")
+        for part in ("model", "text", "recipe", "assumed")
         for name, value in raw[part].items()
     }
     return {**parts, "seed": raw["seed"]}
@@ -376,14 +376,14 @@ def _run_as_typed(run: Run) -> dict[str, Any]:
     vocabulary = 256 if spec.text.tokenizer == "bytes" else None
     defaults = _dotted_fields(RunSpec(model=preset(preset_name, vocabulary)))
     defaults["seed"] = None  # a draft's seed is always shown
-    always_shown = {*BASIC_FIELDS, *CHOICES}
+    always_shown = {*BASIC_FIELDS, *CHOICES, "assumed.machines"}
     values = {
         name: str(value)
         for name, value in _dotted_fields(spec).items()
         if name in always_shown or value != defaults[name]
     }
-    if spec.recipe.codec == AUTO:
-        values["recipe.strategy"] = AUTO
+    del values["assumed.machines"]
+    values["volunteers"] = str(spec.assumed.machines)
     values["text.places"] = "\n".join(spec.text.places)
     values["prompts"] = "\n".join(spec.prompts)
     values |= start_as_typed(spec)

@@ -4,9 +4,18 @@ from collections.abc import Mapping
 
 from django import forms
 
-from barnraise.spec import AUTO, SCHEDULES, STRATEGIES
+from barnraise.exchange.pacing.lines import CLUSTER_LINE, HOME_LINE, LINES
+from barnraise.spec import (
+    AUTO,
+    DECENTRALIZED_ADAM,
+    MIXING_BITS,
+    MIXING_TOPOLOGIES,
+    SCHEDULES,
+    Assumptions,
+)
 from coordinator.accounts.models import User
 from coordinator.runs.join_policy import Access, Visibility
+from coordinator.runs.reference_machines import REFERENCE_MACHINES
 
 SOURCE_LABELS = {
     "stdlib": "Python's standard library (about 12 MB of source code)",
@@ -43,9 +52,21 @@ VISIBILITY_HELP = (
     "Participants only: you, the people you invite or the team."
 )
 STRATEGY_LABELS = {
-    "streams": "Streams: fixed settings, rounds end by the clock, published in parts",
-    "windows": "Windows: fixed settings, rounds end by the clock",
-    "async": "Async: fixed settings, each machine ends its rounds itself",
+    AUTO: "Auto: chosen at launch for the expected machines and lines",
+    "streams": "Updates in streams: rounds end by the clock, published in parts",
+    "windows": "Updates in windows: rounds end by the clock",
+    "async": "Updates, async: each machine ends its rounds itself",
+    DECENTRALIZED_ADAM: "Decentralized Adam: averages weights in every step",
+}
+STRATEGY_HELP = (
+    "Updates pay on home lines, where no machine waits for another. Decentralized Adam pays on "
+    "lines from about 1 Gb/s and in clusters, among machines that trust each other."
+)
+TOPOLOGY_LABELS = {
+    "exponential": "Exponential: one neighbour a step, another each time",
+    "ring": "Ring: left and right neighbour alternately",
+    "alternating-exponential-ring": "Alternating exponential ring",
+    "complete": "Complete: everyone in every step",
 }
 CODEC_LABELS = {
     "auto": "Automatic",
@@ -75,7 +96,9 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         "recipe.evaluate_every": ("Validation interval", "Tokens of the whole run."),
     },
     "Exchange": {
-        "recipe.strategy": ("Strategy", "No machine waits for another in any strategy."),
+        "recipe.strategy": ("Strategy", STRATEGY_HELP),
+        "assumed.line": ("Expected lines", "Of each machine; auto chooses the strategy for them."),
+        "assumed.machine": ("Expected machines", "Auto chooses the strategy for them."),
         "recipe.codec": ("Compression", "Slower uplinks send smaller updates."),
         "recipe.round_steps": (
             "Steps per round",
@@ -91,6 +114,16 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
             "Error feedback",
             "Share of the compression error that is carried over.",
         ),
+        "recipe.mixing_topology": (
+            "Topology",
+            "Who averages with whom, in decentralized Adam. Counts other than powers of two idle a "
+            "machine now and then.",
+        ),
+        "recipe.mixing_bits": ("Bits per weight", "That neighbours send, in decentralized Adam."),
+        "recipe.mixing_interval": (
+            "Steps between averagings",
+            "In decentralized Adam; 1 averages in every step.",
+        ),
     },
     "Text and run": {
         "text.held_out": ("Validation split", "Share of the text held out for validation."),
@@ -100,10 +133,26 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         "report_every": ("Report interval", "Seconds between two reports of a machine."),
     },
 }
+DEFAULT_MACHINE = Assumptions.machine
+
+
+def _other_machines(name: str) -> list[str]:
+    return [other for other, _ in REFERENCE_MACHINES if other != name]
+
+
 CHOICES: dict[str, list[tuple[str, str]]] = {  # the first is the default
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
-    "recipe.strategy": [(AUTO, "Auto: adapted to each machine's uplink")]
-    + [(name, STRATEGY_LABELS.get(name, name)) for name in STRATEGIES],
+    "recipe.strategy": list(STRATEGY_LABELS.items()),
+    "recipe.mixing_topology": [
+        (name, label) for name, label in TOPOLOGY_LABELS.items() if name in MIXING_TOPOLOGIES
+    ],
+    "recipe.mixing_bits": [(str(bits), f"{bits} bits") for bits in MIXING_BITS],
+    "assumed.line": [
+        (line.spelling, f"{line.name}, {line}") for line in (HOME_LINE, *LINES[1:], CLUSTER_LINE)
+    ],
+    "assumed.machine": [
+        (name, name) for name in (DEFAULT_MACHINE, *_other_machines(DEFAULT_MACHINE))
+    ],
     "recipe.codec": list(CODEC_LABELS.items()),
 }
 RUN_FIELDS: dict[str, int | float] = {

@@ -316,16 +316,18 @@ def test_run_create_with_invalid_terms_raises_all_problems(person):
 def test_run_form_offers_auto_strategy_by_default(signed_in):
     client, _ = signed_in()
     page = client.get("/runs/new/").content.decode()
-    assert re.search(r'<option value="auto"( selected)?>Auto: adapted', page)
+    assert re.search(r'<option value="auto"( selected)?>Auto: chosen', page)
+    assert "Decentralized Adam pays on lines from about 1 Gb/s" in page
     fields = {"name": "Auto", "preset": "gpt-nano", "recipe.strategy": "auto"}
     assert client.post("/runs/new/", fields).status_code == 302
     recipe = Run.objects.get().spec.recipe
-    assert (recipe.strategy, recipe.codec) == ("streams", "auto")
+    assert (recipe.strategy, recipe.codec) == ("auto", "auto")
     page = client.get(f"/runs/{Run.objects.get().slug}/edit/").content.decode()
-    assert '<option value="auto" selected>Auto: adapted' in page
+    assert '<option value="auto" selected>Auto: chosen' in page
     estimate = client.post("/runs/estimate/", {**fields, "volunteers": "25"}).content.decode()
     assert estimate.count("Auto: exchange every") >= 2
     assert "25 of these, 15 Mb/s up, 112 down" in estimate and "25 of these, 100 Mb/s" in estimate
+    assert "Auto would choose now: Updates." in estimate and "Expected: 25 machines" in estimate
 
 
 def test_run_form_refuses_fixed_codec_with_auto_strategy_only(signed_in):

@@ -157,7 +157,8 @@ def _print_choice(choice: Choice, machines: int, line: Line) -> None:
             f"{mark}{each.utilisation:.0%}" if each.utilisation >= 0.01 else f"{mark}< 1%",
             f"{mark}{format_bytes(each.bytes_per_token)}",
         )
-    out.print(table, "", f"{choice.chosen.strategy}: {choice.reason}", sep="\n")
+    sentence = f"Auto would choose {choice.chosen.strategy}: {choice.reason}"
+    out.print(table, "", sentence, sep="\n")
 
 
 def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:

@@ -59,6 +59,12 @@ class Line:
         """
         return self.round_trip_seconds
 
+    @property
+    def spelling(self) -> str:
+        """Return the line as `parse_line` reads it."""
+        milliseconds = 1000 * self.round_trip_seconds
+        return f"{self.up_megabits:g}/{self.down_megabits:g}/{milliseconds:g}"
+
     def __str__(self) -> str:
         if self.up_megabits == self.down_megabits:
             return f"{self.up_megabits:,g} Mb/s both ways"

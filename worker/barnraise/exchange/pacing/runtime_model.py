@@ -18,7 +18,8 @@ The module imports no torch, because the site uses it.
 
 import math
 import random
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 
@@ -31,6 +32,7 @@ from barnraise.exchange.pacing.round_schedule import (
 )
 from barnraise.spec import ALL_REDUCE, DECENTRALIZED_ADAM, UPDATES
 
+RUN_STRATEGIES = (UPDATES, DECENTRALIZED_ADAM)  # that a run can have; all-reduce is the control
 PAYLOAD_BITS = (32, 16, 8)  # of a parameter that decentralised Adam sends
 ALL_REDUCE_BITS = 32
 SIMULATED_STEPS = 96
@@ -97,6 +99,8 @@ class Prediction:
         tokens_per_second: of the whole swarm.
         bytes_per_token: that a machine sends for each token that it trains on.
         utilisation: the share of time in which a machine computes.
+        topology: who averages with whom, of decentralised Adam.
+        bits: of a weight as sent, of decentralised Adam.
     """
 
     strategy: str
@@ -107,6 +111,8 @@ class Prediction:
     tokens_per_second: float
     bytes_per_token: float
     utilisation: float
+    topology: str = ""
+    bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -211,13 +217,14 @@ def predict_decentralized_adam(
         )
         block_seconds = relative * block_mean
     detail = f"{topology.name}, {bits} bits"
-    return _prediction(
+    prediction = _prediction(
         swarm,
         (DECENTRALIZED_ADAM, detail),
         (interval, interval * topology.consensus_steps(swarm.machines)),
         block_seconds / interval,
         topology.mean_neighbours(swarm.machines) * payload / interval,
     )
+    return replace(prediction, topology=topology.name, bits=bits)
 
 
 @lru_cache(maxsize=4096)
@@ -277,12 +284,17 @@ def _standard_maximum(count: int) -> float:
     return total
 
 
-def choose_strategy(swarm: Swarm) -> Choice:
+def choose_strategy(swarm: Swarm, among: Collection[str] = RUN_STRATEGIES) -> Choice:
     """Choose what `strategy: auto` stands for.
 
     The sooner all machines learn of each other's steps, the more is learnt from each token. So of
-    all predictions that train at least `CLOSE_ENOUGH` times the tokens per second of the fastest,
+    all candidates that train at least `CLOSE_ENOUGH` times the tokens per second of the fastest,
     that with the fewest steps to consensus is chosen, and of equal ones the most exact.
+
+    Args:
+        swarm: who trains.
+        among: strategies that may be chosen; the others are predicted only. A single machine uses
+            `updates` if it may.
     """
     mixing = [
         predict_decentralized_adam(swarm, topology, bits)
@@ -292,8 +304,11 @@ def choose_strategy(swarm: Swarm) -> Choice:
     all_reduce = predict_all_reduce(swarm)
     predictions = [all_reduce, *mixing, *_rarely_mixing(swarm), predict_updates(swarm)]
     predictions.sort(key=lambda each: each.consensus_steps)  # stable: more exact ones first
-    fastest = max(each.tokens_per_second for each in predictions)
-    chosen = next(each for each in predictions if each.tokens_per_second >= CLOSE_ENOUGH * fastest)
+    candidates = [each for each in predictions if each.strategy in among]
+    if swarm.machines == 1 and UPDATES in among:
+        candidates = [each for each in candidates if each.strategy == UPDATES]
+    fastest = max(each.tokens_per_second for each in candidates)
+    chosen = next(each for each in candidates if each.tokens_per_second >= CLOSE_ENOUGH * fastest)
     gain = chosen.tokens_per_second / all_reduce.tokens_per_second
     return Choice(chosen, tuple(predictions), gain, _explain(chosen, gain))
 
