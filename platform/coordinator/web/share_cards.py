@@ -1,10 +1,12 @@
 """Pictures of 1200 × 630 pixels that chat programs show next to a link to a run or a person."""
 
 import io
+import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from anyascii import anyascii
 from django.conf import settings
 from PIL import Image, ImageDraw, ImageFont
 
@@ -21,6 +23,7 @@ SERIF, SANS = "besley-latin-wght-normal.woff2", "public-sans-latin-wght-normal.w
 SERIF_WEIGHT, SANS_WEIGHT = 700, 500
 MAX_TITLE_LINES = 3
 ELLIPSIS = "…"
+FONT_SIGNS = "–—…·×‘’“”€œŒ"  # that the fonts have beyond Latin-1
 
 
 def draw_card(title: str, facts: Sequence[str], share: float) -> bytes:
@@ -38,13 +41,13 @@ def draw_card(title: str, facts: Sequence[str], share: float) -> bytes:
     width = SIZE[0] - 3 * MARGIN - BARN_WIDTH
     font = _font(SERIF, SERIF_WEIGHT, 62)
     y = MARGIN + 78.0
-    for line in wrap_text(_without_unknown(title), font, width, MAX_TITLE_LINES):
+    for line in wrap_text(spell_in_latin(title), font, width, MAX_TITLE_LINES):
         draw.text((MARGIN, y), line, INK, font)
         y += 74
     y += 34
     fact_font = _font(SANS, SANS_WEIGHT, 34)
     for fact in facts[:4]:
-        line = wrap_text(_without_unknown(fact), fact_font, width, 1)
+        line = wrap_text(spell_in_latin(fact), fact_font, width, 1)
         draw.text((MARGIN, y), "".join(line), MUTED, fact_font)
         y += 50
     written = io.BytesIO()
@@ -76,10 +79,22 @@ def _shorten(line: str, font: ImageFont.FreeTypeFont, width: float) -> str:
     return line + ELLIPSIS
 
 
-def _without_unknown(text: str) -> str:
-    """Leave out characters that the fonts do not have, such as emoji."""
-    kept = "".join(c if c in "–—…·×’“”" or ord(c) < 0x180 else " " for c in text)
-    return " ".join(kept.split()) or "Barnraise"
+def spell_in_latin(text: str) -> str:
+    """Replace letters of other scripts by Latin ones, and leave out symbols such as emoji. Pure.
+
+    The pages' fonts, with which cards are drawn, have the letters of Western Europe only.
+    """
+    spelt = (c if _is_in_fonts(c) else _transliterate(c) for c in text)
+    return " ".join("".join(spelt).split()) or "Barnraise"
+
+
+def _transliterate(character: str) -> str:
+    is_letter_or_number = unicodedata.category(character)[0] in "LN"
+    return anyascii(character) if is_letter_or_number else " "
+
+
+def _is_in_fonts(character: str) -> bool:
+    return character in FONT_SIGNS or " " <= character <= "~" or "\xa0" <= character <= "\xff"
 
 
 def _draw_barn(draw: ImageDraw.ImageDraw, share: float) -> None:

@@ -7,13 +7,28 @@ import pytest
 from django.test import Client
 from PIL import Image, ImageFont
 
-from coordinator.web.share_cards import SIZE, draw_card, wrap_text
+from coordinator.web.share_cards import SIZE, draw_card, spell_in_latin, wrap_text
 
 
 def test_card_is_a_picture_of_the_usual_size_whatever_the_title(built_frontend):
     for title in ("Dawn", "x" * 300, "many words " * 40, "🪵🪵", ""):
         picture = Image.open(io.BytesIO(draw_card(title, ["124 M parameters", "y" * 200], 0.4)))
         assert picture.size == SIZE and picture.format == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("Crème brûlée – “à deux”", "Crème brûlée – “à deux”"),
+        ("Привет, мир", "Privet, mir"),
+        ("Łódź at night", "Lódz at night"),
+        ("深層学習", "ShenCengXueXi"),
+        ("Dawn 🪵 dusk", "Dawn dusk"),
+        ("🪵\u202e\n", "Barnraise"),
+    ],
+)
+def test_card_spells_other_scripts_in_letters_that_its_fonts_have(title, expected):
+    assert spell_in_latin(title) == expected
 
 
 def test_barn_of_a_card_rises_with_the_share(built_frontend):
