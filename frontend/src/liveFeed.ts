@@ -264,9 +264,9 @@ export function createBrowserEnvironment(runId: string, mirrors: Mirror[]): Envi
     },
     async fetchSnapshot(mirror) {
       const { base } = mirrors[mirror]!;
+      // The page preloads the first snapshot. The browser uses that for a request like its own,
+      // without other headers; the site forbids to store answers.
       const response = await fetch(`${base}/live/${runId}/`, {
-        headers: { Accept: "application/json" },
-        cache: "no-store",
         credentials: base ? "omit" : "same-origin",
         signal: AbortSignal.timeout(SNAPSHOT_TIMEOUT_MS),
       });

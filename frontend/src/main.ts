@@ -1,7 +1,6 @@
 // The script of every page: theme switch, copy buttons, htmx, and the live parts of a run's page.
 
 import "./css/main.css";
-import "htmx.org";
 import { enableConfirmations } from "./confirmations";
 import { enableCopyButtons } from "./copyButtons";
 import { enableErrorClearing } from "./fieldErrors";
@@ -28,4 +27,8 @@ const machineElement = document.querySelector<HTMLElement>("[data-machine-histor
 if (machineElement) {
   void import("./machinePage").then(({ startMachinePage }) => startMachinePage(machineElement));
 }
-if (runElement) void import("./runPage").then(({ startRunPage }) => startRunPage(runElement));
+const started = runElement
+  ? import("./runPage").then(({ startRunPage }) => startRunPage(runElement))
+  : Promise.resolve();
+// What readers wait for on a run's page comes before the parts that htmx loads there.
+void started.finally(() => import("htmx.org"));

@@ -36,7 +36,8 @@ interface Row {
 }
 
 const UNKNOWN = "–";
-const HIDDEN_MS = 15_000; // between two drawings while nobody sees the table
+const HIDDEN_MS = 60_000; // between two drawings of the same machines while nobody sees the table
+const HIDDEN_CHANGE_MS = 5_000; // the same after machines have joined or gone
 const IDLE_MS = 4_000; // for which work that nobody sees waits for an idle moment
 const VISIBLE_IDLE_MS = 100; // for which rows that readers see wait for one
 
@@ -81,9 +82,11 @@ export class MachineTable {
   draw(store: Store): void {
     this.store = store;
     const isComplete = [...store.workers.keys()].every((id) => this.rows.has(id));
+    const isSame = isComplete && store.workers.size === this.rows.size;
+    const wait = isSame ? HIDDEN_MS : HIDDEN_CHANGE_MS;
     if (this.isVisible && isComplete) this.drawRows(store);
     else if (this.isVisible) this.drawWhenIdle(VISIBLE_IDLE_MS);
-    else if (performance.now() >= this.drawnAt + HIDDEN_MS) this.drawWhenIdle(IDLE_MS);
+    else if (performance.now() >= this.drawnAt + wait) this.drawWhenIdle(IDLE_MS);
   }
 
   /** Draw without delaying what the reader sees: a large run has hundreds of machines. */

@@ -26,6 +26,7 @@ from coordinator.web.run_form_fields import CODEC_LABELS
 
 register = template.Library()
 # The fonts of the first screen.
+HTMX = "/htmx.org/dist/htmx.esm.js"  # which the script of every page imports later
 FONTS = ("besley-latin-wght-normal.woff2", "public-sans-latin-wght-normal.woff2")
 
 
@@ -61,12 +62,14 @@ def frontend_assets() -> SafeString:
     entry = files["src/main.ts"]
     fonts = [(static(part["file"]),) for name, part in files.items() if name.endswith(FONTS)]
     styles = [(static(name),) for name in entry.get("css", [])]
+    htmx = next(part["file"] for name, part in files.items() if name.endswith(HTMX))
     return format_html(
-        '{}{}<script type="module" src="{}"></script>',
+        '{}{}<link rel="modulepreload" href="{}"><script type="module" src="{}"></script>',
         format_html_join(
             "", '<link rel="preload" href="{}" as="font" type="font/woff2" crossorigin>', fonts
         ),
         format_html_join("", '<link rel="stylesheet" href="{}">', styles),
+        static(htmx),
         static(entry["file"]),
     )
 
