@@ -348,6 +348,13 @@ def test_flood_of_unwanted_payloads_ends_the_connection(world, monkeypatch, capl
     assert_refused(a, caplog, [part, part], "nothing here waits for")
 
 
+def test_key_that_changes_its_volunteer_on_a_link_is_disconnected(world, caplog):
+    """Otherwise one key could count as several people, one after the other."""
+    a = world.machine(1).start()
+    other = build_hello(world, STRANGER, ticket=world.ticket(STRANGER.key, volunteer=8))
+    assert_refused(a, caplog, [other], "it belongs to another volunteer than before")
+
+
 def test_flood_of_known_headers_ends_the_connection_for_a_while(world, monkeypatch):
     monkeypatch.setattr(update_receiver, "UNNEEDED_HEADERS", (1.0, 20.0))
     a = world.machine(1).start()

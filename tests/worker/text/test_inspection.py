@@ -15,6 +15,7 @@ import zstandard
 from pyarrow import feather, parquet
 
 from barnraise.errors import TextError
+from barnraise.text import source_file
 from barnraise.text.inspection import Inspection, InspectionOptions, inspect_source
 from barnraise.text.places import parse_place
 from barnraise.text.reading import open_source
@@ -528,6 +529,14 @@ def test_text_that_is_too_short_for_a_context_is_refused(tmp_path):
 def test_one_huge_line_is_cut_into_documents(look, ending):
     found = look("a.txt", LINES.replace("\n", ending) * 100)
     assert not found.refusal and found.documents >= 3
+
+
+def test_small_compressed_file_of_one_endless_line_is_refused(look, monkeypatch):
+    """A file of a few kilobytes may stand for gigabytes, which must not lie in memory."""
+    monkeypatch.setattr(source_file, "MAX_LINE_CHARACTERS", 1 << 20)
+    bomb = gzip.compress(JSONL.encode() + b'{"text": "' + bytes([97]) * (8 << 20))
+    assert len(bomb) < 20_000
+    assert "it has a line of more than 1 MB" in look("rows.jsonl.gz", bomb).refusal
 
 
 def test_tokens_are_estimated_by_a_sample(look, tmp_path):

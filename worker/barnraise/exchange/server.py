@@ -498,6 +498,9 @@ class PeerServer:
         self, connection: Connection, hello: messages.Hello, payload: memoryview
     ) -> None:
         ticket = self.handshake.check_hello(connection.key, hello)
+        if ticket.volunteer != connection.ticket.volunteer:
+            # Limits and votes count by volunteer: one key must not be of several in turn.
+            raise MessageError("it belongs to another volunteer than before: it may connect again")
         connection.renew_introduction(hello, ticket)
         self._record_observation(connection)
         self.wake()

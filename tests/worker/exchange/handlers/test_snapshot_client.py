@@ -177,6 +177,23 @@ def test_snapshot_server_holds_one_copy_and_one_request_per_peer(world):
     assert server.copy_anchor(a.anchor, now) is not None
 
 
+def test_flood_of_snapshot_requests_copies_the_anchor_a_few_times(world):
+    """Each copy stops the training loop and writes the whole model to the disk."""
+    a = world.machine(1).start()
+    for seed in range(20):
+        a.publish_round(seed)
+    server, now, copies = a.exchange.server.snapshot_server, time.monotonic(), 0
+    for seq in range(1, 21):
+        for key in "bc":  # of one volunteer
+            vector = {a.exchange.author: seq}
+            server.add_request(PendingRequest(key * 64, vector, now + 30, "flooder"), now)
+            copies += server.copy_anchor(a.anchor, now) is not None
+    assert copies <= snapshot_server.BUILDS_OF_VOLUNTEER[1]
+    server.add_request(PendingRequest("d" * 64, None, now + 30, "honest"), now)
+    frozen, pending = server.copy_anchor(a.anchor, now)
+    assert frozen.vector == a.anchor.vector and [request.peer[0] for request in pending] == ["d"]
+
+
 def test_large_slow_fragment_arrives_beyond_the_timeout(world, monkeypatch):
     a = world.machine(1).start()
     a.publish_round(1)

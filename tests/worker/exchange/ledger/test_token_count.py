@@ -32,6 +32,24 @@ def test_many_incarnations_of_one_key_state_no_more_than_one(claims):
     assert 0 <= count_tokens(of_one_key) <= RATE * covered_milliseconds(claims)
 
 
+@given(st.lists(st.tuples(st.integers(-5000, 900), st.integers(1, 1000)), max_size=8), st.data())
+def test_header_times_of_many_incarnations_state_no_time_twice(times, data):
+    """A start long before the ticket, and a renewal at twice the rate, gain nothing.
+
+    A ticket of RATE is issued at 0, and one of twice that at 500.
+    """
+    claims = {}
+    for number, (started, time) in enumerate(times):
+        first_ms, renewed_ms = max(0, started), max(500, started)
+        before = RATE * max(0, min(time, 500) - first_ms)
+        most = before + 2 * RATE * max(0, time - renewed_ms)
+        if started < time:
+            claim = TokenClaim(started, time, data.draw(st.integers(most // 2, most)))
+            claims[author(number)] = claim
+    last = max((claim.time_ms for claim in claims.values()), default=0)
+    assert count_tokens(claims) <= RATE * min(last, 500) + 2 * RATE * max(0, last - 500)
+
+
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=8), st.data())
 def test_incarnations_that_follow_each_other_count_completely(durations, data):
     claims, start, total = {}, 0, 0

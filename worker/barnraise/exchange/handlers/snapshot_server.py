@@ -25,6 +25,7 @@ from barnraise.exchange.ledger.diff import updates_between
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network.connection import Connection
+from barnraise.exchange.network.rate_limit import TokenBuckets
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict
@@ -36,6 +37,9 @@ REUSE_SECONDS = 30.0  # age up to which a snapshot answers requests without a ve
 KEEP_SECONDS = 600.0  # seconds for which a snapshot's bytes stay on disk
 MAX_SNAPSHOTS = 4  # snapshots whose bytes are on disk at once
 MAX_PENDING_REQUESTS = 64
+# Snapshots that are built for the machines of one volunteer: per second, and in one burst. Each one
+# costs a copy of the model, made between two steps, and its bytes on the disk.
+BUILDS_OF_VOLUNTEER = (1 / 60, 8.0)
 
 
 class VerdictProofs(Message):
@@ -56,11 +60,15 @@ class AnchorCopy:
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A peer's request for a snapshot at `vector` (None: at any) until loop time `expires_at`."""
+    """A peer's request for a snapshot at `vector` (None: at any) until loop time `expires_at`.
+
+    `volunteer` is the digest of the peer's volunteer.
+    """
 
     peer: str
     vector: dict[str, int] | None
     expires_at: float
+    volunteer: str = ""
 
 
 class SnapshotServer:
@@ -91,6 +99,7 @@ class SnapshotServer:
         self._vectors = VectorHistory()
         self._recent: list[tuple[float, SnapshotManifest]] = []  # with the time of each
         self._copy: weakref.ref[AnchorCopy] | None = None  # the last one, while it is in use
+        self._builds = TokenBuckets(*BUILDS_OF_VOLUNTEER)
         self._lock = threading.Lock()
 
     @property
@@ -117,7 +126,9 @@ class SnapshotServer:
                 vector = self._vectors.find_first(request.confirmed)
             if vector is None:
                 return  # the peer cannot use any other snapshot
-        manifest = self.add_request(PendingRequest(key, vector, now + REQUEST_TIMEOUT), now)
+        volunteer = self._connections[key].ticket.volunteer
+        pending = PendingRequest(key, vector, now + REQUEST_TIMEOUT, volunteer)
+        manifest = self.add_request(pending, now)
         if manifest is not None:
             self._connections[key].send_message(manifest)
 
@@ -142,7 +153,8 @@ class SnapshotServer:
     ) -> tuple[AnchorCopy, list[PendingRequest]] | None:
         """Copy the anchor, between two training steps, if a request waits for it.
 
-        Only one copy exists at a time: peers that keep asking cannot fill the memory.
+        Only one copy exists at a time: peers that keep asking cannot fill the memory. Requests of a
+        volunteer for whom too many were made lately are dropped.
 
         Returns:
             The copy and the requests that it answers; None, at no cost, if there are none.
@@ -158,6 +170,11 @@ class SnapshotServer:
                 if request.vector is None or _is_within(request.vector, vector)
             ]
             self._requests = [request for request in waiting if request not in answerable]
+            answerable = [
+                request
+                for request in answerable
+                if self._builds.try_consume(request.volunteer or request.peer, 1, now)
+            ]
         if not answerable:
             return None
         retracted = {author: dict(updates) for author, updates in anchor.retracted.items()}

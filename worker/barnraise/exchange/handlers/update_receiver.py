@@ -246,7 +246,7 @@ class UpdateReceiver:
             MessageError: When no peer should have passed it on.
         """
         signed = push.header
-        update = self._validate_once(source, push, now)
+        update = self._validate_once(push)
         author = update.author
         seq = update.seq
         if not self._ledger.peer_store.is_recent(update.ticket):
@@ -285,13 +285,13 @@ class UpdateReceiver:
         )
         return update
 
-    def _validate_once(self, source: str, push: UpdatePush, now: float) -> Update:
+    def _validate_once(self, push: UpdatePush) -> Update:
         """Return the update of a header; verify signatures only if that was not done lately.
 
         Every update comes from several peers, and a signature takes longer to verify than all else.
 
         Raises:
-            MessageError: When it does not count, or the peer sends too many headers for nothing.
+            MessageError: When it does not count.
         """
         signed, ticket = push.header, push.ticket
         name = (
@@ -308,8 +308,6 @@ class UpdateReceiver:
             self._validated[name] = update
             if len(self._validated) > MAX_VALIDATED:
                 del self._validated[next(iter(self._validated))]
-        if update.seq <= self._ledger.head(update.author).seq:
-            self._record_unneeded(source, now)
         return update
 
     def _record_unneeded(self, source: str, now: float) -> None:
@@ -355,6 +353,8 @@ class UpdateReceiver:
         seq = update.seq
         if outcome is Outcome.RETRACTED:
             self._gossip.on_request_failed(source, author, seq, now)
+        elif outcome is Outcome.DUPLICATE and not self._verdicts.waits_for_headers:
+            self._record_unneeded(source, now)
         elif outcome is Outcome.DUPLICATE:
             await self._verdicts.on_known_header(signed, update)
         elif outcome is Outcome.FORK:

@@ -125,6 +125,11 @@ class VerdictHandler:
         if self._queue.is_open:  # before that, a snapshot brings its own verdicts
             await self._apply(verdicts, source)
 
+    @property
+    def waits_for_headers(self) -> bool:
+        """Whether a verdict is postponed until headers from before the base arrive."""
+        return bool(self._postponed)
+
     async def on_known_header(self, signed: Signed, update: Update) -> None:
         """Receive a header that is no news; a postponed verdict may wait for it."""
         if self._postponed and self._ledger.restore_header(signed, update):

@@ -17,6 +17,7 @@ read over a connection of their own, which sees what has been committed.
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -37,7 +38,8 @@ from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 
-FORMAT = 5  # of the database, in its user_version
+FORMAT = 6  # of the database, in its user_version
+READABLE_FORMATS = (5, FORMAT)  # 5 stores headers as text, and gets compressed ones from now on
 GENESIS_DIGEST = digest("")  # the `previous` of an author's first header
 HORIZON_SECONDS = 3600.0  # since its arrival a verdict may retract any update
 _PAGE = 64  # headers read at a time
@@ -48,8 +50,8 @@ _PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER,
                                     started_ms INTEGER, time_ms INTEGER,
-                                    signed TEXT, checksum TEXT,
-                                    PRIMARY KEY (author, seq)) WITHOUT ROWID;
+                                    signed BLOB, checksum TEXT,
+                                    PRIMARY KEY (author, seq));
 CREATE TABLE IF NOT EXISTS arrivals (author TEXT, seq INTEGER, tokens INTEGER,
                                      key_tokens INTEGER, received_at REAL,
                                      PRIMARY KEY (author, seq)) WITHOUT ROWID;
@@ -98,12 +100,36 @@ class LedgerHead:
         return has_right_times and update.total == self.total + update.tokens
 
 
-def _with_checksum(*row: str | int) -> tuple[str | int, ...]:
+# Rows of a kilobyte leave most of each page of a WITHOUT ROWID table unused.
+_UPGRADE_HEADERS = """
+BEGIN IMMEDIATE;
+ALTER TABLE headers RENAME TO headers_of_format_5;
+{schema}
+INSERT INTO headers SELECT * FROM headers_of_format_5;
+DROP TABLE headers_of_format_5;
+PRAGMA user_version={format};
+COMMIT;
+"""
+Cell = str | int | bytes  # of a row
+
+
+def _with_checksum(*row: Cell) -> tuple[Cell, ...]:
     """Return a row with its digest, because SQLite does not notice when a disk changes a row."""
     return (*row, digest(repr(row)))
 
 
-def _header_row(signed: Signed, update: Update) -> tuple[str | int, ...]:
+def _compress(signed: Signed) -> bytes:
+    """Return the bytes that are stored of a header: hexadecimal digits, which zlib halves."""
+    return zlib.compress(signed.model_dump_json().encode())
+
+
+def _decompress(stored: str | bytes) -> Signed:
+    """Return the header that is stored."""
+    text = stored if isinstance(stored, str) else zlib.decompress(stored)
+    return Signed.model_validate_json(text)
+
+
+def _header_row(signed: Signed, update: Update) -> tuple[Cell, ...]:
     return _with_checksum(
         update.author,
         update.seq,
@@ -111,7 +137,7 @@ def _header_row(signed: Signed, update: Update) -> tuple[str | int, ...]:
         update.total,
         update.started_ms,
         update.time_ms,
-        signed.model_dump_json(),
+        _compress(signed),
     )
 
 
@@ -155,7 +181,7 @@ class Ledger:
             self.volunteers = self._load_volunteers()
             self.verdicts = verdicts.bind(self.volunteers)
             self._set_heads(self._valid_heads())
-        except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
+        except (sqlite3.DatabaseError, zlib.error, ValueError, LookupError, TypeError) as error:
             remedy = f"remove {folder} and join again, the others have what was published"
             raise StateError(f"{path} is damaged ({error}): {remedy}") from None
 
@@ -163,10 +189,12 @@ class Ledger:
     def _open_database(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, FORMAT):
+        if version not in (0, *READABLE_FORMATS):
             raise StateError(f"{path} is of format {version}; this version works with {FORMAT}")
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
+        if version == READABLE_FORMATS[0]:
+            db.executescript(_UPGRADE_HEADERS.format(schema=_SCHEMA, format=FORMAT))
         db.executescript(_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA)
         db.execute(f"PRAGMA user_version={FORMAT}")
         return db
@@ -422,7 +450,7 @@ class Ledger:
                 "UNION ALL SELECT signed FROM base WHERE author=?1 AND seq=?2 LIMIT 1",
                 (author, seq),
             ).fetchone()
-        return Signed.model_validate_json(row[0]) if row else None
+        return _decompress(row[0]) if row else None
 
     def update(self, author: str, seq: int) -> Update | None:
         """Return the update of a header; None if it is not here."""
@@ -440,8 +468,8 @@ class Ledger:
                 ).fetchall()
             if not rows:
                 return
-            for (text,) in rows:
-                signed = Signed.model_validate_json(text)
+            for (stored,) in rows:
+                signed = _decompress(stored)
                 update = Update.model_validate_json(signed.body)
                 first = update.seq + 1
                 yield signed, update
@@ -654,7 +682,7 @@ class Ledger:
         """Return each author's last header in the base; none if this ledger has everything."""
         with self._lock:
             rows = self._db.execute("SELECT signed FROM base ORDER BY author").fetchall()
-        heads = [Signed.model_validate_json(row[0]) for row in rows]
+        heads = [_decompress(row[0]) for row in rows]
         return [(signed, Update.model_validate_json(signed.body)) for signed in heads]
 
     def base_snapshot(self) -> tuple[list[tuple[Signed, Update]], list[str]] | None:
