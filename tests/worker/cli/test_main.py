@@ -27,6 +27,7 @@ def test_every_command_explains_itself(command):
     for option in ("-h", "--help"):
         result = CliRunner().invoke(main.app, [command, option], env={"COLUMNS": "100"})
         assert result.exit_code == 0 and "Usage:" in result.output
+        assert "<bool>" not in result.output, "a switch takes no value"
 
 
 def test_version_is_printed(tmp_path):

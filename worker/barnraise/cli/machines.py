@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from barnraise.cli.console import new_table, out, print_json
+from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
 from barnraise.coordinator_client.token_client import TokenClient
@@ -31,7 +32,7 @@ class MachineAction(StrEnum):
     REVOKE = "revoke"
 
 
-machines = typer.Typer(no_args_is_help=False, help="List and control your machines.")
+machines = HelpfulTyper(no_args_is_help=False, help="List and control your machines.")
 
 
 @machines.callback(invoke_without_command=True)

@@ -12,6 +12,7 @@ from barnraise import __version__
 from barnraise.cli.console import errors, out, replace_unprintable
 from barnraise.cli.control import leave, pause, resume, stop
 from barnraise.cli.doctor.command import doctor
+from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.join import join
 from barnraise.cli.limits import limits
 from barnraise.cli.log_file import logs
@@ -37,7 +38,7 @@ Look at it from another terminal: `barnraise status --watch`, `barnraise logs -f
 Export the model: `barnraise export first-barn my-model`
 """
 
-app = typer.Typer(
+app = HelpfulTyper(
     rich_markup_mode="markdown",
     add_completion=False,
     no_args_is_help=True,

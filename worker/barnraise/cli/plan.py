@@ -32,6 +32,7 @@ SWARM_PANEL = "Machines that train together"
 GPU_PANEL = "A GPU that is not here (with --device cuda)"
 ASSUMED_GPU_MEMORY = 24 * 10**9
 ASSUMED_LAUNCHES = 150_000  # kernels/s that Python starts on a PC
+SHORT_TRAFFIC = 10_000  # bytes; less is shown in bytes
 # AdamW's parameters per second on an assumed GPU, by dtype and bits of the moments.
 ASSUMED_UPDATE_RATES = (
     ("float32", 32, 2e10),
@@ -146,8 +147,14 @@ def _print_choice(choice: Choice, machines: int, line: Line) -> None:
     """Print what each exchange strategy would cost on a line, and which suits it."""
     name = "home lines" if line == HOME_LINE else "lines"
     out.print(f"\n[bold]{machines:,} such machines[/] on {name}, {line}", "", sep="\n")
-    table = new_table("exchange", "", "tokens/s", "computing", "a token")
-    for each in choice.fastest_of_each():
+    strategies = choice.fastest_of_each()
+    table = new_table("exchange", "", "tokens/s", "computing", "per token")
+    for column in table.columns:
+        column.no_wrap = bool(column.header)  # on a narrow terminal only the description wraps
+    table.columns[1].overflow = "fold"
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for each in strategies:
         mark = "[bold]" if each is choice.chosen else ""
         every = f", every {each.round_steps} steps" if each.round_steps > 1 else ""
         table.add_row(
@@ -155,10 +162,17 @@ def _print_choice(choice: Choice, machines: int, line: Line) -> None:
             f"{mark}{each.detail}{every}",
             f"{mark}{each.tokens_per_second:,.0f}",
             f"{mark}{each.utilisation:.0%}" if each.utilisation >= 0.01 else f"{mark}< 1%",
-            f"{mark}{format_bytes(each.bytes_per_token)}",
+            f"{mark}{_format_traffic(each.bytes_per_token)}",
         )
     sentence = f"Auto would choose {choice.chosen.strategy}: {choice.reason}"
     out.print(table, "", sentence, sep="\n")
+
+
+def _format_traffic(bytes_per_token: float) -> str:
+    """Format what a token costs a line; of small models that is less than a kilobyte."""
+    if bytes_per_token < SHORT_TRAFFIC:
+        return f"{bytes_per_token:,.0f} B"
+    return format_bytes(bytes_per_token)
 
 
 def assume_gpu(host: Hardware, gpu: PlanningOptions, memory: int) -> Hardware:

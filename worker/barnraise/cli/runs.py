@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import new_table, out, print_json
+from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.machine_options import HomeOption, JsonOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
@@ -123,7 +124,7 @@ class LaunchOptions:
     launch: Annotated[bool, typer.Option("--launch", help="Launch the run too.")] = False
 
 
-runs = typer.Typer(no_args_is_help=False, help="List runs; create and control your own.")
+runs = HelpfulTyper(no_args_is_help=False, help="List runs; create and control your own.")
 
 
 @runs.callback(invoke_without_command=True)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from barnraise.cli.console import configure_logging, errors, new_table, out, print_json
+from barnraise.cli.help_format import HelpfulTyper
 from barnraise.cli.machine_options import JsonOption
 from barnraise.cli.progress import show_progress
 from barnraise.coordinator_client.redaction import redact
@@ -34,7 +35,7 @@ TokenizerOption = Annotated[
         help="An existing tokenizer: a folder with a tokenizer.json, or hf:owner/name.",
     ),
 ]
-text = typer.Typer(no_args_is_help=True, help="Look at a text before a run uses it.")
+text = HelpfulTyper(no_args_is_help=True, help="Look at a text before a run uses it.")
 
 
 @text.callback()
