@@ -157,8 +157,29 @@ ROUTES_WITHOUT_A_PAGE = {
     "webhook_types",
     "worker_curves",
 }
-# The admin's pages are alike: `make test` looks at one of each kind, `make test-all` at all.
+# The admin's pages are alike, and so are the forms of django-allauth: `make test` looks at one of
+# each kind, `make test-all` at all.
 ADMIN_SAMPLE = {"admin", "admin-runs", "admin-run", "admin-person", "admin-verdicts", "admin-audit"}
+LIKE_OTHERS = {
+    "leaderboard-teams",
+    "login-code",
+    "inactive",
+    "password-reset-done",
+    "password-reset-key",
+    "password-reset-key-done",
+    "mirrors-staff",
+    "run-terms",
+    "run-extend",
+    "leave",
+    "team-new",
+    "logout",
+    "reauthenticate",
+    "addresses",
+    "sessions",
+    "recovery-codes-none",
+    "passkey-new",
+    *(ADMIN_PAGES.keys() - ADMIN_SAMPLE),
+}
 THIRD_PARTY_ADMIN = "django_celery_beat"  # only the list that the staff need has a screenshot
 
 
@@ -197,6 +218,14 @@ def route_name(address: str) -> str:
     return resolve(path).url_name
 
 
+def mark_slow(pages: dict[str, str]) -> list:
+    """Return the names of pages; those that are like others are left to `make test-all`."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name
+        for name in pages
+    ]
+
+
 def test_every_route_has_a_screenshot_or_an_exemption():
     routes = set(all_route_names(get_resolver())) - {None}
     pages = {**PUBLIC_PAGES, **SIGNED_IN_PAGES}
@@ -211,7 +240,7 @@ def test_every_route_has_a_screenshot_or_an_exemption():
     assert admin_lists <= set(ADMIN_PAGES.values())
 
 
-@pytest.mark.parametrize("name", PUBLIC_PAGES)
+@pytest.mark.parametrize("name", mark_slow(PUBLIC_PAGES))
 def test_public_page_passes_the_check(names, visitor, name):
     answer = visitor.goto(PUBLIC_PAGES[name].format(**names))
     assert answer.status == (404 if name == "nothing-here" else 200)
@@ -219,20 +248,14 @@ def test_public_page_passes_the_check(names, visitor, name):
     check_page(visitor, name)
 
 
-@pytest.mark.parametrize("name", SIGNED_IN_PAGES)
+@pytest.mark.parametrize("name", mark_slow(SIGNED_IN_PAGES))
 def test_signed_in_page_passes_the_check(names, signed_in, name):
     assert signed_in.goto(SIGNED_IN_PAGES[name].format(**names)).status == 200
     assert_still(signed_in)
     check_page(signed_in, name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ADMIN_SAMPLE else pytest.param(name, marks=pytest.mark.slow)
-        for name in ADMIN_PAGES
-    ],
-)
+@pytest.mark.parametrize("name", mark_slow(ADMIN_PAGES))
 def test_admin_page_passes_the_check(names, signed_in, name):
     assert signed_in.goto(ADMIN_PAGES[name].format(**names)).status == 200
     check_page(signed_in, name, not_ours=UPSTREAM, renew=True)

@@ -76,6 +76,8 @@ def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
     processes = str(PROCESSES_PER_CORE * (os.cpu_count() or 1))
     command = [PYTHON, "-m", "pytest", "-q", "--hypothesis-profile=ci"]
     command += ["-n", processes, "--dist", "loadgroup", "-m", MARKERS[tier], *rest]
+    if tier != "all":  # only a slow test needs this plugin, which each process would import
+        command += ["-p", "no:schemathesis"]
     environment = {**os.environ, "BARNRAISE_TESTS": tier}
     # Without bytecode, each of the hundreds of processes that tests start compiles the program.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

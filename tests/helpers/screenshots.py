@@ -1,4 +1,4 @@
-"""Check a page as people see it: screenshots in both themes, wide and narrow, and axe-core.
+"""Check a page as people see it: in both themes, wide and narrow, by axe-core and in screenshots.
 
 axe-core is a development dependency of the frontend. The browser's own protocol injects it, so that
 the page's content security policy stays as strict as for everybody.
@@ -90,9 +90,10 @@ def find_violations(page: Page, only_colours: bool = False) -> list[str]:
 def check_page(
     page: Page, name: str, *, not_ours: tuple[str, ...] = (), renew: bool = False
 ) -> None:
-    """Take screenshots, and fail if axe-core finds anything or the page is wider than its window.
+    """Fail if axe-core finds anything on the page or it is wider than its window.
 
-    `make test` looks at two views of a page, `make test-all` at both themes in both widths.
+    `make test` looks at two views of a page; `make test-all` looks at both themes in both widths,
+    and takes screenshots of them.
 
     Args:
         page: The page.
@@ -123,7 +124,8 @@ def check_page(
         page_width = page.evaluate("document.documentElement.scrollWidth")
         if page_width > width:
             findings.append(f"{page_width} px wide in a window of {width}")
-        page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
+        if EXHAUSTIVE:
+            page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
     page.emulate_media(color_scheme="light", reduced_motion="no-preference")
     page.set_viewport_size(original_size)
     ours = [
