@@ -67,6 +67,7 @@ def wait_until(condition, seconds: float = 120.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # tests/platform/demo/test_chaos.py kills the worker as well
 def test_reports_are_stored_although_a_worker_is_killed(
     start_celery, person, draft, manifest, volunteer, numbered_report
 ):

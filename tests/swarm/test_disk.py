@@ -39,6 +39,7 @@ def test_worker_training_from_disk_ends_bit_identical_to_the_others(swarm):
     assert plan["crash_safety"] == "exact" and "disk" in plan["sentence"]
 
 
+@pytest.mark.slow  # test_swarm.py has late joiners, and others here train from disk
 def test_late_worker_on_disk_serves_its_anchor_to_the_next_joiner(swarm):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=3)
     run.set_person("ada")  # nobody else would take so young an anchor from one machine

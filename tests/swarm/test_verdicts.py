@@ -201,6 +201,7 @@ def test_revoked_machine_is_refused_within_a_minute_of_rare_reports(swarm, caplo
         site.close()
 
 
+@pytest.mark.slow  # test_failures.py restores a machine that has lost its ledger
 def test_worker_restored_from_an_old_backup_forks_and_continues(swarm):
     run = swarm(token_budget=10_000_000)
     ada, ben = start_first_worker(run), run.start("ben", knows=["ada"])

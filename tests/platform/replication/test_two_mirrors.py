@@ -34,6 +34,7 @@ def pull_and_read_state_hash(site: MirrorProcess) -> str:
     return lines[-1]
 
 
+@pytest.mark.slow  # tests/browser/test_mirrors.py joins and kills a mirror too
 def test_second_mirror_joins_and_each_works_while_the_other_is_dead(sites, tmp_path):
     a, b = sites
     digest = publish_list(a, b, tmp_path)

@@ -19,6 +19,9 @@ from coordinator.runs.reference_machines import LAPTOP, REFERENCE_MACHINES
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.web.templatetags.barnraise import span
 
+# The smallest, one that streams on most machines, and the largest; `make test-all` tries all.
+SOME_PRESETS = {"gpt-nano", "gpt2-774m", "gpt3-175b"}
+
 SLOW_LINE = Line("Slow line", 20, 20)
 FORM = {"name": "x", "preset": "gpt-nano"}
 
@@ -45,7 +48,13 @@ def test_machine_too_small_is_refused_with_what_is_short():
     assert "does not fit" in need.refusal and "disk" in need.refusal and need.run_times == ()
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset",
+    [
+        name if name in SOME_PRESETS else pytest.param(name, marks=pytest.mark.slow)
+        for name in PRESETS
+    ],
+)
 def test_every_preset_is_estimated_within_seconds_on_every_kind_of_machine(preset):
     for need in estimate(build_spec(preset), list(REFERENCE_MACHINES), 100):
         assert need.refusal or all(p.seconds > 0 and p.schedule.steps >= 1 for p in need.run_times)

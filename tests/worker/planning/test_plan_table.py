@@ -103,7 +103,7 @@ def test_no_plan_of_the_document_writes_more_than_the_day_allows():
                 assert float(match[2].replace(",", "")) * scale <= 300e9
 
 
-@pytest.mark.parametrize("model", ["gpt2-1.5b", "gpt3-2.7b"])
+@pytest.mark.parametrize("model", ["gpt2-1.5b", pytest.param("gpt3-2.7b", marks=pytest.mark.slow)])
 def test_more_memory_on_the_same_card_is_never_slower(model):
     card = next(card for card in CARDS if card.name == "RTX 4090")
     cells = [
