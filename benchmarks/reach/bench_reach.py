@@ -27,7 +27,13 @@ from peer_process import PeerProcess
 from reach_network import Home, Place, ReachNetwork, can_connect, find_hops, listen, missing_tools
 
 from barnraise.cli.doctor.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
-from barnraise.exchange.network.nat_type import Observation, ReachFacts
+from barnraise.exchange.network.nat_type import (
+    DialBack,
+    DialBackVerdict,
+    Observation,
+    ReachFacts,
+    judge_dial_backs,
+)
 
 PORT = 45555
 LINK_SECONDS = 30.0  # in which two peers behind routers must be linked
@@ -258,6 +264,14 @@ DOCTOR_CASES = {
     ReachVerdict.IPV6_ONLY: lambda network: network.add_public(ipv4=False, ipv6=True),
     ReachVerdict.NO_NETWORK: lambda network: network.add_offline(),
 }
+# What peers that are asked to dial such a machine find.
+DIAL_BACKS = dict.fromkeys(DOCTOR_CASES, DialBackVerdict.NOT_REACHED) | {
+    ReachVerdict.PUBLIC: DialBackVerdict.REACHED,
+    ReachVerdict.FORWARDED: DialBackVerdict.REACHED,
+    ReachVerdict.IPV6_ONLY: DialBackVerdict.REACHED,
+    ReachVerdict.UDP_BLOCKED: DialBackVerdict.UNTESTED,
+    ReachVerdict.NO_NETWORK: DialBackVerdict.UNTESTED,
+}
 
 
 def doctor(folder: Path) -> Result:
@@ -274,13 +288,23 @@ def doctor(folder: Path) -> Result:
             peers[verdict] = scenario.start(place, observers, **setup)
         deadline = time.monotonic() + LINK_SECONDS
         wrong: list[str] = []
+        wrong_dial_backs: list[str] = []
         for verdict, peer in peers.items():
+            is_tried = DIAL_BACKS[verdict] is not DialBackVerdict.UNTESTED
             peer.wait_until(lambda state: len(state["links"]) >= 2, deadline - time.monotonic())
-            judged = judge_reach(measure_facts(peer, observers))
-            print_step(f"doctor: {verdict.value}: judged {judged.value}")
+            if is_tried:
+                peer.wait_until(lambda state: state["facts"]["dial_backs"], GIVE_UP_SECONDS)
+            facts = measure_facts(peer, observers)
+            judged, (dialled_back, count) = judge_reach(facts), judge_dial_backs(facts.reach)
+            print_step(
+                f"doctor: {verdict.value}: judged {judged.value}, dialled back: "
+                f"{dialled_back.value} (by {count})"
+            )
             if judged is not verdict:
                 wrong.append(verdict.value)
-        return {"doctor_right": not wrong}
+            if dialled_back is not DIAL_BACKS[verdict]:
+                wrong_dial_backs.append(verdict.value)
+        return {"doctor_right": not wrong, "dial_backs_right": not wrong_dial_backs}
 
 
 def measure_facts(peer: PeerProcess, observers: list[PeerProcess]) -> NetworkFacts:
@@ -293,6 +317,7 @@ def measure_facts(peer: PeerProcess, observers: list[PeerProcess]) -> NetworkFac
         is_reached=seen["is_reached"],
         mapped_address=seen["mapped_address"],
         announced_addresses=tuple(seen["announced_addresses"]),
+        dial_backs=tuple(DialBack(**each) for each in seen["dial_backs"]),
     )
     site = observers[0].place
     has_ipv4 = any(not address.startswith("[") for address in reach.local_addresses)
@@ -373,6 +398,7 @@ def is_success(results: Result) -> bool:
             results.get("bridges_ignored") in (True, None),
             results.get("forwarded_reached") in (True, None),
             results.get("doctor_right") in (True, None),
+            results.get("dial_backs_right") in (True, None),
             results["every_update_everywhere"],
             results["largest_load"] <= 4.0,
         ]
@@ -390,6 +416,7 @@ FIELDS = (
     "bridges_ignored",
     "forwarded_reached",
     "doctor_right",
+    "dial_backs_right",
 )
 
 

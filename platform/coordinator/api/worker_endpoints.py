@@ -27,7 +27,7 @@ from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.machine_state import MachineCheckup
 from coordinator.fleet.models import VerdictRecord
 from coordinator.fleet.run_broadcast import get_broadcast
-from coordinator.fleet.worker_sessions import COPIED_KEY, report_session
+from coordinator.fleet.worker_sessions import report_session
 from coordinator.lib import site_identity
 from coordinator.notify.detectors import draft_refusal
 from coordinator.notify.models import Notification
@@ -245,7 +245,7 @@ def post_reports(
     """
     membership = require_membership(request, name)
     if sent.session and report_session(membership.run_id, membership.machine_id, sent.session):
-        raise ApiError(409, COPIED_KEY)
+        raise ApiError(409, messages.COPIED_KEY)
     numbers = [report.seq for report in sent.reports]
     if any(number >= following for number, following in pairwise(numbers)):
         raise ApiError(

@@ -15,11 +15,6 @@ ALIVE_SECONDS = 90.0  # without a report, after which a session counts as ended
 MAX_SESSIONS = 32  # of one machine; one that starts more often than that is not watched
 KEY_SECONDS = 3600  # after its last report a machine's sessions are forgotten
 
-COPIED_KEY = (
-    "this key already trains on another machine; run `barnraise login` there or, with --home "
-    "FOLDER, here: each machine needs a key of its own"
-)
-
 Sessions = dict[str, tuple[float, float]]  # session → the times of its first and last report
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from barnraise.protocol.coordinator_messages import Problem, Reports
-from coordinator.fleet.worker_sessions import ALIVE_SECONDS, COPIED_KEY, is_copy
+from barnraise.protocol.messages import COPIED_KEY
+from coordinator.fleet.worker_sessions import ALIVE_SECONDS, is_copy
 
 OLD, NEW = "a" * 16, "b" * 16
 

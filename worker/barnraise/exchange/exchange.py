@@ -40,6 +40,7 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.mixing.members import TicketedMembership
 from barnraise.exchange.mixing.mesh_links import MeshLinks
+from barnraise.exchange.network.line_meter import LineRates
 from barnraise.exchange.network.nat_type import ReachFacts
 from barnraise.exchange.network.transport import Transport
 from barnraise.exchange.pacing.author_pace import PaceLimits
@@ -239,6 +240,11 @@ class Exchange:
     def exclusion(self) -> str | None:
         """Why a verdict excludes this machine from the run, as a sentence; None if none does."""
         return self._author.exclusion
+
+    @property
+    def copied_key(self) -> str | None:
+        """Why this machine has to stop because of another one with its key; None if it has not."""
+        return self.server.copied_keys.refusal
 
     def new_update(self, tokens: int) -> UpdateWriter:
         """Return a writer for this machine's next update.
@@ -486,6 +492,18 @@ class Exchange:
     def reach_facts(self) -> ReachFacts:
         """What is known of how others reach this machine."""
         return self.server.reachability.facts(time.monotonic())
+
+    def test_reachability(self) -> int:
+        """Have linked peers dial this machine, for `reach_facts`. Blocks for some seconds.
+
+        Returns:
+            How many peers tried.
+        """
+        return self.thread.run(self.server.dial_back.test(), 0)
+
+    def measure_line(self) -> LineRates:
+        """Measure the line to a linked peer with at most 2 MB each way. Blocks for some seconds."""
+        return self.thread.run(self.server.line_test.measure(), LineRates())
 
     def renew_ticket(self, ticket: Signed) -> None:
         """Replace this machine's ticket."""

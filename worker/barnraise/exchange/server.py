@@ -21,10 +21,13 @@ from barnraise.exchange.gossip.membership import Meeting, PeerSource
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
 from barnraise.exchange.handlers.blob_scrub import BlobScrub
 from barnraise.exchange.handlers.context import HandlerContext
+from barnraise.exchange.handlers.copied_keys import CopiedKeys
+from barnraise.exchange.handlers.dial_back_handler import DialBackHandler
 from barnraise.exchange.handlers.dial_now_handler import DialNowHandler, StatementSigner
 from barnraise.exchange.handlers.dialler import Dialler
 from barnraise.exchange.handlers.handshake import Handshake
 from barnraise.exchange.handlers.incoming_greetings import IncomingGreetings
+from barnraise.exchange.handlers.line_test import LineTest, line_test_frames
 from barnraise.exchange.handlers.local_author import LocalAuthor
 from barnraise.exchange.handlers.mirror_list_sync import MirrorListSync
 from barnraise.exchange.handlers.pruner import Pruner
@@ -163,6 +166,10 @@ class PeerServer:
         )
         signer = StatementSigner(config.identity, rules.run, config.clock)
         self.dial_now = DialNowHandler(context, signer, self.reachability, self._dialler)
+        self.dial_back = DialBackHandler(context, transport, self.reachability)
+        self.copied_keys = CopiedKeys(signer, author)
+        self.handshake.set_session_signer(self.copied_keys.sign_session)
+        self.line_test = LineTest(self.connections)
         self._port_mapping = config.port_mapping
         self._announced_names = AnnouncedNames(config.announced, self.reachability)
         self.snapshot_server = SnapshotServer(ledger, self.connections, run_slowly)
@@ -195,6 +202,13 @@ class PeerServer:
             messages.PeerList: self._on_peers,
             messages.DirectiveRelay: self._on_directive,
             messages.DialNowRelay: self._on_dial_now,
+            messages.DialBackRequest: self._on_dial_back_request,
+            messages.DialBackErrand: self._on_dial_back_errand,
+            messages.DialBackResult: self._on_dial_back_result,
+            messages.CopiedKeyNotice: self._on_copied_key,
+            messages.LineTestRequest: self._on_line_test_request,
+            messages.LineTestPart: self._on_line_test_part,
+            messages.LineTestReceipt: self._on_line_test_receipt,
             SignedVerdict: self._on_proof,
             Fork: self._on_proof,
             VerdictSummary: self._on_verdict_summary,
@@ -238,6 +252,7 @@ class PeerServer:
                 self.scrub.run(),
                 self.updates.drop_expired(),
                 self._announced_names.resolve_often(),
+                self.dial_back.run(),
             ):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
@@ -445,12 +460,14 @@ class PeerServer:
             compose_state=partial(self._build_state, connection.key),
             open_update=partial(self._open_update, connection.key),
             open_blob=partial(blob_frames, [self.ledger.blobs, self.snapshot_server.blobs]),
+            open_line_test=line_test_frames,
             uplink=self.uplink,
         )
         writer = self._spawn(connection.run_writers(sources))
         writer.add_done_callback(partial(_close_when_failed, connection.channel))
         key = connection.key
         try:
+            self.copied_keys.on_hello(connection)
             while True:
                 frame = await connection.receive()
                 started_at = self._loop.time()
@@ -502,6 +519,7 @@ class PeerServer:
             # Limits and votes count by volunteer: one key must not be of several in turn.
             raise MessageError("it belongs to another volunteer than before: it may connect again")
         connection.renew_introduction(hello, ticket)
+        self.copied_keys.on_hello(connection)
         self._record_observation(connection)
         self.wake()
 
@@ -522,6 +540,7 @@ class PeerServer:
     ) -> None:
         update = await self.updates.on_header(connection.key, push, self._loop.time())
         if update is not None and update.peer == self.transport.key:
+            self.copied_keys.on_own_update(update)
             self._author.on_own_update(update)
         # Usually its payload follows at once, and gossip decides when that is here.
         if update is None or not self.updates.is_waiting_for_payloads(update):
@@ -597,6 +616,41 @@ class PeerServer:
         self, connection: Connection, relay: messages.DialNowRelay, payload: memoryview
     ) -> None:
         self.dial_now.on_relay(connection, relay, self._loop.time())
+
+    async def _on_dial_back_request(
+        self, connection: Connection, request: messages.DialBackRequest, payload: memoryview
+    ) -> None:
+        self.dial_back.on_request(connection, request, self._loop.time())
+
+    async def _on_dial_back_errand(
+        self, connection: Connection, errand: messages.DialBackErrand, payload: memoryview
+    ) -> None:
+        self.dial_back.on_errand(connection, errand, self._loop.time())
+
+    async def _on_dial_back_result(
+        self, connection: Connection, result: messages.DialBackResult, payload: memoryview
+    ) -> None:
+        self.dial_back.on_result(connection, result)
+
+    async def _on_copied_key(
+        self, connection: Connection, notice: messages.CopiedKeyNotice, payload: memoryview
+    ) -> None:
+        self.copied_keys.on_notice(notice)
+
+    async def _on_line_test_request(
+        self, connection: Connection, request: messages.LineTestRequest, payload: memoryview
+    ) -> None:
+        self.line_test.on_request(connection, request, self._loop.time())
+
+    async def _on_line_test_part(
+        self, connection: Connection, part: messages.LineTestPart, payload: memoryview
+    ) -> None:
+        self.line_test.on_part(connection, part, len(payload), self._loop.time())
+
+    async def _on_line_test_receipt(
+        self, connection: Connection, receipt: messages.LineTestReceipt, payload: memoryview
+    ) -> None:
+        self.line_test.on_receipt(connection, receipt)
 
     async def _on_proof(
         self, connection: Connection, proof: SignedVerdict | Fork, payload: memoryview

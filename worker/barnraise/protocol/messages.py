@@ -25,6 +25,7 @@ from barnraise.protocol.types import (
     ShortText,
     Signature,
     Sketch,
+    UdpPort,
     UnixMilliseconds,
     UnixTime,
     Version,
@@ -36,7 +37,14 @@ PROTOCOL_VERSION = 1  # peers and coordinators announce the versions N and N-1
 MAX_FRAME_BYTES = 1 << 20  # of one frame between peers, header included
 MAX_HEADER_BYTES = 1 << 18  # of a frame's JSON header
 MAX_PART_BYTES = MAX_FRAME_BYTES - (1 << 12)  # payload bytes of one `BlobPart`
+MAX_LINE_TEST_BYTES = 2_000_000  # each way, of one test of the line between two peers
+MAX_DIALLED_BACK = 2  # ports of one host at which a peer is dialled back
 HEADER_LENGTH_BYTES = 4  # of the big-endian header length that starts a frame
+
+COPIED_KEY = (
+    "this key already trains on another machine; run `barnraise login` there or, with --home "
+    "FOLDER, here: each machine needs a key of its own"
+)
 
 
 class Signed(Message):
@@ -134,6 +142,7 @@ class Hello(Message):
     Attributes:
         addresses: at which the sender says that it can be reached.
         observed: the UDP address from which the sender sees the receiver.
+        session: the sender's `WorkerSession` (kind "session").
     """
 
     type: Literal["hello"] = "hello"
@@ -145,6 +154,7 @@ class Hello(Message):
     ticket: Signed
     addresses: Addresses
     observed: Address | None = None
+    session: Signed | None = None
 
 
 class PeerState(Message):
@@ -289,6 +299,104 @@ class DialNowRelay(Message):
     statement: Signed
 
 
+class DialBackRequest(Message):
+    """A request that somebody dial the sender, to learn whether strangers reach it.
+
+    It is dialled at the address from which the receiver sees it, and nowhere else.
+
+    Attributes:
+        ports: UDP ports there at which the sender may be reached.
+        met: keys of peers that the sender has dialled: its router may let these in, and no others.
+    """
+
+    type: Literal["dial_back_request"] = "dial_back_request"
+    ports: list[UdpPort] = Field(min_length=1, max_length=MAX_DIALLED_BACK)
+    met: list[PublicKey] = Field(default=[], max_length=64)
+
+
+class DialBackErrand(Message):
+    """A dial-back request, passed on to a peer that its sender has not dialled.
+
+    Attributes:
+        number: chosen by the sender, repeated in the result.
+        peer: the key that is to answer.
+        addresses: at which it is dialled: ports of one host.
+    """
+
+    type: Literal["dial_back_errand"] = "dial_back_errand"
+    number: Count
+    peer: PublicKey
+    addresses: list[Address] = Field(min_length=1, max_length=MAX_DIALLED_BACK)
+
+
+class DialBackResult(Message):
+    """What became of a dial-back request, or of an errand.
+
+    Attributes:
+        number: of the errand; 0 answers a request.
+        outcome: "refused" if nobody dialled.
+        by_another: whether another peer dialled than the one that was asked.
+    """
+
+    type: Literal["dial_back_result"] = "dial_back_result"
+    number: Count = 0
+    outcome: Literal["reached", "not_reached", "refused"]
+    by_another: bool = False
+
+
+class WorkerSession(Message):
+    """A worker's statement, signed, that it runs at a time with its key.
+
+    Attributes:
+        session: drawn when the worker starts: two that run at a time share a copied key.
+        started: when the worker started.
+        issued: when it signed this statement.
+    """
+
+    run: Id
+    peer: PublicKey
+    session: Incarnation
+    started: UnixTime
+    issued: UnixTime
+
+
+class CopiedKeyNotice(Message):
+    """A statement of another worker with the receiver's own key, as its proof.
+
+    `statement` is a signed `WorkerSession`.
+    """
+
+    type: Literal["copied_key"] = "copied_key"
+    statement: Signed
+
+
+class LineTestRequest(Message):
+    """A request for bytes without meaning, to measure the line between two peers."""
+
+    type: Literal["line_test_request"] = "line_test_request"
+    size: int = Field(ge=1, le=MAX_LINE_TEST_BYTES)
+
+
+class LineTestPart(Message):
+    """A piece of such bytes, in the frame's payload; they go both ways."""
+
+    type: Literal["line_test_part"] = "line_test_part"
+    is_last: bool = False
+
+
+class LineTestReceipt(Message):
+    """What arrived of the bytes that the requester sent.
+
+    Attributes:
+        size: bytes after the first piece; 0 refuses the test.
+        seconds: between the first piece and the last.
+    """
+
+    type: Literal["line_test_receipt"] = "line_test_receipt"
+    size: int = Field(ge=0, le=2 * MAX_LINE_TEST_BYTES)
+    seconds: float = Field(ge=0, le=3600, allow_inf_nan=False)
+
+
 class DirectiveRelay(Message):
     """A coordinator's signed directive, relayed to peers that cannot reach a coordinator.
 
@@ -319,6 +427,13 @@ PeerMessage = (
     | PeerList
     | DirectiveRelay
     | DialNowRelay
+    | DialBackRequest
+    | DialBackErrand
+    | DialBackResult
+    | CopiedKeyNotice
+    | LineTestRequest
+    | LineTestPart
+    | LineTestReceipt
     | SignedVerdict
     | VerdictSummary
     | VerdictNames

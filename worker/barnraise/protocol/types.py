@@ -21,6 +21,7 @@ Sketch = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]  # a linear checksum o
 # host:port, or a relay's URL.
 Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:\[\]%/_-]{1,100}$", max_length=100)]
 MAX_ADDRESSES = 16  # of one machine, in one message
+UdpPort = Annotated[int, Field(ge=1, le=65_535)]
 Addresses = Annotated[list[Address], Field(max_length=MAX_ADDRESSES)]
 IpText = Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$")]  # an IP address
 

@@ -145,7 +145,8 @@ class StatusPublisher:
     @property
     def refusal(self) -> str | None:
         """Return why this machine has no place in the run any longer; None if it has."""
-        return self._reporter.refused or self._exchange.exclusion
+        exchange = self._exchange
+        return self._reporter.refused or exchange.exclusion or exchange.copied_key
 
     def _describe_reach(self) -> str:
         """Return how peers reach this machine, in a sentence that is logged when it changes."""

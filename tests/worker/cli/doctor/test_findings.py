@@ -12,6 +12,7 @@ from barnraise.cli.doctor.findings import (
     judge_machine,
 )
 from barnraise.cli.doctor.reach_verdict import NetworkFacts
+from barnraise.exchange.network.line_meter import LineRates
 
 GB = 10**9
 SITE = MirrorFacts("https://train.example.org", 0.05, clock_seconds=0.4)
@@ -99,3 +100,21 @@ def test_gpu_that_others_use_is_named():
     gpu = replace(GOOD, device="cuda", device_name="A card", device_memory=8 * GB)
     assert "close the programs" in remarkable(replace(gpu, device_memory_free=GB))["GPU"][1]
     assert remarkable(replace(gpu, device_memory_free=7 * GB)) == {}
+
+
+@pytest.mark.parametrize(
+    ("peers", "line", "sentence"),
+    [
+        (1, LineRates(2e6, 14e6), "To a peer go 2 MB/s, from it come 14 MB/s"),
+        (1, LineRates(0.0, 14e6), "too little reached it"),
+        (1, LineRates(), "not measured with a peer now"),
+        (0, LineRates(), "not measured: nobody else is online"),
+    ],
+)
+def test_line_is_a_sentence_whether_it_was_measured_or_not(peers, line, sentence):
+    network = NetworkFacts(has_asked_peers=True, peers_connected=peers, line=line)
+    found = {f.subject: f.sentence for f in judge_machine(replace(GOOD, network=network))}
+    assert sentence in found["Line"] and "In its runs the uplink carried 2 MB/s." in found["Line"]
+    assert "reach this machine could not be tested" in found["Incoming"]
+    quiet = replace(GOOD, uplink=0.0, network=NetworkFacts())
+    assert not {"Line", "Incoming"} & {f.subject for f in judge_machine(quiet)}

@@ -9,6 +9,7 @@ from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
 from barnraise.cli.doctor.peer_meeting import meet_peers
 from barnraise.cli.doctor.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
 from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.network.nat_type import DialBackVerdict, judge_dial_backs
 from barnraise.protocol.coordinator_messages import Directive, JoinReply, MirrorView, RunView
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer
@@ -48,6 +49,8 @@ def test_peers_are_met_and_the_folder_is_free_again(world, site):
     site.peers = [introduce(world.machine(number).start()) for number in (1, 2)]
     facts = meet_peers(site.home, "a-run", NetworkFacts(), seconds=60)
     assert facts.peers_tried == facts.peers_connected == 2
+    assert judge_dial_backs(facts.reach)[0] is DialBackVerdict.REACHED
+    assert facts.line.up > 1e5 and facts.line.down > 1e5
     assert facts.reach.local_addresses and judge_reach(facts) is not ReachVerdict.UDP_BLOCKED
     site.home.open_run(RUN).close()
 
@@ -77,10 +80,19 @@ def test_worker_that_trains_here_is_asked_instead(site):
             "is_reached": None,
             "mapped_address": "",
             "announced_addresses": [],
+            "dial_backs": [
+                {
+                    "reporter": "a" * 64,
+                    "host": "93.184.216.34",
+                    "is_reached": False,
+                    "by_stranger": True,
+                }
+            ],
         }
         folder.write_status({"reach_facts": reach, "peers": 2})
         facts = meet_peers(site.home, "a-run", NetworkFacts())
         assert judge_reach(facts) is ReachVerdict.SYMMETRIC_NAT
+        assert judge_dial_backs(facts.reach) == (DialBackVerdict.NOT_REACHED, 1)
         (folder.path / "status.json").write_text(json.dumps({"reach_facts": {"observations": 3}}))
         assert meet_peers(site.home, "a-run", NetworkFacts()) == NetworkFacts()
     finally:

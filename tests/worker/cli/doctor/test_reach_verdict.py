@@ -7,11 +7,12 @@ import pytest
 from barnraise.cli.doctor.reach_verdict import (
     NetworkFacts,
     ReachVerdict,
+    describe_dial_backs,
     describe_reach,
     is_behind_two_routers,
     judge_reach,
 )
-from barnraise.exchange.network.nat_type import Observation, ReachFacts
+from barnraise.exchange.network.nat_type import DialBack, Observation, ReachFacts
 
 LAN = "192.168.1.50"
 LOCAL = (f"{LAN}:45555",)
@@ -49,6 +50,16 @@ IPV6 = replace(
     has_ipv6=True,
     reach=ReachFacts(("[2a00:1450::5]:45555",), seen("[2a00:1450::5]:45555")),
 )
+
+
+def tried(facts: NetworkFacts, *outcomes: tuple[bool, bool]) -> NetworkFacts:
+    """Return the facts after peers have tried: (whether one got in, whether it was a stranger)."""
+    attempts = tuple(
+        DialBack(f"{n}" * 64, "93.184.216.34", *outcome) for n, outcome in enumerate(outcomes)
+    )
+    return replace(facts, reach=replace(facts.reach, dial_backs=attempts))
+
+
 OFFLINE = NetworkFacts(has_ipv4=False, is_site_reachable=False)
 
 
@@ -67,6 +78,14 @@ OFFLINE = NetworkFacts(has_ipv4=False, is_site_reachable=False)
         (BLOCKED, ReachVerdict.UDP_BLOCKED),
         (IPV6, ReachVerdict.IPV6_ONLY),
         (OFFLINE, ReachVerdict.NO_NETWORK),
+        (tried(PUBLIC, (True, True)), ReachVerdict.PUBLIC),
+        (tried(PUBLIC, (False, True)), ReachVerdict.FIREWALL),
+        (tried(HOME, (True, True)), ReachVerdict.FORWARDED),
+        (tried(HOME, (True, False)), ReachVerdict.FORWARDED),
+        (tried(HOME, (True, False), (False, True)), ReachVerdict.NAT),
+        (tried(HOME, (False, False)), ReachVerdict.NAT),
+        (tried(ANNOUNCED, (False, True)), ReachVerdict.NAT),
+        (tried(MAPPED, (False, True), (True, True)), ReachVerdict.FORWARDED),
         (replace(BLOCKED, is_site_reachable=False), ReachVerdict.NO_NETWORK),
         (NetworkFacts(), ReachVerdict.UNKNOWN),
     ],
@@ -75,6 +94,22 @@ def test_verdict_fits_the_situation(facts, verdict):
     assert judge_reach(facts) is verdict
     sentence = describe_reach(facts)
     assert sentence.endswith(".") and sentence[0].isupper() and len(sentence) < 400
+
+
+def test_outcome_of_dial_backs_is_a_sentence():
+    assert "A peer reached this machine" in describe_dial_backs(tried(HOME, (True, True)))
+    shut = tried(HOME, (False, True), (False, True))
+    assert "No peer could reach" in describe_dial_backs(shut)
+    assert "(tried by 2)" in describe_dial_backs(shut)
+    assert "nobody else is online" in describe_dial_backs(replace(HOME, peers_connected=0))
+    assert "did not try" in describe_dial_backs(HOME)
+
+
+def test_public_address_counts_more_than_one_of_the_home():
+    outside, inside = tried(HOME, (False, True)), DialBack("a" * 64, LAN, True, True)
+    attempts = (*outside.reach.dial_backs, inside)
+    facts = replace(outside, reach=replace(outside.reach, dial_backs=attempts))
+    assert judge_reach(facts) is ReachVerdict.NAT
 
 
 def test_mapping_that_peers_do_not_see_is_no_forwarded_port():

@@ -25,6 +25,7 @@ from barnraise.cli.site_access import open_site
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.durable_io import write_atomically
 from barnraise.errors import BarnraiseError
+from barnraise.exchange.network.nat_type import judge_dial_backs
 from barnraise.protocol.checkups import MAX_FINDINGS, Checkup, CheckupFinding
 from barnraise.state_dir import StateDir
 
@@ -73,7 +74,10 @@ def doctor(
 
         errors.print("Asking other machines of the run how they see this one …")
         network = dataclasses.replace(
-            facts.network, port=port, has_port_mapping=state_dir.limits.port_mapping
+            facts.network,
+            has_asked_peers=True,
+            port=port,
+            has_port_mapping=state_dir.limits.port_mapping,
         )
         facts = dataclasses.replace(facts, network=meet_peers(state_dir, run.name, network))
     findings = judge_machine(facts)
@@ -82,6 +86,9 @@ def doctor(
         print_json(
             {
                 "reach": judge_reach(facts.network).value,
+                "dial_back": judge_dial_backs(facts.network.reach)[0].value,
+                "up_bytes_per_second": round(facts.network.line.up),
+                "down_bytes_per_second": round(facts.network.line.down),
                 "findings": [
                     {"subject": f.subject, "level": f.level.value, "sentence": f.sentence}
                     for f in findings

@@ -9,6 +9,7 @@ from enum import Enum
 from barnraise.cli.doctor.reach_verdict import (
     NetworkFacts,
     ReachVerdict,
+    describe_dial_backs,
     describe_reach,
     judge_reach,
 )
@@ -132,7 +133,7 @@ def judge_machine(facts: MachineFacts) -> list[MachineFinding]:
         *_judge_memory(facts),
         *_judge_home(facts),
         *_judge_mirrors(facts),
-        _judge_network(facts.network),
+        *_judge_network(facts.network),
         *_judge_line(facts),
         *_judge_presets(facts),
     ]
@@ -245,6 +246,7 @@ def _judge_clock(ahead: float) -> MachineFinding:
 
 REACH_LEVELS = {
     ReachVerdict.PUBLIC: Level.OK,
+    ReachVerdict.FIREWALL: Level.WARNING,
     ReachVerdict.FORWARDED: Level.OK,
     ReachVerdict.NAT: Level.OK,
     ReachVerdict.DOUBLE_NAT: Level.WARNING,
@@ -256,17 +258,37 @@ REACH_LEVELS = {
 }
 
 
-def _judge_network(network: NetworkFacts) -> MachineFinding:
-    return MachineFinding("Peers", REACH_LEVELS[judge_reach(network)], describe_reach(network))
+def _judge_network(network: NetworkFacts) -> list[MachineFinding]:
+    verdict = judge_reach(network)
+    findings = [MachineFinding("Peers", REACH_LEVELS[verdict], describe_reach(network))]
+    if network.has_asked_peers:
+        findings.append(MachineFinding("Incoming", Level.OK, describe_dial_backs(network)))
+    return findings
 
 
 def _judge_line(facts: MachineFacts) -> list[MachineFinding]:
-    if not facts.uplink:
+    line = facts.network.line
+    if not (facts.network.has_asked_peers or facts.uplink):
         return []
-    sentence = f"The uplink carries {format_bytes(facts.uplink)}/s"
-    if facts.downlink:
-        sentence += f"; up to {format_bytes(facts.downlink)}/s were received"
-    return [MachineFinding("Line", Level.OK, f"{sentence}, as its runs measured.")]
+    if line.up and line.down:
+        sentence = (
+            f"To a peer go {format_bytes(line.up)}/s, from it come {format_bytes(line.down)}/s, as "
+            "measured now with at most 2 MB each way."
+        )
+    elif line.down:
+        sentence = (
+            f"From a peer come {format_bytes(line.down)}/s, as measured now; too little reached it "
+            "in five seconds to measure the uplink."
+        )
+    elif facts.network.has_asked_peers and not facts.network.peers_connected:
+        sentence = "Up- and downlink were not measured: nobody else is online."
+    else:
+        sentence = "Up- and downlink were not measured with a peer now."
+    if facts.uplink:
+        sentence += f" In its runs the uplink carried {format_bytes(facts.uplink)}/s"
+        received = f"; up to {format_bytes(facts.downlink)}/s were received"
+        sentence += f"{received}." if facts.downlink else "."
+    return [MachineFinding("Line", Level.OK, sentence)]
 
 
 def _judge_presets(facts: MachineFacts) -> list[MachineFinding]:

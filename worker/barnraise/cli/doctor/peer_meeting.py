@@ -15,7 +15,8 @@ from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.nat_type import Observation, ReachFacts
+from barnraise.exchange.network.line_meter import LineRates
+from barnraise.exchange.network.nat_type import DialBack, Observation, ReachFacts
 from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.enums import JoinPurpose
 from barnraise.spec import RunSpec
@@ -24,6 +25,7 @@ from barnraise.state_dir import StateDir
 log = logging.getLogger("barnraise")
 
 PEER_SECONDS = 20.0  # in which peers answer
+TEST_SECONDS = 10.0  # in which a test of reachability that has begun ends
 ENOUGH_PEERS = 2  # whose views together show which kind of NAT there is
 
 
@@ -76,9 +78,23 @@ def meet_peers(
         while time.monotonic() < deadline and connected < wanted:
             time.sleep(0.1)
             connected = max(connected, exchange.stats.peers)
+        if connected and not exchange.test_reachability():
+            # The exchange tests itself, too; a peer serves only a few tests.
+            wait_for_dial_back(exchange, TEST_SECONDS)
         return replace(
-            network, peers_tried=len(peers), peers_connected=connected, reach=exchange.reach_facts
+            network,
+            peers_tried=len(peers),
+            peers_connected=connected,
+            line=exchange.measure_line() if connected else LineRates(),
+            reach=exchange.reach_facts,
         )
+
+
+def wait_for_dial_back(exchange: Exchange, seconds: float) -> None:
+    """Wait until a peer has tried to reach this machine, or so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not exchange.reach_facts.dial_backs:
+        time.sleep(0.1)
 
 
 def _open_exchange(
@@ -121,6 +137,7 @@ def read_worker_reach(state_dir: StateDir, run: str, network: NetworkFacts) -> N
             is_reached=reach["is_reached"],
             mapped_address=reach["mapped_address"],
             announced_addresses=tuple(reach["announced_addresses"]),
+            dial_backs=tuple(DialBack(**tried) for tried in reach.get("dial_backs", [])),
         )
         peers = int(status["peers"])
     except (OSError, ValueError, TypeError, LookupError):

@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from barnraise.exchange.network.addresses import host_of, port_of
-from barnraise.exchange.network.nat_type import NatKind, ReachFacts, classify_nat
+from barnraise.exchange.network.line_meter import LineRates
+from barnraise.exchange.network.nat_type import (
+    DialBackVerdict,
+    NatKind,
+    ReachFacts,
+    classify_nat,
+    judge_dial_backs,
+)
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 
 
@@ -12,6 +19,7 @@ class ReachVerdict(Enum):
     """How peers can reach a machine."""
 
     PUBLIC = "public"  # at an address of its own
+    FIREWALL = "firewall"  # it has an address of its own, where a firewall lets nobody in
     FORWARDED = "forwarded"  # at a port that its router forwards
     NAT = "nat"  # behind a router: when both sides dial at one time
     DOUBLE_NAT = "double_nat"  # behind two routers
@@ -30,6 +38,7 @@ class NetworkFacts:
         has_ipv4: whether it has an IPv4 address with a route beyond its own machine.
         has_ipv6: whether it has a global IPv6 address with a route.
         is_site_reachable: whether the site answers by HTTP.
+        has_asked_peers: whether the run is known whose peers were looked for.
         peers_tried: peers that were dialled by UDP.
         peers_connected: those of them with which a connection exists.
         hops: addresses of the first routers on the way to the internet, the nearest first; "" for
@@ -38,12 +47,14 @@ class NetworkFacts:
         lan_address: this machine's own address in its network; "" if unknown.
         port: the UDP port for peers; 0 for any.
         has_port_mapping: whether this machine asks its router to forward the port.
-        reach: what peers see.
+        reach: what peers see, and whether they reach this machine.
+        line: bytes per second to and from a peer, as the two measured.
     """
 
     has_ipv4: bool = True
     has_ipv6: bool = False
     is_site_reachable: bool = True
+    has_asked_peers: bool = False
     peers_tried: int = 0
     peers_connected: int = 0
     hops: tuple[str, ...] = ()
@@ -52,6 +63,7 @@ class NetworkFacts:
     port: int = 0
     has_port_mapping: bool = True
     reach: ReachFacts = field(default_factory=ReachFacts)
+    line: LineRates = field(default_factory=LineRates)
 
 
 def judge_reach(facts: NetworkFacts) -> ReachVerdict:
@@ -64,9 +76,12 @@ def judge_reach(facts: NetworkFacts) -> ReachVerdict:
     if not facts.has_ipv4:
         return ReachVerdict.IPV6_ONLY
     nat = classify_nat(facts.reach, 4)
+    dialled_back, _ = judge_dial_backs(facts.reach)
+    is_shut = dialled_back is DialBackVerdict.NOT_REACHED and not facts.reach.is_reached
     if nat is NatKind.NONE:
-        return ReachVerdict.PUBLIC
-    if facts.reach.is_reached or _has_public_mapping(facts):
+        return ReachVerdict.FIREWALL if is_shut else ReachVerdict.PUBLIC
+    is_reached = facts.reach.is_reached or dialled_back is DialBackVerdict.REACHED
+    if is_reached or (_has_public_mapping(facts) and not is_shut):
         return ReachVerdict.FORWARDED
     if nat is NatKind.DIFFERENT_PORT:
         return ReachVerdict.SYMMETRIC_NAT
@@ -120,6 +135,8 @@ def describe_reach(facts: NetworkFacts) -> str:
     forward = f"open {shown_port} in your router{machine} and join with{fixed}"
     sentences = {
         ReachVerdict.PUBLIC: "Peers reach this machine directly, at an address of its own.",
+        ReachVerdict.FIREWALL: "This machine has an address of its own, but no peer gets in: allow "
+        f"incoming {shown_port} in the firewall of this machine and network, and join with{fixed}.",
         ReachVerdict.FORWARDED: "Peers reach this machine directly, at a port that its router "
         "forwards.",
         ReachVerdict.NAT: "This machine is behind a router: peers connect to it when both sides "
@@ -146,3 +163,18 @@ def describe_reach(facts: NetworkFacts) -> str:
         "`barnraise doctor RUN` while other machines train in the run.",
     }
     return sentences[judge_reach(facts)]
+
+
+def describe_dial_backs(facts: NetworkFacts) -> str:
+    """Return one sentence on whether peers that were asked have reached a machine."""
+    verdict, count = judge_dial_backs(facts.reach)
+    if verdict is DialBackVerdict.REACHED:
+        return "A peer reached this machine when it was asked to dial it."
+    if verdict is DialBackVerdict.NOT_REACHED:
+        return f"No peer could reach this machine without its dialling too (tried by {count})."
+    if facts.peers_connected:
+        return (
+            "Whether peers reach this machine could not be tested: those that are online did not "
+            "try. Run `barnraise doctor RUN` again in a few minutes."
+        )
+    return "Whether peers reach this machine could not be tested: nobody else is online."

@@ -452,6 +452,24 @@ class PartialView:
         self._dialling[key] = tuple(dict.fromkeys((*dialled, *chosen)))
         return Peer(key=key, addresses=list(self._dialling[key])[:MAX_ADDRESSES])
 
+    def choose_probe(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
+        """Return at which of a machine's addresses to probe it, and charge their budgets.
+
+        A probe is charged like a dial that nobody answers.
+
+        Args:
+            addresses: host:port pairs of one host.
+            now: The time in seconds.
+        """
+        chosen = self._limits.choose_punched(addresses, now)
+        self._limits.on_dial(chosen, now)
+        return chosen
+
+    def list_met(self) -> list[str]:
+        """Return the keys of peers that this machine dials now or has met, the newest first."""
+        met = [key for key, known in self.passive.items() if known.met_at or known.failures]
+        return [*self._dialling, *reversed(met)]
+
     def _hasten_redials(self, now: float) -> None:
         """Dial soon who only said goodbye, because few people are linked.
 

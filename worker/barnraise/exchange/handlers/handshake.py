@@ -67,10 +67,15 @@ class Handshake:
         self._revocations: dict[str, Directive] = {}  # the same directives, by mirror
         self.orphaned = False
         self._is_excluded: Callable[[str, str], bool] = lambda key, volunteer: False
+        self._sign_session: Callable[[], messages.Signed | None] = lambda: None
 
     def set_exclusions(self, is_excluded: Callable[[str, str], bool]) -> None:
         """Refuse peers for which this is true, given a key and the volunteer in its ticket."""
         self._is_excluded = is_excluded
+
+    def set_session_signer(self, sign_session: Callable[[], messages.Signed]) -> None:
+        """Introduce this machine with a statement of its session from now on."""
+        self._sign_session = sign_session
 
     def set_rules(self, rules: UpdateRules) -> None:
         """Replace the rules, which change with the mirror list."""
@@ -139,6 +144,7 @@ class Handshake:
             ticket=self.ticket,
             addresses=self._list_addresses(),
             observed=parse_address(channel.remote_address),
+            session=self._sign_session(),
         )
 
     async def greet(self, channel: Channel, dialled: bool) -> Connection:

@@ -65,6 +65,7 @@ class LocalAuthor:
         self._trains_since_ms = self._now_ms()  # what was published before is not trained since
         self._warned = False
         self.incarnation = config.incarnation
+        self._signed: dict[str, int] = {}  # author → the last update that this process signed
         self.unstated_tokens = 0  # trained and published, but beyond what the ticket allowed
         self.set_ticket(config.ticket)
 
@@ -156,8 +157,14 @@ class LocalAuthor:
         assert outcome in (Outcome.ADDED, Outcome.RETRACTED), outcome
         if outcome is not Outcome.ADDED:
             return None
+        self._signed[update.author] = update.seq
         self._set_unstated(trained - stated)
         return update
+
+    def has_signed(self, update: Update) -> bool:
+        """Return whether this process has signed an update of this key."""
+        with self._lock:
+            return update.seq <= self._signed.get(update.author, 0)
 
     def _set_unstated(self, tokens: int) -> None:
         """Remember what the ticket did not allow to be stated, and log it once per ticket."""

@@ -43,6 +43,11 @@ def port_of(address: str) -> int:
     return int(port) if port.isascii() and port.isdigit() and int(port) <= MAX_PORT else 0
 
 
+def version_of(address: str) -> int:
+    """Return the version of IP of a host:port address, 4 or 6."""
+    return 6 if address.startswith("[") else 4
+
+
 def join_address(host: str, port: int) -> str:
     """Return host:port; the host of an IPv6 address is in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -27,6 +27,7 @@ log = logging.getLogger("barnraise.exchange")
 
 MAX_QUEUED_MESSAGES = 8192  # small messages that may wait for one peer
 MAX_QUEUED_TRANSFERS = 4096  # updates, and blobs, that may wait for one peer
+MAX_QUEUED_LINE_TESTS = 4  # steps of a line's test that may wait for one peer
 PIECE_BYTES = 1 << 17  # payload bytes in one frame; a PeerState waits behind at most one frame
 FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and in one burst
 HEADER_LIMIT = (float(2 << 20), float(16 << 20))  # bytes of JSON accepted: per second, in one burst
@@ -44,12 +45,14 @@ class FrameSources:
         compose_state: Returns our PeerState for this peer, or None when there is none to send.
         open_update: Returns the frames of (author, seq, whole).
         open_blob: Returns the frames of (digest, offset).
+        open_line_test: Returns the frames of a number of bytes without meaning.
         uplink: The share of the uplink that payloads wait for.
     """
 
     compose_state: Callable[[], PeerState | None]
     open_update: Callable[[str, int, bool], Frames]
     open_blob: Callable[[str, int], Frames]
+    open_line_test: Callable[[int], Frames]
     uplink: FairShare
 
 
@@ -85,6 +88,7 @@ class Connection:
         # Ordered sets: a peer that requests much must not make each further request slower.
         self._updates: dict[tuple[str, int, bool], None] = {}
         self._blobs: dict[tuple[str, int], None] = {}
+        self._line_tests: dict[tuple[int], None] = {}
         self._message_waits = asyncio.Event()
         self._payload_waits = asyncio.Event()
         self._write_lock = asyncio.Lock()  # one frame at a time
@@ -130,6 +134,12 @@ class Connection:
         """Queue a blob from `offset` on; drop it when too many wait."""
         if len(self._blobs) < MAX_QUEUED_TRANSFERS:
             self._blobs.setdefault((digest, offset))
+            self._payload_waits.set()
+
+    def send_line_test(self, size: int) -> None:
+        """Queue bytes without meaning, by which the line is measured."""
+        if len(self._line_tests) < MAX_QUEUED_LINE_TESTS:
+            self._line_tests.setdefault((size,))
             self._payload_waits.set()
 
     async def receive(self) -> bytes:
@@ -195,14 +205,15 @@ class Connection:
             await self._message_waits.wait()
 
     async def _write_payloads(self, sources: FrameSources) -> None:
-        """Send updates and blobs alternately, one piece at a time."""
+        """Send updates, blobs and bytes of tests in turn, one piece at a time."""
         transfers = [
             _Transfers(self._updates, sources.open_update),
             _Transfers(self._blobs, sources.open_blob),
+            _Transfers(self._line_tests, sources.open_line_test),
         ]
         sender = UplinkSender(sources.uplink)
         while True:
-            transfers.reverse()
+            transfers.append(transfers.pop(0))
             waiting = next((transfer for transfer in transfers if transfer.is_waiting()), None)
             if waiting is None:
                 self._payload_waits.clear()

@@ -14,6 +14,7 @@ from barnraise.protocol.messages import (
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
     BlobPart,
+    LineTestPart,
     PeerMessage,
 )
 from barnraise.protocol.mirror_list import MirrorLists
@@ -72,6 +73,6 @@ def unpack(frame: bytes) -> tuple[ReceivedMessage, memoryview]:
     except ValueError as error:
         raise MessageError(f"a frame's header is not a message of ours: {error}") from None
     payload = memoryview(frame)[HEADER_LENGTH_BYTES + length :]
-    if payload and not isinstance(message, BlobPart):
+    if payload and not isinstance(message, BlobPart | LineTestPart):
         raise MessageError(f"a {message.type} carries {len(payload)} bytes of payload")
     return message, payload

@@ -6,6 +6,7 @@ A frame on the wire is preceded by its length (4 bytes, big-endian).
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import iroh
 
 from barnraise.exchange.network import iroh_binding  # noqa: F401  (it replaces two functions)
-from barnraise.exchange.network.addresses import network_of, port_of
+from barnraise.exchange.network.addresses import network_of, port_of, version_of
 from barnraise.exchange.network.local_addresses import LocalAddresses
 from barnraise.exchange.network.pending_pool import PendingPool
+from barnraise.exchange.network.port_mapping import find_home_network, remove_iroh_mapping
 from barnraise.exchange.network.rate_limit import TokenBuckets
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
@@ -26,6 +28,7 @@ from barnraise.protocol.types import MAX_ADDRESSES
 log = logging.getLogger("barnraise.exchange")
 
 ALPN = b"barnraise/peer/1"  # of channels that no protocol is named for
+PROBE_ALPN = b"barnraise/probe/1"  # of a connection that only shows that it can be made
 ANY_HOST = "0.0.0.0"
 FREE_PORT_TRIES = 8
 _LENGTH_BYTES = 4  # the length before each frame
@@ -33,6 +36,7 @@ _LENGTH_BYTES = 4  # the length before each frame
 _READ_AHEAD_BYTES = 1 << 13
 _HANDSHAKE_TIMEOUT = 5.0  # seconds until an incoming connection must be established
 _STREAM_TIMEOUT = 2.0  # seconds after that until its stream must be open
+_PROBE_SECONDS = 5.0  # until a machine that is probed must have answered
 _MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
 # Incoming connections that are being established; the oldest makes room for the newest.
 _MAX_PENDING = {"address": 4, "network": 16, "all": 64}
@@ -78,13 +82,14 @@ class IrohTransport:
         }
         self._repeats = RepeatedWarnings(log)
         self._tasks: set[asyncio.Task] = set()
+        self.probes_received = 0
         self.key = str(iroh.SecretKey.from_bytes(secret).public())
 
     async def start(self) -> None:
         """Listen; see `Transport.start`."""
         self._endpoint = await self._listen()
         for bound in self._endpoint.bound_sockets():
-            self._ports[6 if bound.startswith("[") else 4] = port_of(bound)
+            self._ports[version_of(bound)] = port_of(bound)
         self._spawn(self._accept_connections(self._endpoint))
 
     async def _listen(self) -> iroh.Endpoint:
@@ -99,24 +104,14 @@ class IrohTransport:
         address = f"{self._host}:{port}"
         # Without an IPv6 address of ours iroh would listen on all of them, on another port.
         ipv6 = {"127.0.0.1": "[::1]:0", ANY_HOST: f"[::]:{port}"}.get(self._host)
+        alpns = [*self._incoming, PROBE_ALPN]
         try:
-            return await self._bind([address, ipv6] if ipv6 else [address])
+            return await _bind([address, ipv6] if ipv6 else [address], self._secret, alpns)
         except iroh.IrohError:
             try:  # this machine may have no IPv6; or the port is in use
-                return await self._bind([address])
+                return await _bind([address], self._secret, alpns)
             except iroh.IrohError as error:
                 raise OSError(f"cannot listen on {address}: {_reason(error)}") from None
-
-    async def _bind(self, addresses: list[str]) -> iroh.Endpoint:
-        builder = iroh.EndpointBuilder()
-        builder.apply_minimal()
-        # Without a relay nothing is sent; `disabled` would allow none later.
-        builder.relay_mode(iroh.RelayMode.custom(iroh.RelayMap.empty()))
-        builder.secret_key(self._secret)
-        builder.alpns(list(self._incoming))
-        for address in addresses:
-            builder.bind_addr(address)
-        return await builder.bind()
 
     def addresses(self) -> list[str]:
         """Return host:port pairs of this machine's own, at most 16, the most useful first."""
@@ -173,6 +168,30 @@ class IrohTransport:
         except (iroh.IrohError, TimeoutError) as error:
             raise ChannelClosedError(f"no answer from {peer.key[:8]}: {_reason(error)}") from None
 
+    async def probe(self, peer: Peer) -> bool:
+        """Dial a peer as a stranger; see `Transport.probe`."""
+        own = {"127.0.0.1": ["127.0.0.1:0", "[::1]:0"], ANY_HOST: ["0.0.0.0:0", "[::]:0"]}
+        wanted = own.get(self._host, [f"{self._host}:0"])
+        bound = [address for address in wanted if version_of(address) in self._ports] or wanted
+        try:
+            endpoint = await _bind(bound, os.urandom(32), [])
+        except iroh.IrohError as error:
+            log.debug("no socket for a probe: %s", _reason(error))
+            return False
+        try:
+            address = iroh.EndpointAddr(
+                iroh.EndpointId.from_string(peer.key), None, list(peer.addresses)
+            )
+            async with asyncio.timeout(_PROBE_SECONDS):
+                connection = await endpoint.connect(address, PROBE_ALPN)
+                await connection.closed()  # by the peer, once it has counted the probe
+        except (iroh.IrohError, TimeoutError) as error:
+            log.debug("a probe of %s was not answered: %s", peer.key[:8], _reason(error))
+            return False
+        finally:
+            self._spawn(_close_probe(endpoint, self._host == ANY_HOST))
+        return True
+
     @property
     def pending_connections(self) -> int:
         """Count the incoming connections that are being established."""
@@ -225,6 +244,10 @@ class IrohTransport:
         try:
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
                 connection = await (await incoming.accept()).connect()
+            if connection.alpn() == PROBE_ALPN:
+                self.probes_received += 1
+                connection.close(0, b"reached")
+                return
             async with asyncio.timeout(_STREAM_TIMEOUT):
                 channel = IrohChannel(connection, await connection.accept_bi())
         except (iroh.IrohError, TimeoutError) as error:
@@ -350,6 +373,23 @@ class IrohChannel:
         return self._connection.close_reason() or _reason(error)
 
 
+async def _bind(addresses: list[str], secret: bytes, alpns: list[bytes]) -> iroh.Endpoint:
+    """Bind sockets of a key, which accept connections for some protocols.
+
+    Raises:
+        iroh.IrohError: An address cannot be bound.
+    """
+    builder = iroh.EndpointBuilder()
+    builder.apply_minimal()
+    # Without a relay nothing is sent; `disabled` would allow none later.
+    builder.relay_mode(iroh.RelayMode.custom(iroh.RelayMap.empty()))
+    builder.secret_key(secret)
+    builder.alpns(alpns)
+    for address in addresses:
+        builder.bind_addr(address)
+    return await builder.bind()
+
+
 def _expand_relay(relay: str) -> list[str]:
     """Return a relay's URL, or those of the public relays for which "default" stands."""
     if relay != DEFAULT_RELAYS:
@@ -380,6 +420,14 @@ async def _sender_address(incoming: iroh.Incoming) -> str:
     """Return the host:port that an incoming connection says it is from."""
     address = await incoming.remote_addr()
     return str(getattr(address, "addr", "relay"))  # a relayed connection has no address
+
+
+async def _close_probe(endpoint: iroh.Endpoint, may_be_mapped: bool) -> None:
+    """Close a probe's sockets, and remove what iroh's binding had a router forward to them."""
+    ports = [port_of(bound) for bound in endpoint.bound_sockets() if not bound.startswith("[")]
+    await endpoint.close()
+    if may_be_mapped and ports and await asyncio.to_thread(find_home_network) is not None:
+        await asyncio.to_thread(remove_iroh_mapping, ports[0])
 
 
 async def _end_incoming(end: Callable[[], Awaitable[None]]) -> None:

@@ -124,6 +124,15 @@ class MemoryNetwork:
             raise ChannelClosedError(f"{key[:8]} does not speak {protocol}")
         return near_end
 
+    def probe(self, key: str, target: str) -> bool:
+        """Return whether a stranger in the island of one peer, by key, reaches another."""
+        with self._lock:
+            listener = self._transports.get(target)
+            if listener is None or target in self.natted or not self.can_reach(key, target):
+                return False
+            listener.probes_received += 1
+        return True
+
     def forget_channel(self, *ends: "MemoryChannel") -> None:
         """Remove a channel that is being closed."""
         with self._lock:
@@ -140,6 +149,7 @@ class MemoryTransport:
         self.loop: asyncio.AbstractEventLoop | None = None
         # protocol → channels that wait for `accept`
         self._incoming: dict[str, asyncio.Queue[MemoryChannel]] = {"": asyncio.Queue()}
+        self.probes_received = 0
 
     @property
     def mappable_port(self) -> int:
@@ -167,6 +177,11 @@ class MemoryTransport:
     async def connect(self, peer: Peer) -> "MemoryChannel":
         """Dial a peer; see `Transport.connect`."""
         return await self.connect_for("", peer)
+
+    async def probe(self, peer: Peer) -> bool:
+        """Dial a peer as a stranger; see `Transport.probe`."""
+        await asyncio.sleep(2 * self.network.delay)
+        return self.network.probe(self.key, peer.key)
 
     async def connect_for(self, protocol: str, peer: Peer) -> "MemoryChannel":
         """Dial a peer for a protocol, by its name; see `Transport.connect`."""

@@ -39,6 +39,32 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class DialBack:
+    """Whether a peer that was asked to dial this machine, or to have it dialled, reached it.
+
+    Attributes:
+        reporter: The key of the peer that was asked.
+        host: This machine's address as that peer sees it.
+        is_reached: Whether this machine was reached.
+        by_stranger: Whether a peer dialled that this machine had not dialled before. A router may
+            let others in, from another port, only because this machine has dialled their address.
+    """
+
+    reporter: str
+    host: str
+    is_reached: bool
+    by_stranger: bool
+
+
+class DialBackVerdict(Enum):
+    """What dial-backs have shown."""
+
+    REACHED = "reached"
+    NOT_REACHED = "not_reached"
+    UNTESTED = "untested"  # nobody could be asked, or nobody answered
+
+
+@dataclass(frozen=True)
 class ReachFacts:
     """What a machine knows of how it can be reached.
 
@@ -49,6 +75,7 @@ class ReachFacts:
             nobody can have tried.
         mapped_address: host:port that the router maps to this machine; "" without a mapping.
         announced_addresses: host:port that its owner announces.
+        dial_backs: What became of the peers' attempts to reach it, one for each peer.
     """
 
     local_addresses: tuple[str, ...] = ()
@@ -56,6 +83,7 @@ class ReachFacts:
     is_reached: bool | None = None
     mapped_address: str = ""
     announced_addresses: tuple[str, ...] = ()
+    dial_backs: tuple[DialBack, ...] = ()
 
 
 def classify_nat(facts: ReachFacts, version: int = 4) -> NatKind:
@@ -73,6 +101,37 @@ def classify_nat(facts: ReachFacts, version: int = 4) -> NatKind:
         return NatKind.UNKNOWN
     is_same = len({observation.address for observation in seen}) == 1
     return NatKind.SAME_PORT if is_same else NatKind.DIFFERENT_PORT
+
+
+def judge_dial_backs(facts: ReachFacts) -> tuple[DialBackVerdict, int]:
+    """Judge whether peers reach a machine by those that tried.
+
+    What strangers found counts more than what others did; public addresses count more than those
+    of a home's own network, and IPv4 more than IPv6.
+
+    Returns:
+        The verdict, and by how many peers' reports.
+    """
+    counted = list(facts.dial_backs)
+    for is_better in (_is_public, lambda tried: ":" not in tried.host, _is_by_stranger):
+        counted = [tried for tried in counted if is_better(tried)] or counted
+    if not counted:
+        return DialBackVerdict.UNTESTED, 0
+    reached = sum(tried.is_reached for tried in counted)
+    if reached:
+        return DialBackVerdict.REACHED, reached
+    return DialBackVerdict.NOT_REACHED, len(counted)
+
+
+def _is_public(tried: DialBack) -> bool:
+    try:
+        return is_public_ip(parse_ip(tried.host))
+    except ValueError:
+        return False
+
+
+def _is_by_stranger(tried: DialBack) -> bool:
+    return tried.by_stranger
 
 
 def describe_nat(facts: ReachFacts) -> str:

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
-from barnraise.exchange.network.addresses import host_of, parse_address
-from barnraise.exchange.network.nat_type import ReachFacts
+from barnraise.exchange.network.addresses import host_of, parse_address, port_of, version_of
+from barnraise.exchange.network.nat_type import DialBack, ReachFacts
 from barnraise.exchange.network.observed_addresses import ObservedAddresses
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
+from barnraise.protocol.messages import MAX_DIALLED_BACK
 from barnraise.protocol.types import MAX_ADDRESSES
 
 # Seconds after a dial in which a router lets the dialled host answer. Most forget in two minutes.
 OPENED_SECONDS = 300.0
 MAX_DIALLED_HOSTS = 1024
+DIAL_BACK_SECONDS = 3600.0  # for which the outcome of a dial-back counts
+MAX_DIAL_BACKS = 8  # the newest
 REACHED_SECONDS = 3600.0  # for which an unexpected connection proves that this machine is reachable
 
 
@@ -36,6 +39,7 @@ class Reachability:
         self._mapped = ""
         self._dialled_hosts: dict[str, float] = {}
         self._reached_at: float | None = None
+        self._dial_backs: dict[str, tuple[float, DialBack]] = {}  # by reporter
         self.set_announced(announced)
 
     def set_announced(self, addresses: Sequence[str]) -> None:
@@ -63,13 +67,39 @@ class Reachability:
         that host before.
         """
         host = host_of(address)
-        try:
-            is_public = is_public_ip(parse_ip(host))
-        except ValueError:
-            return
         dialled_at = self._dialled_hosts.get(host)
-        if is_public and (dialled_at is None or now >= dialled_at + OPENED_SECONDS):
+        if _is_public(host) and (dialled_at is None or now >= dialled_at + OPENED_SECONDS):
             self._reached_at = now
+
+    def on_dial_back(self, outcome: DialBack, now: float) -> None:
+        """Record what became of a peer's attempt to reach this machine."""
+        self._dial_backs.pop(outcome.reporter, None)
+        self._dial_backs[outcome.reporter] = (now, outcome)
+        while len(self._dial_backs) > MAX_DIAL_BACKS:
+            del self._dial_backs[next(iter(self._dial_backs))]
+        is_public = _is_public(outcome.host)
+        if outcome.is_reached and outcome.by_stranger and is_public:
+            self._reached_at = now
+
+    def forget_dial_backs(self) -> None:
+        """Drop what was found, because this machine has other addresses now."""
+        self._dial_backs.clear()
+        self._reached_at = None
+
+    def list_ports(self, seen_at: str) -> list[int]:
+        """Return the UDP ports at which a peer may reach this machine, the likeliest first.
+
+        Args:
+            seen_at: host:port at which the peer sees this machine; "" if it does not state it.
+        """
+        if not seen_at:  # both are on one machine or cable
+            first = {version_of(address): port_of(address) for address in self._list_local()[::-1]}
+            return list(dict.fromkeys(first.values()))[:MAX_DIALLED_BACK]
+        stated = [*self._announced, *([self._mapped] if self._mapped else [])]
+        at_host = [address for address in stated if host_of(address) == host_of(seen_at)]
+        own = [a for a in self._list_local() if version_of(a) == version_of(seen_at)]
+        ports = [port_of(address) for address in (*at_host, *own[:1], seen_at)]
+        return [port for port in dict.fromkeys(ports) if port][:MAX_DIALLED_BACK]
 
     def list_addresses(self, now: float) -> list[str]:
         """Return the host:port pairs to announce, at most 16, those that work for most first."""
@@ -99,4 +129,16 @@ class Reachability:
             is_reached=is_reached or None,
             mapped_address=self._mapped,
             announced_addresses=self._announced,
+            dial_backs=tuple(
+                outcome
+                for at, outcome in list(self._dial_backs.values())
+                if now < at + DIAL_BACK_SECONDS
+            ),
         )
+
+
+def _is_public(host: str) -> bool:
+    try:
+        return is_public_ip(parse_ip(host))
+    except ValueError:
+        return False

@@ -99,6 +99,19 @@ class Transport(ChannelSource, Protocol):
         """
         ...
 
+    @property
+    def probes_received(self) -> int:
+        """How many probes of other machines have reached this one."""
+        ...
+
+    async def probe(self, peer: Peer) -> bool:
+        """Dial a peer as a stranger does: from another port and with another key than this peer's.
+
+        Returns:
+            Whether a machine with the peer's key answered at one of its addresses.
+        """
+        ...
+
     async def close(self) -> None:
         """Stop listening and close every channel."""
         ...

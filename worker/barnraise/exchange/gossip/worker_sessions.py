@@ -1,0 +1,84 @@
+"""Recognise that two workers run with one key at a time, by what that key has signed. Pure.
+
+Each worker draws a session when it starts, and signs with every greeting that it runs now. A peer
+passes the newest statement of one session on to the others of the same key. A statement proves that
+the key was copied if it was signed while the receiver ran, and not by the receiver. Nobody without
+the key can make one, and one from before the receiver started, as a restart leaves, proves nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from barnraise.protocol.messages import Signed, WorkerSession
+
+CLOCK_SECONDS = 10.0  # by which the clocks of two machines may differ
+FRESH_SECONDS = 60.0  # for which a statement is passed on and believed
+MAX_KEYS = 512  # whose sessions are remembered
+MAX_SESSIONS = 4  # of each key, the newest
+
+
+@dataclass(frozen=True)
+class OwnSession:
+    """The session of this worker.
+
+    Attributes:
+        session: Its name.
+        started: When it began, in seconds since 1970 by the coordinators' clock.
+    """
+
+    session: str
+    started: float
+
+
+def proves_copy(own: OwnSession, other: WorkerSession, now: float) -> bool:
+    """Return whether a statement of this worker's own key is another worker's that runs now.
+
+    Args:
+        own: This worker's session.
+        other: The statement, whose signature is verified.
+        now: Seconds since 1970, by the coordinators' clock.
+    """
+    is_fresh = abs(now - other.issued) <= FRESH_SECONDS
+    is_since_start = other.issued > own.started + CLOCK_SECONDS
+    return other.session != own.session and is_fresh and is_since_start
+
+
+def is_newer(own: OwnSession, other: WorkerSession) -> bool:
+    """Return whether this worker started after another one, and is the one that has to stop."""
+    return (own.started, own.session) > (other.started, other.session)
+
+
+class SeenSessions:
+    """The sessions in which peers have greeted this machine of late."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._seen: dict[str, dict[str, tuple[float, Signed]]] = {}  # key → session → newest
+
+    def record(self, statement: WorkerSession, signed: Signed) -> None:
+        """Record a verified statement."""
+        sessions = self._seen.pop(statement.peer, {})
+        known = sessions.pop(statement.session, None)
+        newest = (statement.issued, signed)
+        sessions[statement.session] = newest if known is None else max(known, newest, key=_issued)
+        while len(sessions) > MAX_SESSIONS:
+            del sessions[next(iter(sessions))]
+        self._seen[statement.peer] = sessions
+        while len(self._seen) > MAX_KEYS:
+            del self._seen[next(iter(self._seen))]
+
+    def others(self, key: str, session: str, now: float) -> Iterable[Signed]:
+        """Return the fresh statements of a key's other sessions.
+
+        Args:
+            key: The key.
+            session: The one that is left out.
+            now: Seconds since 1970, by the coordinators' clock.
+        """
+        for name, (issued, signed) in self._seen.get(key, {}).items():
+            if name != session and abs(now - issued) <= FRESH_SECONDS:
+                yield signed
+
+
+def _issued(statement: tuple[float, Signed]) -> float:
+    return statement[0]
