@@ -525,6 +525,21 @@ def test_blob_of_another_size_than_known_is_refused_unstored(world, caplog):
     assert "is not the one that was wanted" in caplog.text
 
 
+def test_flood_of_valid_headers_is_verified_at_a_bounded_rate(world, monkeypatch):
+    """Each header is of another incarnation, so that each has a signature to verify."""
+    monkeypatch.setattr(connection_module, "UPDATE_LIMIT", (5.0, 10.0))
+    a, b = (world.machine(n).start() for n in (1, 2))
+    with connect_raw_peer(world, a) as send:
+        for life in range(200):
+            send(push(world, STRANGER, incarnation=f"{life:016x}"))
+        b.add_peers(a)
+        for seed in range(3):
+            b.publish_round(seed)
+            world.wait_for_agreement(a, b)
+        incomplete = a.exchange.server.updates.incomplete
+        assert 0 < len(incomplete) < 200, "the other headers still wait"
+
+
 def test_flood_of_messages_slows_only_its_sender(world, monkeypatch):
     monkeypatch.setattr(connection_module, "FRAME_LIMIT", (50.0, 100.0))
     a, b = (world.machine(n).start() for n in (1, 2))

@@ -538,6 +538,7 @@ class PeerServer:
     async def _on_update(
         self, connection: Connection, push: messages.UpdatePush, payload: memoryview
     ) -> None:
+        await connection.wait_for_update()
         update = await self.updates.on_header(connection.key, push, self._loop.time())
         if update is not None and update.peer == self.transport.key:
             self.copied_keys.on_own_update(update)

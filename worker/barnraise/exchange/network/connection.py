@@ -31,6 +31,8 @@ MAX_QUEUED_LINE_TESTS = 4  # steps of a line's test that may wait for one peer
 PIECE_BYTES = 1 << 17  # payload bytes in one frame; a PeerState waits behind at most one frame
 FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and in one burst
 HEADER_LIMIT = (float(2 << 20), float(16 << 20))  # bytes of JSON accepted: per second, in one burst
+# Headers of updates accepted: per second, and in one burst. Each may need two signatures verified.
+UPDATE_LIMIT = (100.0, 1000.0)
 UNWANTED_LIMIT = (float(16 << 20), float(256 << 20))  # bytes of payloads that nothing waits for
 BYTE_LIMIT = (float(128 << 20), float(256 << 20))  # bytes accepted: per second, and in one burst
 
@@ -82,6 +84,7 @@ class Connection:
         self._frame_limit = TokenBucket(*FRAME_LIMIT)
         self._byte_limit = TokenBucket(*BYTE_LIMIT)
         self._header_limit = TokenBucket(*HEADER_LIMIT)
+        self._update_limit = TokenBucket(*UPDATE_LIMIT)
         self._unwanted_limit = TokenBucket(*UNWANTED_LIMIT)
         self._messages: deque[Message] = deque()
         self._state_due = False
@@ -159,6 +162,12 @@ class Connection:
         if delay:
             await asyncio.sleep(delay)
         return frame
+
+    async def wait_for_update(self) -> None:
+        """Wait until another header of an update may be verified, which holds up this peer only."""
+        delay = self._update_limit.consume(1, asyncio.get_running_loop().time())
+        if delay:
+            await asyncio.sleep(delay)
 
     def record_unwanted(self, size: int) -> None:
         """Record bytes of a payload that nothing here waits for; a few arrive after a decline.
