@@ -182,10 +182,14 @@ class MemberPage(Schema):
     model_config = example(items=[], next=LATER)
 
 
+# Not a tuple: tools that read the API's document misread `prefixItems`.
+CurvePoint = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
 class HistoryOut(Schema):
     """The curves of a run."""
 
-    curves: dict[str, list[tuple[float, float]]] = Field(
+    curves: dict[str, list[CurvePoint]] = Field(
         description='Name → (x, y). Over tokens of all machines: "train" and "validation" (nats a '
         'token), "learning_rate", "gradient_norm", "clock" (when the training losses were '
         'measured). Over seconds since 1970: "rate" (tokens/s), "machines", "sent" and "received" '
