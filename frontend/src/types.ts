@@ -44,6 +44,7 @@ export interface ExchangeView {
   uplink_rate: number;
   lag: number;
   relayed?: number;
+  reached?: boolean;
 }
 
 /** One machine of a run: a row of the table on the run's page. */

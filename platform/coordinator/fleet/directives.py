@@ -86,7 +86,7 @@ def should_prepare_text(membership: Membership) -> bool:
 
 
 def peer_hints(membership: Membership) -> list[messages.Peer]:
-    """List other machines of the run to try, the most recently seen first.
+    """List other machines of the run to try: some that strangers reach, then those seen last.
 
     Each comes with the addresses that it has proven, and with those that it shares with this
     machine's private network.

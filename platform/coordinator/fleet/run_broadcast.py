@@ -4,6 +4,8 @@ Each process looks it up at most once a second. With thousands of machines these
 otherwise be half of a report's cost.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
@@ -18,6 +20,8 @@ from coordinator.runs.tickets import TICKET_SECONDS
 
 MAX_AGE_SECONDS = 1.0
 MAX_PEER_HINTS = 64  # in one reply
+MAX_REACHED_HINTS = 16  # of them: machines that strangers have reached, which come first
+MAX_REACHED_OF_PERSON = 2  # of these: whatever the number of a person's keys
 MAX_REVOKED_KEYS = 1000  # in one directive: the most recently revoked
 # Directives name a revoked key for so long: by then no peer accepts a ticket from before.
 REVOCATION_SECONDS = TICKET_SECONDS + ORPHANED_TICKET_GRACE_SECONDS
@@ -31,11 +35,13 @@ class AnnouncedPeer:
         key: its public key.
         addresses: where it can be reached, as it reports.
         source_address: the address that its requests come from.
+        owner: the person's id.
     """
 
     key: str
     addresses: tuple[str, ...]
     source_address: str
+    owner: UUID | None = None
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,9 @@ class RunBroadcast:
 
     Attributes:
         revoked: keys that the run's peers must refuse.
-        peers: the most recently seen first. It holds one more than a reply lists, because the reply
-            leaves the receiver itself out.
+        peers: some that strangers have reached first, so that a newcomer behind a router finds
+            peers that it can dial, and through them the others; then the most recently seen. It
+            holds one more than a reply lists, because the reply leaves the receiver itself out.
     """
 
     revoked: tuple[str, ...]
@@ -74,18 +81,34 @@ def load_broadcast(run: Run) -> RunBroadcast:
     # Machines may report to any mirror; all mirrors know their addresses. Two short queries are
     # faster than one join, which reads every machine.
     alive = Membership.everywhere.reachable_in(run).order_by("-last_seen")
-    alive = alive.values_list("machine", flat=True)
     # A machine that has just changed mirrors has two rows.
-    latest = list(dict.fromkeys(alive[: 2 * MAX_PEER_HINTS]))
-    rows = Membership.objects.filter(run=run, machine__in=latest).values_list(
-        "machine", "machine__key", "addresses", "source_address"
+    latest = alive.values_list("machine", flat=True)[: 2 * MAX_PEER_HINTS]
+    # As the machines say themselves: a lie brings a machine no more than dials.
+    reached = alive.filter(exchange__reached=True).values_list("machine", flat=True)
+    reached = list(dict.fromkeys(reached[:MAX_PEER_HINTS]))
+    known = list(dict.fromkeys([*reached, *latest]))
+    rows = Membership.objects.filter(run=run, machine__in=known).values_list(
+        "machine", "machine__key", "addresses", "source_address", "machine__owner"
     )
     peers = {
-        machine: AnnouncedPeer(key, tuple(addresses), source)
-        for machine, key, addresses, source in rows
+        machine: AnnouncedPeer(key, tuple(addresses), source, owner)
+        for machine, key, addresses, source, owner in rows
         if addresses
     }
-    reachable = tuple(peers[machine] for machine in latest if machine in peers)
+    firsts = choose_reached([peers[machine] for machine in reached if machine in peers])
+    recent = [peers[machine] for machine in dict.fromkeys(latest) if machine in peers]
+    ordered = tuple(dict.fromkeys([*firsts, *recent]))
     return RunBroadcast(
-        revoked=tuple(revoked[:MAX_REVOKED_KEYS]), peers=reachable[: MAX_PEER_HINTS + 1]
+        revoked=tuple(revoked[:MAX_REVOKED_KEYS]), peers=ordered[: MAX_PEER_HINTS + 1]
     )
+
+
+def choose_reached(peers: Sequence[AnnouncedPeer]) -> list[AnnouncedPeer]:
+    """Choose a few machines that say that strangers reach them, few of each person. Pure."""
+    chosen: list[AnnouncedPeer] = []
+    of_person: Counter[UUID | None] = Counter()
+    for peer in peers:
+        of_person[peer.owner] += 1
+        if of_person[peer.owner] <= MAX_REACHED_OF_PERSON:
+            chosen.append(peer)
+    return chosen[:MAX_REACHED_HINTS]

@@ -334,6 +334,26 @@ def test_peer_hints_list_reachable_machines_newest_first(
     ]
 
 
+def test_machines_that_strangers_reach_are_hinted_first_few_of_each_person(
+    person, launched_run, volunteer
+):
+    run, ada = launched_run(person())
+    liar = person("mallory@example.org")
+    owners = [person(f"{seed}@example.org") for seed in (2, 3)]
+    members = [volunteer(owner, seed) for seed, owner in enumerate((*owners, *[liar] * 3), 2)]
+    now = timezone.now()
+    for age, member in enumerate(members):  # the liar's machines were seen last
+        member.join(run)
+        run.memberships.filter(machine=member.machine).update(
+            last_seen=now - timedelta(seconds=1 - age / 10),
+            exchange={"reached": member is not members[1]},
+        )
+    run.memberships.filter(machine=ada.machine).update(last_seen=now, exchange={"reached": False})
+    reached, unreached, *lying = [member.identity.key for member in members]
+    hinted = [peer.key for peer in run_broadcast.load_broadcast(run).peers]
+    assert hinted == [lying[2], lying[1], reached, ada.identity.key, lying[0], unreached]
+
+
 def test_address_of_a_stranger_that_a_machine_announces_is_not_passed_on(
     person, launched_run, volunteer, numbered_report
 ):

@@ -1,5 +1,6 @@
 """Figures of the exchange, for status and reports."""
 
+import time
 from dataclasses import dataclass
 
 from barnraise.exchange.compression.scheme import CHUNK
@@ -53,6 +54,7 @@ class ExchangeStats:
         damaged_fragment: The name of a fragment that is not repaired yet.
         ignored_authors: Names of authors in peers' States that no header proved.
         waiting_reason: Why no snapshot is taken although one is needed; None if none is.
+        is_reached: Whether machines on the internet that this one had not dialled have reached it.
     """
 
     updates_sent: int
@@ -72,6 +74,7 @@ class ExchangeStats:
     damaged_fragment: str | None = None
     ignored_authors: int = 0
     waiting_reason: str | None = None
+    is_reached: bool = False
 
     @property
     def summary(self) -> ExchangeView | None:
@@ -90,6 +93,7 @@ class ExchangeStats:
             uplink_rate=self.uplink_rate,
             lag=self.updates_behind,
             relayed=sum(neighbour.is_relayed for neighbour in self.neighbours),
+            reached=self.is_reached,
         )
 
 
@@ -143,6 +147,7 @@ def collect_stats(
         damaged_fragment=findings.damaged,
         ignored_authors=server.gossip.authors.ignored,
         waiting_reason=server.snapshot_client.waiting_reason,
+        is_reached=bool(server.reachability.facts(time.monotonic()).is_reached),
     )
 
 

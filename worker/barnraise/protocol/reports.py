@@ -82,6 +82,7 @@ class ExchangeView(Message):
     uplink_rate: Rate  # bytes/s that its uplink was measured to carry; 0: not known yet
     lag: Count  # updates that its peers have and it lacks
     relayed: Count = 0  # of its peers: reached through a relay server
+    reached: bool = False  # whether machines that it had not dialled have reached it of late
 
 
 class SystemView(Message):
