@@ -1,5 +1,6 @@
 """Test requests for a port to a router: their bytes, and against a router on a local address."""
 
+import asyncio
 import random
 import socket
 import struct
@@ -7,8 +8,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from helpers.wait_for import wait_until
 
 from barnraise.errors import MessageError
+from barnraise.exchange.network import port_mapping
 from barnraise.exchange.network.nat_pmp import (
     CONTROL_PORT,
     decode_pcp_map,
@@ -19,6 +22,7 @@ from barnraise.exchange.network.nat_pmp import (
 )
 from barnraise.exchange.network.port_mapping import (
     HomeNetwork,
+    PortMapper,
     PortMapping,
     release_mapping,
     request_mapping,
@@ -125,3 +129,35 @@ def test_router_without_pcp_is_asked_by_nat_pmp() -> None:
     assert (mapping.protocol, mapping.address) == ("NAT-PMP", f"5.9.1.1:{PORT + 1}")
     release_mapping(home, PORT, mapping)
     assert router.requests[-1] == struct.pack("!BBHHHI", 0, 1, 0, PORT, 0, 0)
+
+
+@pytest.mark.slow  # because UPnP's search for a router takes seconds
+def test_laptop_in_another_network_asks_the_router_there(monkeypatch) -> None:
+    monkeypatch.setattr(port_mapping, "IROH_SECONDS", 0.0)
+    monkeypatch.setattr(port_mapping, "NETWORK_SECONDS", 0.05)
+    monkeypatch.setattr(port_mapping, "DISCOVERY_MILLISECONDS", 10)
+    routers = [
+        Router(pcp_answer),
+        Router(lambda request: pcp_answer(request, ip="5.9.1.2")),
+    ]
+    homes: list[HomeNetwork | None] = [HomeNetwork("127.0.0.1", routers[0].ip)]
+    mapped: list[str] = []
+
+    async def travel() -> None:
+        mapper = PortMapper(PORT, True, lambda: "5.9.1.1", mapped.append, lambda: homes[-1])
+        running = asyncio.create_task(mapper.run())
+        for home, expected in (
+            (homes[0], ["5.9.1.1:50000"]),
+            (None, [""]),  # on a line with a public address
+            (HomeNetwork("127.0.0.1", routers[1].ip), ["", "5.9.1.2:50000"]),
+        ):
+            mapped.clear()
+            homes.append(home)
+            async with asyncio.timeout(60):
+                while mapped != expected:
+                    await asyncio.sleep(0.05)
+        running.cancel()
+        await mapper.close()
+
+    asyncio.run(travel())
+    wait_until(lambda: routers[1].requests[-1][4:8] == bytes(4), 60)  # it was released

@@ -39,6 +39,7 @@ LIFETIME = 3600  # seconds that are asked for; they are renewed after half of th
 MIN_RENEWAL = 60.0  # seconds between two renewals at least
 IROH_SECONDS = 4.0  # after which iroh's binding has mapped a port, if it can
 RETRY_SECONDS = 900.0  # between two attempts while no router answers
+NETWORK_SECONDS = 10.0  # between two looks whether this machine came to another network
 SITE_SECONDS = 15.0  # in which the site's view of this machine is waited for
 RELEASE_SECONDS = 4.0  # that leaving waits for the router
 ANSWER_SECONDS = (0.25, 0.5, 1.0)  # that each of three equal requests is waited for
@@ -243,6 +244,7 @@ class PortMapper:
         is_enabled: bool,
         find_site_view: Callable[[], str],
         on_mapped: Callable[[str], None],
+        find_home: Callable[[], HomeNetwork | None] = find_home_network,
     ) -> None:
         """Map nothing yet; `run` does.
 
@@ -252,7 +254,9 @@ class PortMapper:
             find_site_view: Returns the IP address from which the site sees this machine; "" while
                 that is unknown.
             on_mapped: Receives the public host:port; "" once there is none.
+            find_home: Returns where this machine is now; None without a router to ask.
         """
+        self._find_home = find_home
         self._port = port
         self._is_enabled = is_enabled
         self._find_site_view = find_site_view
@@ -261,19 +265,27 @@ class PortMapper:
         self._mapping: PortMapping | None = None
 
     async def run(self) -> None:
-        """Map the port and renew that, until cancelled."""
+        """Map the port, renew that, and do it again in another network, until cancelled."""
         if not self._port or not await self._is_useful():
             await asyncio.Event().wait()
         await asyncio.sleep(IROH_SECONDS)
         while True:
-            self._home = find_home_network()
-            if self._home is None:
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            await asyncio.to_thread(remove_iroh_mapping, self._port)
-            if self._is_enabled:
-                self._adopt(await asyncio.to_thread(request_mapping, self._home, self._port))
-            await asyncio.sleep(self._renewal_seconds())
+            self._home = self._find_home()
+            if self._home is not None:
+                await asyncio.to_thread(remove_iroh_mapping, self._port)
+                if self._is_enabled:
+                    self._adopt(await asyncio.to_thread(request_mapping, self._home, self._port))
+            if await self._network_changes(self._renewal_seconds()):
+                self._adopt(None)  # what the router of the network before forwards leads nowhere
+
+    async def _network_changes(self, seconds: float) -> bool:
+        """Wait for so many seconds at most; return whether this machine came to another network."""
+        ends_at = time.monotonic() + seconds
+        while time.monotonic() < ends_at:
+            await asyncio.sleep(min(seconds, NETWORK_SECONDS))
+            if self._find_home() != self._home:
+                return True
+        return False
 
     async def _is_useful(self) -> bool:
         """Return whether the site sees a public address, or nobody knows what it sees."""
