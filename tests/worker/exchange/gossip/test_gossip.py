@@ -126,6 +126,18 @@ def test_gossip_liar_that_pushes_to_all_does_not_delay_honest_updates():
     assert late <= 3, f"{late} of 30 honest updates waited for the next State"
 
 
+def test_gossip_update_that_is_not_urgent_is_announced_and_not_pushed():
+    me = connected_gossip(1, 2)
+    me.on_state(key_of(2), peer_state({}), 0.0)
+    me.next_actions(0.0)
+    me.build_state(key_of(2), 0.0)
+    me.on_local_update(author_of(3), 1, is_urgent=False)
+    actions = me.next_actions(g.MIN_STATE_INTERVAL)
+    assert not [action for action in actions if isinstance(action, g.PushUpdate)]
+    assert g.SendState(key_of(2)) in actions
+    assert me.build_state(key_of(2), g.MIN_STATE_INTERVAL).vector == {author_of(3): 1}
+
+
 def test_gossip_declined_push_is_not_continued():
     me, author = connected_gossip(1, 2), author_of(1)
     me.on_local_update(author, 1)

@@ -324,11 +324,16 @@ class Gossip:
             for link in self.links.values():
                 self._compare_anchors(link)
 
-    def on_local_update(self, author: str, seq: int) -> None:
+    def on_local_update(self, author: str, seq: int, is_urgent: bool = True) -> None:
         """Record that our ledger has this author's updates up to `seq`, and schedule their spread.
 
         Peers that need the update are pushed it, or sent a State soon. The other peers see it in
         their next State, which is sent soon only if one of the two sides is about to end.
+
+        Args:
+            author: The author.
+            seq: The sequence number.
+            is_urgent: Whether it is pushed; otherwise it is only announced.
         """
         if author not in self.vector:
             self._adopt_claims(author)
@@ -337,7 +342,7 @@ class Gossip:
         for link in self.links.values():
             link.changed_authors[author] = None
             needs_state = self.needs(link.key, author, seq)
-            if needs_state and link.is_eager_for(author) and link.has_state:
+            if is_urgent and needs_state and link.is_eager_for(author) and link.has_state:
                 self._pushes.append(PushUpdate(link.key, author, seq))
                 needs_state = False
             link.has_news = link.has_news or needs_state or link.complete or self.complete

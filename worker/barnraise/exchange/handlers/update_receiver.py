@@ -95,6 +95,7 @@ class IncompleteUpdate:
         is_expected: Whether it is recorded on disk that these payloads are on their way.
         last_byte_at: Event loop time of its header or of its last byte.
         is_verified: Whether all payloads are here and match the header.
+        is_ahead: Whether its key had published more than it can have trained when it was appended.
         units: What they decode to, where that is kept in memory.
     """
 
@@ -107,6 +108,7 @@ class IncompleteUpdate:
     buffered: dict[str, _Piece] = field(default_factory=dict)
     is_expected: bool = False
     is_verified: bool = False
+    is_ahead: bool = False
     units: Units = ()
 
     @property
@@ -578,8 +580,9 @@ class UpdateReceiver:
         incomplete.is_verified = True
         identity = (incomplete.update.author, incomplete.update.seq)
         if done.outcome is Outcome.ADDED:
-            self._pace.on_update(_paced(incomplete))
-            self._pace.on_batch(incomplete.update.peer, self._clock())
+            now = self._clock()
+            self._record_pace(incomplete, now)
+            self._pace.on_batch(incomplete.update.peer, now)
             self._on_appended(incomplete)
         elif self._incomplete.get(identity) is incomplete:  # it was not dropped meanwhile
             self._gossip.on_update_buffered(*identity)
@@ -602,7 +605,14 @@ class UpdateReceiver:
         update = appended.update
         self._drop(update.author, update.seq)
         self._queue.append(anchor_entry(update, self._ledger.verdicts), appended.units)
-        self._gossip.on_local_update(update.author, update.seq)
+        # Updates that come too fast are requested by those that want them: to push them would
+        # delay those of everybody else.
+        self._gossip.on_local_update(update.author, update.seq, is_urgent=not appended.is_ahead)
+
+    def _record_pace(self, incomplete: IncompleteUpdate, now: float) -> None:
+        """Count an update that enters the ledger in its author's pace."""
+        incomplete.is_ahead = self._pace.is_ahead(incomplete.update.peer, now)
+        self._pace.on_update(_paced(incomplete))
 
     def _decode_payloads(self, update: Update, keep: bool) -> Units:
         """Check an update's payloads, in the disk thread.
@@ -685,7 +695,7 @@ class UpdateReceiver:
                     break
                 return [ready], str(error)
             batch.append(ready)
-            self._pace.on_update(paced)
+            self._record_pace(ready, now)
             seq, time_ms = ready.update.seq, ready.update.time_ms
         if batch:
             self._pace.on_batch(batch[0].update.peer, now)

@@ -25,7 +25,7 @@ from barnraise.exchange.mixing.step_inbox import (
     MixingFrame,
     StepInbox,
 )
-from barnraise.exchange.network.rate_limit import FairShare, Meter
+from barnraise.exchange.network.rate_limit import FairShare, Meter, UplinkSender
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
 
@@ -367,18 +367,22 @@ class MeshLinks:
         link.has_work.set()
 
     async def _write(self, link: _Link) -> None:
+        sender = UplinkSender(self._uplink)
         with contextlib.suppress(ChannelClosedError):
             while True:
                 while link.queue:
-                    await self._write_payload(link, *link.queue.popleft())
+                    await self._write_payload(link, sender, *link.queue.popleft())
+                    sender.end_transfer()
                 link.has_work.clear()
                 await link.has_work.wait()
 
-    async def _write_payload(self, link: _Link, frame: MixingFrame, payload: bytes) -> None:
+    async def _write_payload(
+        self, link: _Link, sender: UplinkSender, frame: MixingFrame, payload: bytes
+    ) -> None:
         total = len(payload)
         for offset in range(0, max(1, total), PIECE_BYTES):
             piece = payload[offset : offset + PIECE_BYTES]
             part = MixingFrame(frame.kind, frame.step, frame.roster, total, offset, piece)
-            await self._uplink.wait_for_turn(len(piece))
+            await sender.wait_for_turn(len(piece))
             await link.channel.send(part.pack())
             self.bytes_sent += len(piece)

@@ -109,9 +109,13 @@ class AuthorPace:
             now: The time in seconds since 1970.
         """
         ready = self._allowed_at(update)
-        if self._paid_until.get(update.key, 0.0) > now + AHEAD_SECONDS:
+        if self.is_ahead(update.key, now):
             ready = max(ready, self._batch_at.get(update.key, 0.0) + BATCH_SECONDS)
         return ready
+
+    def is_ahead(self, key: str, now: float) -> bool:
+        """Return whether a key published more than its machine can have trained by now."""
+        return self._paid_until.get(key, 0.0) > now + AHEAD_SECONDS
 
     def fits_batch(self, update: PacedUpdate, now: float) -> bool:
         """Return whether an update may enter together with the one before it."""
