@@ -56,7 +56,7 @@ export function summarizeSwarm({ nodes, links, hidden }: Swarm): string {
   if (count === 1) return "One machine reports: it has nobody to connect to.";
   const pairs = (count * (count - 1)) / 2;
   const rate = links.reduce((sum, link) => sum + link.forward + link.backward, 0);
-  const through = links.length < pairs ? " Updates reach the others through these." : "";
+  const through = links.length > 0 && links.length < pairs ? " Updates reach the others through these." : "";
   const relayed = links.filter((link) => link.relayed).length;
   const byRelay = relayed ? `, ${relayed} of them through a relay server` : "";
   const more = hidden > 0 ? ` ${hidden} more machines are not drawn.` : "";

@@ -40,6 +40,9 @@ describe("summarizeSwarm", () => {
     expect(summarizeSwarm({ ...SWARM, links: relayed })).toContain(
       "1 of 3 pairs connected, 1 of them through a relay server,",
     );
+    expect(summarizeSwarm({ ...SWARM, links: [] })).toBe(
+      "3 machines, 0 of 3 pairs connected, 0 kB/s between them.",
+    );
     expect([true, false, null].map(formatRoute)).toEqual(["Relay", "Direct", "–"]);
   });
 

@@ -46,7 +46,7 @@ class SwarmView {
   // The place of each machine that was drawn, so that those that stay do not move.
   private readonly order: string[] = [];
 
-  constructor(card: HTMLElement) {
+  constructor(private readonly card: HTMLElement) {
     this.drawing = requireElement(card, "[data-swarm-drawing]");
     this.summary = requireElement(card, "[data-swarm-summary]");
     this.rows = requireElement(card, "[data-swarm-rows]");
@@ -56,6 +56,7 @@ class SwarmView {
     const text = JSON.stringify(swarm);
     if (text === this.shown) return;
     this.shown = text;
+    this.card.dataset.hasNodes = String(swarm.nodes.length > 0);
     setText(this.summary, summarizeSwarm(swarm));
     this.drawing.replaceChildren(this.draw(swarm));
     this.rows.replaceChildren(...this.createRows(swarm));
