@@ -207,6 +207,17 @@ def test_no_report_is_lost_while_the_coordinator_is_unreachable(coordinator, sta
     ]
 
 
+def test_first_loss_is_reported_at_once_and_later_ones_in_turn(coordinator, start):
+    coordinator.directive["report_every"] = 3600.0
+    reporter = start()
+    wait_until(lambda: len(coordinator.reports) == 1 and reporter.directive.report_every == 3600)
+    for tokens in (1, 2):
+        points = (MeasuredLoss(kind="train", tokens=tokens, loss=1.0),)
+        reporter.update_figures(WorkerFigures(activity=Activity.TRAINING, points=points))
+        wait_until(lambda: len(coordinator.reports) == 2)
+    assert [point.tokens for point in coordinator.reports[2].points][:1] == [1]
+
+
 def test_acknowledged_reports_are_dropped_and_no_others(coordinator, start):
     reporter = start()
     wait_until(lambda: len(coordinator.reports) >= 3)

@@ -28,7 +28,13 @@ from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import SiteMembership, StateDir
-from barnraise.training.join import DIRECTIVE_FILE, JOIN_REPLY_FILE, JoinedRun, join_run
+from barnraise.training.join import (
+    DIRECTIVE_FILE,
+    JOIN_REPLY_FILE,
+    JoinedRun,
+    draft_pause,
+    join_run,
+)
 
 OWNER, STRANGER = Identity(b"o" * 32), Identity(b"x" * 32)
 MODEL = ModelSpec(2, 32, 2, 32, 256)
@@ -239,3 +245,10 @@ def test_another_spec_under_the_same_id_is_refused(home, fake_site):
     replace_spec(fake_site, seed=5)
     with pytest.raises(StateError, match="was trained under spec"):
         join_without_waiting(home)
+
+
+def test_draft_is_looked_at_often_at_first_and_then_as_often_as_reported():
+    pauses = [draft_pause(attempt, 10.0) for attempt in range(200)]
+    assert pauses == sorted(pauses) and pauses[0] == 1.0 and pauses[-1] == 10.0
+    assert sum(pauses[:5]) < 10.0, "several looks before the first report would be due"
+    assert draft_pause(0, 0.2) == draft_pause(9, 0.2) == 1.0

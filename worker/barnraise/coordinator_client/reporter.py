@@ -210,7 +210,8 @@ class Reporter:
         self._answered_at = time.monotonic()
         self._mark_moved_at = self._answered_at
         self._clock_is_wrong = False
-        self._wake = threading.Event()
+        self._wake = threading.Event()  # ends the wait for the next report
+        self._has_points = False  # whether a loss was measured since the start
         self._give_up_at: float | None = None  # when to stop trying, once stopped
         self._thread = threading.Thread(target=self._run_thread, name="reporter", daemon=True)
 
@@ -239,6 +240,10 @@ class Reporter:
             self._figures = replace(figures, points=(), samples=None)
             self._samples = figures.samples or self._samples
             self._points.extend(figures.points)
+        if figures.points and not self._has_points:
+            # People wait for the first loss of a machine: it is sent at once.
+            self._has_points = True
+            self._wake.set()
 
     def confirm_verdicts(self, batch: VerdictBatch) -> None:
         """Record that a mirror's verdicts are applied: it sends the following ones."""
@@ -300,7 +305,8 @@ class Reporter:
     def _report_until_stopped(self) -> None:
         failures = 0
         while True:
-            stopping = self._wake.is_set()
+            self._wake.clear()  # before the look at what may have set it
+            stopping = self._give_up_at is not None
             self._spool_report(self._build_report())
             failures = 0 if self._try_to_deliver(failures) else failures + 1
             if stopping:

@@ -45,6 +45,8 @@ log = logging.getLogger("barnraise")
 # which stays out meanwhile.
 DIRECTIVE_FILE = "directive.json"
 POLL_SECONDS = 1.0  # between two requests for a draft, at least
+POLL_GROWTH = 1.2  # of that with each request, up to the time between two reports
+MAX_GROWTHS = 60  # after which it is longer than any time between two reports
 RETRY_SECONDS = 30.0  # between two attempts to get the weights that a draft begins with
 
 
@@ -149,8 +151,9 @@ def join_run(
         reply = _request_join(coordinator, folder, run, hardware, purpose)
         if reply.ticket is None:
             log.info("'%s' is not launched yet: waiting for its owner", reply.run.name)
+        attempt = 0
         while reply.ticket is None:
-            pause = _handle_draft(coordinator, folder, reply, weights)
+            attempt, pause = _handle_draft(coordinator, folder, reply, weights, attempt)
             if leaving.wait(pause):
                 folder.close()
                 return None
@@ -165,21 +168,30 @@ def join_run(
 
 
 def _handle_draft(
-    coordinator: FailoverClient, folder: RunDir, reply: JoinReply, weights: WeightsSource | None
-) -> float:
+    coordinator: FailoverClient,
+    folder: RunDir,
+    reply: JoinReply,
+    weights: WeightsSource | None,
+    attempt: int,
+) -> tuple[int, float]:
     """Prepare a draft's text, if the coordinator wants it.
 
     Returns:
-        Seconds to wait before the next request.
+        The number of the next request since the last change, and the seconds to wait before it.
     """
     directive = _open_directive(reply, coordinator)
     _check_not_ended(reply)
-    pause = max(POLL_SECONDS, directive.report_every)
     if directive.prepare and not reply.run.manifest:
-        is_prepared = _post_text(coordinator, folder, reply, weights)
-        if not is_prepared:
-            pause = max(RETRY_SECONDS, pause)
-    return pause
+        if not _post_text(coordinator, folder, reply, weights):
+            return 0, max(RETRY_SECONDS, directive.report_every)
+        attempt = 0
+    return attempt + 1, draft_pause(attempt, directive.report_every)
+
+
+def draft_pause(attempt: int, report_every: float) -> float:
+    """Return the seconds between two requests for a draft: few while its owner acts. Pure."""
+    longest = max(POLL_SECONDS, report_every)
+    return min(longest, POLL_SECONDS * POLL_GROWTH ** min(attempt, MAX_GROWTHS))
 
 
 def prepare_text(
