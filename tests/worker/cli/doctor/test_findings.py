@@ -105,8 +105,8 @@ def test_gpu_that_others_use_is_named():
 @pytest.mark.parametrize(
     ("peers", "line", "sentence"),
     [
-        (1, LineRates(2e6, 14e6), "To a peer go 2 MB/s, from it come 14 MB/s"),
-        (1, LineRates(0.0, 14e6), "too little reached it"),
+        (1, LineRates(2e6, 14e6), "sends 2 MB/s to a peer and receives 14 MB/s"),
+        (1, LineRates(0.0, 14e6), "too little reached the peer"),
         (1, LineRates(), "not measured with a peer now"),
         (0, LineRates(), "not measured: nobody else is online"),
     ],

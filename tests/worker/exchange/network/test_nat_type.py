@@ -3,6 +3,7 @@
 import pytest
 
 from barnraise.exchange.network.nat_type import (
+    DialBack,
     NatKind,
     Observation,
     ReachFacts,
@@ -71,3 +72,6 @@ def test_description_follows_the_best_that_is_known() -> None:
     assert "reach this machine directly" in describe_nat(ReachFacts(LOCAL, nat, is_reached=True))
     own = seen_at("192.168.1.50:45555")
     assert "an address of its own" in describe_nat(ReachFacts(LOCAL, own))
+    shut = (DialBack("peer 1", "192.168.1.50", False, True),)
+    said = describe_nat(ReachFacts(LOCAL, own, dial_backs=shut))
+    assert "allow incoming UDP 45555 in the firewall" in said

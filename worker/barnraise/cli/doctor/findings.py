@@ -272,13 +272,13 @@ def _judge_line(facts: MachineFacts) -> list[MachineFinding]:
         return []
     if line.up and line.down:
         sentence = (
-            f"To a peer go {format_bytes(line.up)}/s, from it come {format_bytes(line.down)}/s, as "
-            "measured now with at most 2 MB each way."
+            f"This machine sends {format_bytes(line.up)}/s to a peer and receives "
+            f"{format_bytes(line.down)}/s from it, measured now with at most 2 MB each way."
         )
     elif line.down:
         sentence = (
-            f"From a peer come {format_bytes(line.down)}/s, as measured now; too little reached it "
-            "in five seconds to measure the uplink."
+            f"This machine receives {format_bytes(line.down)}/s from a peer, measured now; too "
+            "little reached the peer in five seconds to measure the uplink."
         )
     elif facts.network.has_asked_peers and not facts.network.peers_connected:
         sentence = "Up- and downlink were not measured: nobody else is online."

@@ -171,7 +171,10 @@ def describe_dial_backs(facts: NetworkFacts) -> str:
     if verdict is DialBackVerdict.REACHED:
         return "A peer reached this machine when it was asked to dial it."
     if verdict is DialBackVerdict.NOT_REACHED:
-        return f"No peer could reach this machine without its dialling too (tried by {count})."
+        return (
+            f"No peer could reach this machine (tried by {count}): a connection needs that this "
+            "machine dials, too."
+        )
     if facts.peers_connected:
         return (
             "Whether peers reach this machine could not be tested: those that are online did not "

@@ -139,6 +139,13 @@ def describe_nat(facts: ReachFacts) -> str:
     kinds = {version: classify_nat(facts, version) for version in (4, 6)}
     if facts.is_reached:
         return "Peers reach this machine directly."
+    port = next((port_of(address) for address in facts.local_addresses), 0)
+    is_shut = judge_dial_backs(facts)[0] is DialBackVerdict.NOT_REACHED
+    if NatKind.NONE in kinds.values() and is_shut:
+        return (
+            "This machine has an address of its own, but peers that dial it do not get in: allow "
+            f"incoming UDP {port} in the firewall of this machine and network."
+        )
     if NatKind.NONE in kinds.values():
         return "This machine has an address of its own; no peer has dialled it yet."
     if facts.mapped_address:
@@ -149,7 +156,6 @@ def describe_nat(facts: ReachFacts) -> str:
             "when both sides dial at one time."
         )
     if NatKind.DIFFERENT_PORT in kinds.values():
-        port = next((port_of(address) for address in facts.local_addresses), 0)
         return (
             "This machine is behind a router that uses another port for each peer (a symmetric "
             "NAT): peers behind routers cannot connect to it. Forward "
