@@ -18,6 +18,7 @@ from barnraise.errors import FloodError, MessageError
 from barnraise.exchange.gossip import gossip as gossip_module
 from barnraise.exchange.gossip.gossip import MAX_ANCHOR_DIGESTS, Gossip
 from barnraise.exchange.gossip.membership import Meeting, PeerSource
+from barnraise.exchange.handlers.address_watch import AddressWatch
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
 from barnraise.exchange.handlers.blob_scrub import BlobScrub
 from barnraise.exchange.handlers.context import HandlerContext
@@ -169,6 +170,9 @@ class PeerServer:
         self.dial_back = DialBackHandler(context, transport, self.reachability)
         self.copied_keys = CopiedKeys(signer, author)
         self.handshake.set_session_signer(self.copied_keys.sign_session)
+        self._address_watch = AddressWatch(
+            self.connections, self.addresses, self._introduce, self._on_moved
+        )
         self.line_test = LineTest(self.connections)
         self._port_mapping = config.port_mapping
         self._announced_names = AnnouncedNames(config.announced, self.reachability)
@@ -253,6 +257,7 @@ class PeerServer:
                 self.updates.drop_expired(),
                 self._announced_names.resolve_often(),
                 self.dial_back.run(),
+                self._address_watch.run(),
             ):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
@@ -334,7 +339,7 @@ class PeerServer:
         self.handshake.set_ticket(ticket)
         self._author.set_ticket(ticket)
         for connection in self.connections.values():
-            connection.send_message(self.handshake.build_hello(connection.channel))
+            self._introduce(connection)
 
     def apply_directive(self, directive: messages.Signed) -> None:
         """End the connections whose tickets a mirror's directive revokes; relay it to all peers.
@@ -441,6 +446,19 @@ class PeerServer:
         self.wake()
         return True
 
+    def _introduce(self, connection: Connection) -> None:
+        """Send a greeting: this machine's ticket or addresses, or what it sees, have changed."""
+        connection.send_message(self.handshake.build_hello(connection.channel))
+
+    def _on_moved(self, connection: Connection) -> None:
+        """Record that a linked peer is at another address now, as QUIC has verified."""
+        log.debug("%s is at another address now", connection.key[:8])
+        now = self._loop.time()
+        self.gossip.membership.on_connected(
+            connection.key, now, connection.meeting, connection.hello.addresses
+        )
+        self._store_peer(connection)
+
     def _record_observation(self, connection: Connection) -> None:
         """Record at which address a peer says that it sees this machine."""
         self.reachability.observed.on_report(
@@ -521,6 +539,9 @@ class PeerServer:
         connection.renew_introduction(hello, ticket)
         self.copied_keys.on_hello(connection)
         self._record_observation(connection)
+        self.gossip.membership.on_connected(
+            connection.key, self._loop.time(), connection.meeting, hello.addresses
+        )
         self.wake()
 
     async def _on_state(

@@ -315,6 +315,14 @@ class IrohChannel:
         self.bytes_sent = 0
         self.bytes_received = 0
 
+    def refresh_remote_address(self) -> bool:
+        """Look up the address; see `Channel.refresh_remote_address`."""
+        address = _remote_address(self._connection)
+        if not address or address == self.remote_address:
+            return False
+        self.remote_address = address
+        return True
+
     @property
     def is_relayed(self) -> bool:
         """Whether the selected path leads through a relay; see `Channel`."""

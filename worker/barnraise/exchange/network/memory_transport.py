@@ -256,6 +256,10 @@ class MemoryChannel:
         """Set the other end."""
         self._other = other
 
+    def refresh_remote_address(self) -> bool:
+        """Keep the address: nobody changes networks here."""
+        return False
+
     @property
     def is_relayed(self) -> bool:
         """No frame goes through a relay."""

@@ -23,6 +23,14 @@ class Channel(Protocol):
     bytes_sent: int
     bytes_received: int
 
+    def refresh_remote_address(self) -> bool:
+        """Look up `remote_address`, which is another one once the peer changed networks.
+
+        Returns:
+            Whether it has changed.
+        """
+        ...
+
     @property
     def is_relayed(self) -> bool:
         """Whether the frames go through a relay now, because no direct path works."""

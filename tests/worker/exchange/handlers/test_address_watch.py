@@ -1,0 +1,23 @@
+"""Peers learn while they are linked that a machine is reached at another address."""
+
+from helpers.wait_for import wait_until
+
+from barnraise.exchange.handlers import address_watch
+
+SECONDS = 60.0
+NEW = "93.184.216.34:45555"
+
+
+def test_new_address_is_announced_to_linked_peers(world, monkeypatch):
+    monkeypatch.setattr(address_watch, "WATCH_SECONDS", 0.05)
+    machine, peer = (world.machine(number).start() for number in (1, 2))
+    machine.add_peers(peer)
+    wait_until(lambda: peer.exchange.stats.peers == 1, SECONDS)
+
+    def announced() -> list[str]:
+        connection = peer.exchange.server.connections.get(machine.identity.key)
+        return connection.hello.addresses if connection else []
+
+    assert NEW not in announced()
+    machine.exchange.server.reachability.set_mapped(NEW)
+    wait_until(lambda: NEW in announced(), SECONDS)
