@@ -36,7 +36,7 @@ from systems import ours_updates
 
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.mixing.topology import EXPONENTIAL
-from barnraise.exchange.pacing.lines import HOME_LINE, Line
+from barnraise.exchange.pacing.lines import BITS_PER_BYTE, HOME_LINE, MEGABIT, Line
 from barnraise.exchange.pacing.runtime_model import (
     Prediction,
     StepTime,
@@ -81,6 +81,7 @@ class Extent:
         churn: seconds between two kills, and seconds in all.
         equal_steps: of decentralised Adam against decent-dp.
         steady_seconds: of utilisation and unequal speeds.
+        model_shares: steps' arithmetic that all weights take on the lines of the runtime model.
     """
 
     calibration_steps: int
@@ -97,6 +98,7 @@ class Extent:
     churn: tuple[float, float]
     equal_steps: int
     steady_seconds: float
+    model_shares: tuple[float, ...] = (1.0,)
 
 
 FULL = Extent(
@@ -114,20 +116,21 @@ FULL = Extent(
     churn=(120.0, 600.0),
     equal_steps=60,
     steady_seconds=90.0,
+    model_shares=(0.3, 1.0, 3.0),
 )
 QUICK = Extent(
     calibration_steps=8,
     pipeline_steps=2,
-    schedules=("gpipe",),
+    schedules=("gpipe", "1f1b"),
     pipeline_models=("GPT 1.3B",),
     pipeline_rates=(20, 400),
     target_loss=3.2,
     curve_steps=36,
-    loss_seconds=50.0,
+    loss_seconds=90.0,
     slow_seconds=25.0,
-    loss_lines=("home", "100mbit", "1000mbit"),
+    loss_lines=("100mbit",),
     round_steps=10,
-    churn=(12.0, 36.0),
+    churn=(6.0, 15.0),
     equal_steps=12,
     steady_seconds=20.0,
 )
@@ -234,31 +237,71 @@ class ExchangeBenchmark:
 
     def measure_loss(self) -> None:
         """Measure how long each system takes to the same validation loss on each line."""
+        rounds = {"round_steps": self._extent.round_steps}
+        curve_steps = self._extent.curve_steps
+        # DiLoCo learns a little less from each step, so its curve is longer.
         steps_needed = {
-            system: self._measure_curve(system, options)
-            for system, options in (
-                ("torch_ddp", {}),
-                ("decent_dp_adam", {}),
-                ("torchft_diloco", {"round_steps": self._extent.round_steps}),
-            )
+            "torch_ddp": self._measure_curve("torch_ddp", curve_steps, {}),
+            "decent_dp_adam": self._measure_curve("decent_dp_adam", curve_steps, {}),
+            "torchft_diloco": self._measure_curve("torchft_diloco", curve_steps * 2, rounds),
         }
+        hivemind = self._measure_curve("hivemind_optimizer", 0, {})
         for name in self._extent.loss_lines:
             self._measure_asynchronous("ours_updates", name)
             for system, (steps, cell) in steps_needed.items():
                 self._measure_synchronous(system, name, steps, cell)
-            self._measure_asynchronous("hivemind_optimizer", name)
+            self._measure_hivemind(name, steps_needed["torch_ddp"][0], hivemind[1])
 
     def _measure_curve(
-        self, system: str, options: dict[str, Any]
+        self, system: str, steps: int, options: dict[str, Any]
     ) -> tuple[float | None, CellResult]:
-        """Train without a limit on the line; steps to a loss do not depend on it."""
-        result = self._run(
-            Cell(system, None, self._extent.loss_seconds * 3, self._extent.curve_steps, 4, options)
-        )
-        steps = result.steps_to_loss(self._extent.target_loss)
+        """Train without a limit on the line; steps to a loss do not depend on it.
+
+        Args:
+            system: the adapter.
+            steps: to make at most; 0: as many as fit into the time of a slow system.
+            options: of the adapter.
+        """
+        extent = self._extent
+        seconds = extent.loss_seconds * 3 if steps else extent.slow_seconds
+        result = self._run(Cell(system, None, seconds, steps, 4 if steps else 0, options))
+        needed = result.steps_to_loss(extent.target_loss)
         last = result.losses[-1][2] if result.losses else None
-        report("curve", {"system": system, "steps": steps, "last": last, "is": result.outcome})
-        return steps, result
+        report("curve", {"system": system, "steps": needed, "last": last, "is": result.outcome})
+        return needed, result
+
+    def _measure_hivemind(self, line_name: str, steps: float | None, unlimited: CellResult) -> None:
+        """Time hivemind's epochs on a line and multiply them.
+
+        An epoch averages one step of every worker, so it learns what a step of synchronous training
+        does, or less, because its updates are delayed. It is counted with as many epochs as DDP
+        needs steps, which favours it.
+
+        Args:
+            line_name: of the line.
+            steps: that DDP needs to the target.
+            unlimited: what it did without a limit on the line.
+        """
+        line = scale_line(LINES[line_name], self.flops)
+        epochs, seconds = _count_epochs(unlimited)
+        epoch_bytes = max(unlimited.bytes_sent) / max(1, epochs)
+        epoch_seconds = max(seconds / max(1, epochs), epoch_bytes / line.up_bytes)
+        kind = "computed"
+        if epoch_seconds * (MIN_STEPS + 1) < self._extent.slow_seconds * 2:
+            cell = Cell("hivemind_optimizer", line, self._extent.slow_seconds * 2)
+            epochs, seconds = _count_epochs(self._run(cell))
+            epoch_seconds, kind = seconds / max(1, epochs), "extrapolated"
+        row = {
+            "system": "hivemind_optimizer",
+            "line": line_name,
+            "step_seconds": round(epoch_seconds, 3),
+            "seconds": steps and round(steps * epoch_seconds, 1),
+            "kind": kind,
+            "bytes_a_step": round(epoch_bytes),
+            "epochs": epochs,
+        }
+        self.findings.loss.append(row)
+        report("loss", row)
 
     def _measure_synchronous(
         self, system: str, line_name: str, steps: float | None, curve: CellResult
@@ -294,9 +337,7 @@ class ExchangeBenchmark:
 
     def _measure_asynchronous(self, system: str, line_name: str) -> None:
         """Train on a line until the target, or as long as the benchmark allows."""
-        line = scale_line(LINES[line_name], self.flops)
-        cell = Cell(system, line, self._extent.loss_seconds, 0, 2)
-        result = self._run(self._ours(LINES[line_name]) if system == "ours_updates" else cell)
+        result = self._run(self._ours(LINES[line_name]))
         seconds = result.seconds_to_loss(self._extent.target_loss)
         kind = "measured"
         if seconds is None and len(result.losses) > 1:
@@ -332,7 +373,8 @@ class ExchangeBenchmark:
     def measure_utilisation(self) -> None:
         """Measure the share of time in which our workers compute."""
         for name in ("50mbit", "home"):
-            result = self._run(self._ours(LINES[name], seconds=self._extent.steady_seconds))
+            cell = self._ours(LINES[name], seconds=self._extent.steady_seconds)
+            result = self._run(replace(cell, snapshot_steps=0))
             shares = [figures.get("computing", 0.0) for figures in result.figures]
             self.findings.utilisation[name] = round(fmean(shares), 4)
         report("utilisation", self.findings.utilisation)
@@ -340,7 +382,7 @@ class ExchangeBenchmark:
     def measure_unscaled(self) -> None:
         """Measure on a real line of 100 Mb/s, which flatters everyone on a slow processor."""
         line = LINES["100mbit"]
-        steps = self._extent.pipeline_steps * 4
+        steps = self._extent.pipeline_steps * 3
         pipeline = {"bits": 16, "schedule": "1f1b"}
         cells = {
             "ours_updates": {"uplink": ours_updates.UPLINK_SHARE_OF_LINE * line.up_bytes},
@@ -400,12 +442,29 @@ class ExchangeBenchmark:
 
     # ---- the runtime model --------------------------------------------------------------------
 
+    def measure_runtime_model(self) -> None:
+        """Measure steps where a line takes about as long as the arithmetic, and compare them.
+
+        There neither of the two hides an error of the model.
+        """
+        self._alone = self._run(Cell("alone", None, 300.0, steps=self._extent.calibration_steps))
+        payload = MODEL.parameters * 32 / BITS_PER_BYTE
+        for share in self._extent.model_shares:
+            megabits = payload / (share * self.step_seconds_alone) * BITS_PER_BYTE / MEGABIT
+            line = Line(f"{share:g} steps a model", megabits, megabits, HOME_LINE.delay_seconds)
+            for system in ("torch_ddp", "decent_dp_adam", "ours_mixing"):
+                result = self._run(Cell(system, line, 120.0, self._extent.calibration_steps))
+                durations = result.step_seconds[1:]
+                if durations:
+                    self._compare_with_model(system, line.name, line, fmean(durations))
+
     def _compare_with_model(self, system: str, name: str, line: Line, measured: float) -> None:
         """Record how far the runtime model's step is from the measured one."""
         swarm = Swarm(WORKERS, MODEL.parameters, line, self.step_time)
         predictions: dict[str, Callable[[], Prediction]] = {
             "torch_ddp": lambda: predict_all_reduce(swarm),
             "decent_dp_adam": lambda: predict_decentralized_adam(swarm, EXPONENTIAL, 32),
+            "ours_mixing": lambda: predict_decentralized_adam(swarm, EXPONENTIAL, 32),
             "ours_updates": lambda: predict_updates(swarm),
         }
         if system in predictions:
@@ -425,6 +484,13 @@ class ExchangeBenchmark:
         if result.outcome.startswith(("fails", "does not start")):
             print(f"{cell.system}: {result.outcome}", file=sys.stderr, flush=True)
         return result
+
+
+def _count_epochs(result: CellResult) -> tuple[int, float]:
+    """Return how many epochs the first worker of hivemind has ended, and in how many seconds."""
+    epochs = int(result.figures[0].get("epochs", 0)) if result.figures else 0
+    steps = result.steps[0]
+    return epochs, steps[-1][0] - steps[0][0]
 
 
 def _extrapolate(result: CellResult, target: float) -> float | None:
@@ -481,6 +547,7 @@ def run_benchmark(
             "pipelines": benchmark.measure_pipelines,
             "loss": benchmark.measure_loss,
             "equal": benchmark.measure_equal_work,
+            "model": benchmark.measure_runtime_model,
             "utilisation": benchmark.measure_utilisation,
             "unequal": benchmark.measure_unequal_speeds,
             "churn": benchmark.measure_churn,

@@ -14,14 +14,41 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from field_job import FieldJob
 from field_model import MODEL, FieldGPT, load_flat, validate
-from field_network import FieldNetwork
 
 from barnraise.exchange.pacing.lines import Line
+
+
+class WorkerNetwork(Protocol):
+    """Where the workers of a measurement run: `FieldNetwork`, or addresses of one machine.
+
+    Attributes:
+        count: workers.
+        device: the network device of each worker's address.
+    """
+
+    count: int
+    device: str
+
+    def host(self, n: int) -> str:
+        """Return the address of worker `n`."""
+        ...
+
+    def command_prefix(self, n: int) -> list[str]:
+        """Return the command that runs other commands at worker `n`."""
+        ...
+
+    def shape(self, line: Line | None) -> None:
+        """Limit all lines to a line's rates; None: no limit."""
+
+    def bytes_sent(self) -> list[int]:
+        """Return the bytes that each worker has sent so far."""
+        ...
+
 
 READY_SECONDS = 180.0
 POLL_SECONDS = 0.05
@@ -199,7 +226,7 @@ class FieldRunner:
     """Run cells one after the other in one network."""
 
     def __init__(
-        self, folder: Path, network: FieldNetwork, pythons: dict[str, str], cleanup: ExitStack
+        self, folder: Path, network: WorkerNetwork, pythons: dict[str, str], cleanup: ExitStack
     ) -> None:
         """Run nothing yet.
 
@@ -276,6 +303,7 @@ class FieldRunner:
                 steps=cell.steps,
                 snapshot_steps=cell.snapshot_steps,
                 rest=cell.rests[rank] if cell.rests else 0.0,
+                device=self._network.device,
                 options=cell.options,
             )
             _job_path(out, rank).write_text(job.to_json())

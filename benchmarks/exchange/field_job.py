@@ -29,6 +29,7 @@ class FieldJob:
         port: free on all hosts; the next twenty are free too.
         steps: that each worker makes; 0: until it is ended.
         snapshot_steps: steps between two snapshots of the first worker's weights; 0: none.
+        device: the network device of this worker's address.
         rest: seconds of rest after a step, in multiples of its duration.
         options: of the system.
     """
@@ -42,6 +43,7 @@ class FieldJob:
     steps: int = 0
     snapshot_steps: int = 0
     rest: float = 0.0
+    device: str = "line"
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -77,7 +79,7 @@ class FieldJob:
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world),
             "LOCAL_WORLD_SIZE": "1",
-            "GLOO_SOCKET_IFNAME": "line",
+            "GLOO_SOCKET_IFNAME": self.device,
         }
 
 

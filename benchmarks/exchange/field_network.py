@@ -33,6 +33,8 @@ class NamespaceError(Exception):
 class FieldNetwork:
     """A bridge, `count` namespaces and the lines between."""
 
+    device = DEVICE
+
     def __init__(self, count: int, delay_seconds: float, cleanup: ExitStack) -> None:
         """Build nothing yet.
 

@@ -58,6 +58,7 @@ def _draw_times(rows: list[dict[str, Any]], target_loss: float, path: Path) -> N
     figure, axes = plt.subplots(figsize=(7.5, 4.5))
     width = 0.8 / len(SYSTEM_NAMES)
     for place, (system, name) in enumerate(SYSTEM_NAMES.items()):
+        has_label = False
         times = {row["line"]: row for row in rows if row["system"] == system and row["seconds"]}
         for x, line in enumerate(LINE_NAMES):
             if line in times:
@@ -68,8 +69,9 @@ def _draw_times(rows: list[dict[str, Any]], target_loss: float, path: Path) -> N
                     width,
                     color=f"C{place}",
                     alpha=1.0 if is_measured else 0.45,
-                    label=name if x == len(LINE_NAMES) - 1 else None,
+                    label=None if has_label else name,
                 )
+                has_label = True
     axes.set_xticks([x + 0.4 - width / 2 for x in range(len(LINE_NAMES))], LINE_NAMES.values())
     axes.set(yscale="log", ylabel=f"seconds to {target_loss:g} nats a byte")
     axes.set_title("Scaled lines; pale: few steps timed and multiplied", fontsize=10)

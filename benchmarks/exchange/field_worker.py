@@ -14,6 +14,7 @@ from pathlib import Path
 
 import field_model  # noqa: F401  (imports torch before jobs fork)
 import torch
+import torch.fx.experimental.symbolic_shapes
 from field_job import FieldJob
 
 

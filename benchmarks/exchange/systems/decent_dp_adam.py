@@ -1,6 +1,7 @@
 """decent-dp 0.2.3, the authors' decentralised Adam, over gloo and the exponential topology."""
 
 from functools import partial
+from typing import Any
 
 import torch.distributed as dist
 from field_job import FieldJob, StepRecorder
@@ -35,11 +36,29 @@ def run_worker(job: FieldJob) -> None:
     if not job.options.get("from_first_step"):
         for _ in range(3):  # connects all pairs
             parallel(next(text)).backward()
+    messages = count_all_reduces()
     recorder.wait_for_go()
     for _ in recorder.steps_left():
         parallel(next(text)).backward()
         if recorder.is_snapshot_due():
             recorder.record_weights(flatten(model))
-    recorder.record_figures(final=flatten(model).double().norm().item())
+    recorder.record_figures(final=flatten(model).double().norm().item(), messages=len(messages))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def count_all_reduces() -> list[None]:
+    """Count the messages: decent-dp sends a bucket to a neighbour by an all-reduce of two.
+
+    Returns:
+        A list that grows by one item with each.
+    """
+    sent: list[None] = []
+    all_reduce = dist.all_reduce
+
+    def count_and_reduce(*arguments: Any, **options: Any) -> Any:
+        sent.append(None)
+        return all_reduce(*arguments, **options)
+
+    dist.all_reduce = count_and_reduce
+    return sent

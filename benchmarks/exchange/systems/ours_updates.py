@@ -23,6 +23,7 @@ from barnraise.training.train import Worker
 
 UPLINK_SHARE_OF_LINE = 0.9  # the worker's own limit: the rest is for acknowledgements
 NEVER = 10**15
+FIGURE_SECONDS = 2.0  # between two records of figures, which take time of the training loop
 
 
 class FieldWorker(Worker):
@@ -33,6 +34,7 @@ class FieldWorker(Worker):
     was_ready = False
     computing_seconds = 0.0
     went_at = 0.0
+    figures_at = 0.0
 
     def train(self) -> None:
         """Wait until all are connected and the lines are shaped; then train."""
@@ -69,12 +71,14 @@ class FieldWorker(Worker):
         if self.recorder.is_snapshot_due():
             parts = [self.anchor.fragments[i] for i in range(len(self.anchor.fragments))]
             self.recorder.record_weights(torch.cat([units.float() * UNIT for units in parts]))
-        stats = self.exchange.stats
-        self.recorder.record_figures(
-            updates_sent=stats.updates_sent,
-            updates_received=stats.updates_received,
-            computing=self.computing_seconds / (time.monotonic() - self.went_at),
-        )
+        if time.monotonic() > self.figures_at + FIGURE_SECONDS:
+            self.figures_at = time.monotonic()
+            stats = self.exchange.stats
+            self.recorder.record_figures(
+                updates_sent=stats.updates_sent,
+                updates_received=stats.updates_received,
+                computing=self.computing_seconds / (time.monotonic() - self.went_at),
+            )
         if self.job.steps and self.recorder.steps >= self.job.steps:
             self.leaving.set()
 
