@@ -143,10 +143,10 @@ def test_received_update_visits_the_disk_thread_once(world, monkeypatch):
     visits: list[str] = []
     submit = ThreadPoolExecutor.submit
 
-    def submit_and_record(self, call):
+    def submit_and_record(self, call, *arguments):
         def visit():
             visits.append(threading.current_thread().name)
-            return call()
+            return call(*arguments)
 
         return submit(self, visit)
 
@@ -430,3 +430,22 @@ def test_peer_that_does_not_read_delays_no_other_peer(world):
             for seed in range(5):
                 a.publish_round(seed)
             world.wait_for_agreement(a, b)
+
+
+def test_update_whose_payload_the_disk_refuses_is_not_published(world, monkeypatch):
+    a = world.machine(1).start()
+    store = blobs_module.BlobStore.store
+    calls: list[bytes] = []
+
+    def refuse_third(self, data, pin=False):
+        calls.append(data)
+        if len(calls) == 3:
+            raise OSError("no space left on device")
+        return store(self, data, pin)
+
+    monkeypatch.setattr(blobs_module.BlobStore, "store", refuse_third)
+    with pytest.raises(OSError, match="no space left"):
+        a.publish_round(1)
+    assert a.exchange.last_published_seq == 0 and a.ledger.vector() == {}
+    a.publish_round(2)
+    assert a.exchange.last_published_seq == 1

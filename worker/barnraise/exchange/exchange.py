@@ -260,7 +260,8 @@ class Exchange:
         """Publish an update; see `UpdateWriter`.
 
         Args:
-            parts: One for each fragment, in order; each is stored before the next is requested.
+            parts: One for each fragment, in order. Small ones are stored while the next one is
+                requested.
             tokens: Tokens that this machine trained on for the update.
 
         Returns:

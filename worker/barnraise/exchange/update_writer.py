@@ -1,8 +1,10 @@
 """Publish a round's update, one fragment after the other."""
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+from blake3 import blake3
 
 from barnraise.exchange.handlers.local_author import LocalAuthor
 from barnraise.exchange.ledger.anchor import compute_sketch
@@ -10,12 +12,17 @@ from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.validation import EMPTY_PART
 from barnraise.protocol.messages import FragmentUpdate, Update
 
+# Small payloads take the disk's latency, not its bandwidth: several are stored at a time, while the
+# next fragment is encoded, as long as they hold so few bytes together.
+STORE_THREADS = 4
+MAX_PENDING_BYTES = 1 << 20
+
 
 class UpdateWriter:
     """Write an update's payloads, then publish it when the `with` block ends.
 
     Payload files are durable first, then the ledger's row; only then is the first byte sent. If the
-    block raises an exception, nothing is published.
+    block or the disk raises an exception, nothing is published.
 
         with exchange.new_update(tokens) as update:
             for part in engine.end_round(...):
@@ -48,6 +55,9 @@ class UpdateWriter:
         self._on_published = on_published
         self._parts: list[FragmentUpdate] = []
         self._header: Update | None = None
+        self._disk_threads = ThreadPoolExecutor(STORE_THREADS, "barnraise-payloads")
+        self._pending: list[Future[str]] = []  # payloads that are being stored
+        self._pending_bytes = 0
 
     @property
     def header(self) -> Update:
@@ -56,7 +66,7 @@ class UpdateWriter:
         return self._header
 
     def add(self, fragment: int, payload: bytes, units: torch.Tensor) -> None:
-        """Add a fragment's part. No reference to it is kept.
+        """Add a fragment's part. No reference to it is kept, once its payload is on the disk.
 
         Fragments come in ascending order; the update does not change those that are left out.
 
@@ -69,10 +79,26 @@ class UpdateWriter:
             OSError: When the disk refuses the payload.
         """
         self._skip_to(fragment)
-        digest = self._blobs.store(payload, pin=True)  # pinned until the ledger names it
-        self._parts.append(
-            FragmentUpdate(digest=digest, size=len(payload), sketch=compute_sketch(units))
-        )
+        digest = blake3(payload).hexdigest()
+        self._blobs.pin([digest])  # until the ledger names it
+        part = FragmentUpdate(digest=digest, size=len(payload), sketch=compute_sketch(units))
+        self._parts.append(part)
+        if self._pending_bytes + len(payload) > MAX_PENDING_BYTES:
+            self._wait_until_stored()
+        self._pending_bytes += len(payload)
+        self._pending.append(self._disk_threads.submit(self._blobs.store, payload))
+        if len(payload) > MAX_PENDING_BYTES:
+            self._wait_until_stored()
+
+    def _wait_until_stored(self) -> None:
+        """Wait until all payloads so far are on the disk.
+
+        Raises:
+            OSError: The disk has refused one.
+        """
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        for future in pending:
+            future.result()
 
     def _skip_to(self, fragment: int) -> None:
         """Add empty parts for the fragments before `fragment`."""
@@ -86,8 +112,10 @@ class UpdateWriter:
         try:
             if error_type is None:
                 self._skip_to(self._fragment_count)
+                self._wait_until_stored()
                 self._header = self._author.append_update(self._parts, self._tokens)
         finally:
+            self._disk_threads.shutdown()  # waits for writes that an exception has left
             self._blobs.unpin(part.digest for part in self._parts if part.size)
         if self._header is not None:
             self._on_published(self._header)
