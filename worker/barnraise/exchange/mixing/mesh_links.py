@@ -367,14 +367,22 @@ class MeshLinks:
         link.has_work.set()
 
     async def _write(self, link: _Link) -> None:
+        """Send what is queued. An error of this program ends the link instead of silencing it."""
         sender = UplinkSender(self._uplink)
-        with contextlib.suppress(ChannelClosedError):
+        try:
             while True:
                 while link.queue:
                     await self._write_payload(link, sender, *link.queue.popleft())
                     sender.end_transfer()
                 link.has_work.clear()
                 await link.has_work.wait()
+        except ChannelClosedError as error:
+            log.debug("nothing more is sent to %s: %s", link.channel.peer[:8], error)
+        except Exception as error:
+            log.critical("sending to %s failed", link.channel.peer[:8], exc_info=True)
+            link.channel.close(f"sending failed: {error}")
+        finally:
+            sender.end_transfer()
 
     async def _write_payload(
         self, link: _Link, sender: UplinkSender, frame: MixingFrame, payload: bytes
