@@ -6,8 +6,10 @@ from helpers.card_plans import card_plan, find_races, on_disk
 
 from barnraise.spec import ModelSpec
 
-# Not the group of the other tests on a fake card: either takes minutes.
-pytestmark = pytest.mark.xdist_group("races on a fake card")
+# Groups that may run at one time: the two long ones take seven minutes of the processor each.
+MEMORY_GROUP = pytest.mark.xdist_group("races in memory")
+DISK_GROUP = pytest.mark.xdist_group("races on disk")
+FAKE_CARD_GROUP = pytest.mark.xdist_group("fake card")
 
 SMALL = ModelSpec(layers=5, width=64, heads=2, context=16, vocabulary=256)
 FORMATS = [
@@ -54,12 +56,14 @@ def plan_of(**changes):
     return card_plan(SMALL, micro_batches=3, sequences=2, **changes)
 
 
+@FAKE_CARD_GROUP
 @pytest.mark.parametrize("behind", [False, True])
 def test_boundaries_in_ram_have_no_races(card, behind, tmp_path):
     plan = plan_of(resident=3, boundaries="host")
     assert not card(find_races, plan, tmp_path, behind)
 
 
+@MEMORY_GROUP
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "behind"),
@@ -75,6 +79,7 @@ def test_plans_in_memory_have_no_races(changes, behind, card, tmp_path):
     assert not card(find_races, plan_of(**changes), tmp_path, behind)
 
 
+@DISK_GROUP
 @pytest.mark.slow
 @pytest.mark.parametrize(("changes", "weights", "safety", "more"), ON_DISK, ids=str)
 def test_plans_on_disk_have_no_races(changes, weights, safety, more, card, tmp_path):
@@ -83,6 +88,7 @@ def test_plans_on_disk_have_no_races(changes, weights, safety, more, card, tmp_p
     assert not card(find_races, plan, tmp_path)
 
 
+@FAKE_CARD_GROUP
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_every_damage_to_the_order_is_found(damage, card, tmp_path):
