@@ -215,7 +215,7 @@ def processes_in(folder):
     ]
 
 
-def wait_until(condition, mirror: DemoMirror, seconds: float = 180.0) -> None:
+def wait_until(condition, mirror: DemoMirror, seconds: float = 600.0) -> None:
     """Wait until a condition holds; fail with the mirror's logs after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
