@@ -91,12 +91,19 @@ def measure_site(site: Site, browser_path: str, is_quick: bool) -> dict[str, Any
                 openings.append(page_probe.measure_interactive(context.new_page(), busy.path))
         interactive = statistics.median(openings)
         print(f"the run's page: {openings} s until it is usable", flush=True)
+        seconds = DELTA_SECONDS / 3 if is_quick else DELTA_SECONDS
+        with page_probe.open_context(browser, site.url) as context:
+            page = context.new_page()
+            opening = page_probe.measure_main_thread(page, busy.path)
+            deltas = page_probe.measure_deltas(
+                page, seconds, lambda: busy.report_some(REPORTS_PER_SECOND)
+            )
+            print(f"at full speed: opened {opening}, deltas {deltas}", flush=True)
         scripts = page_probe.LoadedScripts()
         with page_probe.open_context(browser, site.url) as context:
             page = context.new_page()
             page.on("response", scripts.add)
             page_probe.measure_interactive(page, busy.path)
-            seconds = DELTA_SECONDS / 3 if is_quick else DELTA_SECONDS
             deltas = page_probe.measure_deltas(
                 page, seconds, lambda: busy.report_some(REPORTS_PER_SECOND)
             )
