@@ -248,7 +248,7 @@ def test_header_takes_less_than_its_text_on_disk_for_ever(tmp_path):
     previous, filled = GENESIS_DIGEST, []
     with contextlib.closing(Ledger(tmp_path)) as ledger:
         blobs = [ledger.blobs.store(os.urandom(20)) for _ in range(14)]
-        for _, update in chain(400):
+        for _, update in chain(150):
             parts = [
                 messages.FragmentUpdate(digest=name, size=1 << 20, sketch=os.urandom(8).hex())
                 for name in blobs

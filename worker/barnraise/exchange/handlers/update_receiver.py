@@ -55,6 +55,7 @@ INCOMPLETE_SHARE = 0.5  # of the disk budget that the payloads of such updates m
 EXPIRY_INTERVAL = 30.0  # seconds between two looks for updates whose bytes do not arrive
 # Seconds by which an update may be ahead of our clock. One that is further ahead waits.
 CLOCK_TOLERANCE = 10.0
+DELETION_DELAY = 0.5  # seconds from the first dropped update until unneeded payloads are deleted
 MAX_WAIT = 3600.0  # seconds until it is looked at again
 MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some kilobytes each
 # Headers of updates that are here or do not fit: accepted of a peer per second, and in one burst.
@@ -178,6 +179,7 @@ class UpdateReceiver:
         self._validated: dict[tuple[str, ...], Update] = {}
         self._unneeded = TokenBuckets(*UNNEEDED_HEADERS)
         self._buffered_bytes = 0
+        self._will_delete = False  # whether a look for unneeded payloads is on its way
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
 
     @property
@@ -790,7 +792,8 @@ class UpdateReceiver:
         self._release_buffered(incomplete, list(incomplete.buffered))
         for digest in self._stop_waiting(incomplete):
             self._ledger.blobs.discard_partial(digest)
-        if seq > self._ledger.head(author).seq:
+        if seq > self._ledger.head(author).seq and not self._will_delete:
+            self._will_delete = True
             self._spawn(self._delete_unneeded())
 
     def _stop_waiting(self, incomplete: IncompleteUpdate) -> list[str]:
@@ -807,7 +810,12 @@ class UpdateReceiver:
         return unwanted
 
     async def _delete_unneeded(self) -> None:
-        """Delete payloads that are complete and belong to no update."""
+        """Delete payloads that are complete and belong to no update.
+
+        It looks at all that are on their way, so that many dropped updates are one look.
+        """
+        await asyncio.sleep(DELETION_DELAY)
+        self._will_delete = False
         await self._run_on_disk(self._ledger.delete_unneeded)
 
 

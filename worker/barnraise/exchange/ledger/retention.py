@@ -188,7 +188,12 @@ class Retention:
         """Delete the files of pruned payloads, except for needed and pinned ones."""
         with self._lock:
             digests = [row[0] for row in self._db.execute("SELECT digest FROM files_to_delete")]
-            for digest in digests:
-                is_needed = self._db.execute(_IS_NEEDED, (digest,)).fetchone()
-                if is_needed or self._blobs.remove_unless_pinned(digest):
-                    self._db.execute("DELETE FROM files_to_delete WHERE digest=?", (digest,))
+            deleted = [
+                (digest,)
+                for digest in digests
+                if self._db.execute(_IS_NEEDED, (digest,)).fetchone()
+                or self._blobs.remove_unless_pinned(digest)
+            ]
+            if deleted:
+                with transaction(self._db):  # one write to the disk, however many they are
+                    self._db.executemany("DELETE FROM files_to_delete WHERE digest=?", deleted)
