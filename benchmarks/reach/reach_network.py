@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -284,6 +284,23 @@ class ReachNetwork:
             _nft(place.namespace, rules)
         else:
             place.run("nft", "delete", "table", "inet", "cut")
+
+    def change_address(self, place: Place) -> Place:
+        """Give a machine another IPv4 address, as another network would, and take the old one.
+
+        A public machine gets one of the internet; a machine in a home one of the home's network.
+        """
+        number = self._next_number()
+        if place.router:
+            device, address = "eth0", f"{HOME_IPV4}.{150 + number}"
+            route = ("via", f"{HOME_IPV4}.1")
+        else:
+            device, address, route = "wan", f"{PUBLIC_IPV4}.{number}", ("dev", "wan")
+        _run("ip", "-n", place.namespace, "-4", "addr", "flush", "dev", device)
+        _address(place.namespace, device, f"{address}/24")
+        _run("ip", "-n", place.namespace, "route", "replace", "default", *route)
+        public = place.public_ipv4 if place.router else address
+        return replace(place, ipv4=address, public_ipv4=public)
 
     def _next_number(self) -> int:
         self._count += 1
