@@ -146,4 +146,6 @@ class StepRecorder:
     def record_figures(self, **figures: Any) -> None:
         """Store figures that only the worker knows."""
         path = self._job.out_folder / f"figures.{self._job.rank}"
-        path.write_text(json.dumps(figures))
+        unfinished = path.with_name(f"{path.name}.new")  # a worker may be killed while it writes
+        unfinished.write_text(json.dumps(figures))
+        unfinished.replace(path)
