@@ -156,6 +156,36 @@ def test_received_update_visits_the_disk_thread_once(world, monkeypatch):
     assert [name for name in visits if name.startswith("barnraise-disk")] == ["barnraise-disk_0"]
 
 
+def test_header_that_answers_a_probe_late_is_not_waited_for(world):
+    """Let a push overtake the answer to a probe: the update of the answer comes when requested."""
+    a, b = (world.machine(n).start() for n in (1, 2))
+    updates = [a.publish_round(seed) for seed in (1, 2)]
+    author = updates[0].author
+    headers = [a.ledger.header(author, update.seq) for update in updates]
+    tickets = [a.ledger.peer_store.ticket(update.ticket) for update in updates]
+    with connect_raw_peer(world, b, 8) as send:
+
+        def push(index: int, has_payloads: bool) -> None:
+            send(
+                messages.UpdatePush(
+                    header=headers[index], ticket=tickets[index], has_payloads=has_payloads
+                )
+            )
+            for part in updates[index].payload_parts if has_payloads else ():
+                payload = a.ledger.blobs.read(part.digest)
+                send(messages.BlobPart(digest=part.digest, offset=0, total=part.size), payload)
+
+        push(1, has_payloads=True)
+        push(0, has_payloads=False)
+        wait_until(lambda: b.exchange.server.updates.incomplete == [(author, 2)])
+        send(messages.PeerState(vector={}, rate=7.0))  # arrives after the header
+        links = b.exchange.server.gossip.links
+        wait_until(lambda: 7.0 in [link.rate for link in links.values()])
+        assert b.exchange.server.updates.incomplete == [(author, 2)]
+        push(0, has_payloads=True)
+        wait_until(lambda: b.ledger.vector() == {author: 2})
+
+
 def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch, caplog):
     a, b = (world.machine(n).start() for n in (1, 2))
     update = a.publish_round(1)

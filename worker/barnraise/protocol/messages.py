@@ -192,11 +192,16 @@ class PeerState(Message):
 
 
 class UpdatePush(Message):
-    """An update's signed header and the ticket that it names; then come its payloads' parts."""
+    """An update's signed header and the ticket that it names; then come its payloads' parts.
+
+    Attributes:
+        has_payloads: False when the header was asked for alone, or a verdict retracts the update.
+    """
 
     type: Literal["update_push"] = "update_push"
     header: Signed
     ticket: Signed
+    has_payloads: bool = True
 
 
 class UpdateRequest(Message):

@@ -471,7 +471,7 @@ class Gossip:
         """Record that a valid header of this author, with its ticket, has arrived from a peer.
 
         Returns:
-            Whether it is the answer to a probe, which no payloads follow.
+            Whether the peer was probed for it: then no payloads follow, unless it was on its way.
         """
         is_answer = self.authors.is_probed(key, author)
         self.authors.add(author)
@@ -486,6 +486,13 @@ class Gossip:
             if claim.pruned:
                 link.pruned[author] = max(claim.pruned, link.pruned.get(author, 0))
             self.requests.on_vector(key, {author: claim.seq}, self.vector)
+
+    def on_bare_header(self, key: str, author: str, seq: int, now: float) -> None:
+        """Record that a valid header has arrived from this peer, which no payloads follow."""
+        self.authors.add(author)
+        self._adopt_claims(author)
+        if self.requests.is_expected(key, author, seq):
+            self.requests.on_failed(key, author, seq, now)
 
     def on_update(self, key: str, author: str, seq: int, now: float) -> None:
         """Record that the valid header of an update has arrived from this peer.

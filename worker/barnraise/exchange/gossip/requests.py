@@ -127,6 +127,11 @@ class RequestScheduler:
         """Record that this update is complete here and waits for its author's earlier ones."""
         self.incoming[author, seq] = IncomingUpdate("", math.inf, has_header=True)
 
+    def is_expected(self, key: str, author: str, seq: int) -> bool:
+        """Return whether this peer is to deliver this update."""
+        incoming = self.incoming.get((author, seq))
+        return incoming is not None and incoming.source == key
+
     def on_failed(self, key: str, author: str, seq: int, now: float) -> None:
         """Record that this peer cannot deliver this update."""
         self.incoming.pop((author, seq), None)

@@ -253,10 +253,12 @@ class UpdateReceiver:
         update = self._validate_once(push)
         author = update.author
         seq = update.seq
+        # Before anything else may run: gossip would probe an author whose header is here.
+        is_answer = self._gossip.on_author(source, author)
         if not self._ledger.peer_store.is_recent(update.ticket):
             # The database waits for the disk, which the event loop must not.
             await self._run_on_disk(self._ledger.peer_store.store_ticket, push.ticket)
-        if self._gossip.on_author(source, author):
+        if is_answer and not push.has_payloads:  # a push may cross the probe on its way
             return update
         outcome = self._ledger.classify(signed, update)
         if outcome is Outcome.INCONSISTENT:
@@ -279,6 +281,10 @@ class UpdateReceiver:
                 fork = Fork(one=known.signed, other=signed, ticket=push.ticket)
                 await self._verdicts.on_proof(fork)
             return None
+        if not push.has_payloads and not self._ledger.verdicts.is_retracted(author, seq):
+            # The answer to a probe that a push has overtaken, or a verdict that is not here yet.
+            self._gossip.on_bare_header(source, author, seq, now)
+            return update
         too_early = seq > self._ledger.head(author).seq + AUTHOR_WINDOW
         if too_early or not self._make_room(update, ticket, now):
             self._record_unneeded(source, now)

@@ -57,7 +57,8 @@ def update_frames(ledger: Ledger, sending: UpdateToSend) -> Frames:
     ticket = ledger.peer_store.ticket(update.ticket)
     if ticket is None:
         return
-    yield pack(messages.UpdatePush(header=signed, ticket=ticket))
+    push = messages.UpdatePush(header=signed, ticket=ticket, has_payloads=with_payloads)
+    yield pack(push)
     if not with_payloads:
         return
     for part in update.payload_parts:
