@@ -94,6 +94,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("prepared text"))
         elif "site" in fixtures:
             item.add_marker(pytest.mark.xdist_group("site"))
+        elif "exchange" in folders:
+            # Peers wait for each other: as groups, which xdist begins with, they wait while the
+            # other processes compute.
+            item.add_marker(pytest.mark.xdist_group(f"exchange {item.path.stem}"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
