@@ -83,7 +83,7 @@ def load_broadcast(run: Run) -> RunBroadcast:
     alive = Membership.everywhere.reachable_in(run).order_by("-last_seen")
     # A machine that has just changed mirrors has two rows.
     latest = alive.values_list("machine", flat=True)[: 2 * MAX_PEER_HINTS]
-    # As the machines say themselves: a lie brings a machine no more than dials.
+    # Machines report this about themselves; a false report only brings them dials.
     reached = alive.filter(exchange__reached=True).values_list("machine", flat=True)
     reached = list(dict.fromkeys(reached[:MAX_PEER_HINTS]))
     known = list(dict.fromkeys([*reached, *latest]))

@@ -101,8 +101,8 @@ class MixingWorker(Worker):
 
     def train_with_neighbours(self, round_schedule: RoundSchedule) -> None:
         """Take the round's steps, or those until a pause or the run's end interrupts it."""
-        recipe, context = self.spec.recipe, self.spec.model.context
-        step_tokens = recipe.step_sequences * context
+        recipe = self.spec.recipe
+        step_tokens = recipe.step_sequences * self.spec.model.context
         while not round_schedule.is_over(self.engine.round_tokens // step_tokens, self._now()):
             # A machine that was held up for long continues with the others' weights.
             if self.mixing.steps_behind > MAX_STEPS_BEHIND:
@@ -113,10 +113,7 @@ class MixingWorker(Worker):
 
             # Sample the step's batch. Data and step number determine each other.
             step = self.metrics.step
-            batch = self.text.sample_batch(
-                self.spec.seed, self.key, step, recipe.step_sequences, context
-            )
-            micro_batches = list(batch.split(self.plan.sequences))
+            micro_batches = self.sample_micro_batches(step)
 
             # Compute the gradient at these weights, and take Adam's step along it.
             tokens = self.anchor.tokens + self.engine.round_tokens

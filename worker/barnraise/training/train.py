@@ -319,15 +319,12 @@ class Worker:
         Returns:
             Whether the round is complete; False when a pause or the run's end interrupted it.
         """
-        recipe, context = self.spec.recipe, self.spec.model.context
-        step_tokens = recipe.step_sequences * context
+        recipe = self.spec.recipe
+        step_tokens = recipe.step_sequences * self.spec.model.context
         while not round_schedule.is_over(self.engine.round_tokens // step_tokens, self._now()):
             # Sample the step's batch. Data and step number determine each other.
             step = self.metrics.step
-            batch = self.text.sample_batch(
-                self.spec.seed, self.key, step, recipe.step_sequences, context
-            )
-            micro_batches = list(batch.split(self.plan.sequences))
+            micro_batches = self.sample_micro_batches(step)
 
             # The learning rate follows the ledger's tokens, this round's included.
             tokens = self.anchor.tokens + self.engine.round_tokens
@@ -342,6 +339,14 @@ class Worker:
             if not self.wait_while_paused():
                 return False
         return True
+
+    def sample_micro_batches(self, step: int) -> list[Tensor]:
+        """Return the token ids of a step, int64 [sequences, context + 1] for each micro-batch."""
+        recipe, context = self.spec.recipe, self.spec.model.context
+        batch = self.text.sample_batch(
+            self.spec.seed, self.key, step, recipe.step_sequences, context
+        )
+        return list(batch.split(self.plan.sequences))
 
     def publish_round(
         self, scheme: QuantizationScheme, fragments_due: Collection[int] | None = None

@@ -25,7 +25,7 @@ class MeshMembership(Protocol):
         """
 
     async def close(self) -> None:
-        """Open and accept no more channels."""
+        """Stop opening and accepting channels."""
 
     def list_members(self) -> Sequence[Peer]:
         """Return the other machines that are known, with their addresses."""

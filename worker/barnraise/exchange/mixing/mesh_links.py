@@ -31,7 +31,7 @@ from barnraise.protocol.messages import Peer
 
 log = logging.getLogger("barnraise.exchange")
 
-REDIAL_SECONDS = 2.0  # between two looks at who is to be dialled
+REDIAL_SECONDS = 2.0  # between two choices of members to dial
 # The machine with the greater key dials; the other one does so too once it has waited for so long,
 # because the first may not know it or not reach it.
 LATE_DIAL_SECONDS = 10.0
