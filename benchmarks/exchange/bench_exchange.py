@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
@@ -31,7 +31,15 @@ from field_findings import Findings, summarise
 from field_model import MODEL, SHAPE, STEP_TOKENS
 from field_network import FieldNetwork, NamespaceError
 from field_plots import draw_plots
-from links import NAMED_MODELS, LinkError, Shape, pipeline_ratio, scale_line, scale_pipeline_line
+from links import (
+    NAMED_MODELS,
+    LinkError,
+    Shape,
+    observe_line,
+    pipeline_ratio,
+    scale_line,
+    scale_pipeline_line,
+)
 from systems import ours_updates
 
 from barnraise.exchange.ledger.blob_store import BlobStore
@@ -81,6 +89,7 @@ class Extent:
         churn: seconds between two kills, and seconds in all.
         equal_steps: of decentralised Adam against decent-dp.
         steady_seconds: of utilisation and unequal speeds.
+        model_steps: of each measurement that the runtime model is compared with.
         model_shares: steps' arithmetic that all weights take on the lines of the runtime model.
     """
 
@@ -98,6 +107,7 @@ class Extent:
     churn: tuple[float, float]
     equal_steps: int
     steady_seconds: float
+    model_steps: int
     model_shares: tuple[float, ...] = (1.0,)
 
 
@@ -116,6 +126,7 @@ FULL = Extent(
     churn=(120.0, 600.0),
     equal_steps=60,
     steady_seconds=90.0,
+    model_steps=40,
     model_shares=(0.3, 1.0, 3.0),
 )
 QUICK = Extent(
@@ -133,6 +144,7 @@ QUICK = Extent(
     churn=(6.0, 15.0),
     equal_steps=12,
     steady_seconds=20.0,
+    model_steps=12,
 )
 
 
@@ -322,7 +334,8 @@ class ExchangeBenchmark:
             result = self._run(cell)
             durations = result.step_seconds
             seconds = fmean(durations[-per_round * (len(durations) // per_round) :] or [computed])
-            self._compare_with_model(system, line_name, line, seconds)
+            named = replace(line, name=line_name)
+            self._compare_with_model(system, named, seconds, self.step_time)
         row = {
             "system": system,
             "line": line_name,
@@ -445,22 +458,39 @@ class ExchangeBenchmark:
     def measure_runtime_model(self) -> None:
         """Measure steps where a line takes about as long as the arithmetic, and compare them.
 
-        There neither of the two hides an error of the model.
+        There neither of the two hides an error of the model. As on volunteers' machines, the model
+        gets what was measured: the rate at which the system's own bytes travel on this line, and
+        the arithmetic of the steps without their waits. What it predicts is the waits.
         """
-        self._alone = self._run(Cell("alone", None, 300.0, steps=self._extent.calibration_steps))
+        steps = self._extent.model_steps
+        self._alone = self._run(Cell("alone", None, 300.0, steps=steps))
         payload = MODEL.parameters * 32 / BITS_PER_BYTE
+        sent = {  # bytes of a step, and messages one after the other
+            "torch_ddp": (2 * (WORKERS - 1) / WORKERS * payload, 2 * (WORKERS - 1)),
+            "decent_dp_adam": (payload, 1),
+            "ours_mixing": (payload, 1),
+        }
         for share in self._extent.model_shares:
             megabits = payload / (share * self.step_seconds_alone) * BITS_PER_BYTE / MEGABIT
             line = Line(f"{share:g} steps a model", megabits, megabits, HOME_LINE.delay_seconds)
-            for system in ("torch_ddp", "decent_dp_adam", "ours_mixing"):
-                result = self._run(Cell(system, line, 120.0, self._extent.calibration_steps))
-                durations = result.step_seconds[1:]
-                if durations:
-                    self._compare_with_model(system, line.name, line, fmean(durations))
+            for system, (sent_bytes, messages) in sent.items():
+                idle = self._run(Cell(system, line, 120.0, steps, options={"sequences": 1}))
+                result = self._run(Cell(system, line, 120.0, steps))
+                if len(idle.step_seconds) < MIN_STEPS or len(result.step_seconds) < MIN_STEPS:
+                    continue
+                observed = observe_line(line, sent_bytes, messages, fmean(idle.step_seconds[1:]))
+                seconds = result.computing_seconds
+                measured_step = StepTime(fmean(seconds), stdev(seconds), STEP_TOKENS)
+                self._compare_with_model(
+                    system,
+                    replace(observed, name=line.name),
+                    fmean(result.step_seconds[1:]),
+                    self.step_time if system == "torch_ddp" else measured_step,
+                )
 
-    def _compare_with_model(self, system: str, name: str, line: Line, measured: float) -> None:
+    def _compare_with_model(self, system: str, line: Line, measured: float, step: StepTime) -> None:
         """Record how far the runtime model's step is from the measured one."""
-        swarm = Swarm(WORKERS, MODEL.parameters, line, self.step_time)
+        swarm = Swarm(WORKERS, MODEL.parameters, line, step)
         predictions: dict[str, Callable[[], Prediction]] = {
             "torch_ddp": lambda: predict_all_reduce(swarm),
             "decent_dp_adam": lambda: predict_decentralized_adam(swarm, EXPONENTIAL, 32),
@@ -470,8 +500,16 @@ class ExchangeBenchmark:
         if system in predictions:
             predicted = predictions[system]().step_seconds
             error = abs(predicted / measured - 1)
-            row = {"system": system, "line": name, "predicted": round(predicted, 3)}
-            row |= {"measured": round(measured, 3), "error": round(error, 3)}
+            row = {
+                "system": system,
+                "line": line.name,
+                "computing": round(step.mean_seconds, 3),
+                "deviation": round(step.deviation_seconds, 3),
+                "megabits": round(line.up_megabits, 2),
+                "predicted": round(predicted, 3),
+                "measured": round(measured, 3),
+                "error": round(error, 3),
+            }
             self.findings.model_errors.append(row)
             report("runtime model", row)
 

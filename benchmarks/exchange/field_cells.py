@@ -91,6 +91,7 @@ class CellResult:
         steps: of each worker, [monotonic seconds, tokens] as recorded; the first is the begin.
         bytes_sent: by each worker.
         figures: that workers recorded.
+        waits: of each worker, the seconds of each step in which it waited for messages.
         losses: (seconds since the begin, steps, loss) of the snapshots.
     """
 
@@ -98,6 +99,7 @@ class CellResult:
     steps: list[list[tuple[float, int]]]
     bytes_sent: list[int]
     figures: list[dict[str, Any]]
+    waits: list[list[float]] = field(default_factory=list)
     losses: list[tuple[float, int, float]] = field(default_factory=list)
 
     @property
@@ -105,6 +107,15 @@ class CellResult:
         """Return the durations of the first worker's steps."""
         times = [at for at, _ in self.steps[0]]
         return [later - earlier for earlier, later in pairwise(times)]
+
+    @property
+    def computing_seconds(self) -> list[float]:
+        """Return the durations of all workers' steps but the first, without waits for messages."""
+        return [
+            later[0] - earlier[0] - waited
+            for steps, waits in zip(self.steps, self.waits, strict=True)
+            for (earlier, later), waited in list(zip(pairwise(steps), waits, strict=False))[1:]
+        ]
 
     @property
     def mean_step_seconds(self) -> float:
@@ -280,12 +291,7 @@ class FieldRunner:
         finally:
             for worker in self._workers:
                 worker.kill_job()
-        result = CellResult(
-            outcome,
-            [_read_steps(out / f"steps.{job.rank}") for job in jobs],
-            sent,
-            [_read_json(out / f"figures.{job.rank}") for job in jobs],
-        )
+        result = replace(read_result(out, jobs), outcome=outcome, bytes_sent=sent)
         result.losses = self._evaluate(out, result)
         return result
 
@@ -374,6 +380,17 @@ class FieldRunner:
         return losses
 
 
+def read_result(out: Path, jobs: list[FieldJob]) -> CellResult:
+    """Return what the workers of these jobs recorded in a measurement's folder."""
+    return CellResult(
+        "",
+        [_read_steps(out / f"steps.{job.rank}") for job in jobs],
+        [],
+        [_read_json(out / f"figures.{job.rank}") for job in jobs],
+        [_read_waits(out / f"steps.{job.rank}") for job in jobs],
+    )
+
+
 def _without_padding(flat: torch.Tensor, model: FieldGPT) -> torch.Tensor:
     """Return the parameters of a vector in the layout of an anchor, or of one without padding."""
     fragments = MODEL.fragments()
@@ -397,11 +414,17 @@ def _read_steps(path: Path) -> list[tuple[float, int]]:
         return [(0.0, 0)]
     for line in path.read_text().splitlines():
         with contextlib.suppress(ValueError):  # a killed worker's last line
-            at, tokens = json.loads(line)
+            at, tokens, _ = json.loads(line)
             total += max(0, tokens - last) if tokens >= last else tokens
             last = tokens
             steps.append((at, total))
     return steps or [(0.0, 0)]
+
+
+def _read_waits(path: Path) -> list[float]:
+    """Read how long a worker waited in each step; its first line is the begin."""
+    rows = path.read_text().splitlines()[1:] if path.exists() else []
+    return [json.loads(row)[2] for row in rows if row.endswith("]")]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

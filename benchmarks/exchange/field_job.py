@@ -86,7 +86,8 @@ class FieldJob:
 class StepRecorder:
     """Record when steps ended, and what the weights were, without evaluating anything.
 
-    A line of `steps.RANK` is [monotonic seconds, tokens so far]; all workers share the clock.
+    A line of `steps.RANK` is [monotonic seconds, tokens so far, seconds of the step in which the
+    worker waited for others]; all workers share the clock.
     """
 
     def __init__(self, job: FieldJob, step_tokens: int) -> None:
@@ -95,6 +96,7 @@ class StepRecorder:
         self._step_tokens = step_tokens
         self._steps_file = (job.out_folder / f"steps.{job.rank}").open("a")
         self._started = time.monotonic()
+        self._waited_seconds = 0.0
         self.steps = 0
 
     def wait_for_go(self) -> None:
@@ -129,9 +131,15 @@ class StepRecorder:
         self._started = now
         self._write(now)
 
+    def add_waiting(self, seconds: float) -> None:
+        """Count seconds of the current step in which the worker waited for others' messages."""
+        self._waited_seconds += seconds
+
     def _write(self, now: float) -> None:
-        self._steps_file.write(json.dumps([now, self.steps * self._step_tokens]) + "\n")
+        row = [now, self.steps * self._step_tokens, self._waited_seconds]
+        self._steps_file.write(json.dumps(row) + "\n")
         self._steps_file.flush()
+        self._waited_seconds = 0.0
 
     def is_snapshot_due(self) -> bool:
         """Return whether the first worker's weights should be recorded now."""

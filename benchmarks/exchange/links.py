@@ -30,7 +30,7 @@ longer, so the delay weighs at most as much as it would there.
 import math
 from dataclasses import dataclass
 
-from barnraise.exchange.pacing.lines import Line
+from barnraise.exchange.pacing.lines import BITS_PER_BYTE, MEGABIT, Line
 
 RTX_3090_FLOPS = 35e12  # sustained in bf16 on the matrix products of a GPT
 
@@ -91,6 +91,22 @@ def scale_pipeline_line(line: Line, cpu_flops: float, named: Shape, here: Shape)
     """
     depth_ratio = (named.layers * named.width) / (here.layers * here.width)
     return _multiply(line, _compute_ratio(cpu_flops) * depth_ratio)
+
+
+def observe_line(line: Line, sent_bytes: float, messages: int, seconds: float) -> Line:
+    """Return a line with the rate at which a system's bytes were seen to travel on it.
+
+    Headers, acknowledgements and the transport's caution leave less than the nominal rate.
+
+    Args:
+        line: the nominal one.
+        sent_bytes: that a worker sent in a step with hardly any arithmetic.
+        messages: that it sent one after the other; each takes the line's delay.
+        seconds: of such a step.
+    """
+    travelling = max(seconds - messages * line.delay_seconds, 1e-9)
+    megabits = min(line.up_megabits, sent_bytes * BITS_PER_BYTE / MEGABIT / travelling)
+    return Line(f"{line.name}, as observed", megabits, megabits, line.round_trip_seconds)
 
 
 def pipeline_ratio(

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 from helpers.paths import ROOT
@@ -10,16 +11,16 @@ from helpers.paths import ROOT
 sys.path.append(str(ROOT / "benchmarks" / "exchange"))
 sys.path.append(str(ROOT / "benchmarks" / "shared"))
 
-from field_cells import Cell, CellResult, with_rests
+from field_cells import Cell, CellResult, read_result, with_rests
 from field_findings import Findings, summarise
-from field_job import FieldJob
+from field_job import FieldJob, StepRecorder
 
 FOLDER = ROOT / "benchmarks" / "exchange"
 
 
 def result(times: list[float], losses: list[tuple[float, int, float]]) -> CellResult:
     steps = [[(at, 100 * number) for number, at in enumerate(times)]] * 4
-    return CellResult("done", steps, [0] * 4, [{}] * 4, losses)
+    return CellResult("done", steps, [0] * 4, [{}] * 4, losses=losses)
 
 
 def test_cell_interpolates_when_a_loss_was_reached():
@@ -29,6 +30,22 @@ def test_cell_interpolates_when_a_loss_was_reached():
     assert cell.step_seconds == [1, 2] and cell.mean_step_seconds == 1.5
     assert cell.rates == [pytest.approx(200 / 3)] * 4
     assert cell.tokens_per_second == pytest.approx(800 / 3)
+
+
+def test_steps_without_their_waits_are_the_arithmetic(tmp_path):
+    job = FieldJob("alone", str(tmp_path), str(tmp_path), 0, ("10.0.0.1",), 5, steps=3)
+    (tmp_path / "go").touch()
+    recorder = StepRecorder(job, 100)
+    recorder.wait_for_go()
+    for step in recorder.steps_left():
+        time.sleep(0.05)
+        if step == 1:
+            recorder.add_waiting(0.02)
+            recorder.add_waiting(0.03)
+    cell = read_result(tmp_path, [job])
+    assert cell.waits == [[0.0, 0.05, 0.0]]
+    assert cell.computing_seconds[0] == pytest.approx(cell.step_seconds[1] - 0.05)
+    assert cell.computing_seconds[1] == pytest.approx(cell.step_seconds[2])
 
 
 def test_slow_machines_rest_in_proportion_to_their_speed():

@@ -13,6 +13,7 @@ from links import (
     RTX_3090_FLOPS,
     LinkError,
     Shape,
+    observe_line,
     pipeline_ratio,
     scale_line,
     scale_pipeline_line,
@@ -72,6 +73,13 @@ def test_closed_form_of_the_crossover_is_as_published(shape, element_bytes, mega
     assert pipeline_ratio(4, shape, element_bytes, megabits * 1e6) == pytest.approx(
         expected, rel=0.03
     )
+
+
+def test_observed_line_has_the_rate_that_bytes_had():
+    line = Line("8 Mb/s", 8, 8, 0.02)
+    observed = observe_line(line, 1_000_000, 2, 1.29)  # 1.25 s besides two delays
+    assert observed.up_megabits == observed.down_megabits == pytest.approx(6.4)
+    assert observe_line(line, 1_000_000, 2, 0.01).up_megabits == 8  # never above the nominal rate
 
 
 @pytest.mark.parametrize("flops", [0.0, -1.0, math.nan, math.inf])

@@ -1,5 +1,6 @@
 """decent-dp 0.2.3, the authors' decentralised Adam, over gloo and the exponential topology."""
 
+import time
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ from field_job import FieldJob, StepRecorder
 from field_model import (
     BETAS,
     LEARNING_RATE,
+    SEQUENCES,
     STEP_TOKENS,
     WEIGHT_DECAY,
     FieldGPT,
@@ -31,12 +33,12 @@ def run_worker(job: FieldJob) -> None:
         topology=job.options.get("topology", "one-peer-exp"),
     )
     recorder = StepRecorder(job, STEP_TOKENS)
-    text = batches(job.folder_path, job.rank)
+    text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
     dist.barrier()
     if not job.options.get("from_first_step"):
         for _ in range(3):  # connects all pairs
             parallel(next(text)).backward()
-    messages = count_all_reduces()
+    messages = watch_all_reduces(recorder)
     recorder.wait_for_go()
     for _ in recorder.steps_left():
         parallel(next(text)).backward()
@@ -47,18 +49,37 @@ def run_worker(job: FieldJob) -> None:
     dist.destroy_process_group()
 
 
-def count_all_reduces() -> list[None]:
-    """Count the messages: decent-dp sends a bucket to a neighbour by an all-reduce of two.
+class TimedWork:
+    """A collective under way, whose waits are recorded."""
+
+    def __init__(self, work: Any, recorder: StepRecorder) -> None:
+        """Wrap what an asynchronous collective returned."""
+        self._work = work
+        self._recorder = recorder
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        started = time.monotonic()
+        self._work.wait()
+        self._recorder.add_waiting(time.monotonic() - started)
+
+
+def watch_all_reduces(recorder: StepRecorder) -> list[None]:
+    """Count and time the messages: decent-dp sends a bucket by an all-reduce of two.
+
+    Args:
+        recorder: receives the seconds for which the training loop waits.
 
     Returns:
-        A list that grows by one item with each.
+        A list that grows by one item with each message.
     """
     sent: list[None] = []
     all_reduce = dist.all_reduce
 
     def count_and_reduce(*arguments: Any, **options: Any) -> Any:
         sent.append(None)
-        return all_reduce(*arguments, **options)
+        work = all_reduce(*arguments, **options)
+        return TimedWork(work, recorder) if options.get("async_op") else work
 
     dist.all_reduce = count_and_reduce
     return sent

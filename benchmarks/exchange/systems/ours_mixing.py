@@ -5,6 +5,7 @@ from field_job import FieldJob, StepRecorder
 from field_model import (
     BETAS,
     LEARNING_RATE,
+    SEQUENCES,
     STEP_TOKENS,
     WEIGHT_DECAY,
     FieldGPT,
@@ -52,7 +53,7 @@ def run_worker(job: FieldJob) -> None:
     links.wait_for(lambda inbox: len(inbox.neighbours) == job.world - 1, CONNECT_SECONDS)
     mixing = NeighbourMixing(links, settings)
     adam = AccumulatedAdam(weights, AdamSettings(betas=BETAS, weight_decay=WEIGHT_DECAY))
-    text = batches(job.folder_path, job.rank)
+    text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
 
     def compute_gradient() -> Tensor:
         load_flat(model, weights)
@@ -65,7 +66,9 @@ def run_worker(job: FieldJob) -> None:
     recorder = StepRecorder(job, STEP_TOKENS)
     recorder.wait_for_go()
     for _ in recorder.steps_left():
+        waited_before = mixing.counts.waited_seconds
         train_step(mixing, adam, weights, compute_gradient, LEARNING_RATE)
+        recorder.add_waiting(mixing.counts.waited_seconds - waited_before)
         if recorder.is_snapshot_due():
             recorder.record_weights(weights)
     recorder.wait_for_all()

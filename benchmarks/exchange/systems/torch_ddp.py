@@ -2,7 +2,14 @@
 
 import torch.distributed as dist
 from field_job import FieldJob, StepRecorder
-from field_model import STEP_TOKENS, FieldGPT, batches, create_adamw, flatten
+from field_model import (
+    SEQUENCES,
+    STEP_TOKENS,
+    FieldGPT,
+    batches,
+    create_adamw,
+    flatten,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -13,7 +20,7 @@ def run_worker(job: FieldJob) -> None:
     model = FieldGPT()
     parallel = DistributedDataParallel(model)
     optimizer = create_adamw(model.parameters())
-    text = batches(job.folder_path, job.rank)
+    text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
     # The first two steps connect everybody and rebuild the buckets, before lines are shaped.
     for _ in range(2):
         parallel(next(text)).backward()
