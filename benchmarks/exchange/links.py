@@ -24,7 +24,8 @@ must be faster by that factor:
     r_here = r · (F_here / F_3090) · (L·d)_3090 / (L·d)_here
 
 The round trip is not scaled: messages are few, and a step here takes as long as on the GPU or
-longer, so the delay weighs at most as much as it would there.
+longer, so the delay weighs at most as much as it would there. A pipeline's messages are many; its
+microbatches are so large that a stage computes for as long as a message travels.
 """
 
 import math

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,25 @@ class FieldWorker(Worker):
         if not self.was_ready:
             self.recorder.wait_for_go()
             self.was_ready = True
-            self._time_engine()
+            self._time_steps()
         if uplink := self.job.options.get("uplink"):
             self.exchange.set_uplink_limit(round(uplink))
         super().train()
 
-    def _time_engine(self) -> None:
-        """Measure the time that the loop spends in steps."""
-        step = self.engine.step
+    def _time_steps(self) -> None:
+        """Measure the time that the loop spends in steps: reading batches, and the arithmetic."""
         self.went_at = time.monotonic()
+        self.sample_micro_batches = self._timed(self.sample_micro_batches)
+        self.engine.step = self._timed(self.engine.step)
 
-        def timed_step(*arguments: Any, **options: Any) -> Any:
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_function(*arguments: Any, **options: Any) -> Any:
             started = time.monotonic()
-            stats = step(*arguments, **options)
+            result = function(*arguments, **options)
             self.computing_seconds += time.monotonic() - started
-            return stats
+            return result
 
-        self.engine.step = timed_step
+        return timed_function
 
     def run_between_steps(self) -> None:
         """Record a step that has just ended."""

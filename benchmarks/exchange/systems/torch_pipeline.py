@@ -9,8 +9,6 @@ import torch.distributed as dist
 from field_job import FieldJob, StepRecorder
 from field_model import (
     MODEL,
-    SEQUENCES,
-    STEP_TOKENS,
     FieldGPT,
     batches,
     create_adamw,
@@ -20,6 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 MICROBATCHES = 16  # of a step; fewer leave stages idle while the pipeline fills and drains
+# Of a microbatch. A stage computes it for about as long as a message travels, as an RTX 3090 does
+# with one sequence of 2,048 tokens of GPT 125M; with fewer, the delay alone would decide.
+MICROBATCH_SEQUENCES = 32
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 BOUNDARIES = {16: torch.bfloat16, 8: torch.float8_e4m3fn}
 
@@ -54,7 +55,8 @@ def run_worker(job: FieldJob) -> None:
     module = Stage(FieldGPT(range(begin, end)), boundary, is_first, is_last)
     optimizer = create_adamw(module.parameters())
     microbatches = job.options.get("microbatches", MICROBATCHES)
-    tokens = torch.zeros(SEQUENCES // microbatches, MODEL.context, dtype=torch.int64)
+    sequences = job.options.get("sequences", MICROBATCH_SEQUENCES)  # of a microbatch
+    tokens = torch.zeros(sequences, MODEL.context, dtype=torch.int64)
     hidden = torch.zeros(*tokens.shape, MODEL.width, dtype=boundary, requires_grad=True)
     logits = torch.zeros(*tokens.shape, MODEL.vocabulary, requires_grad=True)
     stage = PipelineStage(
@@ -66,7 +68,7 @@ def run_worker(job: FieldJob) -> None:
         output_args=(logits if is_last else hidden,),
     )
     schedule = SCHEDULES[job.options["schedule"]](stage, microbatches, loss_fn=cross_entropy)
-    text = batches(job.folder_path, 0)
+    text = batches(job.folder_path, 0, microbatches * sequences)
 
     def make_step() -> None:
         batch = next(text)
@@ -80,7 +82,7 @@ def run_worker(job: FieldJob) -> None:
         optimizer.zero_grad()
 
     make_step()  # connects the stages
-    recorder = StepRecorder(job, STEP_TOKENS if is_first else 0)
+    recorder = StepRecorder(job, microbatches * tokens.numel() if is_first else 0)
     dist.barrier()
     recorder.wait_for_go()
     for _ in recorder.steps_left():

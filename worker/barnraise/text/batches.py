@@ -128,7 +128,8 @@ def _open_shard(shard: Shard, vocabulary: int, path: Path) -> npt.NDArray[np.uin
         raise TextError(
             f"shard {shard.digest[:8]} is not what its digest says; remove {path} to fetch it again"
         )
-    tokens = np.memmap(path, TOKEN_DTYPE, mode="r")
+    # As a plain array: slices of a memmap object take several times as long, at each window.
+    tokens = np.asarray(np.memmap(path, TOKEN_DTYPE, mode="r"))
     if int(tokens.max()) >= vocabulary:
         raise TextError(
             f"shard {shard.digest[:8]} has token {int(tokens.max())}, "

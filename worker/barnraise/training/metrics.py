@@ -25,7 +25,7 @@ from barnraise.swap.engine import StepStats
 
 log = logging.getLogger("barnraise")
 
-STATUS_SECONDS = 0.5  # between two status files
+STATUS_SECONDS = 1.0  # between two status files; writing one takes some 7 ms of the loop
 POINT_SECONDS = 2.0  # of training, whose mean loss makes one point
 DIGEST_SHARE = 0.02  # of the time may be spent on the anchor's digest while the anchor changes
 MEAN_DECAY = 0.95  # of a running mean at each step: about twenty steps count
