@@ -91,7 +91,7 @@ class Scale:
     quiet_updates: int
 
 
-QUICK = Scale(tokens=450_000, flood_updates=18, quiet_updates=30)
+QUICK = Scale(tokens=900_000, flood_updates=18, quiet_updates=30)
 FULL = Scale(tokens=2_000_000, flood_updates=100, quiet_updates=150)
 
 

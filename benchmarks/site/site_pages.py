@@ -1,7 +1,9 @@
 """Measure how long pages take, one after another, for a visitor, a volunteer and the staff."""
 
+import sys
 import time
 from importlib import import_module
+from pathlib import Path
 from statistics import median
 
 import httpx
@@ -10,6 +12,10 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 
 from coordinator.accounts.models import User
 from coordinator.runs.models import Run
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+
+from helpers.second_factor import add_authenticator_app
 
 WARM_UP_ROUNDS = 2  # of each page: they compile the templates
 
@@ -32,6 +38,7 @@ def measure_pages(url: str, rounds: int) -> dict[str, list[float]]:
     """
     volunteer = User.objects.get(email="volunteer-1@example.org")
     staff = User.objects.create_user("staff@example.org", is_staff=True, name="Staff")
+    add_authenticator_app(staff)  # without a second factor the admin lets nobody in
     runs = Run.objects.filter(slug__startswith="run-").order_by("created", "pk")
     slugs = list(runs.values_list("slug", flat=True))
     users = {
