@@ -248,18 +248,21 @@ class PeerServer:
                 self.reachability.set_mapped,
             )
             for work in (
-                mapper.run(),
                 self._accept_connections(),
                 self._pump(),
                 self.handshake.recheck_tickets(self.connections, self._disconnect),
                 self.verdicts.watch_folder(),
                 self.scrub.run(),
                 self.updates.drop_expired(),
-                self._announced_names.resolve_often(),
-                self.dial_back.run(),
-                self._address_watch.run(),
             ):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
+            for name, work in (
+                ("a port that the router forwards", mapper.run()),
+                ("looking up the announced names", self._announced_names.resolve_often()),
+                ("tests of whether others reach this machine", self.dial_back.run()),
+                ("noticing that addresses change", self._address_watch.run()),
+            ):
+                self._spawn(_run_optional(name, work))
             await self._stopping.wait()
         finally:
             for connection in self.connections.values():
@@ -811,6 +814,14 @@ class PeerServer:
         self, thread: ThreadPoolExecutor, call: Callable[..., Any], *values: object
     ) -> Any:
         return await self._loop.run_in_executor(thread, partial(call, *values))
+
+
+async def _run_optional(name: str, work: Coroutine[Any, Any, None]) -> None:
+    """Run a part without which the exchange still works; its error ends nothing else."""
+    try:
+        await work
+    except Exception:
+        log.exception("the exchange goes on without %s: an error of ours", name)
 
 
 def _close_when_failed(channel: Channel, writer: asyncio.Task[Any]) -> None:

@@ -3,6 +3,7 @@
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.handlers import address_watch
+from barnraise.exchange.network.memory_transport import MemoryChannel
 
 SECONDS = 60.0
 NEW = "93.184.216.34:45555"
@@ -21,3 +22,17 @@ def test_new_address_is_announced_to_linked_peers(world, monkeypatch):
     assert NEW not in announced()
     machine.exchange.server.reachability.set_mapped(NEW)
     wait_until(lambda: NEW in announced(), SECONDS)
+
+
+def test_error_of_an_optional_part_leaves_the_exchange_running(world, monkeypatch, caplog):
+    def fail(channel: MemoryChannel) -> bool:
+        raise ValueError("the path is no address")
+
+    monkeypatch.setattr(address_watch, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(MemoryChannel, "refresh_remote_address", fail)
+    machine, peer = (world.machine(number).start() for number in (1, 2))
+    machine.add_peers(peer)
+    wait_until(lambda: caplog.text.count("goes on without noticing that addresses") == 2, SECONDS)
+    peer.publish_round(1)
+    world.wait_for_agreement(machine, peer, seconds=SECONDS)
+    assert machine.ledger.vector() == {peer.exchange.author: 1}

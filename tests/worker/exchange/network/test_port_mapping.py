@@ -131,6 +131,44 @@ def test_router_without_pcp_is_asked_by_nat_pmp() -> None:
     assert router.requests[-1] == struct.pack("!BBHHHI", 0, 1, 0, PORT, 0, 0)
 
 
+class UpnpRouter:
+    """A router that answers by UPnP, and states a public address of one's choice."""
+
+    def __init__(self, external_ip: str) -> None:
+        self.lanaddr = "127.0.0.1"
+        self.mapped: list[int] = []
+        self._external_ip = external_ip
+
+    def discover(self) -> int:
+        return 1
+
+    def selectigd(self) -> str:
+        return "http://127.0.0.1/"
+
+    def externalipaddress(self) -> str:
+        return self._external_ip
+
+    def getspecificportmapping(self, external: int, protocol: str) -> None:
+        return None
+
+    def addportmapping(self, external: int, *arguments: object) -> bool:
+        self.mapped.append(external)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stated", "address"),
+    [("5.9.1.1", f"5.9.1.1:{PORT}"), ("", None), ("(none)", None), ("5.9.1.1\n", None)],
+)
+def test_upnp_router_that_states_no_address_maps_nothing(monkeypatch, stated, address) -> None:
+    router = UpnpRouter(stated)
+    monkeypatch.setattr("miniupnpc.UPnP", lambda: router)
+    silent = HomeNetwork("127.0.0.1", "127.255.255.254")  # by PCP and NAT-PMP
+    mapping = request_mapping(silent, PORT)
+    assert (mapping and mapping.address) == address
+    assert router.mapped == ([PORT] if address else [])
+
+
 @pytest.mark.slow  # because UPnP's search for a router takes seconds
 def test_laptop_in_another_network_asks_the_router_there(monkeypatch) -> None:
     monkeypatch.setattr(port_mapping, "IROH_SECONDS", 0.0)

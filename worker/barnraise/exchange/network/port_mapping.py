@@ -183,11 +183,24 @@ def _request_pmp(home: HomeNetwork, port: int) -> PortMapping:
 def _request_upnp(home: HomeNetwork, port: int) -> PortMapping:
     try:
         router = _find_upnp()
-        external_ip = router.externalipaddress()
+        external_ip = _read_external_ip(router)
         external = _add_upnp_entry(router, port)
     except Exception as error:  # miniupnpc raises `Exception` itself
         raise MessageError(f"UPnP: {error}") from None
     return PortMapping("UPnP", PortGrant(external_ip, external, LIFETIME))
+
+
+def _read_external_ip(router: Any) -> str:
+    """Return the router's public address.
+
+    Raises:
+        MessageError: What the router states is no address: "" while its line is down.
+    """
+    text = router.externalipaddress()
+    try:
+        return str(parse_ip(text))
+    except ValueError:
+        raise MessageError(f"the router states '{text[:50]}' as its public address") from None
 
 
 def _add_upnp_entry(router: Any, port: int) -> int:
