@@ -90,6 +90,16 @@ def test_requests_for_one_target_back_off() -> None:
     assert len(times) < 40, "four hours of vain dials cost few requests"
 
 
+def test_requests_for_a_target_that_is_gone_for_weeks_go_on() -> None:
+    rendezvous = Rendezvous(0)
+    rendezvous.on_dial("hidden", 0.0)
+    now = 0.0
+    for _ in range(1200):  # 2¹⁰²⁴ is no float
+        now = max(now, rendezvous.next_wakeup(["link"]))
+        assert rendezvous.choose_requests(["link"], now) == [DialRequest("link", "hidden")]
+    assert now < rendezvous.next_wakeup(["link"]) <= now + 1.5 * REQUEST_MAX
+
+
 def test_what_peers_say_of_their_links_is_bounded() -> None:
     rendezvous = Rendezvous(0)
     for via in range(3 * MAX_VIA):

@@ -130,7 +130,7 @@ class Rendezvous:
             # A coordinator names peers without saying who is linked to them.
             via = self._random.choice(known or sorted(links))
             requests.append(DialRequest(via, target))
-            wait = min(REQUEST_MAX, REQUEST_MIN * 2**attempt.requests)
+            wait = min(REQUEST_MAX, REQUEST_MIN * 2 ** min(attempt.requests, 10))
             attempt.requests += 1
             attempt.next_request = now + wait * (1 + self._random.random() / 2)
             self._requested.pop(target, None)

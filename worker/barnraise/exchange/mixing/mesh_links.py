@@ -40,6 +40,14 @@ CLOSE_SECONDS = 10.0  # for which `stop` waits for the event loop
 MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetches
 
 
+def compute_redial_pause(failures: int) -> float:
+    """Return the seconds between two dials of a member, after failures in a row beyond the first.
+
+    The exponent is bounded: a member may be gone for weeks, and no float is as large as 2¹⁰²⁴.
+    """
+    return min(MAX_REDIAL_SECONDS, REDIAL_SECONDS * 2 ** min(failures, 10))
+
+
 @dataclass
 class _Link:
     """One channel, and what waits to be sent over it."""
@@ -273,8 +281,7 @@ class MeshLinks:
             with contextlib.suppress(ChannelClosedError):
                 await self._meet(await self._membership.connect(peer), dialled=True)
             failures = self._failures[peer.key] = self._failures.get(peer.key, -1) + 1
-            pause = min(MAX_REDIAL_SECONDS, REDIAL_SECONDS * 2**failures)
-            await asyncio.sleep(pause - REDIAL_SECONDS)
+            await asyncio.sleep(compute_redial_pause(failures) - REDIAL_SECONDS)
         finally:
             self._dials.pop(peer.key, None)
 
