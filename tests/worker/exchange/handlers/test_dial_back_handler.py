@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
+from barnraise.exchange.network.framing import unpack
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.nat_type import DialBackVerdict, judge_dial_backs
 from barnraise.protocol.messages import (
@@ -82,6 +83,28 @@ def test_flood_of_requests_and_errands_is_refused(world, caplog):
         send(DialBackErrand(number=1, peer=VICTIM, addresses=["5.9.1.1:1", "5.9.1.2:1"]))
         wait_until(lambda: "names several hosts" in caplog.text, SECONDS)
     assert machine.exchange.server.dial_back.served <= 3 + 4
+
+
+def test_relayed_peer_has_no_private_address_dialled(world):
+    """Nobody knows where it is: it may be on the internet, and the address in this home."""
+    world.network.relayed = {Identity(bytes([9]) * 32).key}
+    machine = world.machine(1).start()
+    channels = []
+    with connect_raw_peer(world, machine, reads=False, channels=channels) as send:
+        channel, run = channels[0]
+
+        async def receive_result() -> DialBackResult:
+            while True:
+                message, _ = unpack(await channel.receive())
+                if isinstance(message, DialBackResult):
+                    return message
+
+        outcomes: dict[str, str] = {}
+        for address in ("192.168.1.9:53", "127.0.0.1:53", "93.184.216.34:53"):
+            send(DialBackErrand(number=1, peer=VICTIM, addresses=[address]))
+            outcomes[address] = run(receive_result()).outcome
+    assert list(outcomes.values()) == ["refused", "refused", "not_reached"]
+    assert machine.exchange.server.dial_back.served == 1
 
 
 def test_probe_over_iroh_reaches_the_right_key_alone():

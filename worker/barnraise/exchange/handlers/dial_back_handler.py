@@ -168,10 +168,9 @@ class DialBackHandler:
             raise MessageError("a dial-back errand names several hosts")
         address = errand.addresses[0]
         # Nobody on the internet may have this machine probe its own home network.
-        is_near = not _is_public(host_of(connection.channel.remote_address))
         is_allowed = (
             errand.peer != self._transport.key
-            and (is_near or _is_public(host_of(address)))
+            and (_is_near(connection) or _is_public(host_of(address)))
             and self._limits.may_do_errand(connection.ticket.volunteer, address, now)
         )
         if not is_allowed:
@@ -226,6 +225,17 @@ def _find_seen_at(connection: Connection) -> str:
     On one machine or cable it states none: then both are in the scope of its own address.
     """
     return parse_address(connection.hello.observed or "") or connection.channel.remote_address
+
+
+def _is_near(connection: Connection) -> bool:
+    """Return whether a peer is in the same home: seen directly, at a private address.
+
+    A peer that is reached through a relay has no address here, wherever it is.
+    """
+    try:
+        return not is_public_ip(parse_ip(host_of(_describe(connection).address)))
+    except ValueError:
+        return False
 
 
 def _is_public(host: str) -> bool:

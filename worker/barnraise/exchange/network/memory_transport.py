@@ -36,6 +36,7 @@ class MemoryNetwork:
         uplinks: Bytes per second of each channel of one peer, by its key, in place of `bandwidth`.
         natted: Keys of peers behind routers: such a peer is reached only by whom it has dialled
             within the last seconds.
+        relayed: Keys of peers whose channels lead through a relay, to both ends.
     """
 
     bandwidth: float = float("inf")
@@ -44,6 +45,7 @@ class MemoryNetwork:
     seed: int = 0
     uplinks: dict[str, float] = field(default_factory=dict)
     natted: set[str] = field(default_factory=set)
+    relayed: set[str] = field(default_factory=set)
     _dialled_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _transports: dict[str, "MemoryTransport"] = field(default_factory=dict)
     _islands: list[frozenset[str]] = field(default_factory=list)
@@ -240,7 +242,7 @@ class MemoryChannel:
         """Create an end that belongs to `owner`; `connect_to` joins it with the other."""
         self.owner = owner
         self.peer = peer
-        self.remote_address = _address_of(peer)
+        self.remote_address = "" if self.is_relayed else _address_of(peer)
         self.bytes_sent = 0
         self.bytes_received = 0
         self._other: MemoryChannel = self
@@ -262,8 +264,8 @@ class MemoryChannel:
 
     @property
     def is_relayed(self) -> bool:
-        """No frame goes through a relay."""
-        return False
+        """Whether one of the ends is reached through a relay."""
+        return not self.owner.network.relayed.isdisjoint({self.owner.key, self.peer})
 
     async def send(self, frame: bytes) -> None:
         """Send a frame; see `Channel.send`."""
