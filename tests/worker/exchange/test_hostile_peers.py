@@ -341,6 +341,32 @@ def test_payloads_of_updates_that_never_complete_do_not_stay(world, monkeypatch)
     a.exchange.open()
 
 
+def test_complete_update_that_waits_for_its_time_does_not_expire(world, monkeypatch, caplog):
+    monkeypatch.setattr(update_receiver, "EXPIRY_INTERVAL", 0.1)
+    monkeypatch.setattr(update_receiver, "MAX_WAIT", 0.1)
+    now = [time.time()]
+    a = world.machine(1)
+    a.exchange.stop()
+    a.open(clock=lambda: now[0])
+    a.start()
+    updates = a.exchange.server.updates
+    author = f"{STRANGER.key}.{'9' * 16}"
+    incomplete = push(world, STRANGER, incarnation="8" * 16)
+    parts = Update.model_validate_json(incomplete.header.body).fragments
+    lost = [part.model_copy(update={"digest": f"{n:064x}"}) for n, part in enumerate(parts)]
+    with connect_raw_peer(world, a) as send:
+        send(push(world, STRANGER, time_ms=int(1000 * now[0]) + 100_000))
+        send_payloads(world, send)
+        wait_until(lambda: "states a time that is" in caplog.text)
+        send(push(world, STRANGER, incarnation="8" * 16, fragments=lost))
+        wait_until(lambda: len(updates.incomplete) == 2)
+        monkeypatch.setattr(transfer_budget, "EXPIRE_AFTER", -1e6)
+        wait_until(lambda: len(updates.incomplete) < 2)
+        assert updates.incomplete == [(author, 1)], "its bytes are all here"
+        now[0] += 200.0
+        wait_until(lambda: a.ledger.vector() == {author: 1})
+
+
 def test_flood_of_unwanted_payloads_ends_the_connection(world, monkeypatch, caplog):
     monkeypatch.setattr(connection_module, "UNWANTED_LIMIT", (1000.0, 100_000.0))
     a = world.machine(1).start()

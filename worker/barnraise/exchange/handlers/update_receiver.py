@@ -389,12 +389,18 @@ class UpdateReceiver:
         return dropped is not None
 
     async def drop_expired(self) -> None:
-        """Drop updates whose bytes do not arrive, now and then, until cancelled."""
+        """Drop updates whose bytes do not arrive, now and then, until cancelled.
+
+        One that is complete and waits for its time, its author's pace or earlier updates stays,
+        within the same budget: its bytes would be downloaded again.
+        """
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL)
             now = asyncio.get_running_loop().time()
             for author, seq in self._transfers.expired(now):
-                self._postpone(author, seq, now)
+                incomplete = self._incomplete.get((author, seq))
+                if incomplete is None or not incomplete.is_verified:
+                    self._postpone(author, seq, now)
 
     def _postpone(self, author: str, seq: int, now: float) -> None:
         """Drop an update to make room; it is requested again later."""
