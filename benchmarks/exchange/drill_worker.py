@@ -369,7 +369,7 @@ class SeverableTransport(IrohTransport):
 
 IROH_THREADS = ("tokio", "iroh", "async-compat")  # prefixes of the names of iroh's threads
 # The engine has a thread called "barnraise-disk read": the "_" excludes it.
-EXCHANGE_THREADS = ("barnraise-exchange", "barnraise-disk_", "barnraise-cuts_")
+EXCHANGE_THREADS = ("barnraise-exchange", "barnraise-disk_", "barnraise-snapshots_")
 # What the training loop's own thread does for the exchange.
 EXCHANGE_CALLS: tuple[tuple[Any, str], ...] = (
     (training.codec, "encode"),

@@ -135,7 +135,7 @@ class PeerServer:
         self._author = author
         self._disk_thread = ThreadPoolExecutor(1, "barnraise-disk")
         # Snapshots of large models take long, and must not delay updates.
-        self._slow_thread = ThreadPoolExecutor(1, "barnraise-cuts")
+        self._slow_thread = ThreadPoolExecutor(1, "barnraise-snapshots")
         run_on_disk = partial(self._run_in_thread, self._disk_thread)
         run_slowly = partial(self._run_in_thread, self._slow_thread)
         context = HandlerContext(
@@ -261,6 +261,7 @@ class PeerServer:
                 ("looking up the announced names", self._announced_names.resolve_often()),
                 ("tests of whether others reach this machine", self.dial_back.run()),
                 ("noticing that addresses change", self._address_watch.run()),
+                ("deleting old snapshots", self.snapshot_server.delete_expired_often()),
             ):
                 self._spawn(_run_optional(name, work))
             await self._stopping.wait()
@@ -480,7 +481,7 @@ class PeerServer:
         sources = FrameSources(
             compose_state=partial(self._build_state, connection.key),
             open_update=partial(self._open_update, connection.key),
-            open_blob=partial(blob_frames, [self.ledger.blobs, self.snapshot_server.blobs]),
+            open_blob=self._open_blob,
             open_line_test=line_test_frames,
             uplink=self.uplink,
         )
@@ -743,6 +744,12 @@ class PeerServer:
         is_needed = partial(self.gossip.needs, key, author, seq)
         sending = UpdateToSend(author, seq, whole, is_needed)
         return update_frames(self.ledger, sending)
+
+    def _open_blob(self, digest: str, offset: int) -> Frames:
+        stores = [self.ledger.blobs, self.snapshot_server.blobs]
+        for frame in blob_frames(stores, digest, offset):
+            self.snapshot_server.record_use(digest, self._loop.time())
+            yield frame
 
     # ---- gossip actions
 

@@ -14,7 +14,11 @@ from barnraise.exchange.gossip import requests
 from barnraise.exchange.handlers import snapshot_client as client_module
 from barnraise.exchange.handlers import snapshot_server, update_sender
 from barnraise.exchange.handlers.snapshot_client import SnapshotTrust, choose_majority
-from barnraise.exchange.handlers.snapshot_server import PendingRequest, SnapshotServer
+from barnraise.exchange.handlers.snapshot_server import (
+    PendingRequest,
+    SnapshotServer,
+    blob_digests,
+)
 from barnraise.exchange.ledger.anchor import fragment_to_bytes
 from barnraise.protocol.messages import SnapshotManifest
 
@@ -264,6 +268,68 @@ def test_old_snapshots_bytes_are_deleted(world):
         for snapshot in snapshots[-snapshot_server.MAX_SNAPSHOTS :]
         for blob in (*snapshot.fragments, snapshot.heads)
     )
+
+
+def build_snapshot(machine, now: float) -> SnapshotManifest | None:
+    """Build a snapshot of a machine's anchor as it is now, for a stranger."""
+    server = machine.exchange.server.snapshot_server
+    server.add_request(PendingRequest("b" * 64, dict(machine.anchor.vector), 1e9), now)
+    frozen, _ = server.copy_anchor(machine.anchor, now)
+    return server.build_snapshot(frozen, frozen.vector, now)
+
+
+def list_blobs(server: SnapshotServer) -> set[str]:
+    """Return the digests of all blobs on a snapshot server's disk."""
+    return {path.name for path in server.blobs.folder.glob("*/*")}
+
+
+def test_snapshot_that_nobody_uses_expires(world):
+    a = world.machine(1).start()
+    server = a.exchange.server.snapshot_server
+    a.publish_round(1)
+    old = build_snapshot(a, 1e6)
+    a.publish_round(2, due=[0])
+    new = build_snapshot(a, 1e6 + 500)
+    shared = set(old.fragments) & set(new.fragments)
+    assert shared and list_blobs(server) == {*blob_digests(old), *blob_digests(new)}
+    server.record_use(old.heads, 1e6 + 400)  # a joiner still downloads it
+    server.delete_expired(1e6 + 900)
+    assert list_blobs(server) == {*blob_digests(old), *blob_digests(new)}
+    server.delete_expired(1e6 + 1000)
+    assert list_blobs(server) == set(blob_digests(new))
+    server.delete_expired(1e6 + 1100)
+    assert not list_blobs(server)
+
+
+def test_failed_build_of_a_snapshot_leaves_no_bytes(world, monkeypatch):
+    a = world.machine(1).start()
+    server = a.exchange.server.snapshot_server
+    first = a.publish_round(1)
+    good = build_snapshot(a, 1e6)
+    a.publish_round(2)
+    third = a.publish_round(3)
+    server.add_request(PendingRequest("c" * 64, {first.author: 2}, 1e9), 1e6)
+    frozen, _ = server.copy_anchor(a.anchor, 1e6)
+    damaged = third.fragments[-1].digest  # the last of the payloads that are subtracted
+    a.ledger.blobs.path(damaged).write_bytes(b"damaged")
+    assert server.build_snapshot(frozen, {first.author: 2}, 1e6) is None
+    assert list_blobs(server) == set(blob_digests(good))
+    monkeypatch.setattr(server.blobs, "store", fail_after(server.blobs.store, 2))
+    with pytest.raises(OSError, match="no space"):
+        server.build_snapshot(frozen, frozen.vector, 1e6)
+    assert list_blobs(server) == set(blob_digests(good))
+
+
+def fail_after(store, count: int):
+    """Return a function that stores some blobs, until the disk is full."""
+    calls = iter(range(count))
+
+    def store_or_fail(data) -> str:
+        if next(calls, None) is None:
+            raise OSError("no space left on device")
+        return store(data)
+
+    return store_or_fail
 
 
 def test_choose_majority_counts_each_volunteer_once():

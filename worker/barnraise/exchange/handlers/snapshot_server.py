@@ -34,7 +34,8 @@ log = logging.getLogger("barnraise.exchange")
 
 REQUEST_TIMEOUT = 30.0  # seconds for which a request waits for the training loop
 REUSE_SECONDS = 30.0  # age up to which a snapshot answers requests without a vector
-KEEP_SECONDS = 600.0  # seconds for which a snapshot's bytes stay on disk
+KEEP_SECONDS = 600.0  # seconds for which a snapshot's bytes stay on disk while no peer uses them
+EXPIRY_INTERVAL = 60.0  # seconds between two looks for such snapshots
 MAX_SNAPSHOTS = 4  # snapshots whose bytes are on disk at once
 MAX_PENDING_REQUESTS = 64
 # Snapshots that are built for the machines of one volunteer: per second, and in one burst. Each one
@@ -71,6 +72,35 @@ class PendingRequest:
     volunteer: str = ""
 
 
+@dataclass
+class RecentSnapshot:
+    """A snapshot whose bytes are on disk.
+
+    Attributes:
+        manifest: What it consists of.
+        built_at: Event loop time at which it was built.
+        used_at: Event loop time at which a peer last received its manifest or some of its bytes.
+    """
+
+    manifest: SnapshotManifest
+    built_at: float
+    used_at: float
+
+
+def choose_kept(recent: Sequence[RecentSnapshot], now: float, limit: int) -> list[RecentSnapshot]:
+    """Choose the snapshots whose bytes stay on disk. Pure.
+
+    The time since the last use counts: a joiner with a slow line downloads a large one for hours.
+
+    Args:
+        recent: All of them, the oldest first.
+        now: Event loop time.
+        limit: How many stay at most.
+    """
+    used = [snapshot for snapshot in recent if now < snapshot.used_at + KEEP_SECONDS]
+    return used[max(0, len(used) - limit) :]
+
+
 class SnapshotServer:
     """Collect requests for the training loop and answer them. Thread-safe.
 
@@ -94,10 +124,11 @@ class SnapshotServer:
         self._ledger = ledger
         self._connections = connections
         self._run_in_thread = run_in_thread
-        self.blobs = BlobStore(ledger.blobs.folder.parent / "cuts", fresh=True)
+        self.blobs = BlobStore(ledger.blobs.folder.parent / "snapshots", fresh=True)
         self._requests: list[PendingRequest] = []
         self._vectors = VectorHistory()
-        self._recent: list[tuple[float, SnapshotManifest]] = []  # with the time of each
+        self._recent: list[RecentSnapshot] = []  # the oldest first
+        self._stored: set[str] = set()  # digests of all that is on disk, also of failed builds
         self._copy: weakref.ref[AnchorCopy] | None = None  # the last one, while it is in use
         self._builds = TokenBuckets(*BUILDS_OF_VOLUNTEER)
         self._lock = threading.Lock()
@@ -138,11 +169,13 @@ class SnapshotServer:
         with self._lock:
             # A peer's newest request replaces its earlier one.
             self._requests = [other for other in self._requests if other.peer != request.peer]
-            for built_at, manifest in reversed(self._recent):
+            for snapshot in reversed(self._recent):
+                manifest = snapshot.manifest
                 fits = manifest.vector == request.vector or (
-                    request.vector is None and now < built_at + REUSE_SECONDS
+                    request.vector is None and now < snapshot.built_at + REUSE_SECONDS
                 )
                 if fits and manifest.verdicts == verdicts_digest:
+                    snapshot.used_at = now
                     return manifest
             if len(self._requests) < MAX_PENDING_REQUESTS:
                 self._requests.append(request)
@@ -189,6 +222,7 @@ class SnapshotServer:
             manifest = await self._run_in_thread(self.build_snapshot, copy, request.vector, now)
             connection = self._connections.get(request.peer)
             if manifest is not None and connection is not None:
+                self.record_use(manifest.heads, asyncio.get_running_loop().time())
                 connection.send_message(manifest)
 
     def build_snapshot(
@@ -204,8 +238,10 @@ class SnapshotServer:
         if vector is None:
             vector = verdicts.clamp(copy.vector)
         with self._lock:
-            for _, manifest in self._recent:
+            for snapshot in self._recent:
+                manifest = snapshot.manifest
                 if manifest.vector == vector and manifest.verdicts == verdicts.digest:
+                    snapshot.used_at = now
                     return manifest
         heads = [self._ledger.header(author, seq) for author, seq in sorted(vector.items())]
         signed_heads = [head for head in heads if head is not None]
@@ -220,27 +256,54 @@ class SnapshotServer:
         ):
             log.info("a peer requested a snapshot that this machine cannot build")
             return None
+        try:
+            manifest = self._store_snapshot(copy, vector, signed_heads, changes)
+            if manifest is not None:
+                self._add_recent(manifest, now)
+        finally:  # also where the disk is full
+            self._delete_unused()
+        return manifest
+
+    def _store_snapshot(
+        self,
+        copy: AnchorCopy,
+        vector: dict[str, int],
+        signed_heads: list[Signed],
+        changes: list[tuple[Update, int]],
+    ) -> SnapshotManifest | None:
+        """Store the bytes of a snapshot; return None when a payload is damaged.
+
+        Args:
+            copy: Of the anchor.
+            vector: Where the snapshot is.
+            signed_heads: The header of each author's last update there.
+            changes: From the copy to the snapshot: updates, each times its factor.
+        """
         digests = []
         for index in range(len(copy.fragments)):
             units = self._fragment_at(copy, index, changes)
             if units is None:
                 return None
-            digests.append(self.blobs.store(fragment_to_bytes(units)))
+            digests.append(self._store(fragment_to_bytes(units)))
+        verdicts = self._ledger.verdicts
         tickets = self._tickets_of(signed_heads)
         proofs = VerdictProofs(
             verdicts=list(verdicts.rulings.values()),
             forks=[fork for _, fork in verdicts.forks.values()],
         ).model_dump_json()
-        manifest = SnapshotManifest(
+        return SnapshotManifest(
             vector=vector,
             fragments=digests,
-            heads=self.blobs.store(_to_json(signed_heads)),
-            tickets=self.blobs.store(_to_json(tickets)),
+            heads=self._store(_to_json(signed_heads)),
+            tickets=self._store(_to_json(tickets)),
             verdicts=verdicts.digest,
-            proofs=self.blobs.store(proofs.encode()) if verdicts.digest else None,
+            proofs=self._store(proofs.encode()) if verdicts.digest else None,
         )
-        self._add_recent(manifest, now)
-        return manifest
+
+    def _store(self, data: bytes | memoryview) -> str:
+        digest = self.blobs.store(data)
+        self._stored.add(digest)
+        return digest
 
     def _tickets_of(self, heads: list[Signed]) -> list[Signed]:
         """Return the tickets that headers name, each once, as far as they are here."""
@@ -274,16 +337,46 @@ class SnapshotServer:
         blobs = self._ledger.blobs
         return all(blobs.has(part.digest) for update, _ in changes for part in update.fragments)
 
-    def _add_recent(self, manifest: SnapshotManifest, now: float) -> None:
-        """Remember a snapshot, and delete the bytes of old ones."""
+    # ---- what stays on disk
+
+    def record_use(self, digest: str, now: float) -> None:
+        """Record that a peer receives some bytes of a blob."""
         with self._lock:
-            young = [entry for entry in self._recent if now < entry[0] + KEEP_SECONDS]
-            kept = young[-(MAX_SNAPSHOTS - 1) :]
-            dropped = [old for _, old in self._recent if all(old is not other for _, other in kept)]
-            self._recent = [*kept, (now, manifest)]
-            used = {digest for _, recent in self._recent for digest in blob_digests(recent)}
-        for digest in {digest for old in dropped for digest in blob_digests(old)} - used:
-            self.blobs.delete(digest)
+            for snapshot in self._recent:
+                if digest in blob_digests(snapshot.manifest):
+                    snapshot.used_at = now
+
+    async def delete_expired_often(self) -> None:
+        """Delete the bytes of snapshots that no peer uses, now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL)
+            now = asyncio.get_running_loop().time()
+            # In the thread of the builds: none of them may find its bytes deleted.
+            await self._run_in_thread(self.delete_expired, now)
+
+    def delete_expired(self, now: float) -> None:
+        """Delete the bytes of snapshots that no peer uses any longer; no build may be underway."""
+        with self._lock:
+            self._recent = choose_kept(self._recent, now, MAX_SNAPSHOTS)
+        self._delete_unused()
+
+    def _add_recent(self, manifest: SnapshotManifest, now: float) -> None:
+        """Remember a snapshot, in place of the oldest one if there are too many."""
+        with self._lock:
+            kept = choose_kept(self._recent, now, MAX_SNAPSHOTS - 1)
+            self._recent = [*kept, RecentSnapshot(manifest, now, now)]
+
+    def _delete_unused(self) -> None:
+        """Delete the bytes that belong to no recent snapshot."""
+        with self._lock:
+            used = {digest for each in self._recent for digest in blob_digests(each.manifest)}
+        for digest in self._stored - used:
+            try:
+                self.blobs.delete(digest)
+            except OSError as error:  # where a file that is being read cannot be deleted
+                log.warning("bytes of an old snapshot stay for now: %s", error)
+            else:
+                self._stored.discard(digest)
 
 
 def blob_digests(manifest: SnapshotManifest) -> list[str]:
