@@ -105,16 +105,64 @@ class Router:
             self._socket.sendto(self._answer(request), sender)
 
 
+class PcpMappings:
+    """The mappings of a router: each is changed by its own nonce alone (RFC 6887, 11.3)."""
+
+    def __init__(self, ip: str = "5.9.1.1", lifetime: int = 3600) -> None:
+        self.nonces: dict[int, bytes] = {}  # by internal port
+        self.results: list[int] = []
+        self.ended = 0
+        self._ip = ip
+        self._lifetime = lifetime
+
+    def answer(self, request: bytes) -> bytes:
+        nonce, port = request[24:36], int.from_bytes(request[40:42], "big")
+        is_refused = self.nonces.setdefault(port, nonce) != nonce
+        self.results.append(2 * is_refused)  # NOT_AUTHORIZED
+        if request[4:8] == bytes(4) and not is_refused:
+            del self.nonces[port]
+            self.ended += 1
+        answer = pcp_answer(request, self.results[-1], self._ip)
+        return answer[:4] + struct.pack("!I", self._lifetime) + answer[8:]
+
+
 def test_router_with_pcp_is_asked_once_and_released() -> None:
-    router = Router(pcp_answer)
+    mappings = PcpMappings()
+    router = Router(mappings.answer)
     home = HomeNetwork("127.0.0.1", router.ip)
-    mapping = request_mapping(home, PORT)
+    mapping = request_mapping(home, PORT, NONCE)
     assert mapping is not None
     assert (mapping.protocol, mapping.address) == ("PCP", "5.9.1.1:50000")
     release_mapping(home, PORT, mapping)
+    assert not mappings.nonces and mappings.results == [0, 0]
     first, last = router.requests
     assert first[24:36] == last[24:36], "the same nonce ends the mapping"
     assert last[4:8] == bytes(4)
+
+
+def test_mapping_is_renewed_and_ended_with_one_nonce(monkeypatch) -> None:
+    def find_no_router() -> None:
+        raise OSError("there is no UPnP here")
+
+    monkeypatch.setattr(port_mapping, "IROH_SECONDS", 0.0)
+    monkeypatch.setattr(port_mapping, "MIN_RENEWAL", 0.01)
+    monkeypatch.setattr("miniupnpc.UPnP", find_no_router)
+    mappings = PcpMappings(lifetime=0)
+    home = HomeNetwork("127.0.0.1", Router(mappings.answer).ip)
+
+    async def renew() -> None:
+        mapped: list[str] = []
+        mapper = PortMapper(PORT, True, lambda: "5.9.1.1", mapped.append, lambda: home)
+        running = asyncio.create_task(mapper.run())
+        async with asyncio.timeout(60):
+            while len(mapped) < 3:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        assert mapped == ["5.9.1.1:50000"] * len(mapped)
+        await mapper.close()
+
+    asyncio.run(renew())
+    assert mappings.ended == 1 and not any(mappings.results)
 
 
 def test_router_without_pcp_is_asked_by_nat_pmp() -> None:
@@ -124,7 +172,7 @@ def test_router_without_pcp_is_asked_by_nat_pmp() -> None:
 
     router = Router(answer)
     home = HomeNetwork("127.0.0.1", router.ip)
-    mapping = request_mapping(home, PORT)
+    mapping = request_mapping(home, PORT, NONCE)
     assert isinstance(mapping, PortMapping)
     assert (mapping.protocol, mapping.address) == ("NAT-PMP", f"5.9.1.1:{PORT + 1}")
     release_mapping(home, PORT, mapping)
@@ -164,7 +212,7 @@ def test_upnp_router_that_states_no_address_maps_nothing(monkeypatch, stated, ad
     router = UpnpRouter(stated)
     monkeypatch.setattr("miniupnpc.UPnP", lambda: router)
     silent = HomeNetwork("127.0.0.1", "127.255.255.254")  # by PCP and NAT-PMP
-    mapping = request_mapping(silent, PORT)
+    mapping = request_mapping(silent, PORT, NONCE)
     assert (mapping and mapping.address) == address
     assert router.mapped == ([PORT] if address else [])
 
@@ -175,8 +223,8 @@ def test_laptop_in_another_network_asks_the_router_there(monkeypatch) -> None:
     monkeypatch.setattr(port_mapping, "NETWORK_SECONDS", 0.05)
     monkeypatch.setattr(port_mapping, "DISCOVERY_MILLISECONDS", 10)
     routers = [
-        Router(pcp_answer),
-        Router(lambda request: pcp_answer(request, ip="5.9.1.2")),
+        Router(PcpMappings().answer),
+        Router(PcpMappings("5.9.1.2").answer),
     ]
     homes: list[HomeNetwork | None] = [HomeNetwork("127.0.0.1", routers[0].ip)]
     mapped: list[str] = []

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class PortMapping:
     Attributes:
         protocol: "PCP", "NAT-PMP" or "UPnP".
         grant: What the router answered.
-        nonce: Of the request, by which PCP recognises its end.
+        nonce: Of the request, by which PCP recognises its renewal and its end.
     """
 
     protocol: str
@@ -118,14 +119,31 @@ def _guess_gateway(own_ip: str) -> str:
 # ---- requests, which block ---------------------------------------------------------------------
 
 
-def request_mapping(home: HomeNetwork, port: int) -> PortMapping | None:
-    """Ask the router to forward a UDP port; None if no protocol succeeds."""
-    for request in (_request_pcp, _request_pmp, _request_upnp):
+def request_mapping(home: HomeNetwork, port: int, nonce: bytes) -> PortMapping | None:
+    """Ask the router to forward a UDP port; None if no protocol succeeds.
+
+    Args:
+        home: Where this machine is.
+        port: The UDP port.
+        nonce: The same 12 random bytes in all requests for one mapping: by PCP nobody else may
+            renew or end it (RFC 6887, section 11.3).
+    """
+    requests = {
+        "PCP": partial(_request_pcp, home, port, nonce),
+        "NAT-PMP": partial(_request_pmp, home, port),
+        "UPnP": partial(_request_upnp, port),
+    }
+    for protocol, request in requests.items():
         try:
-            return request(home, port)
+            return request()
         except (MessageError, OSError) as error:
-            log.debug("no port mapping by %s: %s", request.__name__, error)
+            log.debug("no port mapping by %s: %s", protocol, error)
     return None
+
+
+def create_nonce() -> bytes:
+    """Return a random nonce for the requests of one mapping."""
+    return secrets.token_bytes(PCP_NONCE_BYTES)
 
 
 def release_mapping(home: HomeNetwork, port: int, mapping: PortMapping) -> None:
@@ -168,8 +186,7 @@ def _list_iroh_entries(router: Any, port: int) -> list[int]:
     return entries
 
 
-def _request_pcp(home: HomeNetwork, port: int) -> PortMapping:
-    nonce = secrets.token_bytes(PCP_NONCE_BYTES)
+def _request_pcp(home: HomeNetwork, port: int, nonce: bytes) -> PortMapping:
     answer = _query(home.router, encode_pcp_map(home.own_ip, port, nonce, LIFETIME))
     return PortMapping("PCP", decode_pcp_map(answer, port, nonce), nonce)
 
@@ -180,7 +197,7 @@ def _request_pmp(home: HomeNetwork, port: int) -> PortMapping:
     return PortMapping("NAT-PMP", PortGrant(external_ip, grant.external_port, grant.lifetime))
 
 
-def _request_upnp(home: HomeNetwork, port: int) -> PortMapping:
+def _request_upnp(port: int) -> PortMapping:
     try:
         router = _find_upnp()
         external_ip = _read_external_ip(router)
@@ -276,6 +293,7 @@ class PortMapper:
         self._on_mapped = on_mapped
         self._home: HomeNetwork | None = None
         self._mapping: PortMapping | None = None
+        self._nonce = create_nonce()
 
     async def run(self) -> None:
         """Map the port, renew that, and do it again in another network, until cancelled."""
@@ -287,7 +305,10 @@ class PortMapper:
             if self._home is not None:
                 await asyncio.to_thread(remove_iroh_mapping, self._port)
                 if self._is_enabled:
-                    self._adopt(await asyncio.to_thread(request_mapping, self._home, self._port))
+                    mapping = await asyncio.to_thread(
+                        request_mapping, self._home, self._port, self._nonce
+                    )
+                    self._adopt(mapping)
             if await self._network_changes(self._renewal_seconds()):
                 self._adopt(None)  # what the router of the network before forwards leads nowhere
 
