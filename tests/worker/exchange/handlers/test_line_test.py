@@ -1,8 +1,12 @@
 """The line to a peer is measured, and no peer can be made to send or receive without bound."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
+from barnraise.exchange.handlers import line_test
+from barnraise.exchange.network.framing import unpack
 from barnraise.exchange.network.line_meter import LineRates
 from barnraise.protocol.messages import (
     MAX_LINE_TEST_BYTES,
@@ -51,3 +55,51 @@ def test_peer_that_requests_more_than_a_test_has_gets_no_more(world):
         send(LineTestPart(is_last=True), b"x")
         wait_until(lambda: connection.channel.bytes_sent > MAX_LINE_TEST_BYTES, SECONDS)
         assert connection.channel.bytes_sent < 1.2 * MAX_LINE_TEST_BYTES
+
+
+def test_late_bytes_of_a_download_count_in_no_other_step(world, monkeypatch):
+    machine = world.machine(1).start()
+    channels = []
+    with (
+        connect_raw_peer(world, machine, reads=False, channels=channels) as send,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        channel, run = channels[0]
+
+        def wait_for(is_awaited) -> None:
+            async def receive() -> None:
+                while not is_awaited(unpack(await channel.receive())[0]):
+                    pass
+
+            run(receive())
+
+        def wait_for_request() -> None:
+            wait_for(lambda message: isinstance(message, LineTestRequest))
+
+        def wait_for_upload() -> None:
+            wait_for(lambda message: isinstance(message, LineTestPart) and message.is_last)
+
+        wait_until(lambda: machine.exchange.stats.peers == 1, SECONDS)
+        measuring = thread.submit(machine.exchange.measure_line)
+        wait_for_request()
+        monkeypatch.setattr(line_test, "STEP_SECONDS", SECONDS)  # from the next step on
+        for _ in range(2):  # the rest is late
+            send(LineTestPart(), b"x" * 1000)
+        wait_for_upload()
+        for _ in range(2):
+            send(LineTestPart(), b"x" * 1000)
+        send(LineTestReceipt(size=1000, seconds=1.0))
+        rates = measuring.result(SECONDS)
+        assert rates.up == 1000.0 and rates.down > 0
+        measuring = thread.submit(machine.exchange.measure_line)
+        wait_for_request()
+        send(LineTestPart(is_last=True), b"x" * 1000)
+        send(LineTestReceipt(size=7, seconds=1.0))
+        send(LineTestPart(), b"x")
+        send(LineTestPart(is_last=True), b"x" * 10)
+        wait_for_upload()
+        for _ in range(2):  # bytes that nothing waits for
+            send(LineTestPart(is_last=True), b"x" * 1000)
+        send(LineTestReceipt(size=500, seconds=1.0))
+        rates = measuring.result(SECONDS)
+        assert rates.up == 500.0 and 0 < rates.down <= 10_000.0

@@ -54,14 +54,22 @@ class _Step:
     """A step of this machine's own test.
 
     Attributes:
-        key: The peer's key.
-        meter: What arrives here.
+        connection: To the peer.
+        is_down: Whether the peer sends the bytes.
+        missing: Bytes of a download that have not arrived.
         ended: Resolved with what the step's receiver measured; None if the peer refuses.
+        meter: What arrives here of a download.
     """
 
-    key: str
-    meter: StepMeter
+    connection: Connection
+    is_down: bool
+    missing: int
     ended: asyncio.Future[StepMeter | None]
+    meter: StepMeter = field(default_factory=StepMeter)
+
+    def is_open(self, connection: Connection) -> bool:
+        """Return whether the step waits for what arrives over a connection."""
+        return self.connection is connection and not self.ended.done()
 
 
 def line_test_frames(size: int) -> Frames:
@@ -82,6 +90,7 @@ class LineTest:
         self._limits = {kind: TokenBuckets(*limit) for kind, limit in SERVED.items()}
         self._served: _Served | None = None
         self._step: _Step | None = None
+        self._late: _Step | None = None  # a download that took too long, and still arrives
 
     # ---- this machine measures
 
@@ -102,8 +111,8 @@ class LineTest:
         line = LineMeter(MAX_LINE_TEST_BYTES)
         while size := line.next_step():
             began_at = clock()
-            step = _Step(connection.key, StepMeter(), asyncio.get_running_loop().create_future())
-            self._step = step
+            ended = asyncio.get_running_loop().create_future()
+            step = self._step = _Step(connection, is_down, size, ended)
             if is_down:
                 connection.send_message(LineTestRequest(size=size))
             else:
@@ -116,6 +125,8 @@ class LineTest:
                 line.elapsed = STEP_SECONDS
             finally:
                 self._step = None
+                if is_down and ended.cancelled() and step.missing < size:
+                    self._late = step
             if measured is None:
                 break
             line.on_step(size, measured, clock() - began_at)
@@ -124,8 +135,10 @@ class LineTest:
     def on_receipt(self, connection: Connection, receipt: LineTestReceipt) -> None:
         """Receive what a peer measured of this machine's bytes, or that it refuses."""
         step = self._step
-        if step is None or step.key != connection.key or step.ended.done():
+        if step is None or not step.is_open(connection):
             return
+        if step.is_down and receipt.size:
+            return  # of an earlier upload: a download has none, and can only be refused
         step.ended.set_result(StepMeter(receipt.size, receipt.seconds) if receipt.size else None)
 
     # ---- peers measure
@@ -158,9 +171,12 @@ class LineTest:
         Raises:
             MessageError: When the peer sends more than a test has.
         """
+        if self._is_late(connection, part, size):
+            return
         step = self._step
-        if step is not None and step.key == connection.key and not step.ended.done():
+        if step is not None and step.is_down and step.is_open(connection):
             step.meter.on_part(size, now)
+            step.missing -= size
             if part.is_last:
                 step.ended.set_result(step.meter)
             return
@@ -177,6 +193,19 @@ class LineTest:
             served.meter = StepMeter()
             seconds = min(3600.0, measured.seconds)
             connection.send_message(LineTestReceipt(size=measured.size, seconds=seconds))
+
+    def _is_late(self, connection: Connection, part: LineTestPart, size: int) -> bool:
+        """Count bytes of a download that took too long; return whether these are of one.
+
+        A channel is in order: they arrive before those of any later step.
+        """
+        late = self._late
+        if late is None or late.connection is not connection:
+            return False
+        late.missing -= size
+        if part.is_last or late.missing <= 0:
+            self._late = None
+        return True
 
 
 def _is_on_internet(connection: Connection) -> bool:
