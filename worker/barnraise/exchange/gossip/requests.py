@@ -66,7 +66,7 @@ class RequestScheduler:
 
     def __init__(self, seed: int) -> None:
         self.incoming: dict[tuple[str, int], IncomingUpdate] = {}  # by author and seq
-        self.banned: set[str] = set()  # authors whose updates are refused
+        self.banned: set[str] = set()  # authors of whom nothing is requested
         self.wake_at = math.inf  # when a request that waits for its grace period is due
         # author → keys of the links that may have more of it than this machine (an ordered set)
         self._ahead: dict[str, dict[str, None]] = {}

@@ -782,11 +782,12 @@ class UpdateReceiver:
                 self._drop(author, seq)
 
     def ban_author(self, author: str, reason: str) -> None:
-        """Accept nothing more of this author.
+        """Request nothing more of this author, and drop what waits.
 
-        Every peer that sees the same bytes decides the same.
+        Its update cannot enter any peer's ledger, and so neither can its later ones. Headers of it
+        that peers push are still received: one with the same identity proves a fork.
         """
-        log.error("further updates of %s (%s) are refused: %s", author[:8], author[-16:], reason)
+        log.error("no updates of %s (%s) are requested: %s", author[:8], author[-16:], reason)
         self._gossip.ban_author(author)
         for seq in self._incomplete_seqs(author):
             self._drop(author, seq)
