@@ -103,16 +103,19 @@ def test_gpu_that_others_use_is_named():
 
 
 @pytest.mark.parametrize(
-    ("peers", "line", "sentence"),
+    ("tried", "connected", "line", "sentence"),
     [
-        (1, LineRates(2e6, 14e6), "sends 2 MB/s to a peer and receives 14 MB/s"),
-        (1, LineRates(0.0, 14e6), "too little reached the peer"),
-        (1, LineRates(), "not measured with a peer now"),
-        (0, LineRates(), "not measured: nobody else is online"),
+        (1, 1, LineRates(2e6, 14e6), "sends 2 MB/s to a peer and receives 14 MB/s"),
+        (1, 1, LineRates(0.0, 14e6), "too little reached the peer"),
+        (1, 1, LineRates(), "not measured with a peer now"),
+        (0, 0, LineRates(), "not measured: nobody else is online"),
+        (2, 0, LineRates(), "not measured: no peer that the site lists answered"),
     ],
 )
-def test_line_is_a_sentence_whether_it_was_measured_or_not(peers, line, sentence):
-    network = NetworkFacts(has_asked_peers=True, peers_connected=peers, line=line)
+def test_line_is_a_sentence_whether_it_was_measured_or_not(tried, connected, line, sentence):
+    network = NetworkFacts(
+        has_asked_peers=True, peers_tried=tried, peers_connected=connected, line=line
+    )
     found = {f.subject: f.sentence for f in judge_machine(replace(GOOD, network=network))}
     assert sentence in found["Line"] and "In its runs the uplink carried 2 MB/s." in found["Line"]
     assert "reach this machine could not be tested" in found["Incoming"]

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from helpers.example_hardware import cpu_machine
-from helpers.fake_coordinator import FakeCoordinator
+from helpers.fake_coordinator import MACHINE, FakeCoordinator
 from typer.testing import CliRunner
 
 from barnraise.cli import main
@@ -25,8 +25,9 @@ from barnraise.cli.doctor.router_hops import find_hops, parse_offender
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import StateError
 from barnraise.planning.limits import Limits
+from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.signing import Identity
-from barnraise.state_dir import StateDir
+from barnraise.state_dir import SiteMembership, StateDir
 
 
 def test_folder_that_cannot_be_written_is_found(tmp_path):
@@ -111,6 +112,30 @@ def test_doctor_prints_saves_and_returns_problems(tmp_path, monkeypatch):
     assert "there is no such device" in result.stderr
     shown = CliRunner().invoke(main.app, ["doctor", "--home", str(tmp_path)], env={"COLUMNS": "60"})
     assert max(map(len, shown.stdout.splitlines())) <= 60 and "Python" in shown.stdout
+
+
+@pytest.mark.parametrize("is_site_gone", [False, True])
+def test_doctor_shows_its_findings_although_peers_cannot_be_asked(
+    tmp_path, monkeypatch, is_site_gone
+):
+    def fail(*arguments: object) -> None:
+        raise StateError("there is no such device")
+
+    monkeypatch.setattr(command, "measure_machine", fail)
+    site = FakeCoordinator()
+    mirror = MirrorView(key=site.identity.key, name="small", protocols=[1], time=0)
+    membership = SiteMembership(url=site.url, mirror=mirror, machine=MACHINE)
+    StateDir(tmp_path).save_membership(membership)
+    try:
+        if is_site_gone:
+            site.close()
+        answer = CliRunner().invoke(main.app, ["doctor", "no-run", "--home", str(tmp_path)])
+    finally:
+        site.close()
+    shown = " ".join(answer.stdout.split())
+    assert answer.exit_code == 1 and "Python" in shown
+    assert "The machines of the run could not be asked" in shown
+    assert ("HTTPS_PROXY" in shown) == is_site_gone
 
 
 def test_first_join_checks_the_machine_once(tmp_path, capsys):

@@ -56,11 +56,15 @@ def test_peers_are_met_and_the_folder_is_free_again(world, site):
 
 
 def test_peers_that_do_not_answer_mean_that_udp_is_blocked(world, site):
-    machine = world.machine(1).start()
-    site.peers = [introduce(machine)]
-    machine.exchange.stop()
+    machines = [world.machine(number).start() for number in (1, 2)]
+    site.peers = [introduce(machine) for machine in machines]
+    for machine in machines:
+        machine.exchange.stop()
     facts = meet_peers(site.home, "a-run", NetworkFacts(), seconds=0.5)
     assert judge_reach(facts) is ReachVerdict.UDP_BLOCKED
+    site.peers = site.peers[:1]
+    facts = meet_peers(site.home, "a-run", NetworkFacts(), seconds=0.5)
+    assert judge_reach(facts) is ReachVerdict.PEER_SILENT
 
 
 def test_run_without_peers_leaves_the_facts_as_they_are(site):

@@ -76,6 +76,7 @@ OFFLINE = NetworkFacts(has_ipv4=False, is_site_reachable=False)
         (DOUBLE_BY_ROUTER, ReachVerdict.DOUBLE_NAT),
         (SYMMETRIC, ReachVerdict.SYMMETRIC_NAT),
         (BLOCKED, ReachVerdict.UDP_BLOCKED),
+        (replace(BLOCKED, peers_tried=1), ReachVerdict.PEER_SILENT),
         (IPV6, ReachVerdict.IPV6_ONLY),
         (OFFLINE, ReachVerdict.NO_NETWORK),
         (tried(PUBLIC, (True, True)), ReachVerdict.PUBLIC),
@@ -101,8 +102,17 @@ def test_outcome_of_dial_backs_is_a_sentence():
     shut = tried(HOME, (False, True), (False, True))
     assert "No peer could reach" in describe_dial_backs(shut)
     assert "(tried by 2)" in describe_dial_backs(shut)
-    assert "nobody else is online" in describe_dial_backs(replace(HOME, peers_connected=0))
+    alone = replace(HOME, peers_tried=0, peers_connected=0)
+    assert "nobody else is online" in describe_dial_backs(alone)
+    silent = replace(HOME, peers_connected=0)
+    assert "no peer that the site lists answered" in describe_dial_backs(silent)
     assert "did not try" in describe_dial_backs(HOME)
+
+
+def test_silent_peer_may_be_offline_and_several_may_be_too():
+    assert "it is offline, or a firewall" in describe_reach(replace(BLOCKED, peers_tried=1))
+    blocked = describe_reach(replace(BLOCKED, peers_tried=3))
+    assert "none of the 3 peers" in blocked and "gone offline" in blocked
 
 
 def test_public_address_counts_more_than_one_of_the_home():

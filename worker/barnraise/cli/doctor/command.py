@@ -60,26 +60,17 @@ def doctor(
     Example: barnraise doctor first-barn
     """
     state_dir = open_state_dir(machine.home)
-    if run is not None:
-        open_site(state_dir, run)
+    run_error = "" if run is None else _open_site(state_dir, run)
     hardware = None
     try:
         hardware = measure_machine(state_dir, machine.hardware, machine.device, machine.threads)
     except (BarnraiseError, ImportError, OSError) as error:
         errors.print(f"[yellow]not measured: {escape(str(error))}[/]", soft_wrap=True)
     facts = measure_machine_facts(state_dir, hardware)
-    if run is not None:
-        # This imports torch, which takes seconds.
-        from barnraise.cli.doctor.peer_meeting import meet_peers
-
-        errors.print("Asking other machines of the run how they see this one …")
-        network = dataclasses.replace(
-            facts.network,
-            has_asked_peers=True,
-            port=port,
-            has_port_mapping=state_dir.limits.port_mapping,
-        )
-        facts = dataclasses.replace(facts, network=meet_peers(state_dir, run.name, network))
+    network = dataclasses.replace(facts.network, port=port)
+    facts = dataclasses.replace(facts, network=network, run_error=run_error)
+    if run is not None and not run_error:
+        facts = _ask_peers(state_dir, run, facts)
     findings = judge_machine(facts)
     _publish(state_dir, build_checkup(facts, findings))
     if as_json:
@@ -99,6 +90,36 @@ def doctor(
         print_findings(findings)
     if any(finding.level is Level.PROBLEM for finding in findings):
         raise typer.Exit(1)
+
+
+def _open_site(state_dir: StateDir, run: RunAddress) -> str:
+    """Enrol at the run's site where that is needed; return why it failed, or an empty string."""
+    try:
+        open_site(state_dir, run)
+    except BarnraiseError as error:
+        return str(error)
+    return ""
+
+
+def _ask_peers(state_dir: StateDir, run: RunAddress, facts: MachineFacts) -> MachineFacts:
+    """Return the facts with what other machines of the run see, or with why they were not asked.
+
+    A site that does not answer or refuses, or a port that is taken, is one more finding: what was
+    measured before may explain it.
+    """
+    # This imports torch, which takes seconds.
+    from barnraise.cli.doctor.peer_meeting import meet_peers
+
+    errors.print("Asking other machines of the run how they see this one …")
+    try:
+        network = dataclasses.replace(
+            facts.network,
+            has_asked_peers=True,
+            has_port_mapping=state_dir.limits.port_mapping,
+        )
+        return dataclasses.replace(facts, network=meet_peers(state_dir, run.name, network))
+    except BarnraiseError as error:
+        return dataclasses.replace(facts, run_error=str(error))
 
 
 def run_first_checkup(state_dir: StateDir) -> None:

@@ -9,6 +9,7 @@ from enum import Enum
 from barnraise.cli.doctor.reach_verdict import (
     NetworkFacts,
     ReachVerdict,
+    describe_absence,
     describe_dial_backs,
     describe_reach,
     judge_reach,
@@ -99,6 +100,8 @@ class MachineFacts:
         open_files: files that this process may open; None where the system has no limit.
         mirrors: the site's mirrors; empty for a machine that is not enrolled.
         network: how it is connected.
+        run_error: why the machines of the named run could not be asked; "" if they were, or if no
+            run was named.
         uplink: bytes/s that its uplink was measured to carry; 0 if that is not known.
         downlink: bytes/s that it has received at most; 0 if that is not known.
         presets: the presets from small to large; empty if the machine was not measured.
@@ -121,6 +124,7 @@ class MachineFacts:
     open_files: int | None = None
     mirrors: tuple[MirrorFacts, ...] = ()
     network: NetworkFacts = field(default_factory=NetworkFacts)
+    run_error: str = ""
     uplink: float = 0.0
     downlink: float = 0.0
     presets: tuple[PresetFit, ...] = ()
@@ -133,6 +137,7 @@ def judge_machine(facts: MachineFacts) -> list[MachineFinding]:
         *_judge_memory(facts),
         *_judge_home(facts),
         *_judge_mirrors(facts),
+        *_judge_run(facts),
         *_judge_network(facts.network),
         *_judge_line(facts),
         *_judge_presets(facts),
@@ -233,6 +238,13 @@ def _judge_mirrors(facts: MachineFacts) -> list[MachineFinding]:
     return findings
 
 
+def _judge_run(facts: MachineFacts) -> list[MachineFinding]:
+    if not facts.run_error:
+        return []
+    sentence = f"The machines of the run could not be asked: {facts.run_error.rstrip('.')}."
+    return [MachineFinding("Run", Level.PROBLEM, sentence)]
+
+
 def _judge_clock(ahead: float) -> MachineFinding:
     if abs(ahead) <= CLOCK_SECONDS:
         return MachineFinding("Clock", Level.OK, "The clock agrees with the site's.")
@@ -252,6 +264,7 @@ REACH_LEVELS = {
     ReachVerdict.DOUBLE_NAT: Level.WARNING,
     ReachVerdict.SYMMETRIC_NAT: Level.WARNING,
     ReachVerdict.UDP_BLOCKED: Level.PROBLEM,
+    ReachVerdict.PEER_SILENT: Level.WARNING,
     ReachVerdict.IPV6_ONLY: Level.WARNING,
     ReachVerdict.NO_NETWORK: Level.PROBLEM,
     ReachVerdict.UNKNOWN: Level.OK,
@@ -281,7 +294,8 @@ def _judge_line(facts: MachineFacts) -> list[MachineFinding]:
             "little reached the peer in five seconds to measure the uplink."
         )
     elif facts.network.has_asked_peers and not facts.network.peers_connected:
-        sentence = "Up- and downlink were not measured: nobody else is online."
+        absence = describe_absence(facts.network)
+        sentence = f"Up- and downlink were not measured: {absence}."
     else:
         sentence = "Up- and downlink were not measured with a peer now."
     if facts.uplink:

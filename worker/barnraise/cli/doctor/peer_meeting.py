@@ -68,7 +68,7 @@ def meet_peers(
         try:
             exchange.open()
         except OSError as error:
-            raise StateError(f"peers cannot be asked: {error}") from None
+            raise StateError(f"no connection to peers can be opened: {error}") from None
         exchange.set_source_ip(reply.source_ip or "")
         exchange.add_peers(peers)
         wanted = min(ENOUGH_PEERS, len(peers))

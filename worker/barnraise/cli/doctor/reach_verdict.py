@@ -14,6 +14,8 @@ from barnraise.exchange.network.nat_type import (
 )
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 
+MIN_SILENT_PEERS = 2  # which do not answer, before it is this machine's UDP that is suspected
+
 
 class ReachVerdict(Enum):
     """How peers can reach a machine."""
@@ -24,7 +26,8 @@ class ReachVerdict(Enum):
     NAT = "nat"  # behind a router: when both sides dial at one time
     DOUBLE_NAT = "double_nat"  # behind two routers
     SYMMETRIC_NAT = "symmetric_nat"  # behind a router that uses another port for each peer
-    UDP_BLOCKED = "udp_blocked"  # HTTP works, and no peer answers by UDP
+    UDP_BLOCKED = "udp_blocked"  # HTTP works, and none of several peers answers by UDP
+    PEER_SILENT = "peer_silent"  # the only peer that was dialled does not answer: it may be offline
     IPV6_ONLY = "ipv6_only"  # no peer that has only IPv4 can be reached
     NO_NETWORK = "no_network"
     UNKNOWN = "unknown"  # nobody could be asked
@@ -71,8 +74,11 @@ def judge_reach(facts: NetworkFacts) -> ReachVerdict:
     if not facts.has_ipv4 and not facts.has_ipv6:
         return ReachVerdict.NO_NETWORK
     if facts.peers_tried and not facts.peers_connected:
-        is_cut_off = not facts.is_site_reachable
-        return ReachVerdict.NO_NETWORK if is_cut_off else ReachVerdict.UDP_BLOCKED
+        if not facts.is_site_reachable:
+            return ReachVerdict.NO_NETWORK
+        # A site lists a peer for a while after it has gone offline, but hardly several at a time.
+        is_evidence = facts.peers_tried >= MIN_SILENT_PEERS
+        return ReachVerdict.UDP_BLOCKED if is_evidence else ReachVerdict.PEER_SILENT
     if not facts.has_ipv4:
         return ReachVerdict.IPV6_ONLY
     nat = classify_nat(facts.reach, 4)
@@ -153,8 +159,13 @@ def describe_reach(facts: NetworkFacts) -> str:
         ReachVerdict.SYMMETRIC_NAT: "This machine is behind a router that uses another port for "
         "each peer (a symmetric NAT), so peers behind routers cannot connect to it: "
         f"{forward}, or allow port mapping (UPnP) in the router.",
-        ReachVerdict.UDP_BLOCKED: "The site answers, but no peer does by UDP: allow outgoing UDP "
-        "to all ports in the firewall of this machine and network, or use another network.",
+        ReachVerdict.UDP_BLOCKED: f"The site answers, but none of the {facts.peers_tried} peers "
+        "that it lists does by UDP: allow outgoing UDP to all ports in the firewall of this "
+        "machine and network, or use another network. If all of them have just gone offline, run "
+        "`barnraise doctor RUN` again later.",
+        ReachVerdict.PEER_SILENT: "The only peer that the site lists does not answer by UDP: it "
+        "is offline, or a firewall blocks outgoing UDP. Run `barnraise doctor RUN` again while "
+        "more machines train in the run.",
         ReachVerdict.IPV6_ONLY: "This machine has only IPv6: it reaches peers that have it, and no "
         "others. For all peers, turn IPv4 on in the router or ask the provider for it.",
         ReachVerdict.NO_NETWORK: "This machine has no connection to the internet: connect it to a "
@@ -180,4 +191,11 @@ def describe_dial_backs(facts: NetworkFacts) -> str:
             "Whether peers reach this machine could not be tested: those that are online did not "
             "try. Run `barnraise doctor RUN` again in a few minutes."
         )
-    return "Whether peers reach this machine could not be tested: nobody else is online."
+    return f"Whether peers reach this machine could not be tested: {describe_absence(facts)}."
+
+
+def describe_absence(facts: NetworkFacts) -> str:
+    """Return why there is no connection to a peer, as the end of a sentence."""
+    if facts.peers_tried:
+        return "no peer that the site lists answered"
+    return "nobody else is online"
