@@ -1,9 +1,13 @@
 """Define the Celery application: `celery -A coordinator.celery:app worker`.
 
-The schedule is in the settings. Every task of the site is a `Task`: it has a time limit, is retried
-while Postgres or Valkey are away, carries the id of the request that queued it, and is counted.
-Tasks are idempotent: running one twice, or half and then whole, changes nothing more than running
-it once.
+The schedule is in the settings. Every task of the site is a `Task`: it is retried while Postgres or
+Valkey are away, carries the id of the request that queued it, and is counted. Tasks are idempotent:
+running one twice, or half and then whole, changes nothing more than running it once.
+
+Celery applies a task's `time_limit` in pools of processes only. In a solo worker, which the site
+uses, a task ends because everything that it waits for has a limit of its own: statements
+(`STATEMENT_SECONDS`), a host of Postgres that vanishes (`KEEPALIVES` in the settings), Valkey,
+other sites and the mail server. A health check restarts a worker that stands still nevertheless.
 """
 
 import logging
@@ -14,10 +18,12 @@ from typing import Any
 import celery
 import kombu
 import redis.exceptions
-from celery import Celery
+from celery import Celery, signals
 from celery.exceptions import Retry
 from celery.result import AsyncResult
 from django.db import InterfaceError, OperationalError
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from coordinator.lib import counters, request_id
 from coordinator.lib.exceptions import RestorePendingError
@@ -25,6 +31,7 @@ from coordinator.lib.exceptions import RestorePendingError
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
 log = logging.getLogger("coordinator.celery")
 REQUEST_HEADER = "request_id"
+STATEMENT_SECONDS = 300  # for which Postgres works on one statement of a task
 
 
 class Task(celery.Task):
@@ -33,7 +40,7 @@ class Task(celery.Task):
     A task that runs every few seconds sets `max_retries` to 0, because its next run comes soon.
     """
 
-    time_limit = 120  # seconds
+    time_limit = 120  # seconds, in a worker whose pool has processes
     autoretry_for = (
         OperationalError,
         InterfaceError,
@@ -86,6 +93,21 @@ class BrokerConnection(kombu.Connection):  # pyright: ignore[reportPrivateImport
         """Connect, with a constant interval between attempts."""
         options |= {"interval_start": 1, "interval_step": 0, "interval_max": 1}
         return super().ensure_connection(*args, **options)
+
+
+@signals.worker_init.connect
+def limit_statements(**_: Any) -> None:
+    """Limit the statements of this worker: one that locks or data delay forever ends as an error.
+
+    Pages and commands have no such limit: a migration or a backup may take as long as it takes.
+    """
+    connection_created.connect(_limit_statements_of, dispatch_uid="limit_statements")
+
+
+def _limit_statements_of(connection: BaseDatabaseWrapper, **_: Any) -> None:
+    with connection.cursor() as cursor:
+        milliseconds = str(STATEMENT_SECONDS * 1000)
+        cursor.execute("SELECT set_config('statement_timeout', %s, false)", [milliseconds])
 
 
 app = Celery("coordinator", task_cls=Task)

@@ -58,6 +58,15 @@ MIRROR_NAME = os.environ.get("BARNRAISE_NAME", "Barnraise")[:100]
 # For each process. Every request returns its connection, and a new one costs Postgres a process and
 # 5 ms.
 POOL = {"min_size": 0, "max_size": 40, "timeout": 10.0, "max_idle": 60.0, "reconnect_timeout": 0.0}
+# libpq's, in seconds and milliseconds: a query ends within half a minute with an error if the host
+# of Postgres vanishes without a reset. The kernel's own limits are hours. Sockets ignore them.
+KEEPALIVES = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 
 
 def database(url: str) -> dict[str, Any]:
@@ -76,7 +85,7 @@ def database(url: str) -> dict[str, Any]:
         "PASSWORD": unquote(parts.password or ""),
         "HOST": options.pop("host", parts.hostname or ""),
         "PORT": str(parts.port or ""),
-        "OPTIONS": {"connect_timeout": 5, "pool": dict(POOL), **options},
+        "OPTIONS": {"connect_timeout": 5, **KEEPALIVES, "pool": dict(POOL), **options},
         "CONN_HEALTH_CHECKS": True,  # replace connections that a restart of Postgres has cut
     }
 

@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis.exceptions
+from celery import signals
 from django.db import connection, transaction
+from django.db.backends.signals import connection_created
 from django.db.models import Sum
 from django.utils import timezone
 from django_celery_beat.models import PeriodicTask
@@ -18,7 +20,7 @@ from helpers.paths import ROOT
 from kombu.exceptions import OperationalError
 
 from barnraise.protocol import enums
-from coordinator.celery import app
+from coordinator.celery import STATEMENT_SECONDS, app, limit_statements
 from coordinator.fleet.models import Membership
 from coordinator.lib import beat_scheduler, heartbeats
 from coordinator.lib.beat_scheduler import ResilientScheduler
@@ -155,6 +157,30 @@ def test_schedule_is_unchanged_while_postgres_is_away(beat, monkeypatch):
     PeriodicTask.objects.filter(name="mirrors").update(enabled=False)
     schedule._last_full_sync -= timedelta(minutes=6)
     assert set(schedule.schedule) == names - {"mirrors"}, "the schedule is read again"
+
+
+def test_schedule_is_not_saved_within_a_transaction(beat):
+    """Celery's handler of SIGTERM saves the schedule wherever the main thread is."""
+    schedule = beat()
+    schedule.reserve(schedule.schedule["mirrors"])
+    with transaction.atomic():
+        schedule.sync()
+        assert PeriodicTask.objects.get(name="mirrors").last_run_at is None
+    schedule.sync()
+    assert PeriodicTask.objects.get(name="mirrors").last_run_at is not None
+
+
+def test_worker_limits_its_statements(transactional_db):
+    assert limit_statements in [receiver() for _, receiver in signals.worker_init.receivers]
+    connection.close()
+    limit_statements()
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW statement_timeout")
+            assert cursor.fetchone() == (f"{STATEMENT_SECONDS // 60}min",)
+            cursor.execute("RESET statement_timeout")
+    finally:
+        connection_created.disconnect(dispatch_uid="limit_statements")
 
 
 def test_tasks_run_on_time_after_a_fast_clock_is_corrected(beat, monkeypatch):

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from celery.schedules import schedstate
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connection
 from django.utils import timezone
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
@@ -50,6 +50,17 @@ class ResilientScheduler(DatabaseScheduler):
                 raise
             log.warning("the schedule could not be read again, and stays as it was: %s", error)
             return self._schedule
+
+    def sync(self) -> None:
+        """Save when each task last ran, unless this thread is in a transaction.
+
+        Celery's handler of SIGTERM calls this wherever the main thread is. The base class drops the
+        connection of a transaction under way, whose next statement then fails. What is not saved
+        runs again a little earlier after the next start.
+        """
+        if connection.in_atomic_block:
+            return
+        super().sync()
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Run due tasks; after a change of the clock, sort the queue by the new time first."""

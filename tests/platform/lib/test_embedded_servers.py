@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -286,3 +287,26 @@ def test_database_url_options_are_passed_to_the_connection():
         and options["PORT"] == "6432"
     )
     assert database("postgresql://postgres:@/barn?host=%2Frun%2Fpg")["HOST"] == "/run/pg"
+    assert database("postgresql://db/barn?tcp_user_timeout=9")["OPTIONS"]["tcp_user_timeout"] == "9"
+
+
+def test_connection_to_postgres_notices_that_the_host_has_vanished():
+    """The library sets the options before it connects, so that any listening socket shows them."""
+    from coordinator.settings import database
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = database(f"postgresql://127.0.0.1:{server.getsockname()[1]}/barn")
+        options = {name: each for name, each in config["OPTIONS"].items() if name != "pool"}
+        address = psycopg.conninfo.make_conninfo(
+            host=config["HOST"], port=config["PORT"], **options
+        )
+        attempt = psycopg.pq.PGconn.connect_start(address.encode())
+        with socket.socket(fileno=os.dup(attempt.socket)) as client:
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, interval, count = (
+                client.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + interval * count <= 30
+            assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+        attempt.finish()
