@@ -23,7 +23,7 @@ class CheckpointLine:
     Attributes:
         row: the checkpoint, who holds it and who confirms it.
         loss: its validation loss; None if none was measured at these tokens.
-        label: "best", "last" or "".
+        label: "best", "last", "best, last" or "".
     """
 
     row: CheckpointRow
@@ -105,11 +105,10 @@ def build_model_card(
     step = max(1, -(-len(lines) // MAX_SHOWN))
     shown, folded = [], []
     for place, line in enumerate(lines):
-        label = ""
+        labels = [BEST] if line is best else []
         if place == 0:
-            label = LAST
-        elif best is not None and line is best:
-            label = BEST
+            labels.append(LAST)
+        label = ", ".join(labels)
         labelled = CheckpointLine(line.row, line.loss, label)
         is_chosen = bool(label) or (place % step == 0 and line.can_be_fetched)
         (shown if is_chosen else folded).append(labelled)

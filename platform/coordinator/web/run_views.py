@@ -230,14 +230,14 @@ def parse_moment(text: str) -> datetime | None:
 
 @require_safe
 def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
-    """Render the list of checkpoints alone, for htmx."""
+    """Render the list of checkpoints and the card of the model, for htmx."""
     run = get_visible_run(request, slug)
     context = {
         "run": run,
         "model": load_model_card(run),
         "samples": samples.list_sample_groups(run),
     }
-    return render(request, "parts/checkpoints.html", context)
+    return render(request, "parts/run_checkpoints.html", context)
 
 
 @require_safe

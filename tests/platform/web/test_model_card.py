@@ -47,7 +47,7 @@ def test_card_of_many_checkpoints_shows_every_nth():
 def test_disputed_checkpoint_is_never_the_best():
     rows = [build_row(2_000), build_row(1_000, disputed=True)]
     card = build_model_card("dawn", rows, {2_000: 3.0, 1_000: 0.1})
-    assert [line.label for line in card.shown] == ["last"]
+    assert [line.label for line in card.shown] == ["best, last"]
     assert build_model_card("dawn", [], {}).last is None
 
 
@@ -56,6 +56,24 @@ def test_commands_name_the_run():
     assert card.fetch_command == "barnraise fetch dawn model"
     assert "--format gguf" in card.ollama_commands and "ollama run dawn" in card.ollama_commands
     compile(card.transformers_snippet, "snippet", "exec")
+
+
+def is_model_card_swapped(client: Client, run: Run, sentence: str) -> bool:
+    """Return whether what an open page fetches again replaces its card by one with a sentence."""
+    html = client.get(f"/runs/{run.slug}/checkpoints/").content.decode()
+    checkpoints, _, card = html.partition('id="model"')
+    return 'id="checkpoints"' in checkpoints and "hx-swap-oob" in card and sentence in card
+
+
+@pytest.mark.django_db
+def test_page_has_a_place_for_the_card_before_the_first_checkpoint(
+    person, launched_run, built_frontend
+):
+    run, _ = launched_run(person(organiser=True))
+    client = Client()
+    client.force_login(run.owner)
+    assert '<div id="model" hidden></div>' in client.get(f"/runs/{run.slug}/").content.decode()
+    assert is_model_card_swapped(client, run, "hidden")
 
 
 @pytest.mark.django_db
@@ -76,7 +94,9 @@ def test_page_says_who_shares_the_model(
     drain_queue()
     client = Client()
     client.force_login(run.owner)
+    assert is_model_card_swapped(client, run, "The weights at 2.00 K tokens")
     page = client.get(f"/runs/{run.slug}/").content.decode()
+    assert "hx-swap-oob" not in page
     assert "Get the model" in page and "Shared now by" in page
     assert f"barnraise fetch {run.slug} model" in page and "4.250" in page
     assert page.count("New run from here</button>") == 1, "nobody has the older weights any longer"
@@ -84,5 +104,6 @@ def test_page_says_who_shares_the_model(
     Run.objects.filter(pk=run.pk).update(status="finished")
     run.memberships.update(activity="left")
     page = client.get(f"/runs/{run.slug}/").content.decode()
+    assert is_model_card_swapped(client, run, "No machine shares it now")
     assert "No machine shares it now" in page and f"barnraise serve {run.slug}" in page
     assert "New run from here</button>" not in page and "Join with a machine" not in page
