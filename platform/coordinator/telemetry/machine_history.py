@@ -97,7 +97,12 @@ def _record_conditions(newest: dict[UUID, tuple[Report, float, list[dict[str, An
     for machine, (report, at, lines) in newest.items():
         known = stored.get(machine)
         when = datetime.fromtimestamp(at, UTC)
-        if known and known.at > when and not lines:
+        if known and known.at > when:
+            # A report that closes a gap is older than what is stored: only its lines are added.
+            if lines:
+                merged = sorted([*known.lines, *lines], key=lambda line: line["at"])
+                known.lines = merged[-MAX_LINES:]
+                conditions.append(known)
             continue
         condition = known or MachineCondition(machine_id=machine)
         condition.at = when

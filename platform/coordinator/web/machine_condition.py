@@ -56,27 +56,38 @@ def describe_limits(limits: LimitsView | None) -> list[tuple[str, str]]:
 
 
 def explain_speed(
-    plan: dict[str, Any] | None, measured: float | None, system: SystemView | None
+    plan: dict[str, Any] | None,
+    measured: float | None,
+    system: SystemView | None,
+    last_report: str = "",
 ) -> str:
     """Say how a machine's steps compare with its plan, and the likely reason of a difference.
+
+    What slowed a machine down that no longer reports may be over, so it is not listed.
 
     Args:
         plan: the last `reports.PlanView`.
         measured: seconds of a step.
         system: how busy the machine is.
+        last_report: how long ago it last reported, such as "3 days ago"; "" while it reports.
     """
     predicted = plan["predicted_seconds"] if plan else 0.0
     if not predicted or measured is None:
         return "No step has been measured yet."
+    steps = "Steps take"
+    if last_report:
+        steps = f"When the machine last reported, {last_report}, its steps took"
     ratio = measured / predicted
     if abs(ratio - 1) <= SMALL_DEVIATION:
-        return "Steps take as long as planned."
+        return f"{steps} as long as planned."
     if ratio < 1:
-        return f"Steps take {1 - ratio:.0%} less time than planned.".replace("%", " %")
+        return f"{steps} {round(100 * (1 - ratio))} % less time than planned."
     times = f"{ratio:.1f}" if ratio < FAST_RATIO else f"{ratio:.0f}"
+    if last_report:
+        return f"{steps} {times} times as long as planned."
     reasons = list_reasons(system)
     why = "; ".join(reasons) if reasons else "its load does not explain it"
-    return f"Steps take {times} times as long as planned: {why}."
+    return f"{steps} {times} times as long as planned: {why}."
 
 
 def list_reasons(system: SystemView | None) -> list[str]:

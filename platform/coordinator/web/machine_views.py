@@ -18,6 +18,7 @@ from coordinator.runs.models import Run
 from coordinator.telemetry import machine_history
 from coordinator.web import machine_condition
 from coordinator.web.run_views import UNFINISHED, site_url
+from coordinator.web.templatetags.barnraise import ago
 
 MAX_NAME = 60  # characters
 
@@ -59,6 +60,12 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
     system, limits = machine_history.parse_condition(condition)
     # The run that it trains now, or that it trained last.
     current = memberships[0] if memberships else None
+    speed = None
+    if current:
+        last_report = "" if current.is_alive else ago(current.last_seen)
+        speed = machine_condition.explain_speed(
+            current.plan, current.step_seconds, system, last_report
+        )
     newest = machine_condition.newest_version()
     version = condition.version if condition else ""
     context = {
@@ -70,8 +77,7 @@ def show_machine(request: AuthenticatedRequest, pk: uuid.UUID) -> HttpResponse:
         "condition": condition,
         "system": system,
         "limits": machine_condition.describe_limits(limits),
-        "speed": current
-        and machine_condition.explain_speed(current.plan, current.step_seconds, system),
+        "speed": speed,
         "newer_version": newest if machine_condition.is_older(version, newest) else "",
         "typed": name,
         "problem": problem,

@@ -1,12 +1,15 @@
 """What a machine reports for its owner alone: history, condition, log; and who may see it."""
 
 import time
+from datetime import timedelta
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from barnraise.protocol.reports import LimitsView, LogLine, SystemView
 from coordinator.accounts.deletion import delete_account
+from coordinator.fleet.models import Membership
 from coordinator.telemetry import machine_history, retention
 from coordinator.telemetry.machine_history import MachineCondition, SystemReading
 from coordinator.telemetry.rollup import drain_queue
@@ -42,6 +45,37 @@ def test_condition_holds_the_newest_figures_and_lines(reported_machine):
     assert len(condition.lines) == machine_history.MAX_LINES
     assert condition.lines[-1]["text"] == "line 64" and condition.version == "0.1"
     assert machine_history.parse_condition(None) == (None, None)
+
+
+def test_late_report_adds_its_lines_and_nothing_else(reported_machine, numbered_report):
+    member = Membership.objects.get(machine=reported_machine)
+    before = machine_history.find_condition(reported_machine)
+    assert before
+    older = LogLine(at=before.lines[-1]["at"] - 0.001, level="warning", text="older")
+    report = numbered_report(
+        13, system=SystemView(cpu_celsius=40), limits=LimitsView(), log=[older], version="0.0"
+    )
+    hour_ago = time.time() - 3600
+    machine_history.record_readings([(member, [(report, hour_ago)])])
+    after = machine_history.find_condition(reported_machine)
+    assert after and (after.at, after.version) == (before.at, before.version)
+    assert machine_history.parse_condition(after) == machine_history.parse_condition(before)
+    texts = [line["text"] for line in after.lines]
+    assert texts.index("older") < texts.index("line 64") == len(texts) - 1
+    assert len(texts) == machine_history.MAX_LINES
+
+
+def test_page_of_a_silent_machine_says_when_it_last_reported(reported_machine):
+    plan = {"predicted_seconds": 2.0, "sentence": "All in RAM."}
+    memberships = Membership.objects.filter(machine=reported_machine)
+    memberships.update(plan=plan, step_seconds=8.0)
+    client = Client()
+    client.force_login(reported_machine.owner)
+    path = f"/machines/{reported_machine.pk}/"
+    assert "Steps take 4.0 times as long as planned: " in client.get(path).content.decode()
+    memberships.update(last_seen=timezone.now() - timedelta(days=3))
+    page = client.get(path).content.decode()
+    assert "last reported, 3\xa0days ago, its steps took 4.0 times as long as planned." in page
 
 
 def test_history_has_one_reading_a_minute_and_the_machines_speed(reported_machine):

@@ -72,3 +72,17 @@ def test_limits_are_named_and_unlimited_ones_left_out():
 def test_speed_is_explained_in_a_sentence(measured, system, sentence):
     assert explain_speed(PLAN, measured, system) == sentence
     assert explain_speed(None, 4.0, system) == "No step has been measured yet."
+
+
+@pytest.mark.parametrize(
+    ("measured", "end"),
+    [
+        (8.0, "its steps took 4.0 times as long as planned."),
+        (2.0, "its steps took as long as planned."),
+        (1.0, "its steps took 50 % less time than planned."),
+    ],
+)
+def test_speed_of_a_silent_machine_is_past_and_without_reasons(measured, end):
+    hot = SystemView(cpu_celsius=95)
+    sentence = explain_speed(PLAN, measured, hot, "3 days ago")
+    assert sentence == f"When the machine last reported, 3 days ago, {end}"
