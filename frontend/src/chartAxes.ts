@@ -12,6 +12,7 @@ export interface XMapping {
 }
 
 const PAUSE_INTERVALS = 4; // a gap of so many usual intervals between two points is a pause
+const GAPS_AROUND = 3; // on each side of a gap, whose median is the usual interval there
 
 type Mapping = (
   axis: XAxis,
@@ -75,7 +76,7 @@ function rememberLast(create: Mapping): Mapping {
  */
 export function countActiveSeconds(points: Point[]): Point[] {
   const gaps = points.slice(1).map(([time], i) => time - points[i]![0]);
-  const usual = [...gaps].sort((a, b) => a - b)[gaps.length >> 1] ?? 0;
+  const usual = findMedian(gaps);
   let active = 0;
   return points.map(([time, value], i) => {
     const previous = points[i - 1];
@@ -85,6 +86,29 @@ export function countActiveSeconds(points: Point[]): Point[] {
     }
     return [time, active];
   });
+}
+
+/**
+ * Find where a curve over time pauses: from one point to the next, if that is farther away than is
+ * usual there.
+ *
+ * Older points are farther apart than newer ones, so only the intervals around a gap count.
+ *
+ * @param times - the positions of the curve's points, ascending
+ */
+export function findPauses(times: number[]): [number, number][] {
+  const gaps = times.slice(1).map((time, i) => time - times[i]!);
+  const pauses: [number, number][] = [];
+  gaps.forEach((gap, i) => {
+    const usual = findMedian(gaps.slice(Math.max(0, i - GAPS_AROUND), i + GAPS_AROUND + 1));
+    if (gap > PAUSE_INTERVALS * usual) pauses.push([times[i]!, times[i + 1]!]);
+  });
+  return pauses;
+}
+
+/** Return the upper median; 0 without values. */
+function findMedian(values: number[]): number {
+  return [...values].sort((a, b) => a - b)[values.length >> 1] ?? 0;
 }
 
 /** Replace each time by the latest one up to its point. */

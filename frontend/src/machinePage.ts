@@ -16,6 +16,7 @@ import type { Point } from "./types";
 import {
   type ChartOptions,
   createXAxis,
+  findPauseGaps,
   findVisibleRange,
   Plot,
   type PlotData,
@@ -97,6 +98,9 @@ export function startMachinePage(section: HTMLElement): void {
   reset.addEventListener("click", () => group.zoomTo(null));
   group.onZoom(() => (reset.disabled = group.zoom === null));
 
+  const staleness = requireElement(section, "[data-stale]");
+  let loadedAt: number | null = null; // seconds since 1970
+
   const load = async () => {
     try {
       const response = await fetch(section.dataset.machineHistory!, {
@@ -106,7 +110,10 @@ export function startMachinePage(section: HTMLElement): void {
       const history = (await response.json()) as MachineHistory;
       for (const chart of charts) chart.show(history);
       group.draw();
+      loadedAt = Date.now() / 1000;
+      setText(staleness, "");
     } catch (error) {
+      setText(staleness, describeStaleness(loadedAt));
       console.info("the machine's history could not be fetched:", error);
     }
   };
@@ -114,6 +121,15 @@ export function startMachinePage(section: HTMLElement): void {
   window.setInterval(() => {
     if (!document.hidden) void load();
   }, REFRESH_MS);
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) void load();
+  });
+}
+
+/** State since when the charts show no new measurements; `loadedAt` is in seconds since 1970. */
+function describeStaleness(loadedAt: number | null): string {
+  if (loadedAt === null) return "Not loaded: the site does not answer";
+  return `Not updated since ${formatMoment(loadedAt, Date.now() / 1000)}`;
 }
 
 /** One of the small charts, named by the card's `data-machine-chart`. */
@@ -168,6 +184,7 @@ class MachineChart {
           dash,
           width: 1.5,
           spanGaps: false,
+          gaps: findPauseGaps,
           points: { show: (plot: { data: ArrayLike<unknown>[] }) => plot.data[0]!.length === 1 },
         })),
       ],

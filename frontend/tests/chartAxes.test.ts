@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { countActiveSeconds, createXMapping, findFirstAfter, mapPoints } from "../src/chartAxes";
+import { countActiveSeconds, createXMapping, findFirstAfter, findPauses, mapPoints } from "../src/chartAxes";
 import type { Point } from "../src/types";
 
 const CLOCK: Point[] = [[100, 1000], [200, 1010], [400, 1020]];
@@ -45,6 +45,25 @@ test("countActiveSeconds counts a long gap as one usual interval", () => {
   const points: Point[] = [[0, 1], [10, 1], [20, 1], [9000, 1], [9010, 1]];
   expect(countActiveSeconds(points).at(-1)).toEqual([9010, 40]);
   expect(countActiveSeconds([])).toEqual([]);
+});
+
+describe("findPauses", () => {
+  test("finds outages, also two in a row", () => {
+    expect(findPauses([0, 60, 120, 180, 9000, 9060, 9120])).toEqual([[180, 9000]]);
+    const twice = [0, 60, 120, 180, 4000, 9000, 9060, 9120, 9180];
+    expect(findPauses(twice)).toEqual([[180, 4000], [4000, 9000]]);
+  });
+
+  test("finds none between older, coarser points", () => {
+    const hours = Array.from({ length: 9 }, (_, i) => i * 3600);
+    const minutes = Array.from({ length: 9 }, (_, i) => 8 * 3600 + (i + 1) * 60);
+    expect(findPauses([...hours, ...minutes])).toEqual([]);
+    expect(findPauses([0, 60, 120, 300, 360])).toEqual([]);
+  });
+
+  test("finds none without an interval to compare with", () => {
+    expect([[], [5], [5, 9000]].map(findPauses)).toEqual([[], [], []]);
+  });
 });
 
 test("mapPoints keeps the last of the points with the same position", () => {

@@ -45,6 +45,7 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     page.goto("/machines/")
     click_and_load(page.get_by_role("link", name="byre"))
     expect(page.get_by_text("FLOP/s")).to_be_visible()
+    check_failed_refresh(page)
     click_and_load(page.get_by_role("button", name="Pause"))
     expect(page.get_by_text("Paused", exact=True)).to_be_visible()
     wait_until(lambda: site.status("byre")["activity"] == "paused", "a pause on the machine")
@@ -59,6 +60,7 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     page.goto(f"/runs/{slug}/")
     checkpoints = page.locator("#checkpoints tbody tr")
     wait_until(lambda: page.reload() and checkpoints.count() > 0, "a checkpoint")
+    check_refreshed_model_card(page)
     check_page(page, "run-organised")
     page.get_by_role("button", name="Cancel run").click()
     question = page.get_by_role("dialog")
@@ -72,6 +74,33 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     expect(page.get_by_text("Archived")).to_be_visible()
     click_and_load(page.get_by_role("button", name="Copy run"))
     expect(page.locator("[name=name]")).to_have_value("Chess club run (copy)")
+
+
+def check_failed_refresh(page: Page) -> None:
+    """Check that the page of a machine states since when its charts are not updated."""
+    staleness = page.locator("[data-stale]")
+    show = "document.dispatchEvent(new Event('visibilitychange'))"
+    with page.expect_response("**/history/") as first:
+        page.evaluate(show)
+    first.value.finished()
+    page.route("**/history/", lambda route: route.abort())
+    page.evaluate(show)
+    expect(staleness).to_contain_text("Not updated since")
+    page.unroute("**/history/")
+    page.evaluate(show)
+    expect(staleness).to_be_empty()
+
+
+def check_refreshed_model_card(page: Page) -> None:
+    """Check that an open page receives the card of the model, and that what is open stays so."""
+    page.evaluate("document.querySelector('#model').outerHTML = '<div id=model hidden></div>'")
+    page.locator("#checkpoints").dispatch_event("refresh")
+    expect(page.get_by_role("heading", name="Get the model")).to_be_visible()
+    page.get_by_text("Use it in Python").click()
+    page.evaluate("document.querySelector('#model > p').textContent = 'stale'")
+    page.locator("#checkpoints").dispatch_event("refresh")
+    expect(page.locator("#model > p").first).to_contain_text("tokens")
+    expect(page.get_by_text("After the download, with transformers")).to_be_visible()
 
 
 def test_access_invitation_token_and_certificate_pages_work(site, page: Page):

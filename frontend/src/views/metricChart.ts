@@ -24,6 +24,7 @@ import { MachineLegend } from "./machineLegend";
 import {
   type ChartOptions,
   createXAxis,
+  findPauseGaps,
   findVisibleRange,
   type Plot,
   type PlotData,
@@ -219,12 +220,12 @@ export class MetricChart {
 
   private createLines(): uPlot.Series[] {
     const { curves, isSmoothed } = this.metric;
-    const lines = curves.map(({ label, colour, dash = [] }) => ({
+    const lines: uPlot.Series[] = curves.map(({ label, colour, dash = [] }) => ({
       label,
       stroke: readColour(isSmoothed ? "--train-faint" : colour),
       dash,
       width: isSmoothed ? 1 : 1.5,
-      spanGaps: true,
+      ...this.pausing,
       points: { show: hasOnePoint, size: 6 },
     }));
     if (isSmoothed) {
@@ -240,8 +241,14 @@ export class MetricChart {
       const stroke = readColour(colour);
       const fill = stroke + FILL_ALPHA;
       const points = { show: hasOnePoint, size: 6 };
-      return { label: name, stroke, dash, fill, width: 1, spanGaps: true, points };
+      return { label: name, stroke, dash, fill, width: 1, ...this.pausing, points };
     });
+  }
+
+  /** How curves pass over positions without a point: only time goes on during an outage. */
+  private get pausing(): uPlot.Series {
+    if (this.preferences.value.xAxis !== "time") return { spanGaps: true };
+    return { spanGaps: false, gaps: findPauseGaps };
   }
 }
 

@@ -3,7 +3,7 @@
 
 import "uplot/dist/uPlot.min.css";
 import uPlot from "uplot";
-import type { XAxis } from "../chartAxes";
+import { findPauses, type XAxis } from "../chartAxes";
 import type { ChartGroup, GroupedChart, Section } from "../chartGroup";
 import { watchVisibility } from "../dom";
 import { formatAxisCount, formatAxisDuration, formatClock, formatDay } from "../format";
@@ -326,6 +326,19 @@ export function timeAxis(): uPlot.Axis {
     values: (_plot, marks, _axis, _space, increment) =>
       marks.map((time) => (increment < DAY ? formatClock(time).slice(0, 5) : formatDay(time))),
   };
+}
+
+/** Leave out where a curve over time has no measurements: uPlot would draw a straight line there. */
+export function findPauseGaps(plot: uPlot, curve: number): uPlot.Series.Gaps {
+  const values = plot.data[curve]!;
+  const times: number[] = [];
+  for (let i = 0; i < values.length; i++) {
+    if (values[i] != null) times.push(plot.data[0][i]!);
+  }
+  return findPauses(times).map(([from, to]) => [
+    plot.valToPos(from, "x", true),
+    plot.valToPos(to, "x", true),
+  ]);
 }
 
 /** Return the range of the values that a plot shows now, in all curves; null without values. */
