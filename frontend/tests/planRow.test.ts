@@ -63,6 +63,11 @@ describe("describePlan", () => {
     });
   });
 
+  test("explains a machine that is faster than its plan", () => {
+    const { deviation } = describePlan(createPlan({ predicted_seconds: 2 }), 1);
+    expect(deviation).toBe("Faster than planned: the machine is faster than when it was measured");
+  });
+
   test("with an unknown bottleneck shows the name that was sent", () => {
     expect(describePlan(createPlan({ binding: "a queue" }), null).binding).toBe("a queue");
   });

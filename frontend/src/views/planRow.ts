@@ -65,7 +65,7 @@ export function explainDeviation(plan: PlanView, measured: number | null): strin
   if (measured === null || plan.predicted_seconds <= 0) return "Not measured yet";
   const ratio = measured / plan.predicted_seconds;
   if (Math.abs(ratio - 1) <= SMALL_DEVIATION) return "As planned";
-  if (ratio < 1) return "Faster than planned: the plan reckons with a busier machine";
+  if (ratio < 1) return "Faster than planned: the machine is faster than when it was measured";
   return "Slower than planned: most often other programs use the machine, or it is hot. Its owner sees its load on its page";
 }
 

@@ -427,7 +427,7 @@ def _request_problems(run: Run, request: RetractionRequest) -> dict[str, str]:
     if AUTHOR.fullmatch(request.author):
         member = run.memberships.filter(machine__key=key).first()
     if member is None:
-        return {"author": "name one life of a machine that has been in the run, as KEY.LIFE"}
+        return {"author": "name one incarnation of a machine of the run, as KEY.INCARNATION"}
     if request.first is None and not request.updates:
         return {"first": "say from which update on, or name single ones"}
     if request.first is not None and not 1 <= request.first <= MAX_UPDATE_NUMBER:
@@ -495,7 +495,7 @@ class AuthorChoice:
     is_present: bool
 
     def __str__(self) -> str:
-        incarnation = "" if self.is_present else f", its earlier life {self.author[-16:-8]}…"
+        incarnation = "" if self.is_present else f", its earlier incarnation {self.author[-16:-8]}…"
         plural = "" if self.updates == 1 else "s"
         return f"{self.machine} of {self.person}{incarnation}: {self.updates} update{plural}"
 

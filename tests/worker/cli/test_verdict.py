@@ -113,7 +113,7 @@ def test_verdict_excludes_a_machine_and_keeps_its_updates(machine):
 
 def test_verdict_on_unknown_updates_is_refused(machine):
     assert_fails(machine.run_verdict("--peer", "e" * 64), "is in this machine's ledger")
-    assert_fails(machine.run_verdict("--update", "x:1"), "is not KEY.LIFE:NUMBER")
+    assert_fails(machine.run_verdict("--update", "x:1"), "is not KEY.INCARNATION:NUMBER")
 
 
 def test_verdict_is_signed_only_by_the_owners_machine(machine):

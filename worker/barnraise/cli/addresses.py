@@ -83,10 +83,13 @@ def _usual_scheme(address: str) -> str:
         return "https"  # a name
 
 
+RUN_METAVAR = "RUN"  # how the help of a command names such a parameter
+
 RunArgument = Annotated[
     RunAddress,
     typer.Argument(
         parser=parse_run_address,
+        metavar=RUN_METAVAR,
         help="The run's address in the browser, its name in that address, or its id.",
     ),
 ]

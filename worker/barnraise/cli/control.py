@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from barnraise.cli.addresses import RunAddress, RunArgument, parse_run_address
+from barnraise.cli.addresses import RUN_METAVAR, RunAddress, RunArgument, parse_run_address
 from barnraise.cli.console import errors, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.run_folders import RunFolder, list_run_folders, select_run_folders
@@ -23,7 +23,11 @@ POLL_SECONDS = 0.2  # between two looks whether a worker has stopped
 
 LocalRunArgument = Annotated[
     RunAddress | None,
-    typer.Argument(parser=parse_run_address, help="One run (default: all of this machine)."),
+    typer.Argument(
+        parser=parse_run_address,
+        metavar=RUN_METAVAR,
+        help="One run (default: all of this machine).",
+    ),
 ]
 
 

@@ -1,17 +1,20 @@
-"""Show a command's options as people read them: a switch has no type."""
+"""Show a command's parameters as people read them: without types where names say enough."""
 
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 
 class HelpfulCommand(TyperCommand):
-    """A command whose help shows no type for switches: `--watch <bool>` seems to take a value."""
+    """A command whose help shows no type for switches, and none for arguments with a metavar.
+
+    `--watch <bool>` seems to take a value, and `<RunAddress>` is a class of ours.
+    """
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, also those that Typer adds."""
-        return _without_types_of_switches(super().get_params(ctx))
+        return _without_needless_types(super().get_params(ctx))
 
 
 class HelpfulGroup(TyperGroup):
@@ -19,14 +22,20 @@ class HelpfulGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, also those that Typer adds."""
-        return _without_types_of_switches(super().get_params(ctx))
+        return _without_needless_types(super().get_params(ctx))
 
 
-def _without_types_of_switches(params: Any) -> Any:
+def _without_needless_types(params: Any) -> Any:
     for param in params:
         if isinstance(param, TyperOption) and param.is_bool_flag:
             param.metavar = ""
+        elif isinstance(param, TyperArgument) and param.metavar:
+            param.display_type_rich = _describe_no_type
     return params
+
+
+def _describe_no_type(ctx: Any) -> str | None:
+    return None
 
 
 class HelpfulTyper(typer.Typer):

@@ -257,7 +257,7 @@ def checkpoints(run: RunArgument, site: SiteOptions) -> None:
 def verdict(
     run: RunArgument,
     machine: Annotated[
-        str, typer.Argument(help="Whose updates: a machine's name, id or key, or KEY.LIFE.")
+        str, typer.Argument(help="Whose updates: a machine's name, id or key, or KEY.INCARNATION.")
     ] = "",
     first: Annotated[
         int | None, typer.Option("--from", min=1, help="Remove this update and all later ones.")

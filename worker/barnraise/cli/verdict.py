@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KEY = re.compile(r"[0-9a-f]{64}")
 MIN_KEY_DIGITS = 8  # of the beginning of a key that names a peer
-AUTHOR_LENGTH = 81  # characters of KEY.LIFE
+AUTHOR_LENGTH = 81  # characters of KEY.INCARNATION
 
 
 class ExcludedParty(StrEnum):
@@ -53,13 +53,16 @@ def verdict(
     run: RunArgument,
     peer: Annotated[
         str,
-        typer.Option(help="Whose updates: a machine's key or its beginning; KEY.LIFE for one."),
+        typer.Option(
+            help="Whose updates: a machine's key or its beginning; KEY.INCARNATION for one."
+        ),
     ] = "",
     after: Annotated[
         int, typer.Option(min=0, help="The last update of that peer that stays; 0: none.")
     ] = 0,
     update: Annotated[
-        list[str] | None, typer.Option(help="Remove one update, KEY.LIFE:NUMBER; repeatable.")
+        list[str] | None,
+        typer.Option(help="Remove one update, KEY.INCARNATION:NUMBER; repeatable."),
     ] = None,
     reason: Annotated[str, typer.Option(help="Reason, for everybody to read.")] = "",
     *,
@@ -187,7 +190,8 @@ def find_excluded(ledger: "Ledger", party: ExcludedParty, peer: str) -> Excluded
     Args:
         ledger: this machine's ledger of the run.
         party: whether to exclude the machine or the volunteer.
-        peer: KEY, its beginning, or KEY.LIFE; of a machine that never published the whole key.
+        peer: KEY, its beginning, or KEY.INCARNATION; of a machine that never published the whole
+            key.
 
     Raises:
         StateError: no author matches, or those of several machines do.
@@ -262,9 +266,9 @@ def _find_authors(ledger: "Ledger", peer: str, after: int) -> list[str]:
 
     Args:
         ledger: this machine's ledger of the run.
-        peer: KEY, its beginning, or KEY.LIFE.
+        peer: KEY, its beginning, or KEY.INCARNATION.
         after: the last update that stays. Unless it is 0, the peer must be one author, because
-            each life numbers its updates from 1.
+            each incarnation numbers its updates from 1.
 
     Raises:
         StateError: no author matches, or several do.
@@ -280,7 +284,7 @@ def _find_authors(ledger: "Ledger", peer: str, after: int) -> list[str]:
     keys = {author.partition(".")[0] for author in authors}
     if len(keys) > 1 or (after and len(authors) > 1):
         candidates = ", ".join(f"{author[:8]}….{author[-16:]}" for author in authors)
-        raise StateError(f"'{peer}' may be {candidates}: choose one as KEY.LIFE")
+        raise StateError(f"'{peer}' may be {candidates}: choose one as KEY.INCARNATION")
     return authors
 
 
@@ -288,14 +292,14 @@ def _parse_author_updates(texts: list[str]) -> dict[str, list[int]]:
     """Return the numbers of single updates by author.
 
     Raises:
-        StateError: a text is not KEY.LIFE:NUMBER.
+        StateError: a text is not KEY.INCARNATION:NUMBER.
     """
     numbers: dict[str, list[int]] = {}
     for text in texts:
         author, _, number = text.partition(":")
         if not number.isdecimal() or len(author) != AUTHOR_LENGTH:
             raise StateError(
-                f"'{text}' is not KEY.LIFE:NUMBER; `barnraise verdict RUN` lists the authors"
+                f"'{text}' is not KEY.INCARNATION:NUMBER; `barnraise verdict RUN` lists the authors"
             )
         numbers.setdefault(author, []).append(int(number))
     return numbers
