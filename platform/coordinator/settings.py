@@ -26,7 +26,7 @@ BARNRAISE_VOLUNTEER_FLOPS FLOP/s by which all updates of one volunteer in a run 
 BARNRAISE_RELAYS  relays for machines that cannot reach each other: none (default), default (the
                   public ones of iroh's makers), or comma-separated URLs. They are in the next
                   mirror list that is proposed here
-BARNRAISE_TELL_SECONDS seconds between two events about credit and checkpoints (default 1800)
+BARNRAISE_CREDIT_SECONDS seconds between two events about credit and checkpoints (default 1800)
 BARNRAISE_IMPRINT address (https://…) of the imprint, linked at the foot of every page
 BARNRAISE_TERMS   address of the terms of use, linked there and at the sign-up form
 BARNRAISE_PRIVACY address of the privacy notice, linked there and at the sign-up form
@@ -298,7 +298,7 @@ CELERY_TIMEZONE = "UTC"
 CELERY_TASK_ROUTES = {"notify.webhooks": {"queue": task_queues.WEBHOOK_QUEUE}}
 CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:ResilientScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
-TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 1800)
+CREDIT_SECONDS = float(os.environ.get("BARNRAISE_CREDIT_SECONDS") or 1800)
 CELERY_BEAT_SCHEDULE = {
     "mirrors": {"task": "replication.pull", "schedule": 5.0, "options": {"expires": 5}},
     "drain_reports": {
@@ -317,12 +317,12 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 3600.0,
         "options": {"expires": 600},
     },
-    "tell": {
+    "record_credit_events": {
         "task": "credit.record_events",
-        "schedule": TELL_SECONDS,
-        "options": {"expires": TELL_SECONDS},
+        "schedule": CREDIT_SECONDS,
+        "options": {"expires": CREDIT_SECONDS},
     },
-    "retain": {
+    "delete_old_telemetry": {
         "task": "telemetry.delete_old_telemetry",
         "schedule": 3600.0,
         "options": {"expires": 600},
@@ -341,7 +341,11 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 86400.0,
         "options": {"expires": 3600},
     },
-    "forget": {"task": "notify.delete_old", "schedule": 86400.0, "options": {"expires": 3600}},
+    "delete_old_notifications": {
+        "task": "notify.delete_old",
+        "schedule": 86400.0,
+        "options": {"expires": 3600},
+    },
 }
 
 USE_TZ = True

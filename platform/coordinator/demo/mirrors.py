@@ -81,7 +81,7 @@ class DemoMirror:
             "BARNRAISE_NAME": name,
             "BARNRAISE_HOSTS": f"localhost,127.0.0.1,{host}",
             "BARNRAISE_URL": self.url,
-            "BARNRAISE_TELL_SECONDS": CREDIT_SECONDS,
+            "BARNRAISE_CREDIT_SECONDS": CREDIT_SECONDS,
             "DJANGO_SETTINGS_MODULE": "coordinator.settings",
         }
 
