@@ -379,7 +379,8 @@ def _kept_updates(run: Run, exclusion: ExclusionRequest) -> dict[str, int]:
     for member in members.order_by("-last_seen"):
         for incarnation, updates in member.updates_by_incarnation.items():
             if exclusion.remove_updates:
-                updates = max(0, _oldest_retractable(run, member, updates) - 1)
+                oldest = _oldest_retractable(run, member.machine_id, incarnation)
+                updates = max(0, oldest - 1)
             if updates and len(kept) < MAX_AUTHORS:
                 kept[f"{member.machine.key}.{incarnation}"] = updates
     return kept

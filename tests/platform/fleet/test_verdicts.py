@@ -390,6 +390,20 @@ def test_exclusion_removes_updates_or_keeps_them(verdict_run):
     assert list(keeping.volunteers.values()) == [{author: 4}]
 
 
+def test_exclusion_keeps_updates_that_are_too_old_to_come_out(verdict_run, person, volunteer):
+    run, ada, bob = verdict_run
+    carl = volunteer(person("carl@example.org"), 3)
+    carl.join(run)
+    run.record_ledger_tokens(40_000)
+    for author, witnesses in ((ada, (bob, carl)), (bob, (ada, carl))):
+        for witness in witnesses:
+            attest(witness, author, run, 40)
+    removing = exclude(run, bob.machine.owner).message
+    kept = {f"{bob.identity.key}.{LIFE}": 19}  # of 40: verdicts reach back 20 rounds
+    assert removing.keys == {bob.identity.key: kept}
+    assert list(removing.volunteers.values()) == [kept]
+
+
 def test_owner_is_not_excluded_from_their_own_run(verdict_run):
     run, _, _ = verdict_run
     with pytest.raises(SpecError, match="cannot be excluded"):
