@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Exists, F, OuterRef, Window
+from django.db.models import Exists, F, OuterRef, Q, Window
 from django.db.models.functions import RowNumber
 
 from barnraise.protocol.enums import Activity, RunStatus
@@ -70,7 +70,11 @@ def detect_rising(runs: Sequence[Run]) -> Iterator[NotificationDraft]:
     The loss is that of one machine, the one with most tokens: all machines evaluate the same
     weights on the same text.
     """
-    leaders = Membership.everywhere.filter(run__in=runs).order_by("run", "-ledger_tokens", "pk")
+    # A machine that states more tokens than a run can have would be its leader for ever.
+    plausible = Q(pk__in=[])
+    for run in runs:
+        plausible |= Q(run=run, ledger_tokens__lte=run.max_plausible_tokens)
+    leaders = Membership.everywhere.filter(plausible).order_by("run", "-ledger_tokens", "pk")
     run_of = {pk: run for pk, run in leaders.distinct("run").values_list("pk", "run")}
     place = Window(RowNumber(), partition_by="membership", order_by=F("tokens").desc())
     points = (

@@ -51,7 +51,9 @@ def load_history(run: Run) -> dict[str, list[list[float]]]:
 def load_validation_losses(run: Run) -> list[tuple[int, float]]:
     """Load the validation losses as (ledger tokens, nats per token): the means of all machines."""
     means = (
-        LossPoint.objects.filter(membership__run=run, kind="validation")
+        LossPoint.objects.filter(
+            membership__run=run, kind="validation", tokens__lte=run.max_plausible_tokens
+        )
         .values_list("tokens")
         .annotate(mean=Avg("loss"))
     )
@@ -65,7 +67,8 @@ def load_machine_curves(run: Run) -> list[dict[str, Any]]:
         For each {"id", "name", "points": [[tokens, nats per token], …], "rates": [[seconds since
         1970, tokens per second], …]}.
     """
-    trained = Membership.everywhere.filter(run=run).values("machine").annotate(most=Max("tokens"))
+    plausible = Membership.everywhere.filter(run=run, tokens__lte=run.max_plausible_tokens)
+    trained = plausible.values("machine").annotate(most=Max("tokens"))
     most = [row["machine"] for row in trained.order_by("-most", "machine")[:MAX_MACHINES]]
     machines, points = Machine.objects.in_bulk(most), {machine: [] for machine in most}
     with connection.cursor() as cursor:

@@ -240,8 +240,9 @@ def store_reports(sent: Sent) -> None:
 
 
 def _loss_points(member: Membership, report: Report, at: float, changed: int) -> list[LossPoint]:
-    """Return a report's losses; its last training loss has the report's other figures, too."""
+    """Return a report's plausible losses; its last training loss has its other figures, too."""
     last = last_training_loss(report)
+    most = member.run.max_plausible_tokens
     return [
         LossPoint(
             membership=member,
@@ -254,6 +255,7 @@ def _loss_points(member: Membership, report: Report, at: float, changed: int) ->
             **point.model_dump(),
         )
         for position, point in enumerate(report.points)
+        if point.tokens <= most
     ]
 
 

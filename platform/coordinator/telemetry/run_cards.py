@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.cache import cache
@@ -23,7 +23,9 @@ class RunCard:
     """The figures of one run in a list.
 
     Attributes:
-        validation: the last validation loss in nats per token; None before the first.
+        validation: the last validation loss in nats per token, a mean over machines; None before
+            the first.
+        best: the lowest of these means; None before the first.
         training: the mean training loss at the curve's end; None before the first.
         curve: training losses at equal distances in tokens, the oldest first.
         rate: tokens/s of the machines that report.
@@ -31,6 +33,7 @@ class RunCard:
     """
 
     validation: float | None
+    best: float | None
     training: float | None
     curve: tuple[float, ...]
     rate: float
@@ -56,53 +59,73 @@ def load_run_cards(runs: Iterable[Run]) -> dict[UUID, RunCard]:
     speeds = {row["run"]: (row["speed"] or 0.0, row["machines"]) for row in sums}
     cards = {}
     for run in runs:
-        validation, curve = losses[run.pk]
+        loss = losses[run.pk]
         rate, machines = speeds.get(run.pk, (0.0, 0))
-        training = curve[-1] if curve else None
-        cards[run.pk] = RunCard(validation, training, tuple(curve), rate, machines)
+        training = loss.curve[-1] if loss.curve else None
+        cards[run.pk] = RunCard(loss.validation, loss.best, training, loss.curve, rate, machines)
     return cards
 
 
-def _cached_losses(runs: list[Run]) -> dict[UUID, tuple[float | None, list[float]]]:
-    """Return run → (last validation loss, curve), from the cache where it is recent."""
-    keys = {run.pk: f"runs:{run.pk}:card:{int(run.is_over)}" for run in runs}
+class _Losses(NamedTuple):
+    """The losses of a `RunCard`."""
+
+    validation: float | None
+    best: float | None
+    curve: tuple[float, ...]
+
+
+def _cached_losses(runs: list[Run]) -> dict[UUID, _Losses]:
+    """Return each run's losses, from the cache where it is recent."""
+    keys = {run.pk: f"runs:{run.pk}:losses:{int(run.is_over)}" for run in runs}
     cached: dict[str, Any] = cache.get_many(keys.values())
-    found: dict[UUID, tuple[float | None, list[float]]] = {}
-    found |= {pk: cached[key] for pk, key in keys.items() if key in cached}
+    found = {pk: _Losses(*cached[key]) for pk, key in keys.items() if key in cached}
     missing = [run for run in runs if run.pk not in found]
     if missing:
-        loaded = _load_losses([run.pk for run in missing])
+        loaded = _load_losses(missing)
         for seconds, is_over in ((ACTIVE_SECONDS, False), (OVER_SECONDS, True)):
-            fresh = {keys[run.pk]: loaded[run.pk] for run in missing if run.is_over == is_over}
+            same = [run for run in missing if run.is_over == is_over]
+            fresh = {keys[run.pk]: tuple(loaded[run.pk]) for run in same}
             cache.set_many(fresh, seconds)
         found |= loaded
     return found
 
 
-def _load_losses(runs: list[UUID]) -> dict[UUID, tuple[float | None, list[float]]]:
+# The losses of one kind in some runs. A point beyond `Run.max_plausible_tokens` is wrong: it would
+# squeeze all others into one slot, and stay the last one for ever.
+_POINTS = """
+    SELECT m.run_id, p.tokens, p.loss FROM fleet_membership m
+    JOIN unnest(%s::uuid[], %s::numeric[]) AS bound (run_id, most) ON bound.run_id = m.run_id
+    JOIN telemetry_losspoint p ON p.membership_id = m.id
+    WHERE kind = %s AND p.tokens <= bound.most
+"""
+
+
+def _load_losses(runs: list[Run]) -> dict[UUID, _Losses]:
     curves: dict[UUID, list[float]] = defaultdict(list)
+    bounds = [[run.pk for run in runs], [run.max_plausible_tokens for run in runs]]
     with connection.cursor() as cursor:
         cursor.execute(
-            """
-            WITH points AS (
-                SELECT m.run_id, p.tokens, p.loss FROM fleet_membership m
-                JOIN telemetry_losspoint p ON p.membership_id = m.id AND kind = 'train'
-                WHERE m.run_id = ANY(%s)
-            ), ends AS (SELECT run_id, max(tokens) + 1 AS last FROM points GROUP BY run_id)
-            SELECT run_id, tokens * %s / last AS slot, avg(loss) FROM points JOIN ends
+            f"""
+            WITH points AS ({_POINTS}),
+            ends AS (SELECT run_id, max(tokens) + 1.0 AS last FROM points GROUP BY run_id)
+            SELECT run_id, floor(tokens * %s / last) AS slot, avg(loss) FROM points JOIN ends
             USING (run_id) GROUP BY run_id, slot ORDER BY run_id, slot
             """,
-            [runs, CURVE_POINTS],
+            [*bounds, "train", float(CURVE_POINTS)],
         )
         for run, _, loss in cursor.fetchall():
             curves[run].append(round(loss, 4))
         cursor.execute(
-            """
-            SELECT DISTINCT ON (m.run_id) m.run_id, p.loss FROM fleet_membership m
-            JOIN telemetry_losspoint p ON p.membership_id = m.id AND kind = 'validation'
-            WHERE m.run_id = ANY(%s) ORDER BY m.run_id, p.tokens DESC
+            f"""
+            WITH points AS ({_POINTS}),
+            means AS (SELECT run_id, tokens, avg(loss) AS loss FROM points GROUP BY run_id, tokens)
+            SELECT run_id, (array_agg(loss ORDER BY tokens DESC))[1], min(loss) FROM means
+            GROUP BY run_id
             """,
-            [runs],
+            [*bounds, "validation"],
         )
-        validation: dict[Any, float] = dict(cursor.fetchall())
-    return {run: (validation.get(run), curves[run]) for run in runs}
+        validation = {run: (last, best) for run, last, best in cursor.fetchall()}
+    return {
+        run.pk: _Losses(*validation.get(run.pk, (None, None)), tuple(curves[run.pk]))
+        for run in runs
+    }

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Max, Min
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from barnraise.spec import RunSpec
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import LossPoint
 from coordinator.telemetry.run_cards import RunCard, load_run_cards
 
 MAX_COMPARED = 8
@@ -31,14 +30,11 @@ class ComparedRun:
     Attributes:
         run: the run.
         card: its figures now.
-        best: the lowest validation loss; None before the first.
-        validations: how many there were.
         hours: since its start, or from its start to its end; None before.
     """
 
     run: Run
     card: RunCard
-    best: float | None
     hours: float | None
 
 
@@ -80,23 +76,15 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
 
 def _columns(runs: list[Run]) -> list[ComparedRun]:
     cards = load_run_cards(runs)
-    losses = LossPoint.objects.filter(membership__run__in=runs, kind="validation")
-    best = dict(
-        losses.values("membership__run")
-        .annotate(low=Min("loss"))
-        .values_list("membership__run", "low")
-    )
-    latest = dict(
-        losses.values("membership__run").annotate(at=Max("at")).values_list("membership__run", "at")
-    )
-    columns = []
-    for run in runs:
-        hours = None
-        end = run.finished.timestamp() if run.finished else latest.get(run.pk)
-        if run.started and end:
-            hours = max(0.0, end - run.started.timestamp()) / 3600
-        columns.append(ComparedRun(run, cards[run.pk], best.get(run.pk), hours))
-    return columns
+    return [ComparedRun(run, cards[run.pk], _hours_since_start(run)) for run in runs]
+
+
+def _hours_since_start(run: Run) -> float | None:
+    """Return the hours from a run's start to its end, or until now; None before its start."""
+    if run.started is None:
+        return None
+    end = run.finished or timezone.now()
+    return max(0.0, (end - run.started).total_seconds()) / 3600
 
 
 def differing_settings(runs: list[Run]) -> list[tuple[str, list[str]]]:

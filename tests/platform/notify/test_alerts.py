@@ -51,6 +51,22 @@ def test_rising_validation_loss_alerts_the_owner_once(person, launched_run, numb
     assert LossPoint.objects.count() == 5
 
 
+def test_machine_with_implausible_tokens_hides_no_rising_loss(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    points = [
+        reports.MeasuredLoss(kind="validation", tokens=1000 * place, loss=2.0 + place)
+        for place in (1, 2, 3, 4)
+    ]
+    ada.report(run, numbered_report(1, points=points))
+    bob.report(run, numbered_report(1, ledger_tokens=1 << 62))
+    drain_queue()
+    assert "from 3.000 to 6.000" in detect()["run.rising"].text
+
+
 def test_spent_budget_alerts_the_owner_and_again_after_an_extension(person, launched_run):
     run, _ = launched_run(person())
     run.record_ledger_tokens(89_000)

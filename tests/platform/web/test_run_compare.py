@@ -1,11 +1,14 @@
 """Test the page that compares runs, and the tree of forks."""
 
 import json
+import re
+from datetime import timedelta
 from html import unescape
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.test import Client
+from django.utils import timezone
 
 from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
@@ -57,6 +60,19 @@ def test_compare_page_shows_only_what_the_visitor_may_see(family):
     assert [run["name"] for run in json.loads(chart)] == list(family)
     hidden = Client().get("/runs/compare/", {"run": names}).content.decode()
     assert "recipe.learning_rate" not in hidden and "4 of the runs do not exist" in hidden
+
+
+def test_hours_of_an_active_run_end_now_and_of_another_at_its_end(family):
+    client, now = Client(), timezone.now()
+    first, second, third = (family[name] for name in ("first", "second", "third"))
+    client.force_login(first.owner)
+    started = now - timedelta(hours=5)
+    Run.objects.filter(pk__in=[first.pk, second.pk]).update(started=started)
+    Run.objects.filter(pk=second.pk).update(finished=now - timedelta(hours=2))
+    names = [run.slug for run in (first, second, third)]
+    html = client.get("/runs/compare/", {"run": names}).content.decode()
+    rows = re.findall(r"<tr>\s*<th scope=\"row\"><a.*?</tr>", html, re.DOTALL)
+    assert [re.findall(r"is-number\">(.*?)<", row)[-1] for row in rows] == ["5.0", "3.0", "–"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from django.test import Client
 
 from barnraise.protocol import reports
 from coordinator.runs.models import Run
+from coordinator.telemetry.history import load_machine_curves, load_validation_losses
+from coordinator.telemetry.models import LossPoint
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.run_cards import load_run_cards
 from coordinator.web import run_list_views
@@ -104,3 +106,52 @@ def test_run_list_shows_loss_speed_machines_and_a_curve(person, launched_run, nu
     joined = Client()
     joined.force_login(ada.machine.owner)
     assert list_names(joined, show="joined") == [run.name]
+
+
+def test_losses_at_implausible_tokens_count_nowhere(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    honest = [
+        reports.MeasuredLoss(kind=kind, tokens=tokens, loss=loss)
+        for kind in ("train", "validation")
+        for tokens, loss in ((1000, 4.0), (2000, 5.0))
+    ]
+    hostile = [
+        reports.MeasuredLoss(kind="train", tokens=(1 << 63) - 1, loss=1.0),
+        reports.MeasuredLoss(kind="validation", tokens=1 << 53, loss=0.0),
+    ]
+    ada.report(run, numbered_report(1, points=honest))
+    bob.report(run, numbered_report(1, points=hostile, tokens=1 << 62))
+    drain_queue()
+    assert LossPoint.objects.count() == len(honest)
+    member = run.memberships.get(machine=bob.machine)
+    LossPoint.objects.bulk_create(  # as an earlier version stored them
+        LossPoint(membership=member, seq=1, position=place, at=0, **point.model_dump())
+        for place, point in enumerate(hostile)
+    )
+    card = load_run_cards([run])[run.pk]
+    assert (card.validation, card.best, card.training) == (5.0, 4.0, 5.0)
+    assert Client().get("/runs/").status_code == 200
+    assert Client().get("/runs/compare/", {"run": run.slug}).status_code == 200
+    assert dict(load_validation_losses(run)) == {1000: 4.0, 2000: 5.0}
+    assert [curve["name"] for curve in load_machine_curves(run)] == [ada.machine.name]
+
+
+def test_validation_losses_of_a_card_are_means_of_machines(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    for machine, losses in ((ada, (5.0, 3.0, 4.0)), (bob, (5.0, 4.0))):
+        points = [
+            reports.MeasuredLoss(kind="validation", tokens=1000 * place, loss=loss)
+            for place, loss in enumerate(losses, 1)
+        ]
+        machine.report(run, numbered_report(1, points=points))
+    drain_queue()
+    card = load_run_cards([run])[run.pk]
+    assert (card.validation, card.best) == (4.0, 3.5)
