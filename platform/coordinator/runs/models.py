@@ -432,7 +432,10 @@ class Run(models.Model):
         return self._decide("arrange", ~Q(**columns), actor=actor, **columns)
 
     def clone(self, owner: Any, name: str = "", start: Start | None = None) -> "Run":
-        """Create a draft with the same spec and join policy.
+        """Create a draft with the same spec and, as far as it suits the owner, join policy.
+
+        A team that the owner is not in stays behind: nobody can join such a copy before its owner
+        has invited them. Notes are copied for their author only.
 
         Args:
             owner: whose the draft is.
@@ -452,9 +455,18 @@ class Run(models.Model):
             parent=self,
             report_every=self.report_every,
             quorum=self.quorum,
-            join_policy=self.join_policy,
+            join_policy=self._policy_for_copy(owner),
         )
         return Run.create(owner, copy)
+
+    def _policy_for_copy(self, owner: Any) -> JoinPolicy:
+        policy = self.join_policy
+        if owner.pk != self.owner_id:
+            policy = dataclasses.replace(policy, notes="")
+        in_team = bool(self.team_id) and owner.teams.filter(pk=self.team_id).exists()
+        if policy.access == Access.TEAM and not in_team:
+            policy = dataclasses.replace(policy, access=Access.INVITATION, team=None)
+        return policy
 
     def archive(self, *, actor: Any = None) -> bool:
         """Remove a run that is over from every list; its page stays."""

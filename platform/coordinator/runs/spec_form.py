@@ -80,11 +80,9 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     if "warmup_tokens" not in values["recipe"]:
         warmup_tokens = min(recipe.warmup_tokens, max(0, recipe.token_budget // 20))
         recipe = dataclasses.replace(recipe, warmup_tokens=warmup_tokens)
-    round_tokens = max(1, recipe.step_sequences * model.context * recipe.round_steps)
-    max_tokens = min(UPDATE_ROUNDS * round_tokens, RunSpec.max_tokens_per_update)
     top: dict[str, Any] = {
         "seed": secrets.randbits(63),
-        "max_tokens_per_update": max_tokens,
+        "max_tokens_per_update": default_max_tokens(model, recipe),
     } | values[""]
     start = Start(**values["start"])
     assumed = Assumptions(**values["assumed"])
@@ -93,6 +91,12 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     if field_problems:
         raise SpecError(field_problems)
     return spec
+
+
+def default_max_tokens(model: ModelSpec, recipe: Recipe) -> int:
+    """Return the most tokens that an update may state, where the owner sets no other limit."""
+    round_tokens = max(1, recipe.step_sequences * model.context * recipe.round_steps)
+    return min(UPDATE_ROUNDS * round_tokens, RunSpec.max_tokens_per_update)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,14 @@ from coordinator.accounts.models import User
 from coordinator.lib.exceptions import UserError
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import NewRun, Run
-from coordinator.runs.spec_form import OFFERED, parse_budget, spec_from_fields
+from coordinator.runs.spec_form import (
+    FIXED_FIELDS,
+    OFFERED,
+    TOP_FIELDS,
+    default_max_tokens,
+    parse_budget,
+    spec_from_fields,
+)
 from coordinator.web.run_form_fields import (
     ADVANCED,
     BASIC_FIELDS,
@@ -126,7 +133,7 @@ class TermsForm(ProblemForm):
     def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
         super().__init__(*args, initial=terms_as_typed(run.join_policy), **kwargs)
         self.run = run
-        self.fields.update(terms_fields(run.owner))
+        self.fields.update(terms_fields(run.owner, run))
 
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""
@@ -214,7 +221,7 @@ class RunForm(ProblemForm):
             3,
             2 * MAX_PROMPTS * PROMPT_LENGTH,
         )
-        self.fields.update(terms_fields(run.owner if run else owner))
+        self.fields.update(terms_fields(owner, run))
         self.fields["volunteers"] = number_field("Expected volunteers", "", str(DEFAULT_VOLUNTEERS))
         for section in ADVANCED.values():
             for name, (label, note) in section.items():
@@ -235,7 +242,8 @@ class RunForm(ProblemForm):
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""
         cleaned = super().clean()
-        spec_fields: dict[str, Any] = {**OFFERED, "recipe.token_budget": DEFAULT_BUDGET}
+        spec_fields = self._unshown_fields()
+        spec_fields |= {**OFFERED, "recipe.token_budget": DEFAULT_BUDGET}
         for name, value in cleaned.items():
             if name not in NON_SPEC_FIELDS and value:
                 spec_fields[name] = value.strip() if isinstance(value, str) else value
@@ -258,6 +266,20 @@ class RunForm(ProblemForm):
         except SpecError as error:
             self.add_problems(error)
         return {**cleaned, **run_fields, "terms": terms}
+
+    def _unshown_fields(self) -> dict[str, Any]:
+        """Return those settings of the draft that have no field here, so that they stay."""
+        if self.run is None:
+            return {}
+        spec = self.run.draft_spec
+        unshown = {
+            name: value
+            for name, value in _dotted_fields(spec).items()
+            if name not in self.fields and name not in FIXED_FIELDS
+        }
+        if spec.max_tokens_per_update == default_max_tokens(spec.model, spec.recipe):
+            del unshown["max_tokens_per_update"]  # it follows from fields that may change here
+        return unshown
 
     def save(self, owner: User) -> Run | None:
         """Create or change the run; return None, with errors at the fields, if it refuses."""
@@ -366,7 +388,7 @@ def _dotted_fields(spec: RunSpec) -> dict[str, Any]:
         for part in ("model", "text", "recipe", "assumed")
         for name, value in raw[part].items()
     }
-    return {**parts, "seed": raw["seed"]}
+    return {**parts, **{name: raw[name] for name in TOP_FIELDS}}
 
 
 def _run_as_typed(run: Run) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from barnraise.spec import (
 )
 from coordinator.accounts.models import User
 from coordinator.runs.join_policy import Access, Visibility
+from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 
 SOURCE_LABELS = {
@@ -211,16 +212,32 @@ def text_field(label: str, note: str, rows: int, max_length: int) -> forms.CharF
     )
 
 
-def terms_fields(owner: User | None) -> dict[str, forms.Field]:
-    """Build the fields for access and notes; the teams are the owner's."""
-    teams = [(str(team.pk), team.name) for team in owner.teams.all()] if owner else []
+def terms_fields(owner: User | None, run: Run | None = None) -> dict[str, forms.Field]:
+    """Build the fields for access and notes.
+
+    The teams are the owner's. The present access and team of a run are always among the choices,
+    although its owner may have left the team: an edit of the notes alone changes neither.
+
+    Args:
+        owner: of a new run; None for nobody.
+        run: the run that is edited, which must name its access; None for a new one.
+    """
+    owner = run.owner if run else owner
+    teams = {str(team.pk): team.name for team in owner.teams.all()} if owner else {}
+    if run and run.team:
+        teams.setdefault(str(run.team.pk), run.team.name)
+    has_team = bool(teams) or (run is not None and run.access == Access.TEAM)
     access_labels = {str(access): label for access, label in ACCESS_LABELS.items()}
-    if not teams:
+    if not has_team:
         del access_labels[Access.TEAM]
-    fields: dict[str, forms.Field] = {"access": choice_field("Participants", access_labels)}
-    if teams:
+    access = choice_field("Participants", access_labels)
+    if run:
+        access.required = True
+        access.error_messages["required"] = "Choose who may join."
+    fields: dict[str, forms.Field] = {"access": access}
+    if has_team:
         fields["team"] = forms.ChoiceField(
-            required=False, choices=[("", "–"), *teams], label="Team"
+            required=False, choices=[("", "–"), *teams.items()], label="Team"
         )
     visibility_labels = {str(value): label for value, label in VISIBILITY_LABELS.items()}
     fields["visibility"] = choice_field("Visibility", visibility_labels, VISIBILITY_HELP)

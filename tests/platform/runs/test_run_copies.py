@@ -8,6 +8,7 @@ from helpers.pages import field_error
 
 from barnraise.protocol import coordinator_messages, enums, reports
 from barnraise.spec import ModelSpec, RunSpec, Start
+from coordinator.accounts.models import Team
 from coordinator.audit.models import AuditEntry
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import NewRun, Run
@@ -31,9 +32,10 @@ def test_copy_of_a_launched_run_is_an_editable_draft(person, launched_run, signe
     assert (copy.state, copy.parent, copy.join_policy, copy.manifest) == (
         enums.RunStatus.DRAFT,
         run,
-        run.join_policy,
+        JoinPolicy(min_memory=10**9),
         None,
-    )
+    ), "the notes are another person's"
+    assert run.clone(run.owner).notes == "hello"
     assert (copy.spec.model, copy.spec.recipe, copy.spec.seed) == (
         run.spec.model,
         run.spec.recipe,
@@ -42,6 +44,20 @@ def test_copy_of_a_launched_run_is_an_editable_draft(person, launched_run, signe
     assert copy.spec.roots == () and copy.spec.owner == "" and copy.spec.manifest == ""
     assert client.get(answer["Location"]).status_code == 200
     assert not run.edit("Another", run.spec), "a launched run was edited"
+
+
+def test_copy_of_a_team_run_is_for_the_team_only_if_its_owner_is_in_it(person, draft):
+    ada, bob, eve = person(), person("bob@example.org"), person("eve@example.org")
+    team = Team.create("Weavers", ada)
+    team.add_member(bob, ada)
+    policy = JoinPolicy(access="team", team=team.pk, visibility="invited", min_memory=10**9)
+    run = draft(ada, join_policy=policy)
+    assert run.clone(bob).join_policy == policy
+    for_guests = JoinPolicy(access="invitation", visibility="invited", min_memory=10**9)
+    assert run.clone(eve).join_policy == for_guests
+    team.disband(ada)
+    run.refresh_from_db()
+    assert run.clone(ada).join_policy == for_guests, "it was not copied at all"
 
 
 def test_draft_is_copied_by_its_owner_only_and_stays_hidden(signed_in, draft, launched_run, person):
@@ -162,6 +178,7 @@ def test_run_from_a_checkpoint_keeps_model_and_tokenizer(run_with_checkpoint, cl
     form = {
         "name": copy.name,
         "preset": "gpt-nano",
+        "access": "anyone",
         "recipe.token_budget": "5000",
         "text.tokenizer": "bpe",
     }

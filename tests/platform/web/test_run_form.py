@@ -8,6 +8,7 @@ from helpers.pages import field_error, text
 from barnraise.protocol.reports import CheckpointView
 from barnraise.spec import Start
 from coordinator.runs.models import Run
+from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.web.forms import RunForm
 
@@ -147,6 +148,20 @@ def test_draft_is_editable_until_its_launch(signed_in):
     assert run.name == "Renamed"
 
 
+def test_edit_in_the_browser_keeps_settings_without_a_field(signed_in, draft):
+    client, ada = signed_in()
+    fields = {"verdict_horizon": 50, "max_tokens_per_update": 123_456, "seed": 7}
+    for run in (draft(ada, "set", spec_from_fields(fields)), draft(ada, "default")):
+        typed = {field.name: field.value() or "" for field in RunForm(run=run)}
+        typed |= {"recipe.round_steps": "20", "name": f"{run.name} twice"}
+        assert client.post(f"/runs/{run.slug}/edit/", typed).status_code == 302
+    specs = {run.name: run.spec for run in Run.objects.all()}
+    kept = specs["set twice"]
+    assert (kept.verdict_horizon, kept.max_tokens_per_update) == (50, 123_456)
+    longer = spec_from_fields({"recipe.round_steps": 20}).max_tokens_per_update
+    assert specs["default twice"].max_tokens_per_update == longer, "it follows from the rounds"
+
+
 def test_run_form_starts_from_a_hugging_face_model(signed_in):
     client, _ = signed_in()
     start = {**GOOD, "start.kind": "model", "start.model": "owner/tiny@v1"}
@@ -156,6 +171,7 @@ def test_run_form_starts_from_a_hugging_face_model(signed_in):
     page = client.get(f"/runs/{run.slug}/edit/").content.decode()
     assert 'value="owner/tiny@v1"' in page and re.search(r'value="model"[^>]*checked', page)
     assert "owner/tiny@v1" in client.get(f"/runs/{run.slug}/").content.decode()
+    start["access"] = "anyone"
     client.post(f"/runs/{run.slug}/edit/", {**start, "start.model": "folder"})
     run.refresh_from_db()
     assert run.spec.start.model == "folder"

@@ -18,6 +18,7 @@ from coordinator.runs.invitations import Guest, RunInvitation
 from coordinator.runs.join_policy import Access, JoinPolicy
 from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
+from coordinator.web.forms import RunForm, TermsForm
 
 pytestmark = pytest.mark.django_db
 INVITED = JoinPolicy(access=Access.INVITATION)
@@ -244,6 +245,32 @@ def test_team_run_admits_machines_of_team_members_only(person, signed_in, volunt
     assert "a team that was deleted" in error_text(join(volunteer(eve, 5), run))
     assert client.get(f"/runs/{run.slug}/").status_code == 200
     assert client.get(path).status_code == 200
+
+
+def test_saving_notes_never_opens_a_team_run(signed_in, person, draft):
+    client, ada = signed_in()
+    team = Team.create("Weavers", ada)
+    team.add_member(person("bob@example.org"), ada)
+    run = draft(ada, join_policy=JoinPolicy(access=Access.TEAM, team=team.pk))
+    team.remove_member(ada, ada)
+
+    def save_notes(**changed: str) -> str:
+        """Save the pages of a draft and of its access as they are shown; return the last page."""
+        run.refresh_from_db()
+        for path, form in (("edit", RunForm(run=run)), ("terms", TermsForm(run=run))):
+            typed = {field.name: field.value() or "" for field in form} | {"notes": "new"} | changed
+            answer = client.post(f"/runs/{run.slug}/{path}/", typed)
+        run.refresh_from_db()
+        return answer.content.decode()
+
+    save_notes()
+    assert (run.access, run.team, run.notes) == (Access.TEAM, team, "new")
+    assert "Choose who may join" in field_error(save_notes(access=""), "access")
+    team.disband(ada)
+    assert "Choose the team" in field_error(save_notes(), "team")
+    assert run.access == Access.TEAM
+    save_notes(access="anyone")
+    assert run.access == Access.ANYONE, "the owner opened it"
 
 
 def test_person_who_may_not_create_runs_cannot_copy_them(person, launched_run, signed_in):
