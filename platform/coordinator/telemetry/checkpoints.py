@@ -8,7 +8,7 @@ digests at one version vector mean that a machine is wrong; both are shown.
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from django.db import models, transaction
@@ -27,6 +27,7 @@ from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoint_votes import WeightsVote, count_votes
 
 ROWS_SHOWN = 20  # on the run's page
+MAX_HOLDERS_NAMED = 12  # machines of a row whose names are shown
 ANCHORS_SENT = 4  # confirmed ones that a machine learns of when it joins
 UNKNOWN_CHECKSUM = "0" * 16  # of weights that machines name without announcing them
 MAX_CHECKPOINTS = 500  # of a run; beyond that the oldest unconfirmed ones are deleted
@@ -199,7 +200,7 @@ class CheckpointRow:
         checkpoint: the checkpoint.
         machines: how many machines hold it.
         people: how many people vouch for it.
-        holders: names of the machines, those that are alive first.
+        holders: names of the first `MAX_HOLDERS_NAMED` machines, those that are alive first.
         alive: how many of them are alive.
         serving: how many of those have no newer weights: they can send these now.
         confirmed: two people report it, and more than half of those who report weights of the same
@@ -217,58 +218,87 @@ class CheckpointRow:
     serving: int = 0
 
 
+class _Holding(NamedTuple):
+    """That a machine of a person has the weights of a checkpoint."""
+
+    checkpoint: UUID
+    machine: UUID
+    person: UUID
+
+
 def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow]:
-    """List the newest checkpoints, the newest first, by five queries."""
-    checkpoints = list(run.checkpoints.all()[:most])
-    holders = (
-        CheckpointHolder.objects.filter(checkpoint__in=checkpoints)
-        .select_related("machine")
-        .order_by("reported", "pk")
-    )
+    """List the newest checkpoints, the newest first, by five queries.
+
+    A run may have a hundred checkpoints that a thousand machines have: their rows are read once and
+    without models, and machines are named only as far as a row names them.
+    """
+    # Another mirror may have published a checkpoint that no run can have: it would stay the newest.
+    plausible = run.checkpoints.filter(tokens__lte=run.max_plausible_tokens)
+    # Those of equal vectors beyond `most` have votes, too. They come last in the model's order.
+    checkpoints = list(plausible.filter(vector__in=plausible.values("vector")[:most]))
+    if not checkpoints:
+        return []
+    holdings = _load_holdings(checkpoints)
+    votes = _count_votes(run, checkpoints, holdings)
     alive = set(Membership.everywhere.alive().filter(run=run).values_list("machine_id", flat=True))
-    machines: dict[object, list[Machine]] = {checkpoint.pk: [] for checkpoint in checkpoints}
-    for holder in holders:
-        machines[holder.checkpoint_id].append(holder.machine)
-    votes = _count_votes(run, {checkpoint.vector for checkpoint in checkpoints})
-    has_newer: set[object] = set()  # machines that hold a checkpoint of an earlier line
-    rows = []
-    for checkpoint in checkpoints:
-        alive_first = sorted(machines[checkpoint.pk], key=lambda machine: machine.pk not in alive)
-        serving = {machine.pk for machine in alive_first} & alive - has_newer
-        has_newer |= {machine.pk for machine in alive_first}
-        vote = votes.get(checkpoint.vector, {}).get(checkpoint.digest, NO_VOTE)
-        rows.append(
-            CheckpointRow(
-                checkpoint,
-                machines=len(alive_first),
-                people=vote.people,
-                holders=tuple(machine.name for machine in alive_first),
-                alive=sum(machine.pk in alive for machine in alive_first),
-                confirmed=vote.confirmed,
-                disputed=vote.disputed,
-                serving=len(serving),
-            )
+    machines: dict[UUID, list[UUID]] = {checkpoint.pk: [] for checkpoint in checkpoints}
+    for holding in holdings:
+        machines[holding.checkpoint].append(holding.machine)
+    has_newer: set[UUID] = set()  # machines that hold a checkpoint of an earlier line
+    counts: list[tuple[Checkpoint, list[UUID], int, int]] = []
+    for checkpoint in checkpoints[:most]:
+        holders = sorted(machines[checkpoint.pk], key=lambda machine: machine not in alive)
+        holders_alive = alive.intersection(holders)
+        counts.append((checkpoint, holders, len(holders_alive), len(holders_alive - has_newer)))
+        has_newer.update(holders)
+    named = {machine for _, holders, *_ in counts for machine in holders[:MAX_HOLDERS_NAMED]}
+    names = {pk: machine.name for pk, machine in Machine.objects.in_bulk(named).items()}
+    return [
+        _build_row(
+            checkpoint,
+            votes.get(checkpoint.vector, {}).get(checkpoint.digest, NO_VOTE),
+            machines=len(holders),
+            holders=tuple(names[pk] for pk in holders[:MAX_HOLDERS_NAMED] if pk in names),
+            alive=alive_count,
+            serving=serving_count,
         )
-    return rows
+        for checkpoint, holders, alive_count, serving_count in counts
+    ]
 
 
 NO_VOTE = WeightsVote(people=0, confirmed=False, disputed=False)
 
 
-def _count_votes(run: Run, vectors: Iterable[str]) -> dict[str, dict[str, WeightsVote]]:
-    """Return, for each version vector, the votes of people for each digest, by two queries.
+def _build_row(checkpoint: Checkpoint, vote: WeightsVote, **figures: Any) -> CheckpointRow:
+    return CheckpointRow(
+        checkpoint,
+        people=vote.people,
+        confirmed=vote.confirmed,
+        disputed=vote.disputed,
+        **figures,
+    )
+
+
+def _load_holdings(checkpoints: list[Checkpoint]) -> list[_Holding]:
+    """Load who holds these checkpoints, in the order in which they reported it."""
+    holders = CheckpointHolder.objects.filter(checkpoint__in=checkpoints).order_by("reported", "pk")
+    rows = holders.values_list("checkpoint", "machine", "machine__owner")
+    return [_Holding(*row) for row in rows]
+
+
+def _count_votes(
+    run: Run, checkpoints: Iterable[Checkpoint], holdings: list[_Holding]
+) -> dict[str, dict[str, WeightsVote]]:
+    """Return, for each version vector, the votes of people for each digest, by one query.
 
     People vote whose word counts in this run: its owner, and those whose updates others vouch for.
     """
-    holders = CheckpointHolder.objects.filter(
-        checkpoint__run=run, checkpoint__vector__in=list(vectors)
-    )
-    reported: dict[str, list[tuple[str, UUID]]] = defaultdict(list)
-    people = set()
-    names = ("checkpoint__vector", "checkpoint__digest", "machine__owner")
-    for vector, digest, person in holders.values_list(*names):
-        reported[vector].append((digest, person))
-        people.add(person)
+    weights = {checkpoint.pk: checkpoint for checkpoint in checkpoints}
+    reported: dict[str, set[tuple[str, UUID]]] = defaultdict(set)
+    for holding in holdings:
+        checkpoint = weights[holding.checkpoint]
+        reported[checkpoint.vector].add((checkpoint.digest, holding.person))
+    people = {holding.person for holding in holdings}
     counted = counted_people(people, run.owner_id, vouched_people(run))
     return {
         vector: count_votes((digest, person) for digest, person in reports if person in counted)

@@ -9,6 +9,7 @@ from uuid import UUID
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
+from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import cache_control
@@ -25,6 +26,7 @@ from coordinator.live.activity_feed import list_events
 from coordinator.live.cross_site import MirrorSite, mirror_sites
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.runs import markdown
+from coordinator.runs.join_policy import Access
 from coordinator.runs.models import Run
 from coordinator.telemetry import samples
 from coordinator.web import owner_checklist
@@ -36,6 +38,7 @@ from coordinator.web.text_facts import read_text_facts
 from coordinator.web.text_size import text_size
 
 EVENTS_PER_PAGE = 100
+MAX_INVITATIONS = 50  # links on the owner's page
 MAX_ROWS = 20  # machines in the page as the server writes it; its script adds the others
 CARD_SECONDS = 300  # for which a picture of a link is current enough
 cards_cache: TtlCache[UUID, bytes] = TtlCache(60.0, max_entries=200)
@@ -155,12 +158,24 @@ def _run_context(
         "samples": samples.list_sample_groups(run),
         "notes": markdown.render_html(run.notes),
         "refusal": join_problem(request, run),
-        "invitations": run.invitations.filter(withdrawn=None) if may_control else (),
+        **(_invitation_context(run) if may_control else {}),
         "site": site_url(request),
         "mirrors": json.dumps([site.page_data(f"/runs/{run.pk}/") for site in mirrors]),
         "has_failover": is_public,
         "unconfirmed_machines": unconfirmed_machines(request, run),
         "has_machine": own_machines > 0,
+    }
+
+
+def _invitation_context(run: Run) -> dict[str, Any]:
+    """Return what the owner's card of invitation links shows: the newest ones, by one query."""
+    if run.access != Access.INVITATION:
+        return {}
+    links = run.invitations.filter(withdrawn=None).annotate(uses=Count("guests"))
+    newest = list(links[: MAX_INVITATIONS + 1])
+    return {
+        "invitations": newest[:MAX_INVITATIONS],
+        "invitations_hidden_after": MAX_INVITATIONS if len(newest) > MAX_INVITATIONS else 0,
     }
 
 

@@ -2,11 +2,13 @@
 
 import pytest
 from django.db import connection
+from django.db.models.signals import post_init
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from helpers.attestations import witness_of
 
 from barnraise.protocol import reports
+from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.fleet.witnesses import record_witnesses
 from coordinator.runs.models import Run
@@ -111,6 +113,39 @@ def test_checkpoint_is_confirmed_by_another_persons_machine(
     drain_queue()
     listed = list_checkpoint_rows(run)[0]
     assert listed.confirmed and (listed.machines, listed.people) == (3, 2)
+
+
+def test_checkpoints_of_many_machines_are_listed_without_their_models(person, launched_run):
+    run, ada = launched_run(person())
+    machines = Machine.objects.bulk_create(
+        Machine(key=f"{n:064x}", owner=run.owner, hostname=f"pc-{n}") for n in range(30)
+    )
+    rows = Checkpoint.objects.bulk_create(
+        Checkpoint(run=run, tokens=n, vector=f"{n:064x}", digest=RIGHT, checksum="0" * 16, size=8)
+        for n in (1, 2, 3, 1 << 62)  # the last one as a lying mirror publishes it
+    )
+    CheckpointHolder.objects.bulk_create(
+        CheckpointHolder(checkpoint=row, machine=machine)
+        for row in rows
+        for machine in (*machines, ada.machine)
+    )
+    built: list[type] = []
+
+    def count_model(sender: type, **_: object) -> None:
+        if sender in (CheckpointHolder, Machine):
+            built.append(sender)
+
+    post_init.connect(count_model)
+    try:
+        with CaptureQueriesContext(connection) as queries:
+            listed = list_checkpoint_rows(run, most=2)
+    finally:
+        post_init.disconnect(count_model)
+    assert [row.checkpoint.tokens for row in listed] == [3, 2]
+    assert [(row.machines, row.alive, row.serving) for row in listed] == [(31, 1, 1), (31, 1, 0)]
+    assert listed[0].holders[0] == ada.machine.name, "the machine that is alive is not the first"
+    assert [len(row.holders) for row in listed] == [12, 12]
+    assert len(built) <= 12 and len(queries) <= 5
 
 
 def vote_lines(run) -> set[tuple]:

@@ -4,7 +4,9 @@ import json
 import re
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from helpers.pages import field_error
 
 from barnraise.cli.addresses import parse_run_address
@@ -271,6 +273,27 @@ def test_saving_notes_never_opens_a_team_run(signed_in, person, draft):
     assert run.access == Access.TEAM
     save_notes(access="anyone")
     assert run.access == Access.ANYONE, "the owner opened it"
+
+
+def test_owner_page_lists_the_newest_links_with_as_many_queries(
+    signed_in, draft, django_assert_max_num_queries
+):
+    client, ada = signed_in()
+    run = draft(ada, join_policy=INVITED)
+    links = [RunInvitation.create(run, f"link {n}") for n in range(2)]
+    RunInvitation.objects.filter(pk=links[0].pk).update(expires=run.created)
+    links[1].accept(ada)
+    path = f"/runs/{run.slug}/"
+    client.get(path)  # fills caches
+    with CaptureQueriesContext(connection) as queries:
+        page = client.get(path).content.decode()
+    assert "Used 1 time;" in page and "Used 0 times; expired" in page and "Only the" not in page
+    RunInvitation.objects.bulk_create(
+        RunInvitation(run=run, note=f"more {n}", expires=links[1].expires) for n in range(60)
+    )
+    with django_assert_max_num_queries(len(queries)):
+        page = client.get(path).content.decode()
+    assert page.count("Revoke</button>") == 50 and "Only the newest 50 links" in page
 
 
 def test_person_who_may_not_create_runs_cannot_copy_them(person, launched_run, signed_in):
