@@ -1,16 +1,13 @@
 """A run's lifecycle. Pure: the present status and what is known decide the next status.
 
 DRAFT       The owner edits it. It ends when the owner has launched the run *and* a worker has
-posted the
-            manifest of the text.
+            posted the manifest of the text.
 RECRUITING  The spec is fixed. The run waits until `quorum` machines are alive.
 TRAINING    Workers train. The owner may pause. It ends by itself when the budget is spent and the
-final
-            checkpoint is safe.
+            final checkpoint is safe.
 PAUSED      Workers keep their state and take no steps, until the owner resumes.
-FINISHED    The budget is spent and enough machines hold the whole final checkpoint, or an admin
-finished
-            the run.
+FINISHED    The budget is spent and enough machines hold the whole final checkpoint, or a person
+            finished the run.
 CANCELLED   The owner gave the run up.
 
     draft → recruiting → training ⇄ paused

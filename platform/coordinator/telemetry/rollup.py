@@ -107,8 +107,10 @@ def _alone(wait: bool) -> Iterator[bool]:
     process dies.
     """
     patience = time.monotonic() + (WAIT_SECONDS if wait else 0)
-    while not (is_alone := _try_lock()) and time.monotonic() < patience:
+    is_alone = _try_lock()
+    while not is_alone and time.monotonic() < patience:
         time.sleep(0.05)
+        is_alone = _try_lock()
     try:
         yield is_alone
     finally:
@@ -346,11 +348,9 @@ def _add_rollups(
         member.updates_by_incarnation = count_incarnation_updates(
             member.updates_by_incarnation, report.incarnation, report.updates_sent
         )
-        member.anchor, member.addresses, member.latest = (
-            report.anchor or "",
-            list(report.addresses),
-            report.seq,
-        )
+        member.anchor = report.anchor or ""
+        member.addresses = list(report.addresses)
+        member.latest = report.seq
 
 
 def _grow(sums: Sums, changed: int) -> None:
@@ -397,11 +397,8 @@ def _move_mark(
     beyond = fresh | set(stored_beyond)
     member.high_water_mark = _contiguous(member.high_water_mark, beyond)
     waited = timezone.now() - min(stored_beyond.values(), default=timezone.now())
-    if (
-        again
-        and waited > timedelta(minutes=GAP_MINUTES)
-        and (left := [seq for seq in beyond if seq > member.high_water_mark])
-    ):
+    left = [seq for seq in beyond if seq > member.high_water_mark]
+    if again and left and waited > timedelta(minutes=GAP_MINUTES):
         log.warning(
             "%s lost its reports %s to %s", member, member.high_water_mark + 1, min(left) - 1
         )

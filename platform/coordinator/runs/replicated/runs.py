@@ -137,20 +137,18 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """Merge the events of a run.
 
     * Of drafts and join policies the one with the highest version counts, then the latest by (hlc,
-    id). An editor
-      states the version that they saw plus one, so a deliberate edit wins over the edit that it
-      replaces, whatever the clocks say.
+      id). An editor states the version that they saw plus one, so a deliberate edit wins over the
+      edit that it replaces, whatever the clocks say.
     * The first manifest for the winning text counts; after the launch, the one that the spec pins.
     * Of two launches the first counts: peers validate updates by its spec.
     * The status only climbs (draft, recruiting, training, paused, cancelled, finished) within an
-    epoch. The owner's
-      resume raises the epoch: it wins over every pause that they saw, and a late "training" undoes
-      no pause. A run that is over is over in every epoch, because machines have agreed on the final
-      weights. Finished wins over cancelled, because the weights are safe.
+      epoch. The owner's resume raises the epoch: it wins over every pause that they saw, and a late
+      "training" undoes no pause. A run that is over is over in every epoch, because machines have
+      agreed on the final weights. Finished wins over cancelled, because the weights are safe.
     * The slug is the one of the winning draft. Its claim is as old as the first event with it.
     * Budget extensions add up: each was granted.
     * Of archivings the last counts. A draft that was deleted with its owner's account is deleted
-    for good.
+      for good.
     """
     creation = next((fact for fact in facts if fact.action == "create"), None)
     if creation is None or _payloads(facts, "forget"):
