@@ -207,7 +207,7 @@ class Exchange:
         self.open()
         server = self.server
         membership = TicketedMembership(
-            self._mesh_channels, server.gossip.membership, server.handshake
+            self._mesh_channels, server.gossip.membership, server.handshake, server.find_ticket
         )
         self._mesh = MeshLinks(
             membership, payload_bytes, state_bytes, self.thread.loop, server.uplink

@@ -345,6 +345,22 @@ class PeerServer:
         for connection in self.connections.values():
             self._introduce(connection)
 
+    def find_ticket(self, key: str) -> messages.Signed | None:
+        """Return the newest ticket that this machine has of a peer; None if it has none.
+
+        It is that of the peer's connection, else the one that its last update names.
+        """
+        connection = self.connections.get(key)
+        if connection is not None:
+            return connection.hello.ticket
+        heads = [
+            self.ledger.update(author, seq)
+            for author, seq in self.ledger.vector().items()
+            if author.startswith(f"{key}.")
+        ]
+        last = max(filter(None, heads), key=lambda update: update.time_ms, default=None)
+        return self.ledger.peer_store.ticket(last.ticket) if last else None
+
     def apply_directive(self, directive: messages.Signed) -> None:
         """End the connections whose tickets a mirror's directive revokes; relay it to all peers.
 

@@ -1,15 +1,14 @@
 """Decide which machines take part in a mesh, and open the channels between them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip.membership import PartialView
 from barnraise.exchange.handlers.handshake import Handshake
 from barnraise.exchange.mixing.step_inbox import ROSTER_BYTES, FrameKind, MixingFrame
-from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.transport import Channel, ChannelSource, Transport
-from barnraise.protocol.messages import Peer
+from barnraise.protocol.messages import Peer, Signed
 
 
 class MeshMembership(Protocol):
@@ -115,6 +114,7 @@ class TicketedMembership:
         channels: ChannelSource,
         view: PartialView,
         handshake: Handshake,
+        find_ticket: Callable[[str], Signed | None],
     ) -> None:
         """Admit the machines of a run.
 
@@ -122,12 +122,14 @@ class TicketedMembership:
             channels: opens the mesh's channels over the exchange's endpoint.
             view: the peers that the exchange knows.
             handshake: checks them.
+            find_ticket: returns the newest ticket of a key that the exchange has, if it has one.
         """
         self.key = channels.key
         self._channels = channels
         self._view = view
         self._handshake = handshake
-        self._admitted: dict[str, Connection] = {}
+        self._find_ticket = find_ticket
+        self._tickets: dict[str, Signed] = {}  # of the machines that were admitted, by key
 
     async def open(self) -> None:
         """Do nothing: the exchange has started the endpoint."""
@@ -149,15 +151,28 @@ class TicketedMembership:
 
     async def admit(self, channel: Channel, dialled: bool) -> None:
         """Exchange introductions with tickets; see `MeshMembership.admit`."""
-        self._admitted[channel.peer] = await self._handshake.greet(channel, dialled)
+        connection = await self._handshake.greet(channel, dialled)
+        self._tickets[channel.peer] = connection.hello.ticket
 
     def find_problem(self, key: str) -> str:
-        """Return why a machine's ticket is valid no longer, or ""."""
-        connection = self._admitted.get(key)
-        if connection is None:
-            return ""
+        """Return why a machine's ticket is valid no longer, or "".
+
+        Machines show their renewed tickets to the exchange of updates, not to the mesh.
+        """
+        ticket = self._tickets.get(key)
+        problem = self._check_ticket(key, ticket) if ticket else ""
+        renewed = self._find_ticket(key) if problem else None
+        if renewed is None or renewed == ticket:
+            return problem
+        problem = self._check_ticket(key, renewed)
+        if not problem:
+            self._tickets[key] = renewed
+        return problem
+
+    def _check_ticket(self, key: str, ticket: Signed) -> str:
+        """Return why a ticket is not valid, or ""."""
         try:
-            self._handshake.check_ticket(key, connection.hello.ticket)
+            self._handshake.check_ticket(key, ticket)
         except MessageError as error:
             return str(error)
         return ""

@@ -1,0 +1,53 @@
+"""Test how long machines stay members of a mesh."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from helpers.wait_for import wait_until
+
+from barnraise.exchange.mixing import mesh_links
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def mixing_world(world, monkeypatch):
+    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.1)
+    recipe = replace(world.spec.recipe, strategy="decentralized-adam")
+    world.spec = replace(world.spec, recipe=recipe)
+    return world
+
+
+def test_ticket_that_was_renewed_with_the_exchange_saves_the_link(mixing_world, caplog):
+    now = [time.time()]
+    ada = mixing_world.machine(1)
+    ada.exchange.stop()
+    ada.open(clock=lambda: now[0])
+    ada.start()
+    ben, cleo = (mixing_world.machine(number).start().add_peers(ada) for number in (2, 3))
+    wait_until(lambda: ada.exchange.stats.peers == 2)
+    meshes = [machine.exchange.open_mesh(8, 8) for machine in (ada, ben, cleo)]
+    wait_until(lambda: len(meshes[0].neighbours()) == 2)
+
+    renewed = mixing_world.ticket(ben.identity.key, 2, expires=now[0] + 10 * DAY)
+    ben.exchange.renew_ticket(renewed)
+    wait_until(lambda: ada.exchange.server.find_ticket(ben.identity.key) == renewed)
+    now[0] += 3 * DAY
+    wait_until(lambda: cleo.identity.key not in meshes[0].neighbours())
+    assert meshes[0].neighbours() == [ben.identity.key]
+    assert f"ended the link to {ben.identity.key[:8]}" not in caplog.text
+    assert f"ended the link to {cleo.identity.key[:8]}: the ticket of" in caplog.text
+    for mesh in meshes:
+        mesh.stop()
+
+
+def test_ticket_of_a_machine_without_a_connection_comes_from_its_updates(world):
+    ada, ben = (world.machine(number).start() for number in (1, 2))
+    ben.add_peers(ada)
+    ada.publish_round(1)
+    world.wait_for_agreement(ada, ben, seconds=60)
+    ada.exchange.stop()
+    wait_until(lambda: ben.exchange.stats.peers == 0)
+    assert ben.exchange.server.find_ticket(ada.identity.key) == ada.ticket
+    assert ben.exchange.server.find_ticket("c" * 64) is None
