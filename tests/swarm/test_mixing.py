@@ -2,6 +2,7 @@
 
 import pytest
 
+from barnraise.exchange.mixing import neighbour_mixing
 from barnraise.training.local_control import LocalControl
 
 PAIR = ["ada", "ben"]
@@ -45,3 +46,26 @@ def test_killed_machine_returns_to_the_others_weights(swarm):
     everybody = [trio[0], back, trio[2]]
     assert len(final_digests(everybody)) == 1
     assert back.worker.mixing.step > 40, "it went on at the others' step"
+
+
+@pytest.mark.slow  # the parts are tested in tests/worker/exchange/mixing
+def test_machine_leaves_while_it_waits_for_a_neighbour(swarm, monkeypatch):
+    for name in ("FIRST_PATIENCE", "MIN_PATIENCE", "MAX_PATIENCE"):
+        monkeypatch.setattr(neighbour_mixing, name, 600.0)
+    run = swarm(strategy="decentralized-adam", token_budget=10_000_000)
+    pair = [run.start(name, knows=other_names(name)) for name in PAIR]
+    run.until(lambda: all(v.status.get("step", 0) > 5 for v in pair))
+    LocalControl(pair[1].worker.joined.folder.path).pause()
+    run.until(lambda: pair[1].status.get("activity") == "paused")
+    seen = {"step": -1, "at": 0.0}
+
+    def has_waited_and_reported() -> bool:
+        status = pair[0].status
+        if status["step"] != seen["step"]:
+            seen.update(step=status["step"], at=status["at"])
+        return status["at"] - seen["at"] > 3
+
+    run.until(has_waited_and_reported)
+    assert pair[0].status["activity"] == "training"
+    pair[0].leave()
+    assert pair[0].status["activity"] == "left"

@@ -38,7 +38,7 @@ log = logging.getLogger("barnraise")
 
 CONNECT_SECONDS = 20.0  # a machine that knows peers waits this long for a link to one of them
 BEACON_SECONDS = 2.0  # and this long to learn at which step they are
-STATE_SECONDS = 600.0  # a neighbour's weights must have arrived in this time
+STATE_SECONDS = 600.0  # a neighbour's weights must arrive in this time, longer on slow lines
 # Steps by which a machine may be behind before it takes a neighbour's weights: after a pause its
 # own are so old that averaging would set the others back.
 MAX_STEPS_BEHIND = 20
@@ -75,7 +75,9 @@ class MixingWorker(Worker):
             # Connect to the other machines, and begin where they are.
             self.mesh = self._open_mesh()
             cleanup.callback(self.mesh.stop)
-            self.mixing = NeighbourMixing(self.mesh, mixing_settings(self.spec))
+            self.mixing = NeighbourMixing(
+                self.mesh, mixing_settings(self.spec), should_stop=self.poll_should_stop
+            )
             self.wait_for_neighbours()
             self.adopt_weights()
 
@@ -154,7 +156,9 @@ class MixingWorker(Worker):
         tries = round(CONNECT_SECONDS / 0.1)
         for _ in range(tries):
             if self.mesh.wait_for(lambda inbox: bool(inbox.neighbours), 0.1):
-                self.mesh.wait_for(lambda inbox: inbox.leader() is not None, BEACON_SECONDS)
+                self.mesh.wait_for(
+                    lambda inbox: inbox.leader() is not None, BEACON_SECONDS, self.poll_should_stop
+                )
                 return
             if self.poll_should_stop():
                 return
@@ -168,7 +172,9 @@ class MixingWorker(Worker):
         leader = self.mesh.leader()
         if leader is None:
             return
-        state = self.mesh.fetch_state(leader, STATE_SECONDS)
+        state = self.mesh.fetch_state(leader, STATE_SECONDS, self.poll_should_stop)
+        if state is None and self.is_leaving():
+            return
         if state is None:
             log.warning("%s has not sent its weights: going on with the own ones", leader[:8])
             return

@@ -1,10 +1,128 @@
-"""Test when a member of a mesh that does not answer is dialled again."""
+"""Test what links do with frames that a neighbour writes as it likes, and when they redial."""
 
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from helpers.wait_for import wait_until
+
+from barnraise.exchange.mixing import mesh_links
+from barnraise.exchange.mixing.members import FixedMembership
 from barnraise.exchange.mixing.mesh_links import (
     MAX_REDIAL_SECONDS,
+    POLL_SECONDS,
     REDIAL_SECONDS,
+    MeshLinks,
     compute_redial_pause,
 )
+from barnraise.exchange.mixing.step_inbox import (
+    PIECE_BYTES,
+    FrameKind,
+    MixingFrame,
+    roster_digest,
+)
+from barnraise.exchange.network.memory_transport import (
+    SEND_WINDOW,
+    MemoryChannel,
+    MemoryNetwork,
+)
+from barnraise.protocol.messages import Peer
+from barnraise.protocol.signing import Identity
+
+# The machine under test has the smaller key, so that the neighbour dials it.
+KEY, NEIGHBOUR = sorted(Identity(bytes([n]) * 32).key for n in (1, 2))
+ROSTER = roster_digest([KEY, NEIGHBOUR])
+STATE = bytes(range(256)) * (2 * SEND_WINDOW // 256)  # more than a channel buffers
+REQUESTS = 20
+
+
+@pytest.fixture
+async def pair():
+    """Provide a machine's links, and the neighbour's end of one of them."""
+    network = MemoryNetwork()
+    members = [Peer(key=key, addresses=[]) for key in (KEY, NEIGHBOUR)]
+    links = MeshLinks(FixedMembership(network.transport(KEY), members), 8, len(STATE))
+    links.start()
+    transport = network.transport(NEIGHBOUR)
+    await transport.start()
+    channel = await transport.connect(members[0])
+    await wait_for(lambda: links.neighbours() == [NEIGHBOUR])
+    yield links, channel
+    await asyncio.to_thread(links.stop)
+    await transport.close()
+
+
+async def wait_for(condition) -> None:
+    await asyncio.to_thread(wait_until, condition)
+
+
+async def receive_until(channel: MemoryChannel, kind: FrameKind) -> list[MixingFrame]:
+    """Return the frames up to the first of a kind, this one included."""
+    frames = [MixingFrame.unpack(await channel.receive())]
+    while frames[-1].kind is not kind:
+        frames.append(MixingFrame.unpack(await channel.receive()))
+    return frames
+
+
+def pieces(step: int) -> list[bytes]:
+    """Return the frames of an answer with the weights of a step."""
+    return [
+        MixingFrame(
+            FrameKind.STATE, step, ROSTER, len(STATE), begin, STATE[begin : begin + PIECE_BYTES]
+        ).pack()
+        for begin in range(0, len(STATE), PIECE_BYTES)
+    ]
+
+
+async def test_many_requests_for_weights_queue_one_answer(pair):
+    links, channel = pair
+    links.offer_state(3, STATE)
+    request = MixingFrame(FrameKind.STATE_REQUEST, 0, ROSTER, 1, 0, b"?").pack()
+    for _ in range(REQUESTS):
+        await channel.send(request)
+    await wait_for(lambda: links.bytes_received == REQUESTS)
+    links.send_step(4, ROSTER, b"", [])
+    *answer, _ = await receive_until(channel, FrameKind.BEACON)
+    assert b"".join(frame.data for frame in answer) == STATE, "one answer, and a whole one"
+    await channel.send(request)
+    (first,) = await receive_until(channel, FrameKind.STATE)
+    assert first.offset == 0, "a later request has an answer again"
+
+
+async def test_slow_weights_arrive_after_the_rest_of_an_earlier_answer(pair, monkeypatch):
+    links, channel = pair
+    now = [0.0]
+    monkeypatch.setattr(mesh_links, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(mesh_links, "SLOWEST_STATE_RATE", 1.0)
+    fetching = asyncio.create_task(asyncio.to_thread(links.fetch_state, NEIGHBOUR, 60.0))
+    await receive_until(channel, FrameKind.STATE_REQUEST)
+    await channel.send(pieces(step=2)[-1])  # of an answer on which this machine has given up
+    first, *rest = pieces(step=7)
+    await channel.send(first)
+    await wait_for(lambda: links.bytes_received >= 2 * PIECE_BYTES)
+    now[0] += 1000.0  # seconds: more than the limit, and less than the first piece may have lasted
+    await asyncio.sleep(3 * POLL_SECONDS)
+    for piece in rest:
+        await channel.send(piece)
+    assert await fetching == (7, STATE)
+    assert links.neighbours() == [NEIGHBOUR]
+
+
+async def test_weights_that_stop_arriving_are_not_awaited_for_ever(pair, monkeypatch):
+    links, channel = pair
+    now = [0.0]
+    monkeypatch.setattr(mesh_links, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    fetching = asyncio.create_task(asyncio.to_thread(links.fetch_state, NEIGHBOUR, 60.0))
+    await receive_until(channel, FrameKind.STATE_REQUEST)
+    await channel.send(pieces(step=7)[0])
+    await wait_for(lambda: links.bytes_received == PIECE_BYTES)
+    now[0] += 1000.0
+    assert await fetching is None
+
+
+async def test_leaving_ends_the_wait_for_weights(pair):
+    links, _ = pair
+    assert await asyncio.to_thread(links.fetch_state, NEIGHBOUR, 1e9, lambda: True) is None
 
 
 def test_redials_of_a_member_back_off_up_to_a_limit() -> None:

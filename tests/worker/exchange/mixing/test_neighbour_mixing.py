@@ -1,15 +1,23 @@
 """Test decentralised Adam over real channels in memory, against a reference of a few lines."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.wait_for import wait_until
 
+from barnraise.exchange.mixing import mesh_links, neighbour_mixing
 from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam, AdamSettings
 from barnraise.exchange.mixing.members import FixedMembership
 from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
+from barnraise.exchange.mixing.neighbour_mixing import (
+    FIRST_PATIENCE,
+    PATIENCE_STEPS,
+    MixingSettings,
+    NeighbourMixing,
+)
 from barnraise.exchange.mixing.payloads import payload_size
 from barnraise.exchange.mixing.step_averaging import train_step
 from barnraise.exchange.mixing.topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING
@@ -247,3 +255,65 @@ def test_stranger_is_not_connected(swarm):
     one.run(lambda machine, mixing: mix(mixing, replicas[machine], 4))
     assert all(STRANGER not in links.neighbours() for links in one.links.values())
     stranger.stop()
+
+
+def test_patience_follows_arithmetic_and_not_pauses(swarm, monkeypatch):
+    (links,) = swarm(1).links.values()
+    mixing = NeighbourMixing(links, MixingSettings())
+    assert mixing.patience == FIRST_PATIENCE
+    mix(mixing, initial_weights(0), 1)
+    time.sleep(1.0)  # a pause, or an evaluation
+    mixing.start_step(initial_weights(0))
+    assert mixing.patience < PATIENCE_STEPS * 1.0
+    monkeypatch.setattr(neighbour_mixing, "MAX_PATIENCE", 0.1)
+    assert mixing.patience == 0.1
+
+
+def test_patience_counts_the_wait_for_a_slower_machine_that_came(swarm, monkeypatch):
+    monkeypatch.setattr(neighbour_mixing, "MIN_PATIENCE", FIRST_PATIENCE)
+    one = swarm(2)
+
+    def run_one(machine: int, mixing: NeighbourMixing) -> None:
+        for _ in range(5):
+            mixing.start_step(initial_weights(machine))
+            time.sleep(0.2 * machine)
+            mixing.compute_change()
+
+    one.run(run_one)
+    monkeypatch.setattr(neighbour_mixing, "MIN_PATIENCE", 0.0)
+    assert one.mixings[0].patience > PATIENCE_STEPS * 0.05
+    assert all(mixing.counts.missed == 0 for mixing in one.mixings.values())
+
+
+def test_leaving_ends_the_wait_for_a_neighbour(swarm):
+    one = swarm(2)
+    asked: list[float] = []
+
+    def should_stop() -> bool:
+        asked.append(time.monotonic())
+        return len(asked) > 2
+
+    mixing = NeighbourMixing(
+        one.links[one.keys[0]], MixingSettings(), should_stop=should_stop
+    )  # the other machine never begins its step
+    mixing.start_step(initial_weights(0))
+    assert mixing.compute_change() is None and mixing.step == 1
+    assert 3 <= len(asked) <= 4 and mixing.counts.waited_seconds < FIRST_PATIENCE
+    assert mixing.counts.missed == 0, "nobody was late"
+
+
+def test_machine_for_which_a_mesh_has_no_place_disturbs_nobody(swarm, monkeypatch, caplog):
+    one = swarm(4)
+    late = one.keys[3]  # the greatest key dials
+    one.links.pop(late).stop()
+    one.wait_until_connected(one.keys[:3])
+    monkeypatch.setattr(mesh_links, "MAX_MACHINES", 3)
+    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.05)
+    one.links[late] = one.connect(late)
+    refusals = f"refused to mix with {late[:8]}: at most 3 machines"
+    wait_until(lambda: caplog.text.count(refusals) == 3)
+    replicas = [initial_weights(machine) for machine in range(3)]
+    one.run(lambda machine, mixing: mix(mixing, replicas[machine], 6), machines=range(3))
+    assert all(one.mixings[machine].counts.missed == 0 for machine in range(3))
+    assert all(late not in one.links[key].neighbours() for key in one.keys[:3])
+    assert caplog.text.count(refusals) == 3, "each machine logs one line"

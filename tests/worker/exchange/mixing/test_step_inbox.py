@@ -10,6 +10,7 @@ from barnraise.exchange.mixing.step_inbox import (
     PIECE_BYTES,
     Arrival,
     FrameKind,
+    GroupArrivals,
     MixingFrame,
     StepInbox,
     roster_digest,
@@ -48,7 +49,8 @@ def test_neighbour_is_awaited_until_its_last_piece(inbox):
     inbox.accept("b", last)
     inbox.accept("b", beacon(1, OTHER))
     assert inbox.look_up("b", 0, ROSTER) is Arrival.ARRIVED, "although its roster has changed since"
-    assert inbox.pop_weights("b", 0) == bytes(SIZE)
+    assert inbox.pop_arrivals(["b"], 0, ROSTER) == GroupArrivals({"b": bytes(SIZE)}, (), False)
+    assert inbox.look_up("b", 0, ROSTER) is not Arrival.ARRIVED, "its memory is free again"
 
 
 def test_neighbour_elsewhere_or_gone_is_not_awaited(inbox):
@@ -61,6 +63,15 @@ def test_neighbour_elsewhere_or_gone_is_not_awaited(inbox):
     inbox.remove_neighbour("b")
     assert inbox.look_up("b", 3, ROSTER) is Arrival.ABSENT
     assert inbox.newest_step() == -1
+
+
+def test_arrivals_name_who_is_late_and_whether_another_has_gone_on(inbox):
+    inbox.add_neighbour("c")
+    inbox.accept("c", beacon(7))
+    assert not inbox.has_all(["b", "c"], 3, ROSTER) and inbox.has_all(["c"], 3, ROSTER)
+    assert inbox.pop_arrivals(["b", "c"], 3, ROSTER) == GroupArrivals({}, ("b",), True)
+    assert inbox.has_all(["b", "c"], 3, ROSTER), "who was late is suspected"
+    assert inbox.pop_arrivals(["b"], 3, ROSTER) == GroupArrivals({}, (), False)
 
 
 def test_suspected_neighbour_is_awaited_again_once_it_caught_up(inbox):

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +23,13 @@ from barnraise.exchange.mixing.step_inbox import (
     PIECE_BYTES,
     ROSTER_BYTES,
     FrameKind,
+    GroupArrivals,
     MixingFrame,
     StepInbox,
 )
+from barnraise.exchange.mixing.topology import MAX_MACHINES
 from barnraise.exchange.network.rate_limit import FairShare, Meter, UplinkSender
+from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
 
@@ -38,6 +42,13 @@ LATE_DIAL_SECONDS = 10.0
 MAX_REDIAL_SECONDS = 60.0  # between two dials of a member that does not answer
 CLOSE_SECONDS = 10.0  # for which `stop` waits for the event loop
 MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetches
+# A joining machine waits longer for weights that arrive, as long as they do so at least this fast.
+SLOWEST_STATE_RATE = 32_000.0  # bytes per second
+POLL_SECONDS = 0.2  # between two questions whether to stop waiting
+
+
+def _never() -> bool:
+    return False
 
 
 def compute_redial_pause(failures: int) -> float:
@@ -55,6 +66,7 @@ class _Link:
     channel: Channel
     queue: deque[tuple[MixingFrame, bytes]] = field(default_factory=deque)  # frame, payload
     has_work: asyncio.Event = field(default_factory=asyncio.Event)
+    is_sending_state: bool = False  # weights in 32 bits are in the queue or on their way
 
 
 @dataclass
@@ -108,6 +120,8 @@ class MeshLinks:
         self._failures: dict[str, int] = {}  # by key, dials in a row without a link
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = threading.Condition()
+        self._has_logged_refusal = False  # for want of room
+        self._repeats = RepeatedWarnings(log)
         self._state: tuple[int, bytes] = (0, b"")  # step and weights that joining machines get
         self._beacon: MixingFrame | None = None  # of the current step
         self._fetch: _StateFetch | None = None
@@ -161,18 +175,33 @@ class MeshLinks:
         with self._changed:
             return self._inbox.leader()
 
-    def wait_for(self, is_done: Callable[[StepInbox], bool], seconds: float) -> bool:
+    def newest_step(self) -> int:
+        """Return the highest step that a neighbour has begun; -1 if none has."""
+        with self._changed:
+            return self._inbox.newest_step()
+
+    def wait_for(
+        self,
+        is_done: Callable[[StepInbox], bool],
+        seconds: float,
+        should_stop: Callable[[], bool] = _never,
+    ) -> bool:
         """Wait until something holds of the inbox.
 
         Args:
-            is_done: called under the lock after each change; may remove weights from the inbox.
+            is_done: a predicate, called under the lock after each change.
             seconds: for which to wait at most.
+            should_stop: called several times a second, without the lock; ends the wait.
 
         Returns:
-            Whether it holds; False when the time is over.
+            Whether it holds; False when the time is over or the wait was stopped.
         """
+        return self._wait(lambda: is_done(self._inbox), lambda: seconds, should_stop)
+
+    def pop_arrivals(self, keys: Sequence[str], step: int, roster: bytes) -> GroupArrivals:
+        """Remove and return what neighbours have sent; see `StepInbox.pop_arrivals`."""
         with self._changed:
-            return self._changed.wait_for(lambda: is_done(self._inbox), seconds)
+            return self._inbox.pop_arrivals(keys, step, roster)
 
     def send_step(self, step: int, roster: bytes, payload: bytes, receivers: list[str]) -> None:
         """Send everybody a beacon, and some the weights.
@@ -191,12 +220,16 @@ class MeshLinks:
         """Set the weights, in 32 bits, that machines which join will get."""
         self._state = (step, weights)
 
-    def fetch_state(self, key: str, seconds: float) -> tuple[int, bytes] | None:
+    def fetch_state(
+        self, key: str, seconds: float, should_stop: Callable[[], bool] = _never
+    ) -> tuple[int, bytes] | None:
         """Fetch a neighbour's weights in 32 bits.
 
         Args:
             key: the neighbour's.
-            seconds: for which to wait at most.
+            seconds: for which to wait at most while nothing arrives. Every byte that does prolongs
+                the wait, so that a slow line is no reason to begin again.
+            should_stop: called several times a second, without the lock; ends the wait.
 
         Returns:
             The neighbour's step and its weights; None if it did not send them.
@@ -206,12 +239,36 @@ class MeshLinks:
             self._fetch = fetch
         request = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
         self._schedule(self._queue, key, request, b"")
+        self._wait(
+            lambda: fetch.complete or key not in self._inbox.neighbours,
+            lambda: seconds + len(fetch.data) / SLOWEST_STATE_RATE,
+            should_stop,
+        )
         with self._changed:
-            is_whole = self._changed.wait_for(
-                lambda: fetch.complete or key not in self._inbox.neighbours, seconds
-            )
             self._fetch = None
-        return (fetch.step, bytes(fetch.data)) if is_whole and fetch.complete else None
+        return (fetch.step, bytes(fetch.data)) if fetch.complete else None
+
+    def _wait(
+        self,
+        is_done: Callable[[], bool],
+        limit: Callable[[], float],
+        should_stop: Callable[[], bool],
+    ) -> bool:
+        """Wait until something holds; return whether it does.
+
+        Args:
+            is_done: called under the lock.
+            limit: returns the seconds that the wait may last in all.
+            should_stop: called several times a second, without the lock.
+        """
+        started = time.monotonic()
+        while True:
+            left = started + limit() - time.monotonic()
+            with self._changed:
+                if self._changed.wait_for(is_done, max(0.0, min(left, POLL_SECONDS))):
+                    return True
+            if left <= 0 or should_stop():
+                return False
 
     # ---- the event loop's side ------------------------------------------------------------------
 
@@ -271,7 +328,8 @@ class MeshLinks:
             for peer in self._membership.list_members():
                 waited = now - self._known_since.setdefault(peer.key, now)
                 is_ours = self.key > peer.key or waited > LATE_DIAL_SECONDS
-                if is_ours and peer.key not in self._links and peer.key not in self._dials:
+                is_wanted = peer.key not in self._links and self._has_room_for(peer.key)
+                if is_ours and is_wanted and peer.key not in self._dials:
                     self._dials[peer.key] = self._spawn(self._dial(peer))
             await asyncio.sleep(REDIAL_SECONDS)
 
@@ -287,14 +345,37 @@ class MeshLinks:
 
     async def _meet(self, channel: Channel, dialled: bool) -> None:
         """Serve a channel whose other end is a member."""
+        if not self._has_room_for(channel.peer):  # before the handshake, which costs signatures
+            self._refuse_for_room(channel)
+            return
         try:
             await self._membership.admit(channel, dialled)
         except (MessageError, ChannelClosedError, TimeoutError) as error:
             reason = str(error) or "it did not introduce itself in time"
-            log.warning("refused to mix with %s: %s", channel.peer[:8], reason)
+            self._repeats.warn(reason, "refused to mix with %s: %s", channel.peer[:8], reason)
             channel.close(reason)
             return
+        if not self._has_room_for(channel.peer):  # others were admitted meanwhile
+            self._refuse_for_room(channel)
+            return
         await self._serve(channel)
+
+    def _has_room_for(self, key: str) -> bool:
+        """Return whether this machine may be linked to another one: it is, or there is room."""
+        return key in self._links or len(self._links) < MAX_MACHINES - 1
+
+    def _refuse_for_room(self, channel: Channel) -> None:
+        """Close a channel for which there is no room. One line in the log stands for all."""
+        reason = f"at most {MAX_MACHINES} machines average weights with each other"
+        if not self._has_logged_refusal:
+            self._has_logged_refusal = True
+            log.warning(
+                "refused to mix with %s: %s, and all places are occupied. A machine without a "
+                "place trains alone until one is free; later refusals are not logged",
+                channel.peer[:8],
+                reason,
+            )
+        channel.close(reason)
 
     async def _serve(self, channel: Channel) -> None:
         """Send and receive over one channel until it ends."""
@@ -330,9 +411,7 @@ class MeshLinks:
     def _accept_frame(self, key: str, frame: MixingFrame) -> None:
         self.bytes_received += len(frame.data)
         if frame.kind is FrameKind.STATE_REQUEST:
-            step, weights = self._state
-            if weights:
-                self._queue(key, MixingFrame(FrameKind.STATE, step, frame.roster), weights)
+            self._queue_state(key, frame)
             return
         with self._changed:
             if frame.kind is FrameKind.STATE:
@@ -341,9 +420,29 @@ class MeshLinks:
                 self._inbox.accept(key, frame)
             self._changed.notify_all()
 
+    def _queue_state(self, key: str, request: MixingFrame) -> None:
+        """Queue the weights for a machine that joins, unless it has some to receive already.
+
+        A request is a few bytes, and its answer all weights: only one may wait for each link.
+        """
+        step, weights = self._state
+        link = self._links.get(key)
+        if weights and link is not None and not link.is_sending_state:
+            link.is_sending_state = True
+            self._queue(key, MixingFrame(FrameKind.STATE, step, request.roster), weights)
+
     def _accept_state(self, key: str, frame: MixingFrame) -> None:
+        """Store a piece of the weights that are being fetched.
+
+        Pieces of an earlier answer, on which this machine has given up, may still arrive: they are
+        ignored until an answer begins.
+        """
         fetch = self._fetch
-        if fetch is None or fetch.key != key:
+        if fetch is None or fetch.complete or fetch.key != key:
+            return
+        if frame.offset == 0:
+            fetch.data.clear()
+        elif not fetch.data:
             return
         if frame.total != self._state_bytes or frame.offset != len(fetch.data):
             raise MessageError("a piece of a state has the wrong size or place")
@@ -379,8 +478,11 @@ class MeshLinks:
         try:
             while True:
                 while link.queue:
-                    await self._write_payload(link, sender, *link.queue.popleft())
+                    frame, payload = link.queue.popleft()
+                    await self._write_payload(link, sender, frame, payload)
                     sender.end_transfer()
+                    if frame.kind is FrameKind.STATE:
+                        link.is_sending_state = False
                 link.has_work.clear()
                 await link.has_work.wait()
         except ChannelClosedError as error:

@@ -7,6 +7,7 @@ join at any time: they fetch a neighbour's weights and step.
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from barnraise.exchange.mixing.mesh_links import MeshLinks
 from barnraise.exchange.mixing.payloads import decode_weights, encode_weights
-from barnraise.exchange.mixing.step_inbox import Arrival, StepInbox, roster_digest
+from barnraise.exchange.mixing.step_inbox import roster_digest
 from barnraise.exchange.mixing.topology import EXPONENTIAL, Topology
 
 log = logging.getLogger("barnraise.exchange")
@@ -22,6 +23,7 @@ log = logging.getLogger("barnraise.exchange")
 FIRST_PATIENCE = 60.0  # seconds to wait for a neighbour before the usual step is known
 PATIENCE_STEPS = 4.0  # usual steps to wait for a neighbour that is late
 MIN_PATIENCE = 0.5  # seconds
+MAX_PATIENCE = 600.0  # seconds
 SMOOTHING = 0.2  # of the usual step's length
 
 
@@ -67,34 +69,44 @@ class NeighbourMixing:
         counts: what has happened.
     """
 
-    def __init__(self, links: MeshLinks, settings: MixingSettings, step: int = 0) -> None:
+    def __init__(
+        self,
+        links: MeshLinks,
+        settings: MixingSettings,
+        step: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Mix over links that have been started.
 
         Args:
             links: to the other machines.
             settings: how to mix.
             step: the first step's number; a machine that joins has it from `fetch_state`.
+            should_stop: called several times a second while this machine waits for neighbours;
+                ends the wait, and the step mixes nothing.
         """
         self.step = step
         self.counts = MixingCounts()
         self._links = links
         self._settings = settings
+        self._should_stop = should_stop
         self._sent: Tensor | None = None  # float32 [n], as the neighbours decode it
         self._group: tuple[str, ...] = ()
         self._roster = b""
         self._machines = 1
         self._mixing_number = 0  # the step at which the current message was sent
         self._usual_seconds: float | None = None
+        self._last_seconds: float | None = None  # of the last step, see `_end_step`
         self._started_at = 0.0
         self._was_skipped = False  # a neighbour of this step has gone on without this machine
 
     def start_step(self, weights: Tensor) -> None:
         """Send this machine's weights to its neighbours of the step; do not wait."""
-        now = time.monotonic()
-        if self._started_at:
-            self._record_duration(now - self._started_at)
-        self._started_at = now
-        if self.step % self._settings.interval and self._sent is not None:
+        if self._last_seconds is not None:
+            self._record_duration(self._last_seconds)
+        self._last_seconds = None
+        self._started_at = time.monotonic()
+        if self.step % self._settings.interval and self._group:
             return
         roster = sorted([*self._links.neighbours(), self._links.key])
         payload = encode_weights(weights, self._settings.bits)
@@ -137,16 +149,18 @@ class NeighbourMixing:
     @property
     def steps_behind(self) -> int:
         """Return by how many steps the machine that is furthest ahead is ahead of this one."""
-        newest: list[int] = []
-        self._links.wait_for(lambda inbox: bool(newest.append(inbox.newest_step()) or True), 0.0)
-        return newest[0] * self._settings.interval - self.step
+        return self._links.newest_step() * self._settings.interval - self.step
 
     def _end_step(self) -> Tensor | None:
         """Wait for the group's weights and go to the next step.
 
+        The step lasts from its start to here, and to the arrival of what was awaited. Pauses and
+        evaluations lie between two steps, and a wait in vain says nothing of the usual step.
+
         Returns:
             The group's mean, float32 [n]; None where this step mixes nothing.
         """
+        self._last_seconds = time.monotonic() - self._started_at
         interval = self._settings.interval
         is_last_step = self.step % interval == interval - 1
         mean = None
@@ -155,47 +169,47 @@ class NeighbourMixing:
         self._go_to_next_step()
         return mean
 
-    def _average_group(self, sent: Tensor) -> Tensor:
-        """Wait for the group's weights and return their mean, float32 [n]."""
-        arrived = self._await_neighbours()
+    def _average_group(self, sent: Tensor) -> Tensor | None:
+        """Wait for the group's weights and return their mean, float32 [n], if it came to that."""
+        arrived = self._await_neighbours(sent.numel())
+        if arrived is None:
+            return None
         total = torch.zeros_like(sent)
         for key in self._group:
             total += arrived.get(key, sent)
-        self.counts.mixings += 1
+        mean = total.div_(len(self._group))
         self.counts.messages += len(arrived)
         self.counts.missed += len(self._group) - 1 - len(arrived)
-        return total / len(self._group)
+        self.counts.mixings += 1
+        return mean
 
-    def _await_neighbours(self) -> dict[str, Tensor]:
-        """Wait for each member of the group, as long as it can still be expected."""
+    def _await_neighbours(self, count: int) -> dict[str, Tensor] | None:
+        """Wait for each member of the group, as long as it can still be expected.
+
+        Args:
+            count: of weights.
+
+        Returns:
+            The weights that arrived, by key; None if the wait was stopped.
+        """
         others = [key for key in self._group if key != self._links.key]
         step, roster = self._mixing_number, self._roster
-
-        def nothing_awaited(inbox: StepInbox) -> bool:
-            return all(inbox.look_up(key, step, roster) is not Arrival.AWAITED for key in others)
-
-        payloads: dict[str, bytes] = {}
-
-        def pop_all(inbox: StepInbox) -> bool:
-            for key in others:
-                arrival = inbox.look_up(key, step, roster)
-                if arrival is Arrival.ARRIVED:
-                    payloads[key] = inbox.pop_weights(key, step)
-                elif arrival is Arrival.AWAITED:
-                    log.info("%s is late: going on without it until it catches up", key[:8])
-                    inbox.suspect(key)
-                else:
-                    self._was_skipped |= inbox.is_ahead(key, step)
-            return True
-
         started = time.monotonic()
-        self._links.wait_for(nothing_awaited, self._patience)
-        self._links.wait_for(pop_all, 0.0)
-        self.counts.waited_seconds += time.monotonic() - started
-        assert self._sent is not None
-        count = self._sent.numel()
+        has_all = self._links.wait_for(
+            lambda inbox: inbox.has_all(others, step, roster), self.patience, self._should_stop
+        )
+        waited = time.monotonic() - started
+        self.counts.waited_seconds += waited
+        if has_all and self._last_seconds is not None:
+            self._last_seconds += waited
+        if not has_all and self._should_stop():
+            return None
+        arrivals = self._links.pop_arrivals(others, step, roster)
+        self._was_skipped = arrivals.has_gone_on
+        for key in arrivals.late:
+            log.info("%s is late: going on without it until it catches up", key[:8])
         weights: dict[str, Tensor] = {}
-        for key, payload in payloads.items():
+        for key, payload in arrivals.payloads.items():
             try:
                 weights[key] = decode_weights(payload, count, self._settings.bits)
             except ValueError as error:
@@ -230,8 +244,9 @@ class NeighbourMixing:
         self._usual_seconds = seconds if usual is None else usual + SMOOTHING * (seconds - usual)
 
     @property
-    def _patience(self) -> float:
+    def patience(self) -> float:
         """Return the seconds to wait for a neighbour that is late."""
         if self._usual_seconds is None:
             return FIRST_PATIENCE
-        return max(MIN_PATIENCE, PATIENCE_STEPS * self._settings.interval * self._usual_seconds)
+        patience = PATIENCE_STEPS * self._settings.interval * self._usual_seconds
+        return min(MAX_PATIENCE, max(MIN_PATIENCE, patience))

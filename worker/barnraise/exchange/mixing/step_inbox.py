@@ -8,7 +8,7 @@ is not heard of within the patience is suspected: nobody waits for it until it h
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -87,6 +87,21 @@ class Arrival(Enum):
     ARRIVED = "arrived"
     AWAITED = "awaited"
     ABSENT = "absent"  # gone, suspected, elsewhere or of another roster: do not wait
+
+
+@dataclass(frozen=True)
+class GroupArrivals:
+    """What the neighbours of one mixing have sent by the end of the wait.
+
+    Attributes:
+        payloads: weights that have arrived, encoded, by the sender's key.
+        late: keys of neighbours that were still awaited.
+        has_gone_on: whether a neighbour that sent nothing has begun a later step.
+    """
+
+    payloads: dict[str, bytes]
+    late: tuple[str, ...]
+    has_gone_on: bool
 
 
 @dataclass
@@ -188,17 +203,33 @@ class StepInbox:
             return Arrival.ARRIVED if neighbour.weights[step][0] == roster else Arrival.ABSENT
         return Arrival.ABSENT if is_elsewhere or neighbour.suspected else Arrival.AWAITED
 
-    def pop_weights(self, key: str, step: int) -> bytes:
-        """Remove and return a neighbour's weights of a step, which have arrived."""
-        return self._neighbours[key].weights.pop(step)[1]
+    def has_all(self, keys: Sequence[str], step: int, roster: bytes) -> bool:
+        """Return whether no weights of these neighbours are awaited; see `look_up`."""
+        return all(self.look_up(key, step, roster) is not Arrival.AWAITED for key in keys)
+
+    def pop_arrivals(self, keys: Sequence[str], step: int, roster: bytes) -> GroupArrivals:
+        """Remove and return what these neighbours have sent; suspect those that are late.
+
+        Args:
+            keys: the neighbours'.
+            step: the step that this machine is in.
+            roster: digest of this machine's roster in that step.
+        """
+        found = {key: self.look_up(key, step, roster) for key in keys}
+        arrived = [key for key in keys if found[key] is Arrival.ARRIVED]
+        late = tuple(key for key in keys if found[key] is Arrival.AWAITED)
+        absent = [key for key in keys if found[key] is Arrival.ABSENT]
+        payloads = {key: self._neighbours[key].weights.pop(step)[1] for key in arrived}
+        for key in late:
+            self.suspect(key)
+        return GroupArrivals(payloads, late, any(self._is_ahead(key, step) for key in absent))
 
     def suspect(self, key: str) -> None:
         """Do not wait for a neighbour until it has caught up."""
         if key in self._neighbours:
             self._neighbours[key].suspected = True
 
-    def is_ahead(self, key: str, step: int) -> bool:
-        """Return whether a neighbour has begun a later step than this one."""
+    def _is_ahead(self, key: str, step: int) -> bool:
         return key in self._neighbours and self._neighbours[key].step > step
 
     def leader(self) -> str | None:
