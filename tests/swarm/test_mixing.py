@@ -1,5 +1,7 @@
 """Workers that average their weights in every step; no coordinator answers."""
 
+from dataclasses import replace
+
 import pytest
 
 from barnraise.exchange.mixing import neighbour_mixing
@@ -46,6 +48,35 @@ def test_killed_machine_returns_to_the_others_weights(swarm):
     everybody = [trio[0], back, trio[2]]
     assert len(final_digests(everybody)) == 1
     assert back.worker.mixing.step > 40, "it went on at the others' step"
+
+
+@pytest.mark.slow  # the parts are tested in tests/worker/exchange/mixing
+def test_abandoned_step_leaves_the_anchor_without_a_neighbours_change(swarm):
+    run = swarm(strategy="decentralized-adam")
+    pair = [run.start(name, knows=other_names(name)) for name in PAIR]
+    run.until(lambda: all(v.status.get("step", 0) > 5 for v in pair))
+    engine = pair[0].worker.engine
+    take_step, add_change = engine.step, engine.add_to_replica
+    events: list[str] = []
+
+    def abandon_first_step(*arguments):
+        stats = take_step(*arguments)
+        if "abandoned" in events:
+            events.append("step")
+            return stats
+        events.append("abandoned")
+        engine.reset_round()  # as the engine does where the loss is not finite
+        return replace(stats, abandoned=True, tokens=0)
+
+    def record_change(change):
+        events.append("change")
+        add_change(change)
+
+    engine.add_to_replica = record_change
+    engine.step = abandon_first_step
+    run.until(lambda: events.count("step") > 10)
+    after = events[events.index("abandoned") + 1 :]
+    assert after[0] == "step" and "change" in after
 
 
 @pytest.mark.slow  # the parts are tested in tests/worker/exchange/mixing

@@ -124,7 +124,10 @@ class MixingWorker(Worker):
             if stats.interrupted:
                 return
 
-            # Add what the neighbours' weights change: x_i ← x_i + Σ_j W_ij x_j − x_i.
+            # Add what the neighbours' weights change: x_i ← x_i + Σ_j W_ij x_j − x_i. A step that
+            # was abandoned has set the replica to the anchor, so x_i is not in it any longer.
+            if stats.abandoned:
+                self.mixing.cancel_mixing()
             change = self.mixing.compute_change()
             if change is not None:
                 self.engine.add_to_replica(change)
@@ -187,6 +190,7 @@ class MixingWorker(Worker):
             return
         with torch.no_grad():
             self.engine.replace_replica(weights)
+        self.mixing.cancel_mixing()
         self.mixing.step = max(self.mixing.step, step)
         log.info("took the weights of %s at its step %d", leader[:8], step)
 

@@ -257,6 +257,28 @@ def test_stranger_is_not_connected(swarm):
     stranger.stop()
 
 
+@pytest.mark.parametrize("interval", [1, 3])
+def test_cancelled_mixing_adds_nothing_until_weights_are_sent_again(swarm, interval):
+    changes: dict[int, list[torch.Tensor | None]] = {0: [], 1: []}
+
+    def run_one(machine: int, mixing: NeighbourMixing) -> None:
+        weights = torch.full((COUNT,), float(machine))
+        for step in range(2 * interval):
+            mixing.start_step(weights)
+            if machine == 0 and step == 0:
+                mixing.cancel_mixing()
+            changes[machine].append(mixing.compute_change())
+
+    swarm(2, interval=interval).run(run_one)
+    idle: list[torch.Tensor | None] = [None] * (interval - 1)
+    half = torch.full((COUNT,), 0.5)
+    *before, after = changes[0]
+    assert before == [None, *idle, *idle], "what would be added leads away from other weights"
+    assert after is not None and torch.equal(after, half)
+    mixed = [change for change in changes[1] if change is not None]
+    assert len(mixed) == 2 and all(torch.equal(change, -half) for change in mixed)
+
+
 def test_patience_follows_arithmetic_and_not_pauses(swarm, monkeypatch):
     (links,) = swarm(1).links.values()
     mixing = NeighbourMixing(links, MixingSettings())
@@ -300,6 +322,25 @@ def test_leaving_ends_the_wait_for_a_neighbour(swarm):
     assert mixing.compute_change() is None and mixing.step == 1
     assert 3 <= len(asked) <= 4 and mixing.counts.waited_seconds < FIRST_PATIENCE
     assert mixing.counts.missed == 0, "nobody was late"
+
+
+def test_overflow_of_huge_weights_is_not_mixed(swarm, caplog):
+    replicas = [torch.ones(COUNT), *(torch.full((COUNT,), 3e38) for _ in range(2))]
+    one = swarm(3, topology=COMPLETE)
+    one.run(lambda machine, mixing: mix(mixing, replicas[machine], 2))
+    assert torch.equal(replicas[0], torch.ones(COUNT))
+    assert all(mixing.counts.overflows == 2 for mixing in one.mixings.values())
+    assert all(mixing.counts.mixings == 0 for mixing in one.mixings.values())
+    assert "did not mix in step 0: the mean" in caplog.text
+
+
+def test_machine_without_finite_weights_holds_nobody_up(swarm, caplog):
+    replicas = [torch.ones(COUNT), torch.full((COUNT,), torch.nan)]
+    one = swarm(2)
+    one.run(lambda machine, mixing: mix(mixing, replicas[machine], 2))
+    assert torch.equal(replicas[0], torch.ones(COUNT))
+    assert "weights are not finite" in caplog.text
+    assert one.mixings[0].counts.waited_seconds < FIRST_PATIENCE, "it learnt that nothing comes"
 
 
 def test_machine_for_which_a_mesh_has_no_place_disturbs_nobody(swarm, monkeypatch, caplog):

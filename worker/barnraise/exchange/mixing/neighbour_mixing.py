@@ -6,6 +6,7 @@ join at any time: they fetch a neighbour's weights and step.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,12 +53,14 @@ class MixingCounts:
         mixings: steps in which weights were mixed.
         messages: neighbours' weights that arrived.
         missed: neighbours' weights that did not come.
+        overflows: mixings that changed nothing, because the mean was not finite.
         waited_seconds: time in which the training loop waited for neighbours.
     """
 
     mixings: int = 0
     messages: int = 0
     missed: int = 0
+    overflows: int = 0
     waited_seconds: float = 0.0
 
 
@@ -110,7 +113,12 @@ class NeighbourMixing:
             return
         roster = sorted([*self._links.neighbours(), self._links.key])
         payload = encode_weights(weights, self._settings.bits)
-        self._sent = decode_weights(payload, weights.numel(), self._settings.bits)
+        try:
+            self._sent = decode_weights(payload, weights.numel(), self._settings.bits)
+        except ValueError:
+            log.warning("this machine's weights are not finite: it sends none in this step")
+            self._skip_step()
+            return
         self._roster = roster_digest(roster)
         self._machines = len(roster)
         self._mixing_number = self.step // self._settings.interval
@@ -119,6 +127,13 @@ class NeighbourMixing:
         self._links.send_step(self._mixing_number, self._roster, payload, receivers)
         exact = payload if self._settings.bits == 32 else encode_weights(weights, 32)
         self._links.offer_state(self.step, exact)
+
+    def cancel_mixing(self) -> None:
+        """Mix nothing until weights are sent again: the replica is no longer what was sent.
+
+        What would be added is the way from the weights that were sent to the group's mean.
+        """
+        self._sent = None
 
     def average_gradient(self, gradient: Tensor) -> None:
         """Leave the gradient as it is: machines average weights."""
@@ -170,7 +185,7 @@ class NeighbourMixing:
         return mean
 
     def _average_group(self, sent: Tensor) -> Tensor | None:
-        """Wait for the group's weights and return their mean, float32 [n], if it came to that."""
+        """Wait for the group's weights and return their mean, float32 [n], if it is finite."""
         arrived = self._await_neighbours(sent.numel())
         if arrived is None:
             return None
@@ -180,6 +195,16 @@ class NeighbourMixing:
         mean = total.div_(len(self._group))
         self.counts.messages += len(arrived)
         self.counts.missed += len(self._group) - 1 - len(arrived)
+        # An infinite element makes the sum infinite or undefined; no copy is needed to see it.
+        if not math.isfinite(float(mean.sum())):
+            self.counts.overflows += 1
+            log.warning(
+                "did not mix in step %d: the mean of the weights of %s and this machine's is not "
+                "finite",
+                self.step,
+                ", ".join(key[:8] for key in arrived),
+            )
+            return None
         self.counts.mixings += 1
         return mean
 
@@ -215,6 +240,14 @@ class NeighbourMixing:
             except ValueError as error:
                 log.warning("ignored the weights of %s: %s", key[:8], error)
         return weights
+
+    def _skip_step(self) -> None:
+        """Send nobody weights, with a roster of this machine alone: nobody waits for them."""
+        self._sent = None
+        self._group = (self._links.key,)
+        self._roster = roster_digest(self._group)
+        self._mixing_number = self.step // self._settings.interval
+        self._links.send_step(self._mixing_number, self._roster, b"", [])
 
     def _choose_group(self, roster: list[str]) -> tuple[str, ...]:
         """Return the keys that this machine mixes with, its own included."""
