@@ -30,6 +30,7 @@ VARIANTS = {
     "training": STATUS,
     "long name": STATUS | {"name": "雪" * 40},
     "new": STATUS | NEW | {"activity": "preparing", "waiting": "only one volunteer " * 9},
+    "warning": STATUS | {"warning": "trains alone " * 20},
     "older": {key: STATUS[key] for key in STATUS if key not in ("losses", "run_rate", "exchange")},
 }
 
@@ -59,6 +60,15 @@ def test_panel_says_why_the_worker_waits_instead_of_its_limits():
     assert "paused on this machine" in last_line and last_line.endswith("r resume  q stop")
     assert "4 GB" not in last_line
     assert "(paused on this machine)" in format_status_line(paused)
+
+
+def test_panel_shows_what_is_wrong_while_the_worker_trains():
+    lonely = STATUS | {"warning": "trains alone: its neighbours (c0ffee00) have averaged " * 3}
+    last_line = build_panel(lonely, "4 GB RAM", KEYS, 60).plain.split("\n")[-1]
+    assert last_line.startswith("Warning") and "trains alone" in last_line
+    assert "(trains alone" in format_status_line(lonely)
+    paused = lonely | {"reason": "paused on this machine"}
+    assert "paused on this machine" in build_panel(paused, "", "", 60).plain
 
 
 def test_panel_on_a_terminal_without_unicode_is_ascii():

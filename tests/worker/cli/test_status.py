@@ -105,6 +105,14 @@ def test_status_of_a_worker_that_ended_shows_nothing_of_now(folder):
     assert f"barnraise export {RUN} FOLDER" in show_status()
 
 
+def test_status_shows_a_whole_warning_while_the_worker_runs(folder):
+    warning = "trains alone: " + ", ".join(f"cause {number}" for number in range(40))
+    write_status(folder.path, warning=warning)
+    assert warning in " ".join(show_status().split())
+    folder.close()
+    assert "trains alone" not in show_status()
+
+
 def test_status_of_an_older_version_is_shown(folder):
     (folder.path / "status.json").write_text(json.dumps(STATUS))
     assert "Ridge" in show_status()

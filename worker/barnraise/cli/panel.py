@@ -45,7 +45,7 @@ def build_panel(
 
 
 def format_status_line(status: dict[str, Any]) -> str:
-    """Compose one line for a log: activity, step, loss, speed, progress, peers, why it waits."""
+    """Compose one line for a log: activity, step, loss, speed, peers, what is wrong."""
     parts = [
         str(status["activity"]),
         f"step {status['step']:,}",
@@ -54,7 +54,7 @@ def format_status_line(status: dict[str, Any]) -> str:
         f"{_share_done(status):.0%} of the run",
         _count_peers(status),
     ]
-    reason = _describe_waiting(status)
+    reason = _describe_waiting(status) or status.get("warning")
     return ", ".join(parts) + (f" ({reason})" if reason else "")
 
 
@@ -183,9 +183,13 @@ def _describe_waiting(status: dict[str, Any]) -> str:
 
 
 def _last_line(status: dict[str, Any], limits: str, keys: str, width: int) -> Text:
-    """Return why the worker waits or what it may use, and the keys at the right edge."""
-    reason = _describe_waiting(status)
-    line = _labelled("Waiting", Text(reason, "yellow")) if reason else _labelled("Limits", limits)
+    """Return why the worker waits, what is wrong or what it may use; the keys at the right edge."""
+    if reason := _describe_waiting(status):
+        line = _labelled("Waiting", Text(reason, "yellow"))
+    elif warning := status.get("warning"):  # older versions did not write it
+        line = _labelled("Warning", Text(warning, "yellow"))
+    else:
+        line = _labelled("Limits", limits)
     room = width - cell_len(keys) - (2 if keys else 0)
     if keys and room > LABEL_WIDTH:
         line.truncate(room, overflow="ellipsis")

@@ -73,7 +73,9 @@ def _print_run(folder: RunFolder, limits: str, is_ascii: bool) -> None:
         out.print(Text.assemble((folder.name, "bold"), "  not trained yet"))
     else:
         shown = run_status if running else _without_movement(run_status)
-        out.print(build_panel(shown, limits, "", out.width, is_ascii))
+        out.print(build_panel(shown | {"warning": ""}, limits, "", out.width, is_ascii))
+        if warning := shown.get("warning"):  # whole, where the panel has one line
+            out.print(Text.assemble(("Warning    ", "dim"), (warning, "yellow")))
     out.print(
         Text.assemble(("Worker     ", "dim"), _describe_worker(folder, running, run_status)),
         Text.assemble(("Disk       ", "dim"), format_bytes(folder.disk_bytes())),
@@ -111,6 +113,7 @@ def _without_movement(run_status: dict[str, Any]) -> dict[str, Any]:
         "peers": 0,
         "exchange": None,
         "reason": "",
+        "warning": "",
         "waiting": None,
     }
 

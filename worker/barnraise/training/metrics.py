@@ -37,6 +37,7 @@ class TrainingMetrics:
     Attributes:
         activity: what the worker does now.
         reason: why it waits, for its owner; "" while it does not.
+        warning: what is wrong while it trains all the same, for its owner; "" if nothing is.
         step: number of steps taken, abandoned ones included: the position in the data.
         abandoned_steps: those of this process whose loss or gradient was not finite.
         tokens_per_second: by the wall clock, including exchange and evaluation; 0 while idle.
@@ -53,6 +54,7 @@ class TrainingMetrics:
         self.key = key
         self.activity = Activity.JOINING
         self.reason = ""
+        self.warning = ""
         self.step = 0
         self.abandoned_steps = 0
         self.tokens_per_second = 0.0
@@ -223,6 +225,7 @@ class TrainingMetrics:
             "at": time.time(),
             "activity": numbers.activity,
             "reason": self.reason,
+            "warning": self.warning,
             "step": numbers.step,
             "tokens": numbers.tokens,
             "ledger_tokens": numbers.ledger_tokens,

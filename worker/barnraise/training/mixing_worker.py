@@ -100,6 +100,7 @@ class MixingWorker(Worker):
 
                 # Apply the peers' updates to the anchor, evaluate and report.
                 self.run_between_steps()
+            self.metrics.warning = ""
 
     def train_with_neighbours(self, round_schedule: RoundSchedule) -> None:
         """Take the round's steps, or those until a pause or the run's end interrupts it."""
@@ -131,6 +132,7 @@ class MixingWorker(Worker):
             change = self.mixing.compute_change()
             if change is not None:
                 self.engine.add_to_replica(change)
+            self.metrics.warning = self.mixing.problem
 
             tokens = self.anchor.tokens + self.engine.round_tokens
             self.metrics.record_step(stats, tokens, scale * recipe.learning_rate)

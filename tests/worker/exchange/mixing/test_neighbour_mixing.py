@@ -14,6 +14,7 @@ from barnraise.exchange.mixing.members import FixedMembership
 from barnraise.exchange.mixing.mesh_links import MeshLinks
 from barnraise.exchange.mixing.neighbour_mixing import (
     FIRST_PATIENCE,
+    LONELY_MIXINGS,
     PATIENCE_STEPS,
     MixingSettings,
     NeighbourMixing,
@@ -358,3 +359,36 @@ def test_machine_for_which_a_mesh_has_no_place_disturbs_nobody(swarm, monkeypatc
     assert all(one.mixings[machine].counts.missed == 0 for machine in range(3))
     assert all(late not in one.links[key].neighbours() for key in one.keys[:3])
     assert caplog.text.count(refusals) == 3, "each machine logs one line"
+
+
+def test_missing_link_is_a_warning_until_it_is_there(swarm, monkeypatch, caplog):
+    monkeypatch.setattr(mesh_links, "REDIAL_SECONDS", 0.05)
+    one = swarm(3, topology=COMPLETE)
+    one.network.partition({one.keys[0]}, {one.keys[1]})
+    for key, count in zip(one.keys, (1, 1, 2), strict=True):
+        wait_until(lambda key=key, count=count: len(one.links[key].neighbours()) == count)
+    barrier = threading.Barrier(3, timeout=TIMEOUT)
+    problems: dict[int, str] = {}
+    recovered: set[int] = set()
+
+    def run_one(machine: int, mixing: NeighbourMixing) -> None:
+        weights = initial_weights(machine)
+        mix(mixing, weights, LONELY_MIXINGS - 1)
+        assert not mixing.problem
+        mix(mixing, weights, 1)
+        problems[machine] = mixing.problem
+        assert mixing.counts.messages == 0
+        if barrier.wait() == 0:
+            one.network.heal()
+        wait_until(lambda: len(one.links[one.keys[machine]].neighbours()) == 2, TIMEOUT)
+        barrier.wait()
+        while len(recovered) < 3:
+            mix(mixing, weights, 1)
+            if not mixing.problem:
+                recovered.add(machine)
+
+    one.run(run_one)
+    third = one.keys[2][:8]
+    assert all(f"trains alone: its neighbours ({third})" in problems[m] for m in (0, 1))
+    assert all("no link to each other" in problem for problem in problems.values())
+    assert caplog.text.count("this machine trains alone") == 3

@@ -26,6 +26,7 @@ PATIENCE_STEPS = 4.0  # usual steps to wait for a neighbour that is late
 MIN_PATIENCE = 0.5  # seconds
 MAX_PATIENCE = 600.0  # seconds
 SMOOTHING = 0.2  # of the usual step's length
+LONELY_MIXINGS = 8  # mixings without any neighbour, after which this machine says so
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class NeighbourMixing:
         self._last_seconds: float | None = None  # of the last step, see `_end_step`
         self._started_at = 0.0
         self._was_skipped = False  # a neighbour of this step has gone on without this machine
+        self._lonely_mixings = 0  # in a row, in which no neighbour took part
+        self._lonely_without: tuple[str, ...] = ()  # keys of the last such mixing's neighbours
 
     def start_step(self, weights: Tensor) -> None:
         """Send this machine's weights to its neighbours of the step; do not wait."""
@@ -121,6 +124,8 @@ class NeighbourMixing:
             return
         self._roster = roster_digest(roster)
         self._machines = len(roster)
+        if len(roster) == 1:
+            self._lonely_mixings = 0  # nobody is there whose weights could be missed
         self._mixing_number = self.step // self._settings.interval
         self._group = self._choose_group(roster)
         receivers = [key for key in self._group if key != self._links.key]
@@ -166,6 +171,19 @@ class NeighbourMixing:
         """Return by how many steps the machine that is furthest ahead is ahead of this one."""
         return self._links.newest_step() * self._settings.interval - self.step
 
+    @property
+    def problem(self) -> str:
+        """Return why this machine trains alone although it has neighbours, or ""."""
+        if self._lonely_mixings < LONELY_MIXINGS:
+            return ""
+        names = ", ".join(key[:8] for key in self._lonely_without[:3])
+        return (
+            f"trains alone: its neighbours ({names}) have averaged no weights with it for "
+            f"{LONELY_MIXINGS} mixings or more. They are paused or far slower, or two machines of "
+            "the run have no link to each other: `barnraise status` lists each machine's peers; "
+            "forward the port of one that others do not reach (--announce HOST:PORT), or stop it"
+        )
+
     def _end_step(self) -> Tensor | None:
         """Wait for the group's weights and go to the next step.
 
@@ -193,6 +211,7 @@ class NeighbourMixing:
         for key in self._group:
             total += arrived.get(key, sent)
         mean = total.div_(len(self._group))
+        self._record_company(bool(arrived))
         self.counts.messages += len(arrived)
         self.counts.missed += len(self._group) - 1 - len(arrived)
         # An infinite element makes the sum infinite or undefined; no copy is needed to see it.
@@ -240,6 +259,18 @@ class NeighbourMixing:
             except ValueError as error:
                 log.warning("ignored the weights of %s: %s", key[:8], error)
         return weights
+
+    def _record_company(self, has_company: bool) -> None:
+        """Record whether a neighbour took part in a mixing; log when that changes for long."""
+        if has_company:
+            if self.problem:
+                log.info("this machine averages weights with its neighbours again")
+            self._lonely_mixings = 0
+            return
+        self._lonely_mixings += 1
+        self._lonely_without = tuple(key for key in self._group if key != self._links.key)
+        if self._lonely_mixings == LONELY_MIXINGS:
+            log.warning("this machine %s", self.problem)
 
     def _skip_step(self) -> None:
         """Send nobody weights, with a roster of this machine alone: nobody waits for them."""
