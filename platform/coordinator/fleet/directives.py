@@ -1,12 +1,12 @@
 """What a site sends to a machine of a run: a fresh ticket, a directive, and peers to try."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.db import connection, transaction
-from django.utils import timezone
 
 from barnraise.protocol import enums, messages
 from coordinator.accounts.models import Machine
+from coordinator.eventlog import writer
 from coordinator.fleet.machine_state import is_paused
 from coordinator.fleet.models import Membership
 from coordinator.fleet.peer_addresses import shareable_addresses
@@ -31,7 +31,9 @@ def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Si
     run = membership.run
     if not run.spec_text or run.state is enums.RunStatus.CANCELLED:
         return None
-    now = timezone.now()
+    # No update states a time before its ticket's issue: if this mirror's clock were ahead, peers
+    # would hold back what the machine publishes.
+    now = datetime.fromtimestamp(writer.corrected_time(), UTC)
     expires = membership.ticket_expires
     is_fresh = expires and expires - now >= timedelta(seconds=tickets.RENEW_SECONDS)
     if is_fresh and not always and not has_outgrown_ticket(membership):

@@ -1,6 +1,7 @@
 """Tests of the tokens per second that tickets allow, and of the machines of one volunteer."""
 
 import math
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -8,15 +9,32 @@ import pytest
 from django.utils import timezone
 
 from barnraise.protocol.coordinator_messages import JoinRequest
+from barnraise.protocol.messages import Ticket
+from coordinator.eventlog import writer
 from coordinator.fleet import token_limits
 from coordinator.fleet.directives import renew_ticket
 from coordinator.fleet.join import admit_machine, join_refusal
 from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
 from coordinator.replication import mirror_list
+from coordinator.runs import tickets
 
 pytestmark = pytest.mark.django_db
 REQUEST = JoinRequest(version="0.1.0", addresses=[])
+
+
+def test_ticket_of_a_mirror_whose_clock_is_wrong_has_the_others_time(
+    launched_run, volunteer, person
+):
+    run, _ = launched_run(person())
+    member = admit_machine(run, volunteer(person("ben@example.org"), 2).machine, REQUEST)
+    for key in ("1", "2"):
+        writer.record_peer_clock(key * 64, time.time() - 3600)
+    signed = renew_ticket(member, always=True)
+    assert signed
+    ticket = Ticket.model_validate_json(signed.body)
+    assert ticket.issued == pytest.approx(time.time() - 3600, abs=60)
+    assert ticket.expires - ticket.issued == pytest.approx(tickets.TICKET_SECONDS)
 
 
 def test_suspension_takes_half_of_the_people():

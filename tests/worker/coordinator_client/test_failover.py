@@ -13,7 +13,12 @@ from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
 from helpers.mirror_lists import signed_list
 
 from barnraise.coordinator_client import failover as failover_module
-from barnraise.coordinator_client.failover import MIRROR_LIST_FILE, FailoverClient, MirrorSelector
+from barnraise.coordinator_client.failover import (
+    MIRROR_LIST_FILE,
+    FailoverClient,
+    MirrorSelector,
+    median_clock_offset,
+)
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool, WorkerFigures
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol.coordinator_messages import (
@@ -149,6 +154,36 @@ def test_client_learns_all_mirrors_and_reports_to_the_preferred_one(home, mirror
     assert parse_list(stored.lists[-1]).version == 1
     restarted = FailoverClient.from_state_dir(home)
     assert restarted.select_mirror() == mirrors[0].identity.key
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [([], 0), ([3600], 3600), ([3600, 0], 0), ([-90, -88], -88), ([0, 3600, 1], 1)],
+)
+def test_median_of_the_mirrors_clocks_is_the_machines_time(offsets, expected):
+    assert median_clock_offset(offsets) == expected
+
+
+def test_wrong_clock_of_one_mirror_does_not_set_the_machines_time(mirrors, client, reporter):
+    """Else all peers would hold back what the machine publishes until that time."""
+    wait_until(lambda: all(mirror.join_requests for mirror in mirrors))
+    mirrors[0].clock_offset = 3600.0
+    number = max(mirrors[0].reports, default=0)
+    wait_until(lambda: max(mirrors[0].reports, default=0) > number + 1)
+    assert client.mirror == mirrors[0].identity.key, "it reports to that mirror, with its time"
+    assert abs(client.now() - time.time()) < 60
+
+
+def test_wrong_clock_of_the_machine_gives_way_to_the_mirrors(home, mirrors):
+    path = home.path / MIRROR_LIST_FILE
+    client = FailoverClient(
+        home.membership, home.identity, path, clock=lambda: time.time() - 86_400
+    )
+    try:
+        client.join_run(RUN, [])
+        assert abs(client.now() - time.time()) < 60
+    finally:
+        client.close()
 
 
 def test_client_announces_itself_to_every_mirror_and_collects_peers(mirrors, reporter):

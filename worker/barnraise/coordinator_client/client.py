@@ -124,6 +124,11 @@ class CoordinatorClient:
         """Return seconds since 1970 by the coordinator's clock, as far as it is known."""
         return self._http.now()
 
+    @property
+    def clock_offset(self) -> float | None:
+        """Return the coordinator's clock minus this machine's, in seconds; None if unknown."""
+        return self._http.clock_offset
+
     def pin_mirror(self) -> MirrorView:
         """Ask who answers at this URL, and trust that key from now on."""
         view = self._request("GET", "/mirror", None, MirrorView)

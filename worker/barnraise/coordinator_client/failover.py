@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -50,6 +51,7 @@ from barnraise.protocol.mirror_list import (
     rank_mirrors,
 )
 from barnraise.protocol.reports import HardwareView, Report
+from barnraise.protocol.signed_http import CLOCK_TOLERANCE
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Address
 from barnraise.state_dir import SiteMembership, StateDir
@@ -65,6 +67,17 @@ REFUSED_STATUSES = (401, 403, 404, 409, 410)
 MAX_PEERS = 64  # of one answer
 
 Answer = TypeVar("Answer")
+
+
+def median_clock_offset(offsets: Sequence[float]) -> float:
+    """Return the seconds to add to this machine's clock, given each mirror's. Pure.
+
+    It is the median. Of an even number of mirrors this machine's own clock decides.
+    """
+    if not offsets:
+        return 0.0
+    voters = [*offsets, 0.0] if len(offsets) % 2 == 0 else offsets
+    return median(voters)
 
 
 class MirrorSelector:
@@ -199,8 +212,16 @@ class FailoverClient:
         return sum(client.body_bytes for client in list(self._clients.values()))
 
     def now(self) -> float:
-        """Return seconds since 1970 by the current mirror's clock, as far as it is known."""
-        return self._clients[self._current].now()
+        """Return seconds since 1970 by the clocks of all mirrors whose time is known.
+
+        Each mirror gets requests that are signed with its own time. What this machine publishes is
+        of this time: one mirror's wrong clock would make all peers hold its updates back.
+        """
+        with self._lock:
+            clients = [self._clients[key] for key in self._selector.order]
+        offsets = [client.clock_offset for client in clients]
+        known = [offset for offset in offsets if offset is not None]
+        return self._clock() + median_clock_offset(known)
 
     def select_mirror(self) -> str:
         """Decide which mirror the next calls go to; return its key."""
@@ -390,7 +411,7 @@ class FailoverClient:
         key = self._current
         client = self._clients[key]
         try:
-            answer = call(client)
+            answer = self._call_with_clock(client, call)
         except CoordinatorUnreachableError:
             self._mark_failed(key)
             raise
@@ -410,6 +431,17 @@ class FailoverClient:
         self._refusals.clear()
         return answer
 
+    def _call_with_clock(
+        self, client: CoordinatorClient, call: Callable[[CoordinatorClient], Answer]
+    ) -> Answer:
+        """Call a mirror; ask the others at once if its clock differs from what was known."""
+        before = client.clock_offset or 0.0
+        try:
+            return call(client)
+        finally:
+            if abs((client.clock_offset or 0.0) - before) > CLOCK_TOLERANCE:
+                self.visit_mirrors_now()
+
     def _call_any(self, call: Callable[[CoordinatorClient], Answer]) -> Answer:
         """Call one mirror after the other until one answers.
 
@@ -420,7 +452,7 @@ class FailoverClient:
         for _ in range(len(self._selector.order)):
             self.select_mirror()
             try:
-                answer = call(self._clients[self._current])
+                answer = self._call_with_clock(self._clients[self._current], call)
             except CoordinatorUnreachableError as error:
                 refusal = refusal or error
             except CoordinatorError as error:

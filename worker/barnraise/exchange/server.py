@@ -339,7 +339,14 @@ class PeerServer:
         self._anchor_digests.append((vector, anchor))
 
     def renew_ticket(self, ticket: messages.Signed) -> None:
-        """Send our new ticket to every peer."""
+        """Use a new ticket, and send it to every peer."""
+        if self._author.should_keep_ticket(ticket):
+            log.warning(
+                "the coordinator %s issues tickets of the future: its clock is wrong, and the "
+                "ticket before stays in use",
+                ticket.key[:8],
+            )
+            return
         self.handshake.set_ticket(ticket)
         self._author.set_ticket(ticket)
         for connection in self.connections.values():

@@ -92,6 +92,7 @@ class SignedHttpClient:
         self.body_bytes = 0  # of requests and answers together
         self._options = options or HttpOptions()
         self._clock_offset = 0.0  # the mirror's clock minus ours, in seconds
+        self._is_clock_known = False  # whether the mirror has stated its time or accepted ours
         self._http = httpx.Client(
             timeout=self._options.timeout_seconds,
             verify=self._options.verify,
@@ -102,9 +103,18 @@ class SignedHttpClient:
         """Return seconds since 1970 by the mirror's clock, as far as it is known."""
         return self._options.clock() + self._clock_offset
 
+    @property
+    def clock_offset(self) -> float | None:
+        """Return the mirror's clock minus ours, in seconds; None while it is not known.
+
+        It is zero where the mirror accepts our time, which may differ from its own by some seconds.
+        """
+        return self._clock_offset if self._is_clock_known else None
+
     def set_server_time(self, server_time: float) -> None:
         """Sign from now on with a clock that shows `server_time` at this moment."""
         self._clock_offset = server_time - self._options.clock()
+        self._is_clock_known = True
 
     def request(
         self,
@@ -132,7 +142,9 @@ class SignedHttpClient:
         status, content = self._send(method, API + path, body, headers or {})
         try:
             if status < 400:
-                return shape.model_validate_json(content)
+                answer = shape.model_validate_json(content)
+                self._is_clock_known |= bool(self.key)  # it has checked when we signed
+                return answer
             problem = Problem.model_validate_json(content)
             if status == 401 and problem.time and self._learn_time(problem.time):
                 status, content = self._send(method, API + path, body, headers or {})

@@ -164,3 +164,14 @@ def test_machine_never_exceeds_its_own_limit(history):
         last_ms = max((update.time_ms for update in machine.published), default=0)
         assert machine.ledger.tokens <= max(0, highest * (last_ms - 1000 * NOW) / 1000)
         machine.ledger.close()
+
+
+def test_ticket_of_the_future_waits_while_the_present_one_is_valid(tmp_path):
+    """A mirror whose clock is an hour ahead issued it: peers would hold back what names it."""
+    machine = TrainingMachine(tmp_path)
+    machine.publish(10)
+    ahead = sign_ticket(100, issued=machine.now + 3600)
+    assert machine.author.should_keep_ticket(ahead)
+    assert not machine.author.should_keep_ticket(sign_ticket(100, issued=machine.now + 1))
+    machine.now = messages.Ticket.model_validate_json(machine.ticket.body).expires + 1
+    assert not machine.author.should_keep_ticket(sign_ticket(100, issued=machine.now + 3600))

@@ -69,6 +69,16 @@ class LocalAuthor:
         self.unstated_tokens = 0  # trained and published, but beyond what the ticket allowed
         self.set_ticket(config.ticket)
 
+    def should_keep_ticket(self, newer: Signed) -> bool:
+        """Return whether to stay with the present ticket, because the newer one is of the future.
+
+        Its mirror's clock is ahead. An update states no time before its ticket's issue, so all
+        peers would hold this machine's updates back until then.
+        """
+        now = self._config.clock()
+        issued = Ticket.model_validate_json(newer.body).issued
+        return issued > now + MAX_CLOCK_STEP_MS / 1000 and now < self._ticket.expires
+
     def set_ticket(self, ticket: Signed) -> None:
         """Publish under this ticket from now on.
 
