@@ -27,7 +27,7 @@ CHECKS = {
 ADVISORY = {"audit": [PYTHON, "tests/helpers/dependency_audit.py"]}
 MARKERS = {"fast": "not slow and not integration", "default": "not slow", "all": ""}
 # More processes than cores: tests of servers and swarms spend most of their time waiting.
-PROCESSES_PER_CORE = 2
+PROCESSES_PER_CORE = 3
 
 
 class StaticChecks:

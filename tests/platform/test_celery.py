@@ -25,6 +25,7 @@ from coordinator.fleet.models import Membership
 from coordinator.lib import beat_scheduler, heartbeats
 from coordinator.lib.beat_scheduler import ResilientScheduler
 from coordinator.lib.valkey import valkey_client
+from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.models import BUCKET_SECONDS, LossPoint, Rollup
 
@@ -73,14 +74,15 @@ def wait_until(condition, seconds: float = 120.0) -> None:
 def test_reports_are_stored_although_a_worker_is_killed(
     start_celery, person, draft, manifest, volunteer, numbered_report
 ):
-    run = draft(person())
+    total, batch = 1200, 5
+    # Losses beyond twice the budget are implausible and not stored.
+    run = draft(person(), spec=spec_from_fields({"recipe.token_budget": 1000 * total, "seed": 7}))
     ada = volunteer(run.owner)
     run.launch()
     ada.send_request(
         "POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run))
     )
     ada.join(run)
-    total, batch = 1200, 5
     for first in range(1, total + 1, batch):
         assert (
             ada.report(run, *(numbered_report(i) for i in range(first, first + batch))).status_code
