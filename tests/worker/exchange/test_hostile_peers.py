@@ -341,14 +341,19 @@ def test_payloads_of_updates_that_never_complete_do_not_stay(world, monkeypatch)
     a.exchange.open()
 
 
+def start_machine_with_clock(world):
+    """Start the first machine; return it and its clock, a list whose one value a test changes."""
+    now = [time.time()]
+    machine = world.machine(1)
+    machine.exchange.stop()
+    machine.open(clock=lambda: now[0])
+    return machine.start(), now
+
+
 def test_complete_update_that_waits_for_its_time_does_not_expire(world, monkeypatch, caplog):
     monkeypatch.setattr(update_receiver, "EXPIRY_INTERVAL", 0.1)
     monkeypatch.setattr(update_receiver, "MAX_WAIT", 0.1)
-    now = [time.time()]
-    a = world.machine(1)
-    a.exchange.stop()
-    a.open(clock=lambda: now[0])
-    a.start()
+    a, now = start_machine_with_clock(world)
     updates = a.exchange.server.updates
     author = f"{STRANGER.key}.{'9' * 16}"
     incomplete = push(world, STRANGER, incarnation="8" * 16)
@@ -513,11 +518,7 @@ def test_revocation_ends_when_the_tickets_before_it_have_expired(world):
 
 def test_expired_ticket_ends_the_connection_unless_renewed(world, monkeypatch):
     monkeypatch.setattr(handshake, "RECHECK_INTERVAL", 0.1)
-    now = [time.time()]
-    a = world.machine(1)
-    a.exchange.stop()
-    a.open(clock=lambda: now[0])
-    a.start()
+    a, now = start_machine_with_clock(world)
     b, c = (world.machine(n).start() for n in (2, 3))
     b.add_peers(a)
     c.add_peers(a)
