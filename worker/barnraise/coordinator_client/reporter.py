@@ -474,7 +474,7 @@ class Reporter:
 
 
 def clock_warning(seconds_ahead: float) -> str:
-    """Return what a wrong clock means for this machine's updates; "" for one that is right."""
+    """Return what a difference of clocks may mean for this machine's updates; "" if none."""
     if abs(seconds_ahead) <= CLOCK_TOLERANCE_SECONDS:
         return ""
     if seconds_ahead > 0:
@@ -483,7 +483,10 @@ def clock_warning(seconds_ahead: float) -> str:
     else:
         difference = f"is {-seconds_ahead:,.0f} seconds behind"
         effect = "its updates may count with fewer tokens than it trained"
-    return f"this machine's clock {difference} the coordinator's: {effect}; set the clock"
+    return (
+        f"this machine's clock {difference} the coordinator's. If this machine's is the wrong one, "
+        f"{effect}: set it"
+    )
 
 
 def backoff(interval: float, failures: int) -> float:
