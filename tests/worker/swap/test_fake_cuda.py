@@ -17,6 +17,7 @@ from barnraise.spec import preset
 pytestmark = pytest.mark.xdist_group("fake card")
 
 WIDE = replace(preset("gpt3-1.3b"), layers=3, context=1024)
+# Each tier, way of clipping, form of numbers, kind of residence and place of boundaries occurs.
 PLANS = {
     "fp32": card_plan(dtype="float32"),
     "8-bit moments, all resident": card_plan(resident=4, moments_bits=8),
@@ -26,10 +27,11 @@ PLANS = {
     "disk, layer, weights in RAM": on_disk(
         card_plan(clipping="layer", dtype="float32"), "host", "restart"
     ),
-}
-MORE_PLANS = {
     "retained": card_plan(resident=4, retained_blocks=2),
     "none, fp32, all resident": card_plan(resident=4, clipping="none", dtype="float32"),
+}
+# Other combinations of the same kinds, and models of other sizes.
+MORE_PLANS = {
     "some resident": card_plan(resident=3, micro_batches=3),
     "wide": card_plan(WIDE),
     "wide, fp32": card_plan(WIDE, dtype="float32", sequences=2),
