@@ -1,4 +1,4 @@
-// Where the machines of a swarm stand, and what is said of their connections. Pure.
+// The places of machines in the drawing of a swarm, and the texts about their connections. Pure.
 
 import { formatByteRate } from "./format";
 import type { Swarm, SwarmLink, SwarmNode } from "./types";

@@ -327,7 +327,7 @@ class RunSpec:
         """Return the spec of a text.
 
         Raises:
-            SpecError: The text is no valid spec; unknown names are refused too.
+            SpecError: The text is not a valid spec; unknown names are refused too.
         """
         try:
             raw = json.loads(text)
@@ -653,7 +653,7 @@ def address_problem(address: str) -> str:
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""
-        _ = parts.port  # raises ValueError for a port that is no number
+        _ = parts.port  # raises ValueError for a port that is not a number
     except ValueError:
         return "is not an address"
     if (

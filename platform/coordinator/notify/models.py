@@ -213,7 +213,7 @@ class Webhook(models.Model):
         """Create a webhook.
 
         Raises:
-            UserError: The person is no organiser or has too many webhooks.
+            UserError: The person is not an organiser or has too many webhooks.
             safe_http.UnsafeUrlError: The URL is not a public https address.
         """
         if not person.may_create_runs:

@@ -73,7 +73,7 @@ class PlanningOptions:
         """Return the line.
 
         Raises:
-            StateError: The text is no line.
+            StateError: The text is not a line.
         """
         try:
             return parse_line(self.line)

@@ -28,7 +28,7 @@ def parse_ip(text: str) -> IpAddress:
     """Parse an address, without a zone; an IPv4 address mapped into IPv6 becomes IPv4.
 
     Raises:
-        ValueError: It is no address.
+        ValueError: It is not an address.
     """
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address) and address.ipv4_mapped:
@@ -53,7 +53,7 @@ def subscriber_network(text: str) -> str:
     """Return the network that one subscriber has: an IPv4 address, or the /64 of an IPv6 address.
 
     A limit that counted whole IPv6 addresses would count nothing: each subscriber has 2⁶⁴ of them.
-    A text that is no address is returned as it is.
+    A text that is not an address is returned as it is.
     """
     try:
         address = parse_ip(text)

@@ -76,7 +76,7 @@ class AdamWKernel:
         end, device = begin + flat.numel(), flat.device
         fragment, divisor = step.fragment, step.gradient_divisor
         assert begin % ALIGN == 0 and end % ALIGN == 0 and end <= fragment.size, (
-            f"[{begin}, {end}) is no tile of {fragment.name}"
+            f"[{begin}, {end}) is not a tile of {fragment.name}"
         )
         if not isinstance(divisor, Tensor):
             assert divisor >= 1.0, f"clipping must not enlarge a gradient: its divisor is {divisor}"

@@ -279,7 +279,7 @@ def measure_rates(
     """Measure the work per second of each call.
 
     The calls take turns for some rounds, so that another program slows each of them for a while and
-    none throughout; the median ignores it. The best time is no measure, because the hundreds of
+    none throughout; the median ignores it. The best time is not a measure, because the hundreds of
     calls of a step hardly ever reach it.
 
     Args:

@@ -447,7 +447,7 @@ def _holds_chats(rows: list[Row], column: str) -> bool:
 
 
 def _as_messages(value: Any) -> list[dict[str, Any]] | None:
-    """Return a chat's messages with "role" and "content", or None if it is no chat."""
+    """Return a chat's messages with "role" and "content", or None if it is not a chat."""
     if isinstance(value, str) and value.lstrip().startswith("[{"):
         try:
             value = json.loads(value)

@@ -2,8 +2,8 @@
 
 checkpoint/{a,b}/{tensors.safetensors, manifest.json}: a save writes into `new/`, makes it durable
 and renames it over the *older* slot, so that at every instant one whole slot is on disk.
-`Checkpoint.load` reads the newest slot whose digest is right; the log names a torn or damaged one,
-which is not used. Only one process uses the folder: the lock of the state folder ensures that.
+`CheckpointSlots.load` reads the newest slot whose digest is right; the log names a torn or damaged
+one, which is not used. Only one process uses the folder: the lock of the state folder ensures that.
 """
 
 import logging
@@ -30,7 +30,7 @@ TENSORS_FILE, HEADER_FILE = "tensors.safetensors", "manifest.json"
 
 
 class StateHeader(Message):
-    """What the tensors of a saved state belong to. `Checkpoint.save` sets the last two fields.
+    """What the tensors of a saved state belong to. `CheckpointSlots.save` sets the last two fields.
 
     Attributes:
         format: of the files.

@@ -87,7 +87,7 @@ class QuantizationScheme:
         return HEADER_BYTES + sum(self.section_sizes(n))
 
     def smallest_for(self, n: int) -> "QuantizationScheme":
-        """Return this scheme, or a dense one with at least as many bits that is no larger.
+        """Return this scheme, or a dense one with at least as many bits that is not larger.
 
         A position costs 12 bits, so that sending many of a few values takes more bytes than sending
         all of them.

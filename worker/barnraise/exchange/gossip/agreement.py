@@ -1,8 +1,8 @@
 """Find what most volunteers have, and decide whether enough of them agree. Pure.
 
-A peer's word about itself or others is no evidence, and a person may have many keys. What counts is
-what more than half of the linked *volunteers* say, and at least two of them. A machine's own
-volunteer does not lie to it: another machine of the same volunteer suffices.
+A peer's statement about itself or others is not evidence, and a person may have many keys. What
+counts is what more than half of the linked *volunteers* state, and at least two of them. A
+machine's own volunteer does not lie to it: another machine of the same volunteer suffices.
 """
 
 from collections.abc import Collection, Mapping

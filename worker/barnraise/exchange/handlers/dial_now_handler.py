@@ -83,7 +83,7 @@ class DialNowHandler:
 
         Raises:
             MessageError: When it is not a statement of the key that signed it, or was passed on by
-                a peer that is no part of it.
+                a peer that is not part of it.
         """
         signed = relay.statement
         rendezvous = self._context.gossip.membership.rendezvous

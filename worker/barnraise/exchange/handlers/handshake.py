@@ -96,8 +96,8 @@ class Handshake:
         end of the time all tickets that it signed before have expired.
 
         Returns:
-            Whether anything changed. An expelled mirror changes nothing, and who relays its
-            directive is no liar: the news of the expulsion may not have reached everybody.
+            Whether anything changed. An expelled mirror changes nothing. A peer that relays
+            its directive is not dishonest: it may not have learned of the expulsion yet.
 
         Raises:
             MessageError: When it is not a directive of a mirror of this run.

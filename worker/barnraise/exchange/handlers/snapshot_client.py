@@ -342,7 +342,7 @@ class SnapshotClient:
 
         Returns:
             None when the peers are at the run's start, when not enough volunteers agree within
-            `timeout` seconds, or when what they sent is no snapshot.
+            `timeout` seconds, or when what they sent is not a snapshot.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout

@@ -131,7 +131,7 @@ class VerdictHandler:
         return bool(self._postponed)
 
     async def on_known_header(self, signed: Signed, update: Update) -> None:
-        """Receive a header that is no news; a postponed verdict may wait for it."""
+        """Receive a header that is already stored; a postponed verdict may wait for it."""
         if self._postponed and self._ledger.restore_header(signed, update):
             for verdicts in list(self._postponed.values()):
                 await self._apply(verdicts, None, request_missing=False)

@@ -32,7 +32,7 @@ class PeerStore:
         self._db = db
         self._lock = lock
         self._recent: dict[str, Signed] = {}  # tickets that are stored, the last used at the end
-        self._recent_lock = threading.Lock()  # of its own: who holds the other waits for the disk
+        self._recent_lock = threading.Lock()  # apart: holders of the other wait for disk
 
     def store_ticket(self, ticket: Signed) -> None:
         """Store a ticket, which peers need to accept the updates that name it."""

@@ -46,7 +46,7 @@ class MeshMembership(Protocol):
         """Introduce this machine over a new channel, and check the other one.
 
         Raises:
-            MessageError: The other machine is no member.
+            MessageError: The other machine is not a member.
             ChannelClosedError: The channel ended.
             TimeoutError: The other machine did not introduce itself in time.
         """

@@ -228,7 +228,7 @@ class MeshLinks:
         Args:
             key: the neighbour's.
             seconds: for which to wait at most while nothing arrives. Every byte that does prolongs
-                the wait, so that a slow line is no reason to begin again.
+                the wait, so that a slow line does not restart the transfer.
             should_stop: called several times a second, without the lock; ends the wait.
 
         Returns:

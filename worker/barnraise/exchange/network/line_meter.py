@@ -10,7 +10,7 @@ FIRST_BYTES = 64 << 10  # of the first step
 PART_BYTES = 16 << 10  # of each frame
 STEP_SECONDS = 1.0  # that a step should last
 MAX_SECONDS = 3.0  # after which no step begins
-MIN_SECONDS = 0.001  # below which a time is no measurement
+MIN_SECONDS = 0.001  # shorter times are not measurements
 
 
 @dataclass

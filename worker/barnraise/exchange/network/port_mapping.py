@@ -211,7 +211,7 @@ def _read_external_ip(router: Any) -> str:
     """Return the router's public address.
 
     Raises:
-        MessageError: What the router states is no address: "" while its line is down.
+        MessageError: What the router states is not an address: "" while its line is down.
     """
     text = router.externalipaddress()
     try:

@@ -89,7 +89,7 @@ def parse_line(text: str) -> Line:
             that of the home line), separated by slashes.
 
     Raises:
-        ValueError: The text is no line, or its rates are impossible.
+        ValueError: The text is not a line, or its rates are impossible.
     """
     try:
         numbers = [float(part) for part in text.split("/")]
@@ -97,7 +97,7 @@ def parse_line(text: str) -> Line:
         numbers = []
     if not 1 <= len(numbers) <= 3:
         raise ValueError(
-            f"'{text[:40]}' is no line: state Mb/s up, down and the round trip in milliseconds, "
+            f"'{text[:40]}' is not a line: state Mb/s up, down and the round trip in milliseconds, "
             "as in 15/112/23"
         )
     up = numbers[0]

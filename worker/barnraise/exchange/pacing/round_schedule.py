@@ -186,7 +186,7 @@ def align_with_peers(
     share. A slower machine then ends with the others every second or fourth time. No machine waits:
     a round ends with the first step that is done by then.
 
-    With the codec "auto" the period is no shorter than the uplink demands. Otherwise it is the
+    With the codec "auto" the period is at least as long as the uplink demands. Otherwise it is the
     nearest to the recipe's steps at the median machine's speed, so that all have the same period
     and a fast machine takes more steps in it.
 

@@ -128,8 +128,8 @@ class _WeightFiles:
             try:
                 file = self._open_files.enter_context(safe_open(path, "pt"))
             except (OSError, SafetensorError) as error:
-                raise StateError(f"{path} is no whole safetensors file: {error}") from None
-            for name in file.keys():  # noqa: SIM118 -- the file is no mapping
+                raise StateError(f"{path} is not a complete safetensors file: {error}") from None
+            for name in file.keys():  # noqa: SIM118 -- the file is not a mapping
                 self._tensors[name.removeprefix(PREFIX)] = file, name
         return self
 
@@ -222,7 +222,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise StateError(f"{path.parent} has no {path.name}") from None
     except (ValueError, RecursionError):
-        raise StateError(f"{path} is no valid JSON") from None
+        raise StateError(f"{path} is not valid JSON") from None
     if not isinstance(content, dict):
         raise StateError(f"{path} is no JSON object")
     return content
