@@ -161,20 +161,6 @@ def test_schedule_is_unchanged_while_postgres_is_away(beat, monkeypatch):
     assert set(schedule.schedule) == names - {"mirrors"}, "the schedule is read again"
 
 
-def test_renamed_entries_of_the_schedule_run_once(beat):
-    before, after = zip(*beat_scheduler.RENAMED_ENTRIES.items(), strict=True)
-    assert set(after) <= set(beat().schedule)
-    # Staff have turned one off; another exists under both names.
-    PeriodicTask.objects.filter(name=after[0]).update(name=before[0], enabled=False)
-    entry = PeriodicTask.objects.get(name=after[1])
-    entry.pk, entry.name = None, before[1]
-    entry.save()
-    beat()
-    assert not PeriodicTask.objects.filter(name__in=before).exists()
-    assert not PeriodicTask.objects.get(name=after[0]).enabled
-    assert PeriodicTask.objects.get(name=after[1]).enabled
-
-
 def test_schedule_is_not_saved_within_a_transaction(beat):
     """Celery's handler of SIGTERM saves the schedule wherever the main thread is."""
     schedule = beat()

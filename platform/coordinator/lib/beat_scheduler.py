@@ -16,12 +16,6 @@ from coordinator.lib import heartbeats
 from coordinator.lib.monotonic_clock import uptime
 
 log = logging.getLogger("coordinator.celery")
-# Entries of the settings' schedule that had other names in the database: both would run.
-RENAMED_ENTRIES = {
-    "tell": "record_credit_events",
-    "retain": "delete_old_telemetry",
-    "forget": "delete_old_notifications",
-}
 MIN_CLOCK_JUMP = 1.0  # seconds; a smaller change of the clock is drift
 
 
@@ -46,16 +40,6 @@ class ResilientScheduler(DatabaseScheduler):
 
     Entry = ScheduleEntry
     _clock_offset: float | None = None  # wall clock minus uptime, in seconds
-
-    def setup_schedule(self) -> None:
-        """Rename stored entries whose names have changed, then store those of the settings."""
-        entries = self.Model.objects
-        for before, after in RENAMED_ENTRIES.items():
-            if entries.filter(name=after).exists():
-                entries.filter(name=before).delete()
-            else:
-                entries.filter(name=before).update(name=after)
-        super().setup_schedule()
 
     def all_as_schedule(self) -> dict[str, ScheduleEntry]:
         """Read the schedule; return the previous one if the database does not answer."""
