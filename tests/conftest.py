@@ -51,6 +51,7 @@ INTEGRATION_MODULES = {
     "test_state_store",
     "test_transport",
 }
+OWN_SITE_MODULES = {"test_every_page", "test_journey"}  # each with a live site of its own
 # Fixtures that start a whole site, or several machines of a run.
 INTEGRATION_FIXTURES = {"site", "live_server", "sites", "pair", "world"}
 
@@ -75,7 +76,8 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark integration tests, and keep tests that share a live site or a text in one xdist worker.
 
-    The pages have a live site of their own, because they take as long as all others together.
+    Tests that take as long as all others together have a live site of their own: otherwise the
+    other processes would wait for the one that runs them all.
     """
     for item in items:
         folders = item.path.relative_to(Path(__file__).parent).parts[:-1]
@@ -86,8 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or INTEGRATION_FIXTURES & fixtures
         ):
             item.add_marker(pytest.mark.integration)
-        if item.path.name == "test_every_page.py":
-            item.add_marker(pytest.mark.xdist_group("pages"))
+        if "site" in fixtures and item.path.stem in OWN_SITE_MODULES:
+            item.add_marker(pytest.mark.xdist_group(f"site of {item.path.stem}"))
         elif "sites" in fixtures:
             item.add_marker(pytest.mark.xdist_group(f"sites of {item.path.stem}"))
         elif "stdlib" in fixtures:
