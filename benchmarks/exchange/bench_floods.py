@@ -10,7 +10,6 @@ import argparse
 import json
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
 from child_processes import ChildProcesses, ChildStatus
 from flood_peer import FLOODS
+from udp_ports import free_udp_port
 
 MAX_DELAY_RATIO = 2.0  # of an honest update's delay under a flood to that in quiet
 MAX_GROWTH_MB = 50.0  # of the flooded machine's memory
@@ -137,7 +137,7 @@ class FloodTrial:
         self.folder = folder
         self.quiet_seconds = quiet_seconds
         self.flood_seconds = flood_seconds
-        self.port = free_port()
+        self.port = free_udp_port()
         self.victim = PeerProcess(bench, "victim", folder / "victim", self.port)
         self.victim.wait_until_ready()
         self.honest = PeerProcess(bench, "honest", folder / "honest", self.port)
@@ -192,13 +192,6 @@ class FloodTrial:
         """End both machines."""
         self.honest.stop()
         self.victim.stop()
-
-
-def free_port() -> int:
-    """Return a UDP port that nothing listens on."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def folder_bytes(folder: Path) -> int:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
@@ -16,6 +15,7 @@ from typing import Any
 import drill_worker
 from child_processes import ChildProcesses, ChildStatus, read_tail
 from drill_worker import RUN, Setup
+from udp_ports import free_udp_port
 
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.compression.codec import decode
@@ -51,7 +51,7 @@ class DrillMachine:
         self.name = name
         self.state_dir = StateDir(world.folder / name)
         self.key = self.state_dir.identity.key
-        self.port = free_port()
+        self.port = free_udp_port()
         self.folder = self.state_dir.path / "runs" / RUN
         RunDir(self.folder, RUN, self.key).close()
         shutil.copytree(
@@ -238,10 +238,3 @@ def recompute_anchor_digest(
                 payload = ledger.blobs.read(part.digest)
                 anchor.add_units(index, decode(payload, anchor.fragments[index].numel()))
         return anchor.digest()
-
-
-def free_port() -> int:
-    """Return a UDP port that is free now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -31,7 +31,7 @@ from child_processes import ChildProcesses
 from mirror_site import Site
 
 from coordinator.demo.mirrors import build_mirror_list
-from coordinator.demo.processes import free_port
+from coordinator.lib.free_ports import free_port
 
 HERE = Path(__file__).resolve().parent
 MODULE_FOLDERS = [str(HERE), str(HERE.parent / "site")]  # of seed_data and what it imports

@@ -38,7 +38,7 @@ from network import Loopback, Network, supports_namespaces
 from random_changes import RandomChanges
 
 from coordinator.demo.mirrors import build_mirror_list
-from coordinator.demo.processes import free_port
+from coordinator.lib.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("North", "East", "South")

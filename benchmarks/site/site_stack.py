@@ -58,7 +58,8 @@ class Site:
         django.setup()
         from django.core.management import call_command
 
-        from coordinator.demo.processes import ProcessGroup, free_port
+        from coordinator.demo.processes import ProcessGroup
+        from coordinator.lib.free_ports import free_port
 
         call_command("migrate", verbosity=0, interactive=False)
         self.processes = ProcessGroup(folder / "logs")

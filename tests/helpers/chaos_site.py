@@ -24,10 +24,10 @@ import redis
 from helpers.chaos_plan import Fault, FaultKind, Hit
 from helpers.paths import ROOT, TESTS
 
-from coordinator.demo.processes import free_port
 from coordinator.demo.supervised_site import BEAT, WEB, WORKER, SupervisedSite
 from coordinator.demo.supervisor import Supervisor
 from coordinator.lib.embedded_servers import POSTGRES, VALKEY
+from coordinator.lib.free_ports import random_free_port
 
 CLIENTS = (WEB, WORKER, BEAT)
 SERVERS = (POSTGRES, VALKEY)
@@ -49,7 +49,7 @@ class ChaosSite:
     def __init__(self, folder: Path):
         self.folder = folder
         self.state = folder / "state"
-        self.port = free_port(random.randrange(20_000, 30_000))  # other processes run tests too
+        self.port = random_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         environment = {
             "BARNRAISE_STATE": str(self.state),
@@ -225,7 +225,7 @@ class ChaosSite:
         for client in CLIENTS:
             folder = self.folder / client
             folder.mkdir()
-            port = free_port(random.randrange(30_000, 32_000))
+            port = random_free_port()
             links[f"{client}-{POSTGRES}"] = {"listen": str(folder / SOCKET), "to": socket}
             links[f"{client}-{VALKEY}"] = {
                 "listen": ["127.0.0.1", port],

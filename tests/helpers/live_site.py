@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -20,8 +19,9 @@ from helpers.second_factor import AuthenticatorApp
 from playwright.sync_api import Page
 
 from coordinator.demo.commands import beat_command, web_command, worker_command
-from coordinator.demo.processes import ChildCommand, free_port
+from coordinator.demo.processes import ChildCommand
 from coordinator.demo.supervisor import Supervisor
+from coordinator.lib.free_ports import random_free_port
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 HARDWARE_FILE = ROOT / "build" / "hardware.json"
@@ -50,7 +50,7 @@ class Site:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.port = free_port(random.randrange(20_000, 30_000))  # other processes run tests too
+        self.port = random_free_port()
         database = re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", os.environ["DATABASE_URL"])
         valkey = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
         assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import secrets
 import subprocess
 import sys
 import time
@@ -21,7 +20,8 @@ from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import MeasuredLoss, Report
 from barnraise.protocol.signing import Identity
 from coordinator.demo.commands import web_command
-from coordinator.demo.processes import ProcessGroup, free_port
+from coordinator.demo.processes import ProcessGroup
+from coordinator.lib.free_ports import random_free_port
 
 GOLDEN = ROOT / "tests" / "contract" / "golden" / "reports.json"
 PASSWORD = "raise-the-frame-7"
@@ -42,7 +42,7 @@ class MirrorProcess:
 
     def __init__(self, name: str, folder: Path, valkey: int):
         self.name = name
-        self.port = free_port(31_000 + secrets.randbelow(9_000))  # other processes run tests too
+        self.port = random_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         (folder / name).mkdir()
         self.processes = ProcessGroup(folder / name / "logs")

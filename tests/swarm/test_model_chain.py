@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from barnraise.state_dir import StateDir
 from barnraise.text.prompt_codec import PromptCodec
 from barnraise.training.model_files.trained_model import TrainedModel
 from barnraise.training.saved_model import open_saved_model
-from coordinator.demo.processes import free_port
+from coordinator.lib.free_ports import random_free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -124,7 +123,7 @@ def test_demo_is_exported_and_transformers_generates(public_folder):
     environment = {**os.environ, "BARNRAISE_STATE": str(public_folder / "state")}
     for name in ("DATABASE_URL", "REDIS_URL"):
         environment.pop(name, None)
-    port = str(free_port(random.randrange(20_000, 30_000)))  # other processes run tests too
+    port = str(random_free_port())
     demo = subprocess.run(
         [sys.executable, ROOT / "manage.py", "demo", "--tokens", "60000", "--port", port],
         env=environment,

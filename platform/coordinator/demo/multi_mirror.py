@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 
 from coordinator.demo.mirrors import DemoMirror, build_mirror_list, common_state_hash
-from coordinator.demo.processes import free_port
+from coordinator.lib.free_ports import free_port
 from coordinator.replication import mirror_list
 from coordinator.replication.models import MirrorListVersion
 

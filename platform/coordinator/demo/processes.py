@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -197,16 +196,3 @@ def kill_orphans(child: subprocess.Popen) -> None:
     if hasattr(os, "killpg") and not psutil.pid_exists(child.pid):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-
-
-def free_port(wanted: int) -> int:
-    """Return the port `wanted`, or the next free one above it."""
-    for port in range(wanted, wanted + 200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError(f"no port from {wanted} to {wanted + 199} is free")

@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -33,6 +32,8 @@ import redis.exceptions
 from filelock import FileLock, Timeout
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from coordinator.lib.free_ports import is_free, random_free_port
 
 START_SECONDS = 20.0  # that a server may take to start
 SUPERVISED_SECONDS = 60.0  # that a supervisor may take to create and start both
@@ -128,7 +129,7 @@ def reserve(state: Path) -> tuple[str, str]:
     """
     folder = state.resolve() / "valkey"
     password = load_or_create_secret(folder / "password")
-    (folder / "port").write_text(str(_free_port(0)))
+    (folder / "port").write_text(str(random_free_port()))
     database = f"postgresql://postgres:@/{DATABASE}?host={state.resolve() / 'postgres'}"
     return database, _valkey_url(int((folder / "port").read_text()), password)
 
@@ -489,8 +490,10 @@ def _start_valkey(state: Path, durable: bool) -> str:
 def _choose_valkey_port(folder: Path) -> int:
     """Return the previous port, or a free one if another process has it."""
     port_file = folder / "port"
-    port = _free_port(int(port_file.read_text()) if port_file.exists() else 0)
-    port_file.write_text(str(port))
+    port = int(port_file.read_text()) if port_file.exists() else 0
+    if not (port and is_free(port)):
+        port = random_free_port()
+        port_file.write_text(str(port))
     return port
 
 
@@ -598,18 +601,6 @@ def _valkey_answers(folder: Path, port: int, password: str) -> bool:
             return client.config_get("dir")["dir"] == str(folder)
     except redis.exceptions.RedisError:  # refused, still loading, or another server on this port
         return False
-
-
-def _free_port(wanted: int) -> int:
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return probe.getsockname()[1]
-    raise RuntimeError("there is no free port on 127.0.0.1")
 
 
 def _quote(value: object) -> str:

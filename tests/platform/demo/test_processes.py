@@ -19,8 +19,9 @@ from coordinator.demo.mirrors import (
     build_mirror_list,
     common_state_hash,
 )
-from coordinator.demo.processes import ProcessGroup, free_port
+from coordinator.demo.processes import ProcessGroup
 from coordinator.lib import embedded_servers
+from coordinator.lib.free_ports import free_port
 
 SLEEP = ("-c", "import time; time.sleep(60)")
 
@@ -120,16 +121,6 @@ def test_child_that_has_ended_already_can_be_killed(tmp_path):
     group.start("brief", sys.executable, "-c", "").wait(20)
     group.kill("brief")
     assert not group.children
-
-
-def test_free_port_skips_a_port_in_use():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        assert free_port(port) > port
 
 
 @pytest.mark.parametrize("tokens", ["10", "-1"])
