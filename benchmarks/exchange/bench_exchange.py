@@ -68,6 +68,8 @@ LINES = {
     "1000mbit": Line("1,000 Mb/s", 1000, 1000, 0.023),
 }
 MIN_STEPS = 3  # that a slow system must make before its steps are multiplied
+# The parts of the benchmark, in order.
+PARTS = ("pipelines", "loss", "equal", "model", "utilisation", "unequal", "churn", "unscaled")
 
 
 @dataclass(frozen=True)
@@ -591,6 +593,7 @@ def run_benchmark(
             "churn": benchmark.measure_churn,
             "unscaled": benchmark.measure_unscaled,
         }
+        assert tuple(parts) == PARTS
         for name, measure in parts.items():
             if not only or name in only:
                 measure()
@@ -602,7 +605,9 @@ def main() -> None:
     """Parse the command line, measure, and print the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small version of all")
-    parser.add_argument("--only", action="append", default=[], help="one part, several times")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=PARTS, help="one part, several times"
+    )
     parser.add_argument("--line", action="append", choices=LINES, help="for time to a loss")
     parser.add_argument("--output", type=Path, default=BUILD / "findings.json")
     parser.add_argument("--docs", action="store_true", help="write the plots of the document")

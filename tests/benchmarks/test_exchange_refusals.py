@@ -45,6 +45,12 @@ def test_benchmark_without_rights_ends_with_a_sentence_and_code_2(tmp_path):
     assert sentence.endswith("which needs Linux and root")
 
 
+@pytest.mark.slow  # imports torch
+def test_unknown_part_is_refused_with_the_existing_ones(tmp_path):
+    done = run_main("sys.argv += ['--only', 'everything']", tmp_path)
+    assert done.returncode == 2 and "choose from" in done.stderr and "churn" in done.stderr
+
+
 @pytest.mark.slow  # creates an environment
 def test_benchmark_without_a_package_index_ends_with_code_2(tmp_path):
     done = run_main(WITHOUT_INDEX.format(folder=str(tmp_path / "build")), tmp_path)
