@@ -3,9 +3,27 @@
 import signal
 
 import pytest
-from helpers.live_site import Person, Site, wait_until
+from helpers.live_site import EMAIL, Person, Site, wait_until
 
 TRIO = ("north", "east", "south")
+LAUNCH_AUTO_BY_INVITATION = f"""
+from coordinator.accounts.models import User
+from coordinator.runs.join_policy import Access, JoinPolicy
+from coordinator.runs.models import NewRun, Run
+from coordinator.runs.spec_form import spec_from_fields
+fields = {{
+    "recipe.strategy": "auto",
+    "recipe.token_budget": 60_000,
+    "text.tokenizer": "bytes",
+    "assumed.line": "10000/10000/0.1",
+    "assumed.machines": 2,
+}}
+policy = JoinPolicy(access=Access.INVITATION)
+new = NewRun("Auto", spec_from_fields(fields, "gpt-nano"), 1.0, 2, policy)
+run = Run.create(User.objects.get(email={EMAIL!r}), new)
+run.launch()
+print(run.pk)
+"""
 
 
 @pytest.fixture
@@ -62,3 +80,43 @@ def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
     wait_until(
         lambda: [w["activity"] for w in machines()] == ["left"], "the departure on the site", 20
     )
+
+
+@pytest.mark.slow  # the parts are tested without a site in test_mixing.py and test_all_reduce.py
+@pytest.mark.parametrize("strategy", ["decentralized-adam", "all-reduce"])
+def test_machines_of_a_step_strategy_join_train_and_finish(site, person, strategy):
+    pair = [f"{strategy[:3]}-one", f"{strategy[:3]}-two"]
+    settings = (f"recipe.strategy={strategy}", "recipe.learning_rate=3e-3", "text.tokenizer=bytes")
+    run = site.launch_run(f"Step {strategy}", 200_000, *settings, quorum=2)
+    for machine in pair:
+        person.enrol(machine)
+    joined = {machine: site.barnraise(machine, "join", run, "--threads", "1") for machine in pair}
+    wait_until(lambda: all(updates_sent_by(site, m) >= 1 for m in pair), "an update of each")
+
+    # One machine vanishes: the other one goes on, and both finish once it is back.
+    site.processes.kill(f"join-{pair[1]}")
+    before = updates_sent_by(site, pair[0])
+    wait_until(lambda: updates_sent_by(site, pair[0]) > before, "an update of the machine alone")
+    joined[pair[1]] = site.barnraise(pair[1], "join", run, "--threads", "1")
+    for machine, process in joined.items():
+        assert process.wait(600) == 0, site.log(f"join-{machine}")
+    ends = {machine: site.status(machine) for machine in pair}
+    assert len({(end["vector"], end["anchor"]) for end in ends.values()}) == 1, ends
+    first, last = ends[pair[0]]["validation_first"][1], ends[pair[0]]["validation_last"][1]
+    assert last < first - 0.5
+    if strategy == "all-reduce":
+        assert "a group of 2 averages" in site.log(f"join-{pair[0]}")
+
+
+@pytest.mark.slow  # the choice itself is tested in tests/platform/runs/test_strategy_choice.py
+def test_machines_train_what_auto_stands_for(site, person):
+    run = site.manage("shell", "-v", "0", "-c", LAUNCH_AUTO_BY_INVITATION).splitlines()[-1]
+    machines = ["chooser-one", "chooser-two"]
+    for machine in machines:
+        person.enrol(machine)
+    workers = [site.barnraise(machine, "join", run, "--threads", "1") for machine in machines]
+    for machine, worker in zip(machines, workers, strict=True):
+        assert worker.wait(600) == 0, site.log(f"join-{machine}")
+        assert site.status(machine)["updates_sent"] > 0
+    page = person.http.get(f"/runs/{run}/").text
+    assert "decentralized Adam" in page and "Chosen by auto: Decentralized Adam." in page

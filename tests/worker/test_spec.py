@@ -8,6 +8,7 @@ import pytest
 from barnraise.errors import SpecError
 from barnraise.exchange.mixing.topology import TOPOLOGIES
 from barnraise.spec import (
+    ALL_REDUCE,
     DECENTRALIZED_ADAM,
     MIXING_TOPOLOGIES,
     ModelSpec,
@@ -135,11 +136,15 @@ def test_spec_of_updates_has_the_text_that_it_had_before_mixing():
     assert '"strategy":"streams"' in text and "mixing" not in text
     mixing = replace(VALID, recipe=Recipe(strategy=DECENTRALIZED_ADAM, mixing_bits=8))
     assert RunSpec.from_json(mixing.to_json()) == mixing and "mixing_bits" in mixing.to_json()
+    accumulating = replace(VALID, recipe=replace(mixing.recipe, mixing_accumulation=4))
+    assert RunSpec.from_json(accumulating.to_json()) == accumulating
+    assert problems(replace(VALID, recipe=Recipe(strategy=ALL_REDUCE))) == {}
 
 
 def test_strategies_that_no_run_can_have_are_refused_with_a_way_out():
     for changed, field, part in (
-        ({"strategy": "all-reduce"}, "recipe.strategy", "decentralized-adam with the topology"),
+        ({"strategy": "gossip"}, "recipe.strategy", "decentralized-adam, all-reduce"),
+        ({"mixing_accumulation": 0}, "recipe.mixing_accumulation", "between 1 and"),
         ({"mixing_bits": 12}, "recipe.mixing_bits", "32, 16 or 8 bits"),
         ({"mixing_topology": "star"}, "recipe.mixing_topology", "ring, exponential"),
         ({"mixing_interval": 0}, "recipe.mixing_interval", "between 1 and"),

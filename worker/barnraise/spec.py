@@ -32,7 +32,10 @@ UPDATES, DECENTRALIZED_ADAM, ALL_REDUCE = "updates", "decentralized-adam", "all-
 # ("windows"); or each round ends in its own time ("async").
 ROUND_STRATEGIES = ("streams", "windows", "async", UPDATES)
 # With "decentralized-adam" machines average their weights with a few neighbours in every step.
-STRATEGIES = (*ROUND_STRATEGIES, DECENTRALIZED_ADAM)
+# With "all-reduce" they average all machines' gradients in every step, where all of them reach
+# each other directly by TCP.
+STEP_STRATEGIES = (DECENTRALIZED_ADAM, ALL_REDUCE)
+STRATEGIES = (*ROUND_STRATEGIES, *STEP_STRATEGIES)
 # Who averages with whom in a step; `exchange/mixing/topology.py` defines the groups.
 MIXING_TOPOLOGIES = ("ring", "exponential", "alternating-exponential-ring", "complete")
 MIXING_BITS = (32, 16, 8)  # of a weight as neighbours receive it
@@ -227,19 +230,27 @@ class Recipe:
     feedback_decay: float = 1.0  # β of the error feedback
     delay_compensation: float = 1.0  # weight of the predicted updates in flight; 0: no prediction
     evaluate_every: int = 20_000
-    # Of "decentralized-adam": who averages with whom, bits of a weight as sent, and steps between
-    # two averagings. A spec's text holds only those that are not the default.
+    # Of "decentralized-adam": who averages with whom, bits of a weight as sent, steps between two
+    # averagings, and how Adam absorbs gradients. A spec's text holds only those that are not the
+    # default.
     mixing_topology: str = "exponential"
     mixing_bits: int = 32
     mixing_interval: int = 1
+    # Steps s whose mean gradient Adam's stored moments absorb at once (Wang et al., 2410.11998).
+    mixing_accumulation: int = 1
 
     @property
     def mixes_weights(self) -> bool:
         """Whether machines average their weights in the course of a round."""
         return self.strategy == DECENTRALIZED_ADAM
 
+    @property
+    def agrees_in_steps(self) -> bool:
+        """Whether machines agree in every step, and the anchor follows their replicas."""
+        return self.strategy in STEP_STRATEGIES
 
-MIXING_FIELDS = ("mixing_topology", "mixing_bits", "mixing_interval")
+
+MIXING_FIELDS = ("mixing_topology", "mixing_bits", "mixing_interval", "mixing_accumulation")
 
 
 @dataclass(frozen=True)
@@ -508,13 +519,7 @@ def _check_recipe(recipe: Recipe, problems_found: _Problems) -> None:
 
 def _check_strategy(spec: RunSpec, problems_found: _Problems) -> None:
     recipe = spec.recipe
-    if recipe.strategy == ALL_REDUCE:
-        problems_found["recipe.strategy"] = (
-            "all-reduce ends the run for everybody when one machine leaves, so it is only measured "
-            "by the benchmark; decentralized-adam with the topology complete averages all machines "
-            "in every step and survives that"
-        )
-    elif recipe.strategy == AUTO and spec.manifest:
+    if recipe.strategy == AUTO and spec.manifest:
         problems_found["recipe.strategy"] = (
             "auto stands for a strategy that is chosen at launch; a launched run names it"
         )
@@ -530,6 +535,13 @@ def _check_strategy(spec: RunSpec, problems_found: _Problems) -> None:
         )
     problems_found.check_range(
         "recipe.mixing_interval", recipe.mixing_interval, 1, 1_000, "the steps between averagings"
+    )
+    problems_found.check_range(
+        "recipe.mixing_accumulation",
+        recipe.mixing_accumulation,
+        1,
+        1_000,
+        "the steps whose mean gradient the moments absorb",
     )
 
 

@@ -71,6 +71,7 @@ def restore_auto(spec: RunSpec) -> RunSpec:
         mixing_topology=defaults.mixing_topology,
         mixing_bits=defaults.mixing_bits,
         mixing_interval=defaults.mixing_interval,
+        mixing_accumulation=defaults.mixing_accumulation,
     )
     return dataclasses.replace(
         spec, recipe=recipe, assumed=dataclasses.replace(spec.assumed, reason="")

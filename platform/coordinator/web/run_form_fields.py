@@ -6,6 +6,7 @@ from django import forms
 
 from barnraise.exchange.pacing.lines import CLUSTER_LINE, HOME_LINE, LINES
 from barnraise.spec import (
+    ALL_REDUCE,
     AUTO,
     DECENTRALIZED_ADAM,
     MIXING_BITS,
@@ -58,10 +59,13 @@ STRATEGY_LABELS = {
     "windows": "Updates in windows: rounds end by the clock",
     "async": "Updates, async: each machine ends its rounds itself",
     DECENTRALIZED_ADAM: "Decentralized Adam: averages weights in every step",
+    ALL_REDUCE: "All-reduce: averages gradients in every step, on one LAN or cluster",
 }
 STRATEGY_HELP = (
     "Updates pay on home lines, where no machine waits for another. Decentralized Adam pays on "
-    "lines from about 1 Gb/s and in clusters, among machines that trust each other."
+    "lines from about 1 Gb/s and in clusters, among machines that trust each other. All-reduce "
+    "works only where all machines reach each other directly by TCP: machines behind NATs train "
+    "alone."
 )
 TOPOLOGY_LABELS = {
     "exponential": "Exponential: one neighbour a step, another each time",
@@ -124,6 +128,11 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         "recipe.mixing_interval": (
             "Steps between averagings",
             "In decentralized Adam; 1 averages in every step.",
+        ),
+        "recipe.mixing_accumulation": (
+            "Gradient accumulation of the moments",
+            "In decentralized Adam: steps whose mean gradient Adam's moments absorb at once. More "
+            "machines allow more; 1 is plain AdamW.",
         ),
     },
     "Text and run": {

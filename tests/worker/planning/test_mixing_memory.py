@@ -5,7 +5,12 @@ from dataclasses import replace
 from helpers.example_hardware import CPU_MACHINE
 
 from barnraise.planning.limits import Limits
-from barnraise.planning.mixing_memory import mixing_bytes, reserve_memory
+from barnraise.planning.mixing_memory import (
+    all_reduce_bytes,
+    mean_gradient_bytes,
+    mixing_bytes,
+    reserve_memory,
+)
 from barnraise.spec import Recipe, preset
 
 GPT2 = preset("gpt2-124m")
@@ -15,6 +20,22 @@ def test_fewer_bits_take_less_memory():
     sizes = [mixing_bytes(GPT2, Recipe(mixing_bits=bits)) for bits in (32, 16, 8)]
     assert sizes == sorted(sizes, reverse=True)
     assert 20 < sizes[2] / GPT2.parameters < sizes[0] / GPT2.parameters < 41
+
+
+def test_unabsorbed_gradients_take_one_copy_and_all_reduce_a_fragments():
+    plain, absorbing = Recipe(), Recipe(mixing_accumulation=4)
+    assert mean_gradient_bytes(GPT2, plain) == 0
+    size = mean_gradient_bytes(GPT2, absorbing)
+    assert 4 < size / GPT2.parameters < 4.5
+    assert mixing_bytes(GPT2, absorbing) == mixing_bytes(GPT2, plain) + size
+    assert all_reduce_bytes(GPT2) < mixing_bytes(GPT2, plain)
+
+
+def test_reserved_device_memory_is_missing_from_a_card():
+    machine = replace(CPU_MACHINE, device_memory=8 * 10**9, device_memory_free=7 * 10**9)
+    smaller = reserve_memory(machine, Limits(device_memory=6 * 10**9), 0, 10**9)
+    assert smaller.hardware.device_memory == 7e9 and smaller.hardware.device_memory_free == 6e9
+    assert smaller.limits.device_memory == 5e9
 
 
 def test_reserved_memory_is_missing_from_machine_and_limits():

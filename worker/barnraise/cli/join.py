@@ -99,10 +99,10 @@ def join(
     from barnraise.training.local_control import LocalControl
     from barnraise.training.memory_retry import run_within_memory
     from barnraise.training.memory_watch import MemoryWatch
-    from barnraise.training.mixing_worker import find_worker_class
     from barnraise.training.running_mark import create_within_memory
     from barnraise.training.train import Worker
     from barnraise.training.warm_start import fetch_initial_weights
+    from barnraise.training.worker_classes import find_worker_class
 
     configure_logging(open_worker_log(state_dir))
     leaving = stop_on_signals()

@@ -140,8 +140,8 @@ class Exchange:
             pace=PaceLimits.from_spec(spec),
             archive_rounds=spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None,
         )
-        mixes_weights = spec.recipe.mixes_weights
-        self._mesh_channels = transport.add_protocol("mixing") if mixes_weights else None
+        agrees_in_steps = spec.recipe.agrees_in_steps
+        self._mesh_channels = transport.add_protocol("mixing") if agrees_in_steps else None
         self._mesh: MeshLinks | None = None
         self.server = PeerServer(server_config, ledger, transport, self._author, self._queue)
         self.thread = ServerThread(self.server)

@@ -1,4 +1,4 @@
-"""Compute the memory that averaging weights with neighbours takes besides a plan. Pure."""
+"""Compute the memory that agreeing with other machines in steps takes besides a plan. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -11,9 +11,17 @@ from barnraise.spec import ModelSpec, Recipe
 EXACT_COPIES = 5
 # Copies in the payload's bits: the one that is sent; of a neighbour's, two that are stored, one
 # that arrives and one that is decoded.
+# With moments that absorb the mean gradient of several steps: that mean.
+MEAN_COPIES = 1
 SENT_COPIES = 1
 RECEIVED_COPIES = 4
 FLOAT_BYTES = 4
+MOVED_ELEMENTS = 1 << 22  # that are updated at a time while moments are copied
+MOVED_COPIES = 3  # both moments, and weights that do not move
+# Copies of the largest fragment that all-reduce uses: the weights and moments that a new group
+# shares, as read, as they travel and as converted, a gradient that travels, and what a group that
+# was abandoned still writes to.
+ALL_REDUCE_COPIES = 12
 
 
 @dataclass(frozen=True)
@@ -38,17 +46,54 @@ def mixing_bytes(model: ModelSpec, recipe: Recipe) -> int:
     elements = sum(fragment.size for fragment in model.fragments())
     payload = elements * recipe.mixing_bits // 8
     copies = (SENT_COPIES + RECEIVED_COPIES) * payload
-    return EXACT_COPIES * FLOAT_BYTES * elements + copies
+    return EXACT_COPIES * FLOAT_BYTES * elements + copies + mean_gradient_bytes(model, recipe)
 
 
-def reserve_memory(hardware: Hardware, limits: Limits, size: int) -> SmallerMachine:
-    """Return a machine and its limits with so many bytes of RAM less."""
+def mean_gradient_bytes(model: ModelSpec, recipe: Recipe) -> int:
+    """Return the bytes, of RAM or of the device, for gradients that moments have not absorbed.
+
+    With them come the copies of the moments of as many elements as are updated at a time.
+    """
+    if recipe.mixing_accumulation == 1:
+        return 0
+    sizes = [fragment.size for fragment in model.fragments()]
+    copied = MOVED_COPIES * min(max(sizes), MOVED_ELEMENTS)
+    return FLOAT_BYTES * (MEAN_COPIES * sum(sizes) + copied)
+
+
+def all_reduce_bytes(model: ModelSpec) -> int:
+    """Return the bytes of RAM that a machine needs to average gradients with others."""
+    return ALL_REDUCE_COPIES * FLOAT_BYTES * max(fragment.size for fragment in model.fragments())
+
+
+def reserve_memory(
+    hardware: Hardware, limits: Limits, size: int, device_size: int = 0
+) -> SmallerMachine:
+    """Return a machine and its limits with less memory.
+
+    Args:
+        hardware: the machine.
+        limits: on what may be used of it.
+        size: bytes of RAM that it has less.
+        device_size: bytes of GPU memory that it has less, if it has a GPU.
+    """
     available = hardware.memory_available
+    free = hardware.device_memory_free
     return SmallerMachine(
         replace(
             hardware,
             memory=max(0, hardware.memory - size),
             memory_available=max(1, available - size) if available else 0,
+            device_memory=max(0, hardware.device_memory - device_size),
+            device_memory_free=max(1, free - device_size) if free else 0,
         ),
-        replace(limits, memory=None if limits.memory is None else max(0, limits.memory - size)),
+        replace(
+            limits,
+            memory=_reduce(limits.memory, size),
+            device_memory=_reduce(limits.device_memory, device_size),
+        ),
     )
+
+
+def _reduce(limit: int | None, size: int) -> int | None:
+    return None if limit is None else max(0, limit - size)

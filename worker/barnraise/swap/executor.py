@@ -15,6 +15,7 @@ from barnraise.models.gpt2 import views
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind, Program
 from barnraise.spec import Recipe
+from barnraise.swap.accumulated_moments import MeanGradients
 from barnraise.swap.activations import Activations, HostActivations
 from barnraise.swap.adamw import AdamWStep, sum_of_squares
 from barnraise.swap.buffers import Buffers
@@ -124,6 +125,7 @@ class Executor:
     Attributes:
         lanes: the lanes by name.
         buffers: the static buffers.
+        mean_gradients: what Adam's moments have not absorbed yet.
         anchors: the anchor's fragments.
         handlers: for each kind of operation, the method that returns what its lane will run.
     """
@@ -153,6 +155,7 @@ class Executor:
         # Fragment → the arrivals' units, and the number of tiles that still need them.
         self._arrival_units: dict[int, tuple[Tensor | None, int]] = {}
         self._failure: BaseException | None = None
+        self.mean_gradients = MeanGradients(recipe.mixing_accumulation)
         self._running_update: PendingUpdate | None = None
         self._running_passes: ForwardBackward | None = None
         self._device_loss = torch.zeros(())  # the step's loss, where the host does not wait for it
@@ -266,9 +269,15 @@ class Executor:
         self._describe_commit = lambda update: ""
         self._running_update = self._running_passes = self._failure = None
         self._arrival_units.clear()
+        self.mean_gradients.clear()
         self._hazards = Hazards()
         self._device_loss = torch.zeros(())
         self.buffers.close()
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether Adam's moments absorb the mean gradient of several steps."""
+        return self._recipe.mixes_weights and self._recipe.mixing_accumulation > 1
 
     @property
     def _active_update(self) -> PendingUpdate:
@@ -420,7 +429,12 @@ class Executor:
             for t in tiles:
                 tile, gradient = self.buffers.update_parts(op, t)
                 self._apply_arrivals(update, tile)
-                if not update.is_cancelled:
+                if update.is_cancelled:
+                    continue
+                if self.accumulates:
+                    parts = tile.moments, tile.weights, gradient
+                    self.mean_gradients.update_tile(step, tile.begin, parts)
+                else:
                     tile.moments.update(step, tile.begin, tile.weights, gradient)
 
         return run

@@ -1,17 +1,12 @@
 """The training loop of runs whose machines average their weights in every step.
 
-`MixingWorker.train` takes the place of `Worker.train`; the life cycle, the ledger, reports, pauses,
-evaluation and checkpoints are the worker's. Each machine's step is (Wang et al., arXiv 2410.11998)
+Each machine's step is (Wang et al., arXiv 2410.11998)
 
     x_i ← Σ_j W_ij x_j − α · Adam_i(g_i)
 
 with the gradient at the un-mixed x_i and moments of its own. The messages of a step travel while
-its gradient is computed. The run's published model, its *anchor*, follows the replicas: once a
-round each machine moves it by its share of the way to its own replica (`swap/anchor_tracking.py`),
-by signed updates like those of other runs. So tokens are counted, weights are downloaded and
-machines join as everywhere.
-
-Unlike updates, averaging waits for neighbours: one that is late or gone costs a step of mixing.
+its gradient is computed. Averaging waits for the step's neighbours: one that is late or gone costs
+a step of mixing.
 """
 
 import logging
@@ -20,93 +15,69 @@ from dataclasses import replace
 
 import torch
 
-from barnraise.errors import PlanError
 from barnraise.exchange.mixing.mesh_links import MeshLinks
 from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
 from barnraise.exchange.mixing.payloads import decode_weights, payload_size
 from barnraise.exchange.mixing.topology import find_topology
 from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.planning.mixing_memory import mixing_bytes, reserve_memory
-from barnraise.planning.plan import Plan
+from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes
 from barnraise.spec import RunSpec
 from barnraise.swap.lr_schedule import learning_rate_scale
-from barnraise.training.train import Worker
+from barnraise.training.step_worker import StepWorker
 
 log = logging.getLogger("barnraise")
 
-CONNECT_SECONDS = 20.0  # a machine that knows peers waits this long for a link to one of them
-BEACON_SECONDS = 2.0  # and this long to learn at which step they are
+BEACON_SECONDS = 2.0  # a linked machine waits this long to learn at which step the others are
 STATE_SECONDS = 600.0  # a neighbour's weights must arrive in this time, longer on slow lines
 # Steps by which a machine may be behind before it takes a neighbour's weights: after a pause its
 # own are so old that averaging would set the others back.
 MAX_STEPS_BEHIND = 20
 
 
-class MixingWorker(Worker):
+class MixingWorker(StepWorker):
     """One machine in a run of the strategy `decentralized-adam`."""
 
-    mesh: MeshLinks  # `train` sets these two
-    mixing: NeighbourMixing
+    mixing: NeighbourMixing  # `prepare_steps` sets it
 
-    def plan_training(self, hardware: Hardware, limits: Limits) -> Plan:
-        """Plan the training with room for the weights that are sent and received in every step.
+    def reserved_bytes(self) -> int:
+        """Return the bytes of RAM for the weights that are sent and received in every step."""
+        return mixing_bytes(self.spec.model, self.spec.recipe)
 
-        Raises:
-            PlanError: The model does not fit this machine's memory.
-        """
-        recipe = self.spec.recipe
-        reserved = mixing_bytes(self.spec.model, recipe)
-        smaller = reserve_memory(hardware, limits, reserved)
-        try:
-            return super().plan_training(smaller.hardware, replace(smaller.limits, disk=0))
-        except PlanError as error:
-            raise PlanError(
-                f"{error}. This run averages weights in every step (decentralized-adam): the whole "
-                "state must be in memory, with copies of the weights for the neighbours"
-            ) from None
+    def reserved_device_bytes(self) -> int:
+        """Return the bytes of GPU memory for gradients that moments have not absorbed."""
+        return mean_gradient_bytes(self.spec.model, self.spec.recipe)
+
+    def step_limits(self, limits: Limits) -> Limits:
+        """Know the whole gradient before moments absorb it, where they absorb several steps'."""
+        limits = super().step_limits(limits)
+        if self.spec.recipe.mixing_accumulation == 1:
+            return limits
+        return replace(limits, clipping="exact")
 
     # ---- training -----------------------------------------------------------------------------
 
-    def train(self) -> None:
-        """Train with this step's neighbours until the budget is spent or this machine leaves."""
-        with ExitStack() as cleanup:
-            # Connect to the other machines, and begin where they are.
-            self.mesh = self._open_mesh()
-            cleanup.callback(self.mesh.stop)
-            self.mixing = NeighbourMixing(
-                self.mesh, mixing_settings(self.spec), should_stop=self.poll_should_stop
+    def open_mesh(self) -> MeshLinks:
+        """Open links to the other machines, for their weights."""
+        elements = self.count_elements()
+        bits = self.spec.recipe.mixing_bits
+        return self.exchange.open_mesh(payload_size(elements, bits), payload_size(elements, 32))
+
+    def prepare_steps(self, cleanup: ExitStack) -> None:
+        """Take the weights of the machine that is furthest ahead, if any is linked."""
+        self.mixing = NeighbourMixing(
+            self.mesh, mixing_settings(self.spec), should_stop=self.poll_should_stop
+        )
+        if self.wait_for_link():
+            self.mesh.wait_for(
+                lambda inbox: inbox.leader() is not None, BEACON_SECONDS, self.poll_should_stop
             )
-            self.wait_for_neighbours()
-            self.adopt_weights()
+        self.adopt_weights()
 
-            while self.wait_for_round():  # blocks while paused; resyncs if left behind
-                # Plan the round, after which this machine publishes.
-                round_schedule = self.exchange.plan_round(
-                    self.metrics.tokens_per_second, streaming=False
-                )
-
-                # Take steps, averaging with neighbours in each.
-                self.train_with_neighbours(round_schedule)
-
-                if self.engine.round_tokens:
-                    # Move the anchor towards this machine's replica.
-                    self.publish_round(round_schedule.scheme)
-
-                    # Save the state. A machine that leaves saves it at the end, once.
-                    if not self.is_leaving():
-                        self.save_checkpoint()
-
-                # Apply the peers' updates to the anchor, evaluate and report.
-                self.run_between_steps()
-            self.metrics.warning = ""
-
-    def train_with_neighbours(self, round_schedule: RoundSchedule) -> None:
+    def train_together(self, round_schedule: RoundSchedule) -> None:
         """Take the round's steps, or those until a pause or the run's end interrupts it."""
         recipe = self.spec.recipe
-        step_tokens = recipe.step_sequences * self.spec.model.context
-        while not round_schedule.is_over(self.engine.round_tokens // step_tokens, self._now()):
+        while not self.is_round_over(round_schedule):
             # A machine that was held up for long continues with the others' weights.
             if self.mixing.steps_behind > MAX_STEPS_BEHIND:
                 self.adopt_weights()
@@ -140,35 +111,6 @@ class MixingWorker(Worker):
             if not self.wait_while_paused():
                 return
 
-    def apply_arrivals(self) -> None:
-        """Apply the updates received since the last call to the anchor.
-
-        The replica does not change: what others have learnt comes with the averaging.
-        """
-        self.engine.queue_updates(*self.exchange.poll_updates())
-
-    # ---- membership ---------------------------------------------------------------------------
-
-    def _open_mesh(self) -> MeshLinks:
-        elements = sum(fragment.size for fragment in self.plan.fragments)
-        bits = self.spec.recipe.mixing_bits
-        return self.exchange.open_mesh(payload_size(elements, bits), payload_size(elements, 32))
-
-    def wait_for_neighbours(self) -> None:
-        """Wait until a peer is linked, if any is known; report meanwhile. Alone, go on at once."""
-        if not (self.joined.peers or self.ledger.peer_store.peers()):
-            return
-        tries = round(CONNECT_SECONDS / 0.1)
-        for _ in range(tries):
-            if self.mesh.wait_for(lambda inbox: bool(inbox.neighbours), 0.1):
-                self.mesh.wait_for(
-                    lambda inbox: inbox.leader() is not None, BEACON_SECONDS, self.poll_should_stop
-                )
-                return
-            if self.poll_should_stop():
-                return
-        log.info("no other machine answers yet: training begins alone, and others join it")
-
     def adopt_weights(self) -> None:
         """Take the weights and the step of the neighbour that is furthest ahead, if there is one.
 
@@ -184,9 +126,8 @@ class MixingWorker(Worker):
             log.warning("%s has not sent its weights: going on with the own ones", leader[:8])
             return
         step, data = state
-        elements = sum(fragment.size for fragment in self.plan.fragments)
         try:
-            weights = decode_weights(data, elements, 32)
+            weights = decode_weights(data, self.count_elements(), 32)
         except ValueError as error:
             log.warning("ignored the weights of %s: %s", leader[:8], error)
             return
@@ -196,19 +137,9 @@ class MixingWorker(Worker):
         self.mixing.step = max(self.mixing.step, step)
         log.info("took the weights of %s at its step %d", leader[:8], step)
 
-    @property
-    def needs_smaller_plan(self) -> bool:
-        """Return False: averaging needs the whole state in memory, so no plan is smaller."""
-        return False
-
 
 def mixing_settings(spec: RunSpec) -> MixingSettings:
     """Return how a recipe's machines average their weights."""
     recipe = spec.recipe
     topology = find_topology(recipe.mixing_topology)
     return MixingSettings(topology, recipe.mixing_bits, recipe.mixing_interval)
-
-
-def find_worker_class(spec: RunSpec) -> type[Worker]:
-    """Return the worker that trains a spec's strategy."""
-    return MixingWorker if spec.recipe.mixes_weights else Worker

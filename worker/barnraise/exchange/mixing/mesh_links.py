@@ -123,7 +123,8 @@ class MeshLinks:
         self._has_logged_refusal = False  # for want of room
         self._repeats = RepeatedWarnings(log)
         self._state: tuple[int, bytes] = (0, b"")  # step and weights that joining machines get
-        self._beacon: MixingFrame | None = None  # of the current step
+        # A new link begins with it: the current step's beacon, or what this machine does.
+        self._greeting: tuple[MixingFrame, bytes] | None = None
         self._fetch: _StateFetch | None = None
         self._uplink = uplink or FairShare()
         self._meters = Meter(), Meter()  # of bytes sent and received
@@ -215,6 +216,34 @@ class MeshLinks:
         with self._changed:
             self._inbox.start_step(step)
         self._schedule(self._queue_step, step, roster, payload, set(receivers))
+
+    def send_group_frame(self, kind: FrameKind, data: bytes, receivers: Sequence[str]) -> None:
+        """Send some neighbours a message about a group.
+
+        Args:
+            kind: of the message.
+            data: its text.
+            receivers: keys of the neighbours that it is for.
+        """
+        assert len(data) <= PIECE_BYTES, "a message about a group is one frame"
+        frame = MixingFrame(kind, 0, bytes(ROSTER_BYTES))
+        for key in receivers:
+            self._schedule(self._queue, key, frame, data)
+
+    def publish_member_state(self, data: bytes) -> None:
+        """Send all neighbours what this machine does, and those that link later too.
+
+        Args:
+            data: the text of a `MemberState`.
+        """
+        self._schedule(
+            self._queue_greeting, MixingFrame(FrameKind.MEMBER_STATE, 0, bytes(ROSTER_BYTES)), data
+        )
+
+    def pop_group_frames(self) -> list[tuple[str, MixingFrame]]:
+        """Remove and return the neighbours' messages about groups; see `StepInbox`."""
+        with self._changed:
+            return self._inbox.pop_group_frames()
 
     def offer_state(self, step: int, weights: bytes) -> None:
         """Set the weights, in 32 bits, that machines which join will get."""
@@ -388,8 +417,8 @@ class MeshLinks:
         with self._changed:
             self._inbox.add_neighbour(key)
             self._changed.notify_all()
-        if self._beacon is not None:  # a machine that joins learns at which step the others are
-            self._queue(key, self._beacon, b"")
+        if self._greeting is not None:  # a machine that joins learns where the others are
+            self._queue(key, *self._greeting)
         writer = asyncio.create_task(self._write(link))
         try:
             while True:
@@ -451,11 +480,16 @@ class MeshLinks:
         fetch.complete = len(fetch.data) == frame.total
 
     def _queue_step(self, step: int, roster: bytes, payload: bytes, receivers: set[str]) -> None:
-        self._beacon = MixingFrame(FrameKind.BEACON, step, roster)
+        self._queue_greeting(MixingFrame(FrameKind.BEACON, step, roster), b"")
         for key in list(self._links):
-            self._queue(key, self._beacon, b"")
             if key in receivers:
                 self._queue(key, MixingFrame(FrameKind.WEIGHTS, step, roster), payload)
+
+    def _queue_greeting(self, frame: MixingFrame, payload: bytes) -> None:
+        """Queue a frame for all links, and for those that open before the next one."""
+        self._greeting = frame, payload
+        for key in list(self._links):
+            self._queue(key, frame, payload)
 
     def _queue(self, key: str, frame: MixingFrame, payload: bytes) -> None:
         """Queue a frame, whose payload is sent in pieces.

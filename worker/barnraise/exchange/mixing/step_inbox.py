@@ -8,6 +8,7 @@ is not heard of within the patience is suspected: nobody waits for it until it h
 """
 
 import struct
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +19,7 @@ from barnraise.errors import MessageError
 PIECE_BYTES = 1 << 17  # of weights in one frame
 MAX_LEAD = 512  # steps by which a neighbour's weights may be ahead; more are not stored
 MAX_STORED = 2  # weights of one neighbour: it waits for ours before it sends the third
+MAX_GROUP_FRAMES = 16  # of one neighbour that wait to be read; older ones are dropped
 MAX_STEP = 1 << 48
 ROSTER_BYTES = 16
 _HEADER = struct.Struct(f">BQ{ROSTER_BYTES}sQQ")  # kind, step, roster, bytes in all, offset
@@ -31,6 +33,11 @@ class FrameKind(Enum):
     STATE_REQUEST = 2  # a machine that joins wants a neighbour's weights in 32 bits
     STATE = 3  # a piece of those
     HELLO = 4  # the first frame of a channel, by which the other side learns of it; no bytes
+    MEMBER_STATE = 5  # what a machine does; see `protocol/group_messages.py`
+    INVITATION = 6  # to a group that averages gradients
+
+
+GROUP_KINDS = (FrameKind.MEMBER_STATE, FrameKind.INVITATION)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,9 @@ class _Neighbour:
     incomplete: tuple[int, bytearray] | None = None  # step and the first bytes of its weights
     # By step: the roster that they were sent to, and their bytes.
     weights: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    group_frames: deque[MixingFrame] = field(
+        default_factory=lambda: deque[MixingFrame](maxlen=MAX_GROUP_FRAMES)
+    )
 
 
 class StepInbox:
@@ -162,6 +172,22 @@ class StepInbox:
             neighbour.suspected = neighbour.suspected and frame.step < self._step
         elif frame.kind is FrameKind.WEIGHTS:
             self._accept_piece(neighbour, frame)
+        elif frame.kind in GROUP_KINDS:
+            if frame.total != len(frame.data):
+                raise MessageError("a message about a group is not in one piece")
+            neighbour.group_frames.append(frame)
+
+    def has_group_frames(self) -> bool:
+        """Return whether messages about groups wait to be read."""
+        return any(neighbour.group_frames for neighbour in self._neighbours.values())
+
+    def pop_group_frames(self) -> list[tuple[str, MixingFrame]]:
+        """Remove and return the messages about groups with their senders' keys, in order."""
+        found: list[tuple[str, MixingFrame]] = []
+        for key, neighbour in self._neighbours.items():
+            found += [(key, frame) for frame in neighbour.group_frames]
+            neighbour.group_frames.clear()
+        return found
 
     def _accept_piece(self, neighbour: _Neighbour, frame: MixingFrame) -> None:
         if frame.total != self._payload_bytes:
