@@ -190,7 +190,7 @@ class Person:
         return answer
 
 
-def wait_until(condition: Callable[[], Any], description: str, seconds: float = 240.0) -> Any:
+def wait_until(condition: Callable[[], Any], description: str, seconds: float = 600.0) -> Any:
     """Wait until the condition returns a true value, and return it.
 
     Args:

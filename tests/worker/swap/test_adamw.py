@@ -182,7 +182,7 @@ def test_adamw_divides_and_skips_by_tensors_as_a_gpu_does():
 @pytest.mark.parametrize("begin, length", [(32, 64), (0, 96), (64, 1 << 20)])
 def test_adamw_refuses_what_is_not_a_tile(begin, length):
     flats = [torch.zeros(length) for _ in range(4)]
-    with pytest.raises(AssertionError, match="no tile"):
+    with pytest.raises(AssertionError, match="not a tile"):
         adamw_update(AdamWStep(ODD.fragments()[1], STEP_NUMBER, RATE, DECAY), begin, *flats)
 
 
