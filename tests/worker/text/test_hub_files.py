@@ -3,10 +3,12 @@
 Each test has a process's only hub: `huggingface_hub` reads its address when it is imported.
 """
 
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from helpers.fake_hub import FakeHub
@@ -18,6 +20,17 @@ CARD = (
     b"---\nconfigs:\n- config_name: en\n  data_files:\n  - split: train\n    path: en/*.jsonl\n"
     b"- config_name: de\n  data_files: de/*.jsonl\n---\n"
 )
+
+
+def archive() -> bytes:
+    """Return an archive of a training part, a test part and a file of passwords."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as content:
+        for name in ("in/train.jsonl", "in/test.jsonl", "in/passwords.json"):
+            content.writestr(name, JSONL)
+    return file.getvalue()
+
+
 DATASETS = {
     "barn/plain": {
         "train.jsonl": JSONL,
@@ -31,6 +44,8 @@ DATASETS = {
     "barn/languages": {"en.jsonl": JSONL, "de.jsonl": JSONL},
     "barn/book": {"book.txt": "\n".join(TEXTS).encode()},
     "barn/images": {"a.png": b"x", "README.md": b"# Images"},
+    "barn/zipped": {"data.zip": archive(), "requirements.txt": b"r"},
+    "barn/private": {"a.txt": JSONL, ".git/b.txt": b"b", "secrets/c.txt": b"c"},
 }
 # What is typed → the files that are read, or a part of the sentence that refuses it.
 CASES = {
@@ -43,8 +58,13 @@ CASES = {
     "barn/configured/de": ["de/b.jsonl"],
     "barn/configured/fr": "no configuration 'fr'; it has en, de",
     "barn/configured/en:test": "no split 'test'; it has train",
+    "barn/configured/en/a.jsonl": ["en/a.jsonl"],
+    "barn/plain/test.jsonl": ["test.jsonl"],
+    "barn/plain/no.jsonl": "has no file or folder 'no.jsonl'",
     "barn/languages": "mixes the languages de, en",
     "barn/book": ["book.txt"],
+    "barn/zipped": ["data.zip/in/train.jsonl"],
+    "barn/private": ["a.txt"],
     "barn/images": "holds no text that this version reads; it holds .md, .png",
     "barn/nothing": "does not exist, or HF_TOKEN has no access to it",
 }

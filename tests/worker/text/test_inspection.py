@@ -24,6 +24,7 @@ LINES = "".join(f"Sentence {i} of the text, with some words.\n" for i in range(6
 ROWS = [{"text": f"Row {i} has some words in it.", "id": i} for i in range(30)]
 JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
 TEXTS = [row["text"] for row in ROWS]
+SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0skip"  # with which pzstd begins
 CSV = "id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(TEXTS))
 BYTES = InspectionOptions("bytes")  # learning a BPE would only take longer
 
@@ -70,6 +71,12 @@ def archive(**files: bytes) -> bytes:
     return file.getvalue()
 
 
+def encrypt(content: bytes) -> bytes:
+    """Mark the first file of an archive as one that needs a password."""
+    place = content.find(b"PK\x01\x02") + 8
+    return content[:place] + bytes([content[place] | 1]) + content[place + 1 :]
+
+
 # ---- formats
 
 FORMATS = {
@@ -114,6 +121,15 @@ FORMATS = {
     "a.arrow": (arrow_file(stream=False), "arrow"),
     "stream.arrow": (arrow_file(stream=True), "arrow"),
     "a.zip": (archive(**{"in/a.txt": LINES.encode(), ".env": b"KEY=1"}), "text"),
+    "Who are you?.txt": (LINES, "text"),
+    "to skip.zst": (SKIPPED_FRAME + zstandard.compress(LINES.encode()), "text"),
+    "joined.jsonl": ("".join("\ufeff" + json.dumps(row) + "\n" for row in ROWS), "jsonl"),
+    "objects.json": ("".join(json.dumps(row, indent=1) + "\n" for row in ROWS), "json"),
+    "comma.json": (json.dumps(ROWS)[:-1] + ",]", "json"),
+    "stated.csv": ("sep=;\nid;text\n" + "".join(f"1;{t}\n" for t in TEXTS), "csv"),
+    "blank lines.csv": ("\n" + CSV.replace("\n", "\n\n"), "csv"),
+    "stray.tsv": ("id\ttext\n" + "".join(f'"{i}\t{t}\n' for i, t in enumerate(TEXTS)), "tsv"),
+    "lines.tsv": ("id\ttext\n" + "".join(f'"a\nb"\t"{t}"\n' for t in TEXTS), "tsv"),
 }
 
 
@@ -131,6 +147,10 @@ NO_TEXT = {
     "empty.txt": (b"", "empty"),
     "blank.txt": (b" \n\n\t \n", "white space"),
     "page.jsonl": ("<!doctype HTML><html>", "a web page"),
+    "marked.txt": (b"\xef\xbb\xbf<!doctype html>" + b"words " * 9, "a web page"),
+    "wide.txt": ("<html><p>words".encode("utf-16"), "a web page"),
+    "declared.txt": ('<?xml version="1.0"?>\n<!-- x -->\n<!DOCTYPE html>', "a web page"),
+    "print.txt": ("%!PS-Adobe-3.0\n" + "words " * 9, "a PostScript document"),
     "pointer.parquet": ("version https://git-lfs.github.com/spec/v1\noid x", "Git LFS pointer"),
     "a.txt": ("%PDF-1.4 text", "a PDF document"),
     "word.txt": (archive(**{"[Content_Types].xml": b"<x/>"}), "office document"),
@@ -138,10 +158,17 @@ NO_TEXT = {
     "image.txt": (b"\x89PNG\r\n\x1a\n" + bytes(100), "an image"),
     "program": (b"\x7fELF" + bytes(100), "a program"),
     "key.txt": ("a\n-----BEGIN OPENSSH PRIVATE KEY-----\nabc", "a private key"),
+    "wide key.txt": ("-----BEGIN RSA PRIVATE KEY-----\nabc".encode("utf-16"), "a private key"),
+    "old key.txt": ("---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nabc", "a private key"),
+    "age.txt": ("AGE-SECRET-KEY-1" + "Q" * 58, "a private key"),
+    "unfinished.txt": (LINES.encode() * 30 + bytes(100_000), "are NUL"),
+    "passwords.txt": (LINES, "rename it if it holds none"),
     "noise.txt": (bytes(range(256)) * 30, "a binary file"),
     "a.parquet": ("not parquet at all", "not Parquet"),
     "tar.txt": (bytes(257) + b"ustar" + bytes(300), "tar"),
     "images.zip": (archive(**{"a.png": b"x", "b.jpg": b"y"}), "archive of unknown content"),
+    "locked.zip": (encrypt(archive(**{"a.txt": LINES.encode()})), "a.txt (encrypted)"),
+    "languages.zip": (archive(**{"en.txt": b"x" * 99, "de.txt": b"y" * 99}), "languages de, en"),
 }
 
 
@@ -157,6 +184,25 @@ def test_file_without_text_is_refused_by_name(look, name):
 
 
 NOISE = random.Random(1).randbytes(2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a.ipynb", ".ipynb is not a text format; it is read as"),
+        ("a.xml", ".xml is not a text format"),
+        (".a.txt", "hidden"),
+        ("config.json", "configuration"),
+        ("a.txt.bak", "a temporary file"),
+        ("noextension", ""),
+    ],
+)
+def test_named_file_that_a_folder_would_leave_out_is_warned_of(look, name, reason):
+    found = look(name, LINES if name != "config.json" else JSONL)
+    assert not found.refusal and len(found.warnings) == (1 if reason else 0)
+    assert not reason or reason in found.warnings[0]
+
+
 DAMAGED = {
     "a.txt.gz": gzip.compress(LINES.encode())[:-30],
     "crc.txt.gz": gzip.compress(LINES.encode())[:-6] + b"123456",
@@ -207,6 +253,12 @@ ENCODINGS = [
     (RUSSIAN, "koi8-r", "koi8-r"),
     (JAPANESE, "shift_jis", "cp932"),
     (JAPANESE, "euc_jp", "euc_jp"),
+    (JAPANESE, "iso2022_jp", "iso2022_jp"),
+    (CHINESE, "utf-16-le", "utf-16-le"),
+    (RUSSIAN, "utf-16-be", "utf-16-be"),
+    (LINES, "utf-32-le", "utf-32-le"),
+    (LINES * 30 + "one café, naïve\n", "latin-1", "cp1252"),
+    (LINES * 500 + GERMAN * 30, "cp1252", "cp1252"),
     (CHINESE, "gbk", "gb18030"),
 ]
 
@@ -216,10 +268,7 @@ def test_encoding_is_found_and_named(look, text, codec, named):
     found = look("a.txt", text.encode(codec))
     assert not found.refusal and found.files[0].encoding == named
     assert found.bytes == len(text.encode()) and found.samples[0] == text[:300]
-    is_guess = not named.startswith(("utf-8", "utf-16", "utf-32")) or named in (
-        "utf-16-le",
-        "utf-16-be",
-    )
+    is_guess = named not in ("utf-8", "utf-16", "utf-32")
     assert any(named in warning for warning in found.warnings) == is_guess
 
 
@@ -242,6 +291,14 @@ UNDECODABLE = {
 def test_more_than_a_thousandth_undecodable_is_refused(look, kind):
     refusal = look("a.txt", UNDECODABLE[kind]).refusal
     assert "% of its bytes are not UTF-8" in refusal and "convert it" in refusal
+
+
+def test_encoding_that_changes_late_does_not_break_a_line_end(look):
+    """A CR may end the part that was read as ASCII, with its LF in the next part."""
+    part = ("a" * 63 + "\n") * 16383 + "a" * 63  # one byte less than is read at once
+    found = look("a.txt", (part + "\r\n" + GERMAN).encode("cp1252"))
+    assert found.files[0].encoding == "cp1252"
+    assert found.characters == len(part) + 1 + len(GERMAN)
 
 
 def test_few_undecodable_bytes_are_replaced_and_counted(look):
@@ -293,6 +350,22 @@ def test_rows_that_cannot_be_used_are_refused(look, content, sentence):
     assert sentence in look("a.jsonl", content).refusal
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt", "a"])
+def test_rows_whose_first_line_is_long_are_rows(look, name):
+    found = look(name, json.dumps({"text": "word " * 20_000}) + "\n" + JSONL)
+    assert not found.refusal and found.documents == 31
+
+
+def test_text_beside_nested_columns_is_warned_of(look):
+    rows = [{"title": f"Title {i}", "paragraphs": [{"context": "words"}]} for i in range(30)]
+    warnings = look("a.json", json.dumps({"version": "1", "data": rows})).warnings
+    assert "its text is the column 'title'; other columns hold lists" in warnings[0]
+
+
+def test_column_of_a_plain_text_is_refused(look):
+    assert "plain text, which has no column 'body'" in look("a.txt", LINES, "body").refusal
+
+
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
@@ -325,6 +398,11 @@ CSV_ODDITIES = {
     "quotes.csv": ("text,id\n" + "".join(f'"a 2"" {text}\nx",1\n' for text in TEXTS), "", ""),
     "long row.csv": (CSV + "x,y,z\n", "", "1 rows have more fields than there are names"),
     "no line end.csv": (CSV.rstrip("\n"), "", ""),
+    "stray quotes.csv": (
+        CSV + "31,\n" * 20 + '32,"x\n33,y "z"\n',
+        "",
+        "a quote in line 52 is not closed",
+    ),
 }
 
 
@@ -341,12 +419,33 @@ def test_odd_csv_is_read_whole_or_with_a_warning(look, name):
     [
         ("text\n" + "".join(f"{text}, he said\n" for text in TEXTS), "a delimiter into quotes"),
         (CSV + '31,"open\n' + CSV * 4, "line 32 opens a quote that is never closed"),
+        (CSV + '31,"open\n' + CSV + '32,"open\n', "a quote in line 32 is not closed at the end"),
         ("A long first line of a table without names,and another one\nx,y\n", "column1, column2"),
     ],
-    ids=["delimiters in texts", "open quote", "no names"],
+    ids=["delimiters in texts", "open quote", "stray quotes", "no names"],
 )
 def test_csv_whose_rows_cannot_be_told_apart_is_refused(look, content, sentence):
     assert sentence in look("a.csv", content).refusal
+
+
+def test_archive_is_read_as_a_folder_is(look):
+    names = [
+        "train.txt",
+        "test.txt",
+        "a\\.env",
+        "m/node_modules/x.txt",
+        "../../b.txt",
+        "a/train.txt",
+    ]
+    found = look("a.zip", archive(**{name: (LINES + name).encode() for name in names}))
+    assert [file.path.partition(".zip/")[2] for file in found.files] == ["a/train.txt", "train.txt"]
+    reasons = {item.path.partition(".zip/")[2]: item.reason for item in found.left_out}
+    assert reasons == {
+        "test.txt": "the split 'test'",
+        "a/.env": "may hold passwords or keys",
+        "m/node_modules/x.txt": "packages of a program",
+        "../../b.txt": "a path out of its archive",
+    }
 
 
 def test_archive_inside_of_an_archive_is_left_out(look):
@@ -499,6 +598,25 @@ def test_dataset_folder_with_configurations_needs_a_choice(tmp_path):
     assert [file.path for file in inspect(tmp_path).files] == [f"{tmp_path}/small/rows.jsonl"]
     (tmp_path / "README.md").write_text(f"{card}{second}---\n")
     with pytest.raises(TextError, match=r"several configurations.*small, large"):
+        inspect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("card", "reason"),
+    [
+        ("---\nconfigs: [\n---\n", "cannot be used"),
+        ("---\nconfigs:\n- config_name: a\n  data_files: no/*.jsonl\n---\n", "cannot be used"),
+        ("# Notes\nconfigs: none\n---\n", ""),
+    ],
+    ids=["damaged", "nothing there", "no card"],
+)
+def test_card_that_cannot_be_used_is_a_sentence(tmp_path, card, reason):
+    (tmp_path / "a.jsonl").write_text(JSONL)
+    (tmp_path / "README.md").write_text(card)
+    if not reason:
+        assert inspect(tmp_path).documents == 30
+        return
+    with pytest.raises(TextError, match=reason):
         inspect(tmp_path)
 
 

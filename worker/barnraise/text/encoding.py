@@ -1,7 +1,8 @@
 """Decode the bytes of a file of text: find its encoding, count what cannot be decoded.
 
 UTF-8 with or without a byte order mark, and UTF-16 and UTF-32 by their marks, need no guess. Any
-other encoding is detected by charset-normalizer and named in a warning. Line ends become LF.
+other encoding is detected by charset-normalizer and named in a warning. A text of ASCII decides at
+its first other byte, wherever that is. Line ends become LF.
 """
 
 import codecs
@@ -12,7 +13,12 @@ from dataclasses import dataclass
 
 from barnraise.errors import TextError
 from barnraise.text.decompression import ByteStream
-from barnraise.text.file_format import INSTALL_ADVICE, find_unmarked_utf16
+from barnraise.text.file_format import (
+    HEAD_BYTES,
+    INSTALL_ADVICE,
+    MAX_CONTROL_SHARE,
+    find_unmarked_unicode,
+)
 from barnraise.text.letters import LETTERS_BY_CODEC, choose_codec
 
 MAX_BAD_SHARE = 0.001  # of a file's bytes that may be undecodable
@@ -27,6 +33,7 @@ _MARKS = (
 )
 _GUESS_BYTES = 64 << 10  # around the first undecodable byte; a longer sample only takes longer
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_JAPANESE_ESCAPE = re.compile(rb"\x1b\$[@B]")  # switches to Japanese in ISO-2022-JP, which is ASCII
 _BEYOND_ASCII = re.compile("[^\x00-\x7f]")
 REPLACEMENT = "\ufffd"
 
@@ -40,15 +47,19 @@ class DecodingCounts:
         is_guess: whether the encoding was detected, not stated.
         read_bytes: the bytes read.
         bad_bytes: those that could not be decoded; each run of them became U+FFFD.
+        characters: that were decoded.
+        nuls: NUL characters among them.
     """
 
     encoding: str = "utf-8"
     is_guess: bool = False
     read_bytes: int = 0
     bad_bytes: int = 0
+    characters: int = 0
+    nuls: int = 0
 
     def check(self) -> None:
-        """Refuse a file with too many undecodable bytes.
+        """Refuse a file with too many undecodable bytes, or with more NULs than text has.
 
         Raises:
             TextError: with the share, without the file's name.
@@ -58,6 +69,11 @@ class DecodingCounts:
             raise TextError(
                 f"{share:.1%} of its bytes are not {self.encoding.upper()}, nor is it in another "
                 "known encoding: convert it to UTF-8"
+            )
+        if self.nuls > max(2, MAX_CONTROL_SHARE * self.characters):
+            raise TextError(
+                f"{self.nuls / self.characters:.1%} of its characters are NUL: it is binary, or "
+                "was not written to its end"
             )
 
 
@@ -70,25 +86,49 @@ def find_encoding(sample: bytes) -> tuple[str, bool]:
     for mark, codec in _MARKS:
         if sample.startswith(mark):
             return codec, False
-    if unmarked := find_unmarked_utf16(sample[:4096]):
+    if unmarked := find_unmarked_unicode(sample[:HEAD_BYTES]):
         return unmarked, True
+    if _JAPANESE_ESCAPE.search(sample) and sample.isascii():
+        return "iso2022_jp", True
+    return _find_byte_encoding(sample)
+
+
+def _find_byte_encoding(sample: bytes) -> tuple[str, bool]:
+    """Return the codec of a text in UTF-8 or an older encoding, and whether it is a guess.
+
+    Raises:
+        TextError: no encoding fits.
+    """
     text = sample.decode("utf-8", errors="surrogateescape")
     bad = [match.start() for match in _SURROGATES.finditer(text)]
-    # A character may be cut at the sample's end.
-    if len(bad) <= 3 and len(sample) >= SAMPLE_BYTES and all(b >= len(text) - 3 for b in bad):
-        bad = []
+    if len(bad) <= 3 and all(position >= len(text) - 3 for position in bad):
+        return "utf-8", False  # a character may be cut at the sample's end
     others = sum(1 for _ in _BEYOND_ASCII.finditer(text)) - len(bad)
-    if len(bad) <= MAX_BAD_SHARE * len(sample) or others >= len(bad):
-        return "utf-8", False  # with others, it is UTF-8 that is damaged
+    is_few = len(bad) <= MAX_BAD_SHARE * len(sample)
+    if others >= len(bad) or (is_few and others):
+        return "utf-8", False  # it is UTF-8 that is damaged
     first = len(text[: bad[0]].encode("utf-8", errors="surrogateescape"))
     begin = max(0, first - _GUESS_BYTES // 2)
-    return _guess(sample[begin : begin + _GUESS_BYTES], len(bad) / max(1, len(sample))), True
+    codec = _guess(sample[begin : begin + _GUESS_BYTES], is_required=not is_few)
+    if not codec and not is_few:
+        raise TextError(
+            f"{len(bad) / len(sample):.1%} of its bytes are not UTF-8, nor is it in another known "
+            "encoding: convert it to UTF-8"
+        )
+    return (codec, True) if codec else ("utf-8", False)
 
 
-def _guess(sample: bytes, bad_share: float) -> str:
+def _guess(sample: bytes, is_required: bool) -> str:
+    """Return the codec that a text is in by its letters, or "".
+
+    Raises:
+        TextError: charset-normalizer is not installed, and the text cannot be read without it.
+    """
     try:
         from charset_normalizer import from_bytes
     except ImportError:
+        if not is_required:
+            return ""
         raise TextError(
             f"it is not UTF-8, and this machine cannot find its encoding yet: {INSTALL_ADVICE}, "
             "then try again"
@@ -96,12 +136,7 @@ def _guess(sample: bytes, bad_share: float) -> str:
     matches = from_bytes(sample, cp_isolation=list(LETTERS_BY_CODEC), preemptive_behaviour=False)
     ranked = [name for match in matches for name in (match.encoding, *match.could_be_from_charset)]
     codec = choose_codec(sample, ranked)
-    if not codec:
-        raise TextError(
-            f"{bad_share:.1%} of its bytes are not UTF-8, nor is it in another known encoding: "
-            "convert it to UTF-8"
-        )
-    return codecs.lookup(codec).name
+    return codecs.lookup(codec).name if codec else ""
 
 
 def decode_stream(file: ByteStream, counts: DecodingCounts) -> Iterator[str]:
@@ -119,7 +154,11 @@ def decode_stream(file: ByteStream, counts: DecodingCounts) -> Iterator[str]:
     decoder = _Decoder(counts)
     if text := decoder.decode(sample):
         yield text
+    is_undecided = counts.encoding == "utf-8" and sample.isascii()
     while data := file.read(READ_BYTES):
+        if is_undecided and not data.isascii():
+            is_undecided = False
+            decoder.choose_codec(data)
         if text := decoder.decode(data):
             yield text
     if text := decoder.decode(b"", final=True):
@@ -143,15 +182,28 @@ class _Decoder:
 
     def __init__(self, counts: DecodingCounts) -> None:
         self._counts = counts
+        self._decoder = self._open()
+
+    def _open(self) -> io.IncrementalNewlineDecoder:
         # Only UTF-8 has an error handler that shows each undecodable byte.
-        self._shows_bad_bytes = counts.encoding.startswith("utf-8")
+        self._shows_bad_bytes = self._counts.encoding.startswith("utf-8")
         errors = "surrogateescape" if self._shows_bad_bytes else "replace"
-        decoder = codecs.getincrementaldecoder(counts.encoding)(errors=errors)
-        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+        decoder = codecs.getincrementaldecoder(self._counts.encoding)(errors=errors)
+        return io.IncrementalNewlineDecoder(decoder, translate=True)
+
+    def choose_codec(self, data: bytes) -> None:
+        """Choose the codec by the first data beyond ASCII; what is decoded is ASCII in any."""
+        self._counts.encoding, self._counts.is_guess = _find_byte_encoding(data)
+        _, state = self._decoder.getstate()
+        self._decoder = self._open()
+        if state & 1:  # a CR waits for the LF that may follow
+            self._decoder.decode(b"\r")
 
     def decode(self, data: bytes, final: bool = False) -> str:
         self._counts.read_bytes += len(data)
         text = self._decoder.decode(data, final)
+        self._counts.characters += len(text)
+        self._counts.nuls += text.count("\0")
         if not self._shows_bad_bytes:
             self._counts.bad_bytes += text.count(REPLACEMENT)
             return text

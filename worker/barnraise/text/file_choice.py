@@ -7,7 +7,7 @@ splits without a training part, are an ambiguous choice, which is refused.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -31,14 +31,30 @@ OFFICE = "an office document: save its text as .txt"
 ARCHIVE = "an archive of unknown content"
 TEMPORARY = "a temporary file"
 SYSTEM = "a file of the operating system"
+NO_SUFFIX = "not a text format by its name"
 
 _SYSTEM_NAMES = {"thumbs.db", "ehthumbs.db", "desktop.ini", ".ds_store", "icon\r", "ntuser.dat"}
 _PRIVATE_STEMS = re.compile(
-    r"(id_(rsa|dsa|ecdsa|ed25519)|authorized_keys|known_hosts|htpasswd|passwd|shadow|wallet"
-    r"|(service[-_. ]?account|credential|secret|password|passphrase|api[-_. ]?key|recovery[-_. ]?"
-    r"code|private[-_. ]?key|access[-_. ]?token|auth[-_. ]?token)s?)([-_. ].*)?",
+    r"id_(rsa|dsa|ecdsa|ed25519)([-_. ].*)?|(authorized_keys|known_hosts)([-_. ].*)?"
+    r"|htpasswd|passwd|shadow|env|kubeconfig|wallet([-_. ].*)?|(.*[-_. ])?secrets"
+    r"|secret([-_. ]?(\d+|prod\w*|dev\w*|staging|local|test|backup|old|new|key|token|file))*"
+    r"|(appsettings|local\.settings|google-services|connectionstrings)([-_. ].*)?"
+    r"|(bitwarden|lastpass|1password|dashlane|keepass\w*|nordpass|enpass)([-_. ].*)?",
     re.ASCII,
 )
+# Anywhere in a name.
+_PRIVATE_WORDS = re.compile(
+    r"(^|[-_. ])(credential|password|passwd|passphrase|service[-_. ]?account|firebase-adminsdk"
+    r"|(api|private|secret|access|ssh|signing)[-_. ]?key|(access|auth|bearer|refresh)[-_. ]?token"
+    r"|(client|app|oauth)[-_. ]?secret|(recovery|backup|2fa|mfa)[-_. ]?code"
+    r"|(seed|recovery)[-_. ]?phrase)s?($|[-_. ])",
+    re.ASCII,
+)
+_PRIVATE_NAMES = {
+    *("token.json", "tokens.json", "auth.json", "key.json", "keys.json", "keyfile.json"),
+    *("adc.json", "logins.json", "cookies.json", "cookies.txt", "seed.txt", "mnemonic.txt"),
+}
+_PRIVATE_FOLDERS = re.compile(r"(secret|credential|password|private[-_. ]?key)s", re.ASCII)
 _PRIVATE_SUFFIXES = {
     *(".env", ".pem", ".key", ".p12", ".pfx", ".jks", ".keystore", ".kdbx", ".kdb", ".ppk"),
     *(".gpg", ".pgp", ".asc", ".crt", ".cer", ".der", ".csr", ".ovpn", ".netrc", ".pgpass"),
@@ -60,8 +76,10 @@ _CONFIGURATION_NAMES = {
     *("settings.json", "config.json", "dataset_info.json", "dataset_infos.json", "state.json"),
     *("dataset_dict.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"),
     *("special_tokens_map.json", "generation_config.json", "added_tokens.json", "merges.txt"),
-    *("vocab.txt", "preprocessor_config.json", "bower.json", "appsettings.json"),
+    *("vocab.txt", "preprocessor_config.json", "bower.json", "trainer_state.json"),
+    *("adapter_config.json", "processor_config.json", "angular.json", "renovate.json"),
 }
+_CONFIGURATION_ENDINGS = (".index.json", ".config.json", ".schema.json", "-lock.json")
 _OFFICE_SUFFIXES = {
     *(".doc", ".docx", ".docm", ".dot", ".dotx", ".odt", ".ott", ".rtf", ".pdf", ".xls", ".xlsx"),
     *(".ods", ".ppt", ".pptx", ".odp", ".epub", ".mobi", ".azw3", ".djvu", ".pages", ".numbers"),
@@ -108,6 +126,10 @@ def folder_reason(name: str, entries: Iterable[str] = ()) -> str:
         return "a virtual environment"
     if folded.endswith((".egg-info", ".dist-info")):
         return "packages of a program"
+    if _PRIVATE_FOLDERS.fullmatch(folded):
+        return PRIVATE
+    if name == "..":
+        return "a path out of its archive"
     return HIDDEN if name.startswith(".") else ""
 
 
@@ -120,9 +142,9 @@ def file_reason(path: str) -> str:
         (SYSTEM, folded in _SYSTEM_NAMES or name.startswith("._")),
         (PRIVATE, suffix in _PRIVATE_SUFFIXES or folded.startswith(".env")),
         (HIDDEN, name.startswith(".")),
-        (PRIVATE, bool(_PRIVATE_STEMS.fullmatch(stem)) or folded == "env"),
+        (PRIVATE, _has_private_name(stem) or folded in _PRIVATE_NAMES),
         (TEMPORARY, suffix in _TEMPORARY_SUFFIXES or name.endswith("~") or name.startswith("~$")),
-        (CONFIGURATION, folded in _CONFIGURATION_NAMES or folded.endswith(".index.json")),
+        (CONFIGURATION, folded in _CONFIGURATION_NAMES or folded.endswith(_CONFIGURATION_ENDINGS)),
         (OFFICE, suffix in _OFFICE_SUFFIXES),
         (ARCHIVE, suffix in _ARCHIVE_SUFFIXES),
         (ABOUT_DATA, is_about_data(path)),
@@ -130,6 +152,33 @@ def file_reason(path: str) -> str:
         if applies:
             return reason
     return _format_reason(name, suffix)
+
+
+def _has_private_name(stem: str) -> bool:
+    return bool(_PRIVATE_STEMS.fullmatch(stem) or _PRIVATE_WORDS.search(stem))
+
+
+def reasons_by_path(paths: Collection[str]) -> dict[str, str]:
+    """Return why each file of an archive or a dataset is not read, or ""; folders count too.
+
+    Args:
+        paths: all files, with "/" between folders.
+    """
+    inside: dict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        parts = path.split("/")
+        for depth, part in enumerate(parts):
+            inside["/".join(parts[:depth])].add(part)
+    folders = {
+        folder: folder_reason(folder.rpartition("/")[2], inside[folder]) for folder in inside
+    }
+    folders[""] = ""  # what holds them all was chosen itself
+    reasons: dict[str, str] = {}
+    for path in paths:
+        parts = path.split("/")
+        above = (folders["/".join(parts[:depth])] for depth in range(len(parts)))
+        reasons[path] = next(filter(None, above), "") or file_reason(path)
+    return reasons
 
 
 def _format_reason(name: str, suffix: str) -> str:
@@ -141,7 +190,7 @@ def _format_reason(name: str, suffix: str) -> str:
         return ""  # its content is looked at
     if compression:
         return f"{suffix} is not a text format"
-    return f"{suffix} is not a text format" if suffix else "not a text format by its name"
+    return f"{suffix} is not a text format" if suffix else NO_SUFFIX
 
 
 def is_about_data(path: str) -> bool:
@@ -185,6 +234,13 @@ _LANGUAGE_WORDS = (
     "portugues"
 )
 LANGUAGES = frozenset(_LANGUAGE_WORDS.split())
+# A word that may name a language, with the script and region that may follow: "zh-Hant-TW".
+_LANGUAGE_TAG = re.compile(
+    r"(?P<language>[^\W_0-9]{2,})"
+    r"(?:[-_](?P<script>latn|cyrl|arab|hans|hant|deva|beng|grek|hebr|thai|jpan|kore|hang|armn|geor"
+    r"|ethi|khmr|laoo|mymr|sinh|taml|telu|knda|mlym|gujr|guru|orya|tibt|olck|tfng))?"
+    r"(?:[-_](?P<region>[a-z]{2}|\d{3}))?(?![^\W_0-9])"
+)
 
 
 def choose_split(paths: Sequence[str], wanted: str = "") -> tuple[list[str], list[LeftOut]]:
@@ -211,8 +267,9 @@ def choose_split(paths: Sequence[str], wanted: str = "") -> tuple[list[str], lis
         raise TextError(
             f"there are the splits {', '.join(present)} and none for training: name one of them"
         )
-    if not target:
+    if not target and len(present) <= 1:
         return list(paths), []
+    # Where several other splits are named, files that name none are the training part.
     chosen = [path for path in paths if splits[path] in ("", target)]
     if wanted:
         chosen = [path for path in paths if splits[path] == target]
@@ -236,13 +293,16 @@ def find_split(path: str) -> str:
     return ""
 
 
-def check_languages(paths: Sequence[str]) -> None:
+def check_languages(paths: Sequence[str]) -> list[str]:
     """Refuse files that are the same kind of text in several languages.
 
     Such paths differ in nothing but the name or code of a language, in a folder or a file's name.
 
+    Returns:
+        A warning, if only a smaller part of the files is of this kind.
+
     Raises:
-        TextError: all files are of this kind; with the choices.
+        TextError: most of the files are of this kind; with the choices.
     """
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:
@@ -250,15 +310,15 @@ def check_languages(paths: Sequence[str]) -> None:
             found[pattern][language].append(path)
     mixed = [choices for choices in found.values() if len(choices) > 1]
     covered = {path for choices in mixed for files in choices.values() for path in files}
-    if not covered or covered != set(paths):
-        return
+    if not covered:
+        return []
     choices = max(mixed, key=lambda choices: sum(map(len, choices.values())))
     listed = sorted(choices)[:12]
     places = ", ".join(_describe_choice(language, choices[language]) for language in listed)
-    raise TextError(
-        f"it mixes the languages {', '.join(listed)}: "
-        f"name the one to train on, or each that you want ({places})"
-    )
+    problem = f"it mixes the languages {', '.join(listed)}"
+    if 2 * len(covered) < len(paths):
+        return [f"{problem} ({places})"]
+    raise TextError(f"{problem}: name the one to train on, or each that you want ({places})")
 
 
 def _language_patterns(path: str) -> set[tuple[str, str]]:
@@ -271,12 +331,22 @@ def _language_patterns(path: str) -> set[tuple[str, str]]:
             name, suffix, _ = split_suffixes(part)
             if suffix not in FORMATS_BY_SUFFIX:
                 name, suffix = name + suffix, ""
-        for match in _WORD.finditer(name):
-            if match[0] in LANGUAGES:
-                around = f"{name[: match.start()]}*{name[match.end() :]}{suffix}"
+        for word in _WORD.finditer(name):
+            match = _LANGUAGE_TAG.match(name, word.start())
+            if match is None or not _is_language(match):
+                continue
+            # "en", "en_us" and "eng_latn" take the same place.
+            ends = {match.end(part) for part in ("language", "script", "region") if match[part]}
+            for end in ends:
+                around = f"{name[: match.start()]}*{name[end:]}{suffix}"
                 pattern = "/".join([*parts[:depth], around])
-                patterns.add((re.sub(r"\d+", "", pattern), match[0]))
+                patterns.add((re.sub(r"\d+", "", pattern), match["language"]))
     return patterns
+
+
+def _is_language(tag: re.Match[str]) -> bool:
+    """Return whether a word is a language: one of the list, or a code before a script."""
+    return tag["language"] in LANGUAGES or bool(tag["script"] and len(tag["language"]) == 3)
 
 
 def _describe_choice(language: str, paths: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ the first lines of JSON. The name decides the rest, in any letter case and witho
 ("rows.JSONL?download=true").
 """
 
+import codecs
 import json
 import re
 from urllib.parse import unquote, urlsplit
@@ -43,6 +44,7 @@ COMPRESSIONS_BY_SUFFIX = {
 _COMPRESSION_MAGIC = (
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
+    *((bytes([kind]) + b"\x2a\x4d\x18", "zstd") for kind in range(0x50, 0x60)),  # frames to skip
     (b"\xfd7zXZ\x00", "xz"),
     (b"PK\x03\x04", ZIP),
     (b"PK\x05\x06", ZIP),
@@ -73,6 +75,7 @@ _FOREIGN_MAGIC = (
     (b"\x93NUMPY", "a NumPy array"),
     (b"GGUF", "a model"),
     (b"PARE", "an encrypted Parquet file"),
+    (b"%!PS", "a PostScript document"),
     (b"SSH PRIVATE KEY FILE FORMAT", "a private key"),
     (b"PuTTY-User-Key-File", "a private key"),
     (
@@ -80,23 +83,35 @@ _FOREIGN_MAGIC = (
         "a Git LFS pointer instead of the data: run `git lfs pull` first",
     ),
 )
-_WEB_PAGE = re.compile(rb"\s*(<!doctype\s+html|<html[\s>])", re.I)
-_PRIVATE_KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----")
+# A web page may begin with a declaration of XML and comments.
+_WEB_PAGE = re.compile(
+    r"(?:<\?xml[^>]*>|<!--(?:(?!-->).)*-->|\s)*(?:<!doctype\s+html|<html[\s>])", re.I | re.S
+)
+_PRIVATE_KEY = re.compile(
+    rb"-{4,5} ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)? ?-{4,5}|AGE-SECRET-KEY-1[A-Z0-9]{40}"
+)
 _UNICODE_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 # Control characters that text has: tab, line ends, form feed, backspace, escape.
 _TEXT_CONTROLS = bytes((8, 9, 10, 11, 12, 13, 27))
 _CONTROLS = bytes(set(range(32)) - set(_TEXT_CONTROLS)) + b"\x7f"
 MAX_CONTROL_SHARE = 0.02  # of the bytes of a text
+MIN_UNMARKED_CHARACTERS = 32  # by which UTF-16 of other than Latin letters is recognised
 _JSON_LINES_TO_TRY = 3
+_OBJECT_START = re.compile(r'\{\s*"[^"\n]{1,100}"\s*:')
 
 
 def plain_name(name: str) -> str:
     """Return a path or address without its query and fragment, in lower case.
 
-    A download may leave the query in a file's name, so paths are cut in the same way.
+    A download may leave the query in a file's name, so paths are cut in the same way, if a suffix
+    is before it: "Who are you?.txt" is the name of a text.
     """
-    path = unquote(urlsplit(name).path) if "://" in name else name.partition("?")[0] or name
-    return path.rstrip("/").casefold()
+    if "://" in name:
+        return unquote(urlsplit(name).path).rstrip("/").casefold()
+    before, _, query = name.partition("?")
+    has_suffix = "." in before.rpartition("/")[2].lstrip(".")
+    is_query = has_suffix or "=" in query or "." not in query
+    return (before if is_query else name).rstrip("/").casefold()
 
 
 def split_suffixes(name: str) -> tuple[str, str, str]:
@@ -156,9 +171,9 @@ def _find_foreign(head: bytes) -> str:
             return description
     if head[257:262] == b"ustar":
         return "an archive of unknown content (tar)"
-    if _WEB_PAGE.match(head):
+    if _WEB_PAGE.match(decode_head(head)):
         return "a web page (HTML)"
-    if _PRIVATE_KEY.search(head):
+    if _PRIVATE_KEY.search(head) or _PRIVATE_KEY.search(head.replace(b"\0", b"")):  # in UTF-16
         return "it holds a private key"
     return ""
 
@@ -168,16 +183,21 @@ def _is_binary(head: bytes) -> bool:
 
     UTF-16 and UTF-32 have many NULs; they are recognised by their mark or by the NULs' positions.
     """
-    if head.startswith(_UNICODE_MARKS) or find_unmarked_utf16(head):
+    if head.startswith(_UNICODE_MARKS) or find_unmarked_unicode(head):
         return False
     controls = len(head) - len(head.translate(None, _CONTROLS))
     return controls > max(2, MAX_CONTROL_SHARE * len(head))
 
 
-def find_unmarked_utf16(head: bytes) -> str:
-    """Return the byte order of UTF-16 without a mark: every second byte of most text is NUL."""
+def find_unmarked_unicode(head: bytes) -> str:
+    """Return the codec of UTF-16 or UTF-32 without a mark, or "".
+
+    Every second byte of most text in UTF-16 is NUL. Text in other than Latin letters has NULs only
+    at spaces and line ends; it is recognised by having nothing but printable characters, which
+    other data hardly has.
+    """
     pairs = len(head) // 2
-    if pairs < 2:
+    if pairs < 2 or b"\0" not in head:
         return ""
     first = head[: 2 * pairs : 2].count(0) / pairs
     second = head[1 : 2 * pairs : 2].count(0) / pairs
@@ -185,7 +205,20 @@ def find_unmarked_utf16(head: bytes) -> str:
         return "utf-16-le"
     if first > 0.4 and second < 0.05:
         return "utf-16-be"
-    return ""
+    codecs_to_try = ("utf-32-le", "utf-32-be") if first + second > 1.0 else ()
+    if not codecs_to_try and pairs >= MIN_UNMARKED_CHARACTERS:
+        codecs_to_try = ("utf-16-le", "utf-16-be")
+    return next((codec for codec in codecs_to_try if _is_printable(head, codec)), "")
+
+
+def _is_printable(data: bytes, codec: str) -> bool:
+    """Return whether bytes are printable characters in a codec, some of them spaces."""
+    try:
+        text = codecs.getincrementaldecoder(codec)().decode(data)  # the last one may be cut
+    except UnicodeDecodeError:
+        return False
+    printable = "".join(text.split())
+    return len(printable) < len(text) and printable.isprintable()
 
 
 def decode_head(head: bytes) -> str:
@@ -194,7 +227,7 @@ def decode_head(head: bytes) -> str:
         return head.decode("utf-32", errors="replace")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return head.decode("utf-16", errors="replace")
-    return head.decode(find_unmarked_utf16(head) or "utf-8-sig", errors="replace")
+    return head.decode(find_unmarked_unicode(head) or "utf-8-sig", errors="replace")
 
 
 def _find_json(head: bytes, by_name: str) -> str:
@@ -203,7 +236,8 @@ def _find_json(head: bytes, by_name: str) -> str:
     if by_name == TEXT:
         if text.startswith("[") and re.match(r"\[\s*\{\s*\"", text):
             return JSON
-        return JSON_LINES if _count_json_lines(text, len(head)) > 1 else TEXT
+        is_long_line = len(head) >= HEAD_BYTES and "\n" not in text and _OBJECT_START.match(text)
+        return JSON_LINES if is_long_line or _count_json_lines(text, len(head)) > 1 else TEXT
     if text.startswith("["):
         # Lines that are lists each are rows without names; they are refused as such.
         return JSON_LINES if by_name == JSON_LINES and _starts_with_whole_line(text) else JSON

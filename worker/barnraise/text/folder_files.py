@@ -4,9 +4,11 @@ A link out of a folder, a device or a file that may not be read is left out, lik
 is not on the allow-list of `file_choice`.
 """
 
+import contextlib
 import io
 import os
 import stat
+import struct
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,16 +18,19 @@ from typing import Any, cast
 from barnraise.errors import TextError
 from barnraise.text.decompression import ByteStream, OpenFile, damage_named
 from barnraise.text.file_choice import (
+    ABOUT_DATA,
     ARCHIVE,
+    NO_SUFFIX,
     OFFICE,
+    PRIVATE,
     LeftOut,
     check_languages,
     choose_split,
     file_reason,
     folder_reason,
-    is_about_data,
+    reasons_by_path,
 )
-from barnraise.text.file_format import ZIP, find_compression
+from barnraise.text.file_format import ZIP, find_compression, split_suffixes
 from barnraise.text.source_file import SourceFile, load_datasets
 
 CARD_NAMES = ("README.md", ".huggingface.yaml")  # of a dataset that states its configurations
@@ -55,11 +60,16 @@ class FoundFiles:
         self.warnings += other.warnings
 
 
-def find_in_path(path: Path, column: str = "") -> FoundFiles:
+def find_in_path(path: Path, column: str = "", is_download: bool = False) -> FoundFiles:
     """Find the files of text in a file, an archive or a folder.
 
+    Args:
+        path: the file or folder.
+        column: the column with the text, if one was named.
+        is_download: whether the file comes from an address, which anybody may read.
+
     Raises:
-        TextError: it does not exist, cannot be read, or leaves an ambiguous choice.
+        TextError: it does not exist, cannot be read, may be private, or leaves an ambiguous choice.
     """
     try:
         status = path.stat()
@@ -76,9 +86,14 @@ def find_in_path(path: Path, column: str = "") -> FoundFiles:
         str(path), open_path(path), str(path.absolute()), status.st_size, True, column
     )
     found = FoundFiles([file])
-    if is_about_data(path.name):
+    reason = file_reason(path.name)
+    if reason == PRIVATE and not is_download:
+        raise TextError(f"{path} {PRIVATE}: rename it if it holds none")
+    if reason == ABOUT_DATA:
         found.warnings.append(f"{path} looks like a file about data or a program, not like a text")
-    _open_archives(found)
+    elif reason not in ("", NO_SUFFIX, OFFICE, ARCHIVE):  # their content decides
+        found.warnings.append(f"{path}: {reason}; it is read as what its content is")
+    open_archives(found)
     return found
 
 
@@ -95,18 +110,17 @@ def _find_in_folder(root: Path, column: str) -> FoundFiles:
     else:
         try:
             relative, others = choose_split(relative)
-            check_languages(relative)
+            found.warnings += [f"{root}: {warning}" for warning in check_languages(relative)]
         except TextError as error:
             raise TextError(f"{root}: {error}") from None
         found.left_out += [LeftOut(str(root / other.path), other.reason) for other in others]
     for name in relative:
         path = root / name
+        size = path.stat().st_size if path.exists() else 0  # one that vanished is left out later
         found.files.append(
-            SourceFile(
-                str(path), open_path(path), str(path.absolute()), path.stat().st_size, False, column
-            )
+            SourceFile(str(path), open_path(path), str(path.absolute()), size, False, column)
         )
-    _open_archives(found)
+    open_archives(found)
     found.left_out.sort(key=lambda left_out: left_out.path)
     return found
 
@@ -172,15 +186,37 @@ def _read_card(root: Path) -> set[str]:
     """Return the files of the configuration that a dataset's card chooses; none without a card.
 
     Raises:
-        TextError: the card offers several configurations or splits.
+        TextError: the card offers several configurations or splits, or cannot be used.
     """
     cards = [root / name for name in CARD_NAMES if (root / name).is_file()]
-    if not any("configs:" in card.read_text("utf-8", errors="replace") for card in cards):
+    if not any(states_configurations(card) for card in cards):
         return set()
-    files = choose_configured_files(str(root), str(root), "", "", None)
+    try:
+        files = choose_configured_files(str(root), str(root), "", "", None)
+    except TextError:
+        raise
+    except Exception as error:  # datasets raises its own, YAML's and the system's errors
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise TextError(
+            f"{root}: its card {cards[0].name} cannot be used: {reason[:200]}"
+        ) from None
     base = root.resolve()
     inside = [Path(file).resolve() for file in files]
-    return {path.relative_to(base).as_posix() for path in inside if path.is_relative_to(base)}
+    chosen = {path.relative_to(base).as_posix() for path in inside if path.is_relative_to(base)}
+    if not chosen:
+        raise TextError(f"{root}: none of the files that its card {cards[0].name} names is in it")
+    return chosen
+
+
+def states_configurations(card: Path) -> bool:
+    """Return whether a dataset's card lists its configurations, in the YAML at its begin."""
+    try:
+        text = card.read_text("utf-8-sig", errors="replace")
+    except OSError:
+        return False
+    if card.suffix == ".md":
+        text = text.partition("\n---")[0] if text.startswith("---") else ""
+    return any(line.startswith("configs:") for line in text.splitlines())
 
 
 def choose_configured_files(
@@ -223,26 +259,37 @@ def choose_configured_files(
 # ---- archives ----------------------------------------------------------------------------------
 
 
-def _open_archives(found: FoundFiles) -> None:
-    """Replace each zip archive by the files of text in it."""
+def open_archives(found: FoundFiles) -> None:
+    """Replace each zip archive by the files of text in it.
+
+    A file of the hub is looked at only if its name is that of an archive: each look takes a while.
+    """
     files = found.files
     found.files = []
     for file in files:
         try:
             with damage_named(file.path):
-                stream = file.open()
-                is_archive = find_compression(stream.read(16)) == ZIP
-                stream.close()
-                if not is_archive:
+                if not _is_archive(file):
                     found.files.append(file)
                     continue
-                members = _list_members(file, found.left_out)
+                members = _list_members(file, found)
         except TextError as error:
             _leave_out(file, str(error), found)
             continue
         if not members and not file.explicit and not found.left_out:
             _leave_out(file, ARCHIVE, found)
         found.files += members
+
+
+def _is_archive(file: SourceFile) -> bool:
+    if _is_remote(file) and split_suffixes(file.path)[2] != ZIP:
+        return False
+    with contextlib.closing(file.open()) as stream:
+        return find_compression(stream.read(16)) == ZIP
+
+
+def _is_remote(file: SourceFile) -> bool:
+    return file.location.startswith("hf://")
 
 
 def _leave_out(file: SourceFile, reason: str, found: FoundFiles) -> None:
@@ -256,48 +303,75 @@ def _leave_out(file: SourceFile, reason: str, found: FoundFiles) -> None:
     found.left_out.append(LeftOut(file.path, reason.removeprefix(file.path).lstrip(": ")))
 
 
-def _list_members(file: SourceFile, left_out: list[LeftOut]) -> list[SourceFile]:
-    """Return the files of text in an archive, in the order of their names."""
-    with zipfile.ZipFile(_open_seekable(file)) as archive:
-        infos = [info for info in archive.infolist() if not info.is_dir()]
-    names = {info.filename.casefold() for info in infos}
+def _list_members(file: SourceFile, found: FoundFiles) -> list[SourceFile]:
+    """Return the files of text in an archive, in the order of their names.
+
+    Args:
+        file: the archive.
+        found: to which the files that are left out, and warnings, are added.
+
+    Raises:
+        TextError: it holds none, is something else, or leaves an ambiguous choice.
+    """
+    with _open_archive(file) as archive:
+        infos = {_plain_path(info): info for info in archive.infolist() if not info.is_dir()}
+    names = {name.casefold() for name in infos}
     if any(name in names for name in _OFFICE_MEMBERS):
         raise TextError(OFFICE)
     if any(name in names for name in _PROGRAM_MEMBERS):
         raise TextError("a program")
-    members: list[SourceFile] = []
-    for info in sorted(infos, key=lambda info: info.filename):
-        shown = f"{file.path}/{info.filename}"
-        if reason := _member_reason(info):
-            left_out.append(LeftOut(shown, reason))
-            continue
-        members.append(
-            SourceFile(
-                shown,
-                _open_member(file, info.filename),
-                size=info.file_size,
-                explicit=False,
-                column=file.column,
-            )
+    reasons = reasons_by_path(infos)
+    for name, info in infos.items():
+        reasons[name] = reasons[name] or _member_reason(info)
+    readable = sorted(name for name in infos if not reasons[name])
+    if not readable:
+        listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(reasons.items())[:3])
+        raise TextError(f"{ARCHIVE}: none of its {len(infos)} files is a text: {listed}")
+    try:
+        chosen, others = choose_split(readable)
+        found.warnings += [f"{file.path}: {warning}" for warning in check_languages(chosen)]
+    except TextError as error:
+        raise TextError(f"{error}; unpack it to name them") from None
+    others += [LeftOut(name, reason) for name, reason in sorted(reasons.items()) if reason]
+    found.left_out += [LeftOut(f"{file.path}/{other.path}", other.reason) for other in others]
+    return [
+        SourceFile(
+            f"{file.path}/{name}",
+            _open_member(file, infos[name].filename),
+            size=infos[name].file_size,
+            explicit=False,
+            column=file.column,
         )
-    if not members:
-        raise TextError(f"{ARCHIVE}: none of its {len(infos)} files is a text")
-    return members
+        for name in chosen
+    ]
+
+
+def _plain_path(info: zipfile.ZipInfo) -> str:
+    """Return a file's path in an archive with "/", also where an old program wrote backslashes."""
+    return info.filename.replace("\\", "/")
 
 
 def _member_reason(info: zipfile.ZipInfo) -> str:
-    *folders, _ = info.filename.split("/")
-    for folder in folders:
-        if reason := folder_reason(folder):
-            return reason
     if info.flag_bits & 1:
         return "encrypted"
-    return file_reason(info.filename) or ("empty" if info.file_size == 0 else "")
+    return "empty" if info.file_size == 0 else ""
+
+
+def _open_archive(file: SourceFile) -> zipfile.ZipFile:
+    """Open a zip archive.
+
+    Raises:
+        zipfile.BadZipFile: it is damaged; zipfile itself raises other errors for some damage.
+    """
+    try:
+        return zipfile.ZipFile(_open_seekable(file))
+    except (ValueError, struct.error, OverflowError, IndexError) as error:
+        raise zipfile.BadZipFile(str(error)) from None
 
 
 def _open_seekable(file: SourceFile) -> Any:
     """Open an archive for random access; one that is inside of another is read into memory."""
-    if file.location and not file.location.startswith("hf://"):
+    if file.location and not _is_remote(file):
         return Path(file.location).open("rb")
     stream = file.open()
     if hasattr(stream, "seek"):
@@ -307,7 +381,6 @@ def _open_seekable(file: SourceFile) -> Any:
 
 def _open_member(file: SourceFile, name: str) -> OpenFile:
     def open_member() -> ByteStream:
-        archive = zipfile.ZipFile(_open_seekable(file))
-        return cast(ByteStream, archive.open(name))
+        return cast(ByteStream, _open_archive(file).open(name))
 
     return open_member

@@ -5,6 +5,7 @@ HF_ENDPOINT, HF_TOKEN, HF_HOME, HTTPS_PROXY. `datasets` reads which files a conf
 a dataset states none, `file_choice` chooses as for a folder.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,14 @@ from typing import Any
 from barnraise.errors import TextError
 from barnraise.text.decompression import OpenFile
 from barnraise.text.download import ATTEMPTS, BUSY_STATUSES, FIRST_PAUSE_SECONDS
-from barnraise.text.file_choice import LeftOut, check_languages, choose_split, file_reason
+from barnraise.text.file_choice import LeftOut, check_languages, choose_split, reasons_by_path
 from barnraise.text.file_format import INSTALL_ADVICE
-from barnraise.text.folder_files import FoundFiles, choose_configured_files
+from barnraise.text.folder_files import (
+    FoundFiles,
+    choose_configured_files,
+    open_archives,
+    states_configurations,
+)
 from barnraise.text.places import HubPlace
 from barnraise.text.source_file import SourceFile
 
@@ -33,6 +39,7 @@ def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep
     Raises:
         TextError: the dataset cannot be reached, or the choice is ambiguous.
     """
+    check_cache_folder()
     with hub_errors(place.repository):
         for attempt in range(ATTEMPTS - 1):
             try:
@@ -42,6 +49,22 @@ def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep
                     raise
             pause(FIRST_PAUSE_SECONDS * 2**attempt)
         return _find_files(place)
+
+
+def check_cache_folder() -> None:
+    """Refuse to download from the hub where no folder is known for its files.
+
+    Raises:
+        TextError: names the variable to set; `huggingface_hub` would use a folder called "~".
+    """
+    if any(os.environ.get(name) for name in ("HF_HOME", "XDG_CACHE_HOME")):
+        return
+    try:
+        Path.home()
+    except RuntimeError:
+        raise TextError(
+            "this user has no home folder: name a folder for downloads with the variable HF_HOME"
+        ) from None
 
 
 def _is_busy(error: BaseException) -> bool:
@@ -59,7 +82,8 @@ def _find_files(place: HubPlace) -> FoundFiles:
     system = _file_system()
     commit = _find_commit(place)
     root = f"datasets/{place.repository}@{commit}"
-    if _states_configurations(place.repository, commit):
+    names_file = bool(place.config) and system.isfile(f"{root}/{place.config}")
+    if not names_file and _states_configurations(place.repository, commit):
         paths = choose_configured_files(
             place.repository, f"hf:{place.repository}", place.config, place.split, commit
         )
@@ -67,8 +91,8 @@ def _find_files(place: HubPlace) -> FoundFiles:
         found = FoundFiles()
     else:
         found, names = _choose_files(place, system, root)
-    for name in list(names):
-        if reason := file_reason(name):
+    for name, reason in reasons_by_path(names).items():
+        if reason:
             found.left_out.append(LeftOut(f"hf:{place.repository}/{name}", reason))
             names.remove(name)
     if not names:
@@ -78,6 +102,7 @@ def _find_files(place: HubPlace) -> FoundFiles:
             f"it holds {', '.join(kinds[:20]) or 'nothing'}"
         )
     found.files = [_describe(system, place, root, name) for name in names]
+    open_archives(found)
     return found
 
 
@@ -107,8 +132,7 @@ def _states_configurations(repository: str, commit: str) -> bool:
         card = hf_hub_download(repository, "README.md", repo_type="dataset", revision=commit)
     except EntryNotFoundError:
         return False
-    front = Path(card).read_text("utf-8", errors="replace").partition("\n---")[0]
-    return any(line.startswith("configs:") for line in front.splitlines())
+    return states_configurations(Path(card))
 
 
 def _choose_files(place: HubPlace, system: Any, root: str) -> tuple[FoundFiles, list[str]]:
@@ -117,19 +141,19 @@ def _choose_files(place: HubPlace, system: Any, root: str) -> tuple[FoundFiles, 
     shown = f"hf:{place.repository}"
     everything = sorted(str(path).removeprefix(f"{root}/") for path in system.find(root))
     folder = f"{place.config}/" if place.config else ""
-    names = [name for name in everything if name.startswith(folder)]
+    names = [name for name in everything if name.startswith(folder) or name == place.config]
     if not names:
         folders = sorted({name.rpartition("/")[0] for name in everything} - {""})
-        raise TextError(
-            f"{shown} has no folder '{place.config}'; it has {', '.join(folders[:50]) or 'none'}"
-        )
-    readable = [name for name in names if not file_reason(name)]
+        choices = ", ".join(folders[:50]) or "none"
+        raise TextError(f"{shown} has no file or folder '{place.config}'; it has {choices}")
+    reasons = reasons_by_path(names)
+    readable = [name for name in names if not reasons[name]]
     found.left_out = [
-        LeftOut(f"{shown}/{name}", reason) for name in names if (reason := file_reason(name))
+        LeftOut(f"{shown}/{name}", reason) for name, reason in reasons.items() if reason
     ]
     try:
         chosen, others = choose_split(readable, place.split)
-        check_languages(chosen)
+        found.warnings += [f"{shown}: {warning}" for warning in check_languages(chosen)]
         _check_folders(chosen, len(folder))
     except TextError as error:
         raise TextError(f"{shown}: {error}") from None
@@ -192,7 +216,20 @@ def hub_errors(shown: str) -> Iterator[None]:
         for kind in type(error).__mro__:
             if kind.__name__ in _SENTENCES:
                 raise TextError(f"hf:{shown} {_SENTENCES[kind.__name__]}") from None
+        if _is_token_unusable():
+            raise TextError(
+                f"hf:{shown} cannot be read: the token in HF_TOKEN has characters that no token "
+                "has: copy it again"
+            ) from None
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise TextError(
             f"hf:{shown} cannot be read: {first[:300] or type(error).__name__}"
         ) from None
+
+
+def _is_token_unusable() -> bool:
+    """Return whether the hub's token cannot be sent: it was pasted with quotes or other letters."""
+    from huggingface_hub import get_token
+
+    token = get_token() or ""
+    return not all("!" <= character <= "~" and character not in "\"'" for character in token)

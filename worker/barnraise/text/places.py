@@ -8,6 +8,9 @@ from barnraise.errors import TextError
 from barnraise.spec import DATASET
 
 HUB_PREFIXES = ("hf://datasets/", "hf:")
+_HUB_PAGE = re.compile(
+    r"https?://huggingface\.co/datasets/([\w.-]+/[\w.-]+)/?(?:viewer.*|tree/.*)?$"
+)
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 
 
@@ -33,7 +36,7 @@ class HubPlace:
 
     Attributes:
         repository: owner/name.
-        config: its configuration, or a folder of it; "" for the dataset's default.
+        config: its configuration, or a folder or file of it; "" for the dataset's default.
         split: "" for the training part.
         revision: a branch, tag or commit; "" for the default branch.
         column: "" to choose it.
@@ -67,20 +70,31 @@ def parse_place(text: str) -> Place:
     Raises:
         TextError: it is none of them.
     """
+    if not text.strip():  # an empty path would be the current folder
+        raise TextError("a source is empty: name a file, a folder, an address or hf:owner/name")
     for prefix in HUB_PREFIXES:
         if text.startswith(prefix):
             return parse_dataset(text.removeprefix(prefix))
     if text.lower().startswith(("http://", "https://")):
         url, _, column = text.partition("#")
+        if page := _HUB_PAGE.match(url):
+            raise TextError(f"{url} is a page about a dataset: name it as hf:{page[1]}")
         return AddressPlace(url, column)
     if _ADDRESS.match(text):
         scheme = text.partition(":")[0]
         raise TextError(f"{text}: addresses begin with https:// or http://, not {scheme}://")
     path = Path(text)
     before, sharp, column = text.rpartition("#")
-    if sharp and before and not path.exists():
+    if sharp and before and not _exists(path):
         return PathPlace(Path(before), column)
     return PathPlace(path)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # the name is too long, or a folder may not be read
+        return False
 
 
 def parse_dataset(text: str) -> HubPlace:

@@ -5,11 +5,13 @@ A row without a usable text is skipped and counted; a file without any is refuse
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from barnraise.errors import TextError
 from barnraise.text.encoding import normalise_line_ends, replace_surrogates
@@ -26,6 +28,9 @@ MAX_CUT_LINES = 100  # of a row of CSV whose quote is never closed; with more, o
 # A first line of CSV with a longer field, or one of more words, is a row and no line of names.
 MAX_NAME_CHARACTERS = 64
 MAX_NAME_WORDS = 5
+# What can be wrong with the quotes of a row of CSV.
+STRAY_QUOTE, OPEN_QUOTE = "a quote is closed in the middle of a field", "a quote is never closed"
+_SEPARATOR_LINE = re.compile(r'"?sep=([^"\n])"?\n', re.I)  # spreadsheets write it
 
 
 @dataclass
@@ -39,9 +44,14 @@ class RowCounts:
         bad_characters: characters that UTF-8 cannot hold, replaced by U+FFFD.
         cut_line: the number of a last line that is cut off; 0 if there is none.
         is_chat: whether the column holds chats.
+        refused_chats: chats that the template refuses, which are skipped.
+        chat_problem: why it refuses the first of them.
+        nested: columns of lists or objects next to a column of text that has no usual name.
         has_names: whether the rows came with names of their columns.
         long_rows: rows of CSV with more fields than there are names, which are skipped.
         long_line: where the first of them ends.
+        merged_lines: lines of CSV that a stray quote merges into one row, which is skipped.
+        merged_line: where the first of these rows begins.
     """
 
     column: str = ""
@@ -50,15 +60,27 @@ class RowCounts:
     bad_characters: int = 0
     cut_line: int = 0
     is_chat: bool = False
+    refused_chats: int = 0
+    chat_problem: str = ""
+    nested: tuple[str, ...] = ()
     has_names: bool = True
     long_rows: int = 0
     long_line: int = 0
+    merged_lines: int = 0
+    merged_line: int = 0
 
     def describe_long_rows(self) -> str:
         """Say how many rows have too many fields, and where the first is."""
         return (
             f"{self.long_rows:,} rows have more fields than there are names of columns, the first "
             f"in line {self.long_line:,}"
+        )
+
+    def describe_merged_lines(self) -> str:
+        """Say how many lines a stray quote merges, and where the first of them is."""
+        return (
+            f"a quote in line {self.merged_line:,} is not closed at the end of its field, so that "
+            f"{self.merged_lines:,} lines are no rows"
         )
 
 
@@ -89,6 +111,7 @@ def parse_json_lines(lines: Iterable[str], counts: RowCounts) -> Iterator[Row]:
     bad_line = 0
     found = False
     for number, line in enumerate(lines, 1):
+        line = line.removeprefix("\ufeff")  # files with marks may have been joined
         if not line.strip():
             continue
         if bad_line:
@@ -112,7 +135,8 @@ def parse_json_lines(lines: Iterable[str], counts: RowCounts) -> Iterator[Row]:
 def parse_json(text: str, counts: RowCounts) -> Iterator[Row]:
     """Parse a JSON document: a list of objects, one object, or an object that holds such a list.
 
-    A list that is cut off is read up to its last whole object.
+    Objects that follow each other are rows too. A document that is cut off is read up to its last
+    whole object.
 
     Raises:
         TextError: it is not JSON, or holds no objects.
@@ -122,9 +146,7 @@ def parse_json(text: str, counts: RowCounts) -> Iterator[Row]:
     except RecursionError:
         raise TextError("its JSON is nested too deeply") from None
     except ValueError as error:
-        if not text.lstrip().startswith("["):
-            raise TextError(f"it is not JSON: {error}") from None
-        yield from _parse_cut_list(text, counts, str(error))
+        yield from _parse_objects(text, counts, str(error))
         return
     yield from _find_rows(document)
 
@@ -153,24 +175,31 @@ def _find_rows(document: Any) -> Iterator[Row]:
         raise TextError("it holds no objects with named columns")
 
 
-def _parse_cut_list(text: str, counts: RowCounts, problem: str) -> Iterator[Row]:
-    """Yield the whole objects of a list that ends too early."""
+def _parse_objects(text: str, counts: RowCounts, problem: str) -> Iterator[Row]:
+    """Yield the whole objects of a list, or of a sequence, that may end too early."""
     decoder = json.JSONDecoder()
-    position = text.index("[") + 1
+    position = len(text) - len(text.lstrip())
+    is_list = text.startswith("[", position)
+    between = " \t\n\r," if is_list else " \t\n\r\ufeff"
+    position += is_list
     found = 0
     while True:
-        while position < len(text) and text[position] in " \t\n\r,":
+        while position < len(text) and text[position] in between:
             position += 1
         try:
-            row, position = decoder.raw_decode(text, position)
+            row, end = decoder.raw_decode(text, position)
         except (ValueError, RecursionError):
             break
         if not isinstance(row, dict):
             break
+        position = end
         found += 1
         yield row
+    rest = text[position:].strip()
+    if found and rest == ("]" if is_list else ""):
+        return
     # Only the last object may be cut: what follows must not be the start of another one.
-    if not found or "\n{" in text[position + 1 :].replace(" ", ""):
+    if not found or "\n{" in rest[1:].replace(" ", ""):
         raise TextError(f"it is not JSON: {problem}")
     counts.cut_line = text.count("\n", 0, position) + 1
 
@@ -181,7 +210,7 @@ class CsvDialect:
 
     Attributes:
         kind: CSV or TSV.
-        sample: the first characters, by which another delimiter is recognised.
+        sample: the first characters, by which the delimiter and the quoting are recognised.
         column: the column with the text, if one was named.
     """
 
@@ -189,26 +218,86 @@ class CsvDialect:
     sample: str
     column: str = ""
 
-    @property
+    @cached_property
     def delimiter(self) -> str:
         """Return what separates the fields of a row."""
-        return _find_delimiter(self.sample) if self.kind == CSV else "\t"
+        if self.kind != CSV:
+            return "\t"
+        return self.stated_delimiter or _find_delimiter(self.sample)
+
+    @property
+    def stated_delimiter(self) -> str:
+        """Return the delimiter that a first line like "sep=;" states, or ""."""
+        match = _SEPARATOR_LINE.match(self.sample)
+        return match[1] if match and self.kind == CSV else ""
+
+    @cached_property
+    def has_plain_quotes(self) -> bool:
+        """Return whether quotes are ordinary characters, because each line is a row.
+
+        Most tab-separated texts are so: a word in quotes at a field's start may be closed in the
+        middle of it, or not at all.
+        """
+        if self.kind == CSV:
+            return False
+        *lines, _ = self.sample.split("\n")
+        tabs = {line.count("\t") for line in lines if line}
+        return len(tabs) == 1 and tabs != {0}
 
 
-class _RowLines:
-    """Hands lines on, and remembers those of the current row."""
+class _CsvRow(NamedTuple):
+    """A row of CSV: its fields, its lines, and the number of the first of these."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    values: list[str]
+    lines: list[str]
+    number: int
+
+
+class _CsvReader:
+    """Yield the rows of CSV with the lines that each consists of.
+
+    Attributes:
+        line_number: of the last line that was read.
+        row_number: of the last row.
+    """
+
+    def __init__(self, lines: Iterable[str], dialect: CsvDialect) -> None:
         self._lines = iter(lines)
-        self.row: list[str] = []
+        self._row: list[str] = []
+        self.line_number = 0
+        self.row_number = 0
+        if dialect.stated_delimiter:
+            next(self._lines, "")
+            self.line_number = 1
+        self._has_plain_quotes = dialect.has_plain_quotes
+        quoting = csv.QUOTE_NONE if self._has_plain_quotes else csv.QUOTE_MINIMAL
+        self._reader = csv.reader(
+            self._read_lines(), delimiter=dialect.delimiter, quoting=quoting, strict=False
+        )
 
-    def __iter__(self) -> "_RowLines":
-        return self
+    def _read_lines(self) -> Iterator[str]:
+        for line in self._lines:
+            self._row.append(line)
+            self.line_number += 1
+            yield line
 
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.row.append(line)
-        return line
+    def __iter__(self) -> Iterator[_CsvRow]:
+        for values in self._reader:
+            lines, self._row = self._row, []
+            if not values:  # a blank line
+                continue
+            self.row_number += 1
+            if self._has_plain_quotes:
+                values = [_strip_quotes(value) for value in values]
+            yield _CsvRow(values, lines, self.line_number - len(lines) + 1)
+
+
+def _strip_quotes(value: str) -> str:
+    """Return a field without the quotes around it, if it is quoted as a whole."""
+    inner = value[1:-1]
+    if len(value) < 2 or value[0] != '"' or value[-1] != '"' or '"' in inner.replace('""', ""):
+        return value
+    return inner.replace('""', '"')
 
 
 def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> Iterator[Row]:
@@ -226,43 +315,55 @@ def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> I
         TextError: the rows cannot be told apart.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    delimiter = dialect.delimiter
-    row_lines = _RowLines(lines)
-    reader = csv.reader(row_lines, delimiter=delimiter, strict=False)
+    reader = _CsvReader(lines, dialect)
+    rows = iter(reader)
     try:
-        first = next(reader, [])
-        counts.has_names = _looks_like_names(first, dialect.column)
-        names = _unique_names(first if counts.has_names else [""] * len(first))
-        waiting = [] if counts.has_names else first
-        end = reader.line_num
-        last: list[str] = []
-        row_lines.row = []
-        rows = 0
-        for values in reader:
-            rows += 1
-            if waiting:
-                yield dict(zip(names, waiting, strict=False))
-            waiting = values
-            if any(values[len(names) :]):
-                counts.long_rows += 1
-                counts.long_line = counts.long_line or reader.line_num
-                waiting = []
-            last, row_lines.row = row_lines.row, []
-            end = reader.line_num - len(last)
-        if counts.long_rows > MAX_SKIPPED_SHARE * rows:
-            raise TextError(
-                f"{counts.describe_long_rows()}: put texts with a delimiter into quotes"
-            )
-        if not waiting:
+        first = next(rows, None)
+        if first is None:
             return
-        if end < reader.line_num and _is_cut(last, delimiter, len(waiting) < len(names)):
-            if len(last) > MAX_CUT_LINES:
-                raise TextError(f"line {end + 1} opens a quote that is never closed")
-            counts.cut_line = end + 1
+        counts.has_names = _looks_like_names(first.values, dialect.column)
+        names = _unique_names(first.values if counts.has_names else [""] * len(first.values))
+        waiting = None if counts.has_names else first
+        is_last_checked = True
+        for row in rows:
+            if waiting is not None:
+                yield dict(zip(names, waiting.values, strict=False))
+            waiting = row if _is_whole(row, len(names), dialect, counts) else None
+            is_last_checked = False
+        _check_rows(counts, reader)
+        if waiting is None:
+            return
+        if is_last_checked or not _is_cut(waiting, dialect, len(names)):
+            yield dict(zip(names, waiting.values, strict=False))
         else:
-            yield dict(zip(names, waiting, strict=False))
+            counts.cut_line = waiting.number
     except csv.Error as error:
-        raise TextError(f"line {reader.line_num} cannot be read: {error}") from None
+        raise TextError(f"line {reader.line_number} cannot be read: {error}") from None
+
+
+def _is_whole(row: _CsvRow, names: int, dialect: CsvDialect, counts: RowCounts) -> bool:
+    """Return whether a row has no more fields than names, and no lines of other rows; count it."""
+    if len(row.lines) > 1 and _quote_problem(row, dialect) == STRAY_QUOTE:
+        counts.merged_lines += len(row.lines)
+        counts.merged_line = counts.merged_line or row.number
+        return False
+    if any(row.values[names:]):
+        counts.long_rows += 1
+        counts.long_line = counts.long_line or row.number + len(row.lines) - 1
+        return False
+    return True
+
+
+def _check_rows(counts: RowCounts, reader: _CsvReader) -> None:
+    """Refuse a file with too many damaged rows.
+
+    Raises:
+        TextError: with the first line that is.
+    """
+    if counts.merged_lines > MAX_SKIPPED_SHARE * reader.line_number:
+        raise TextError(f"{counts.describe_merged_lines()}: double the quotes inside of texts")
+    if counts.long_rows > MAX_SKIPPED_SHARE * reader.row_number:
+        raise TextError(f"{counts.describe_long_rows()}: put texts with a delimiter into quotes")
 
 
 def _looks_like_names(first: list[str], column: str) -> bool:
@@ -295,26 +396,35 @@ def _unique_names(names: list[str]) -> list[str]:
     return unique
 
 
-def _is_cut(lines: list[str], delimiter: str, is_short: bool) -> bool:
+def _is_cut(last: _CsvRow, dialect: CsvDialect, names: int) -> bool:
     """Return whether the last row of a file ends too early.
 
-    Args:
-        lines: of the row.
-        delimiter: between its fields.
-        is_short: whether it has fewer fields than others.
+    Raises:
+        TextError: other rows are in it, because a quote is never closed.
     """
-    if is_short and not lines[-1].endswith("\n"):
+    if len(last.values) < names and not last.lines[-1].endswith("\n"):
         return True
+    if _quote_problem(last, dialect) != OPEN_QUOTE:
+        return False
+    if len(last.lines) > MAX_CUT_LINES:
+        raise TextError(f"line {last.number} opens a quote that is never closed")
+    return True
+
+
+def _quote_problem(row: _CsvRow, dialect: CsvDialect) -> str:
+    """Return what is wrong with the quotes of a row: STRAY_QUOTE, OPEN_QUOTE or ""."""
+    if dialect.has_plain_quotes:
+        return ""
     try:
-        list(csv.reader(lines, delimiter=delimiter, strict=True))
+        list(csv.reader(row.lines, delimiter=dialect.delimiter, strict=True))
     except csv.Error as error:
-        return "unexpected end" in str(error)
-    return False
+        return OPEN_QUOTE if "unexpected end" in str(error) else STRAY_QUOTE
+    return ""
 
 
 def _find_delimiter(sample: str) -> str:
     """Return the delimiter that the line of names has most often outside of quotes."""
-    names = sample.partition("\n")[0]
+    names = sample.lstrip("\n").partition("\n")[0]
     while '"' in names and names.count('"') > 1:
         before, _, rest = names.partition('"')
         names = before + rest.partition('"')[2]
@@ -330,6 +440,7 @@ class _Columns:
 
     names: list[str] = field(default_factory=list)
     texts: Counter[str] = field(default_factory=Counter)
+    nested: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> "_Columns":
@@ -341,6 +452,8 @@ class _Columns:
                     columns.names.append(name)
                 if _as_text(value):
                     columns.texts[name] += 1
+                elif value and isinstance(value, list | dict):
+                    columns.nested.add(name)
         return columns
 
     def describe(self) -> str:
@@ -369,11 +482,13 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
             f"the column '{counts.column}' holds chats: name a tokenizer with a chat template "
             "(--tokenizer FOLDER or --tokenizer hf:owner/name), or another column after #"
         )
+    if not is_chat and not options.column and counts.column.casefold() not in USUAL_COLUMNS:
+        counts.nested = tuple(sorted(columns.nested))
     usable = 0
     for row in chain(first, iterator):
         counts.rows += 1
         value = _get(row, counts.column)
-        text = _render(value, options) if is_chat else _as_text(value)
+        text = _render(value, options, counts) if is_chat else _as_text(value)
         text, bad_characters = replace_surrogates(normalise_line_ends(text))
         if not text.strip():
             counts.skipped += 1
@@ -386,6 +501,8 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
             raise TextError(
                 f"it has no column '{counts.column}'; its columns are {columns.describe()}"
             )
+        if counts.refused_chats:
+            raise TextError(counts.chat_problem)
         raise TextError(
             f"none of its {counts.rows:,} rows has a text in the column '{counts.column}'; "
             f"its columns are {columns.describe()}"
@@ -468,8 +585,14 @@ def _as_messages(value: Any) -> list[dict[str, Any]] | None:
     return messages
 
 
-def _render(value: Any, options: RowOptions) -> str:
+def _render(value: Any, options: RowOptions, counts: RowCounts) -> str:
+    """Return a chat as text, or "" for what is none or what the template refuses."""
     messages = _as_messages(value)
     if messages is None or options.render_chat is None:
         return ""
-    return options.render_chat(messages)
+    try:
+        return options.render_chat(messages)
+    except TextError as error:
+        counts.refused_chats += 1
+        counts.chat_problem = counts.chat_problem or str(error)
+        return ""

@@ -160,8 +160,10 @@ def _read_stream(
     if report.format in (PARQUET, ARROW):
         is_compressed = not _starts_with(file, head[:8])
         with _local_copy(file, stream, scratch, is_compressed) as location:
-            yield from _read_table(location, report, options)
+            yield from _read_table(location, report, options, scratch)
         return
+    if report.format == TEXT and options.column:
+        raise TextError(f"it is plain text, which has no column '{options.column}'")
     decoding = DecodingCounts()
     texts = decode_stream(stream, decoding)
     if report.format == TEXT:
@@ -260,6 +262,17 @@ def _report_rows(counts: RowCounts, report: FileReport) -> None:
             f"{report.path}: its first line does not look like names of columns and is read as a "
             "row; the columns are called column1, column2, …"
         )
+    if counts.refused_chats:
+        report.warnings.append(
+            f"{report.path}: {counts.refused_chats:,} rows are skipped: {counts.chat_problem}"
+        )
+    if counts.nested:
+        report.warnings.append(
+            f"{report.path}: its text is the column '{counts.column}'; other columns hold lists or "
+            f"objects, which are not read: {', '.join(counts.nested[:5])}"
+        )
+    if counts.merged_lines:
+        report.warnings.append(f"{report.path}: {counts.describe_merged_lines()}; they are skipped")
     if counts.long_rows:
         report.warnings.append(f"{report.path}: {counts.describe_long_rows()}; they are skipped")
     if counts.cut_line:
@@ -338,15 +351,18 @@ def load_datasets() -> Any:
     return datasets
 
 
-def _read_table(location: str, report: FileReport, options: RowOptions) -> Iterator[Piece]:
+def _read_table(
+    location: str, report: FileReport, options: RowOptions, scratch: Path | None
+) -> Iterator[Piece]:
     """Read the column of text of a Parquet or Arrow file, a few rows at a time."""
     datasets = load_datasets()
     counts = RowCounts()
 
     def open_table(columns: list[str] | None) -> Any:
-        settings: dict[str, Any] = {}
+        # Its own cache may be a folder that cannot be written, or none.
+        settings: dict[str, Any] = {"cache_dir": str(scratch)} if scratch else {}
         if report.format == PARQUET:
-            settings = {"batch_size": TABLE_BATCH_ROWS, "columns": columns}
+            settings |= {"batch_size": TABLE_BATCH_ROWS, "columns": columns}
         table = datasets.load_dataset(
             report.format, data_files=[location], split="train", streaming=True, **settings
         )
