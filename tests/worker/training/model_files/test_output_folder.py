@@ -177,6 +177,65 @@ def test_folder_that_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     assert (tmp_path / "model" / "config.json").read_text() == "whole"
 
 
+@pytest.mark.parametrize("is_exchanged", [False, True], ids=["before", "after"])
+def test_exchange_that_was_killed_is_undone_or_finished(is_exchanged, exporter, monkeypatch):
+    """Die with the earlier export aside, before or after the new one has taken its place."""
+    exporter.write(a="1", b="2")
+    rename = Path.rename
+
+    def die(path: Path, target: Path) -> Path:
+        if ".new-" in path.name and not is_exchanged:
+            os._exit(9)
+        renamed = rename(path, target)
+        if ".new-" in path.name:
+            os._exit(9)
+        return renamed
+
+    monkeypatch.setattr(output_folder.Path, "rename", die)
+    killed = multiprocessing.get_context("fork").Process(target=lambda: exporter.write(a="3"))
+    killed.start()
+    killed.join(60)
+    monkeypatch.undo()
+    assert killed.exitcode == 9 and len(list(exporter.root.glob(".model.old-*"))) == 1
+    if is_exchanged:
+        (next(exporter.root.glob(".model.old-*")) / "mine").write_text("not of an export")
+    exporter.write(a="4")
+    left = contents(exporter.root)
+    assert left.pop("model/a") == "4"
+    assert list(left.values()) == (["not of an export"] if is_exchanged else []), left
+
+
+def test_failed_export_after_a_killed_one_leaves_the_earlier_model(exporter, monkeypatch):
+    exporter.write(a="1")
+    target = ExportTarget.choose(exporter.folder, exporter.records)
+    old = exporter.root / ".model.old-0badc0de"
+    target.record.with_suffix(".old-folder").write_text(str(old))
+    exporter.folder.rename(old)
+    with pytest.raises(RuntimeError), target.replace(100):
+        raise RuntimeError
+    assert contents(exporter.root) == {"model/a": "1"}
+
+
+def test_folder_that_no_record_names_is_never_removed(exporter):
+    exporter.write(a="1")
+    foreign = exporter.root / ".model.old-0badc0de"
+    foreign.mkdir()
+    (foreign / "a").write_text("1")
+    exporter.write(a="2")
+    assert contents(exporter.root) == {"model/a": "2", ".model.old-0badc0de/a": "1"}
+
+
+def test_place_that_cannot_be_used_is_a_sentence(exporter):
+    exporter.root.mkdir()
+    for one, other in (("x", "y"), ("y", "x")):
+        (exporter.root / one).symlink_to(exporter.root / other)
+    (exporter.root / "file").write_text("a file")
+    for name in ("x/model", "file/model"):
+        exporter.folder = exporter.root / name
+        with pytest.raises(StateError, match=r"cannot be used|nothing can be written"):
+            exporter.write(a="1")
+
+
 def test_two_exports_into_one_folder_do_not_remove_each_others_files(tmp_path):
     target = ExportTarget.choose(tmp_path / "model", tmp_path / "records")
     with target.replace(0) as new:

@@ -49,7 +49,10 @@ class ExportTarget:
         Raises:
             StateError: The folder holds anything else. Nothing has changed.
         """
-        resolved = folder.resolve()
+        try:
+            resolved = folder.resolve()
+        except (OSError, RuntimeError) as error:  # links that lead to each other
+            raise StateError(f"{folder} cannot be used: {error}") from None
         name = blake3(str(resolved).encode(errors="surrogateescape")).hexdigest()[:32]
         target = cls(resolved, records / f"{name}.json")
         target.check()
@@ -70,7 +73,7 @@ class ExportTarget:
             raise StateError(f"{folder} is a mount point: name a folder inside it")
         if Path.cwd().resolve().is_relative_to(folder):
             raise StateError(f"{folder} holds the current folder: name a folder inside it")
-        foreign = self._foreign_files()
+        foreign = self._foreign_files(folder)
         if foreign:
             shown = ", ".join(foreign[:SHOWN_FILES])
             more = len(foreign) - SHOWN_FILES
@@ -80,12 +83,12 @@ class ExportTarget:
                 f"since: {shown}{rest}. Nothing was touched; name a new folder"
             )
 
-    def _foreign_files(self) -> list[str]:
-        """List what is in the folder and is not as an export of this machine left it."""
+    def _foreign_files(self, folder: Path) -> list[str]:
+        """List what is in a folder and is not as an export into the target left it."""
         known = self._read_record()
         return [
             path.name
-            for path in sorted(self.folder.iterdir())
+            for path in sorted(folder.iterdir())
             if path.is_symlink()
             or not path.is_file()
             or path.name not in known
@@ -101,13 +104,16 @@ class ExportTarget:
         except (OSError, ValueError, TypeError, KeyError):
             return {}
 
-    def _write_record(self, *inventories: Inventory) -> None:
-        files: dict[str, list[str]] = {}
-        for inventory in inventories:
-            for name, digest in inventory.items():
-                files.setdefault(name, []).append(digest)
+    def _write_record(self, files: Mapping[str, list[str]]) -> None:
         record = {"folder": str(self.folder), "files": files}
         write_atomically(self.record, json.dumps(record, indent=1).encode())
+
+    def _add_to_record(self, inventory: Inventory) -> None:
+        """Record files that an export is about to write, next to those of earlier ones."""
+        files = self._read_record()
+        for name, digest in inventory.items():
+            files.setdefault(name, []).append(digest)
+        self._write_record(files)
 
     @contextlib.contextmanager
     def replace(self, size: int) -> Iterator[Path]:
@@ -122,7 +128,8 @@ class ExportTarget:
             StateError: The disk is too small, or the target was changed meanwhile.
         """
         parent = self.folder.parent
-        parent.mkdir(parents=True, exist_ok=True)
+        with _unwritable_named(parent):
+            parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
         if size + SPARE_BYTES > free:
             raise StateError(
@@ -132,11 +139,13 @@ class ExportTarget:
             self._remove_leftovers()
             new = parent / f".{self.folder.name}.new-{secrets.token_hex(4)}"
             write_atomically(self._new_folder_record, str(new).encode(errors="surrogateescape"))
-            new.mkdir()
+            with _unwritable_named(parent):
+                new.mkdir()
             try:
                 yield new
                 self._publish(new)
             finally:
+                self._finish_swap()
                 if new.exists():
                     shutil.rmtree(new)
                 self._new_folder_record.unlink(missing_ok=True)
@@ -145,6 +154,11 @@ class ExportTarget:
     def _new_folder_record(self) -> Path:
         """Return the file that names the new folder while an export fills it."""
         return self.record.with_suffix(".new-folder")
+
+    @property
+    def _old_folder_record(self) -> Path:
+        """Return the file that names the earlier export while it makes way for the new one."""
+        return self.record.with_suffix(".old-folder")
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -162,16 +176,46 @@ class ExportTarget:
             raise StateError(f"another export fills {self.folder} now") from None
 
     def _remove_leftovers(self) -> None:
-        """Remove the new folder of an export that was killed. The record names what is ours."""
-        try:
-            text = self._new_folder_record.read_bytes().decode(errors="surrogateescape")
-        except FileNotFoundError:
-            return
-        leftover = Path(text)
-        is_ours = leftover.name.startswith(f".{self.folder.name}.new-")
-        if is_ours and leftover.parent == self.folder.parent and not leftover.is_symlink():
+        """Remove the folders of an export that was killed. The records name what is ours."""
+        self._finish_swap()
+        leftover = self._read_folder(self._new_folder_record, "new")
+        if leftover is not None:
             shutil.rmtree(leftover, ignore_errors=True)
         self._new_folder_record.unlink(missing_ok=True)
+
+    def _read_folder(self, record: Path, kind: str) -> Path | None:
+        """Return the folder next to the target that a record names, if it is there and ours."""
+        try:
+            folder = Path(record.read_bytes().decode(errors="surrogateescape"))
+        except FileNotFoundError:
+            return None
+        is_ours = folder.name.startswith(f".{self.folder.name}.{kind}-")
+        if not is_ours or folder.parent != self.folder.parent or folder.is_symlink():
+            return None
+        return folder if folder.is_dir() else None
+
+    def _finish_swap(self) -> Path | None:
+        """Finish or undo an exchange of folders that was interrupted.
+
+        Where the new folder has not taken the target's place, the earlier export returns to it.
+        Where it has, the files of the earlier export are removed.
+
+        Returns:
+            The earlier export's folder, if it stays because it holds anything else.
+        """
+        old = self._read_folder(self._old_folder_record, "old")
+        if old is not None and not self.folder.exists():
+            old.rename(self.folder)
+            sync_folder(self.folder.parent)
+        elif old is not None:
+            foreign = set(self._foreign_files(old))
+            for path in sorted(old.iterdir()):
+                if path.name not in foreign:
+                    path.unlink()
+            with contextlib.suppress(OSError):  # it holds what no export wrote
+                old.rmdir()
+        self._old_folder_record.unlink(missing_ok=True)
+        return old if old is not None and old.exists() else None
 
     def _publish(self, new: Path) -> None:
         """Let the new folder take the target's place; the earlier export leaves last."""
@@ -180,36 +224,38 @@ class ExportTarget:
             sync_file(new / name)
         sync_folder(new)
         self.check()
-        before: dict[str, str] = {}
-        if self.folder.exists():
-            before = {path.name: _digest(path) for path in sorted(self.folder.iterdir())}
-        self._write_record(inventory, before)
+        self._add_to_record(inventory)
         if not self.folder.exists():
             new.rename(self.folder)
             sync_folder(self.folder.parent)
         else:
-            self._swap(new, before)
-        self._write_record(inventory)
+            self._swap(new)
+        self._write_record({name: [digest] for name, digest in inventory.items()})
 
-    def _swap(self, new: Path, before: Inventory) -> None:
-        """Exchange the target for the new folder, and remove the files of `before`."""
+    def _swap(self, new: Path) -> None:
+        """Exchange the target for the new folder, and remove the earlier export."""
         old = self.folder.with_name(f".{self.folder.name}.old-{secrets.token_hex(4)}")
+        write_atomically(self._old_folder_record, str(old).encode(errors="surrogateescape"))
         self.folder.rename(old)
-        try:
-            new.rename(self.folder)
-        except OSError:
-            old.rename(self.folder)
-            raise
+        new.rename(self.folder)  # after a failure, or a kill, `_finish_swap` puts the old one back
         sync_folder(self.folder.parent)
-        for name in before:
-            (old / name).unlink()
-        try:
-            old.rmdir()
-        except OSError:
+        if remaining := self._finish_swap():
             raise StateError(
-                f"the export is complete, and {old} holds files that were added to the earlier "
-                "export meanwhile"
-            ) from None
+                f"the export is complete, and {remaining} holds files that were added to the "
+                "earlier export meanwhile"
+            )
+
+
+@contextlib.contextmanager
+def _unwritable_named(folder: Path) -> Iterator[None]:
+    """Turn a refusal of the file system into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"nothing can be written to {folder} ({error.strerror or error}): "
+            "name a folder elsewhere"
+        ) from None
 
 
 def _digest(path: Path) -> str:
