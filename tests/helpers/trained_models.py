@@ -3,6 +3,7 @@
 import dataclasses
 
 import torch
+from tokenizers import Tokenizer
 
 from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2
@@ -21,6 +22,13 @@ RUN = "01890000-0000-7000-8000-000000000000"
 def bpe_file(vocabulary: int = 320) -> bytes:
     """Return the content of a BPE's file."""
     return train_tokenizer(DOCUMENTS, vocabulary).to_str().encode()
+
+
+def larger_bpe_file(tokens: int) -> bytes:
+    """Return the content of a BPE's file with so many tokens, more than its text gives."""
+    tokenizer = Tokenizer.from_buffer(bpe_file())
+    tokenizer.add_tokens([f"word-{n}" for n in range(tokens - tokenizer.get_vocab_size())])
+    return tokenizer.to_str().encode()
 
 
 def make_trained_model(model: ModelSpec, tokenizer: bytes | None = None) -> TrainedModel:

@@ -24,6 +24,8 @@ class PromptCodec:
         if tokenizer_file is not None:
             self._tokenizer = Tokenizer.from_buffer(tokenizer_file)
             self._tokenizer.encode_special_tokens = True  # a prompt that spells one stays text
+            self._tokenizer.no_truncation()  # which the file may state, for batches of a model
+            self._tokenizer.no_padding()
             self.count = count_tokens(self._tokenizer)
             self.end = find_end_token(self._tokenizer)
 

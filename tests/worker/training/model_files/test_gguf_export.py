@@ -1,11 +1,15 @@
 """A GGUF file read back by the reference reader has our tensors, architecture and tokenizer."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader, TokenType
 from helpers.trained_models import BPE, BYTES, bpe_file, make_trained_model
+from tokenizers import Tokenizer
 
+from barnraise.errors import StateError
 from barnraise.models.gpt2 import views
 from barnraise.training.model_files.gguf_export import export_gguf
 from barnraise.training.model_files.tokenizer_files import byte_characters
@@ -92,3 +96,36 @@ def test_metadata_describes_model_and_tokenizer(trained, tmp_path):
     else:
         assert tokens[-1] == f"[unused{model.vocabulary - 1}]"
         assert all("".join(merge.split(" ")) in tokens for merge in merges)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": None},
+        {"normalizer": {"type": "Lowercase"}},
+    ],
+)
+def test_tokenizer_of_another_kind_is_refused_before_anything_is_written(changes, tmp_path):
+    changed = json.dumps({**json.loads(bpe_file()), **changes}).encode()
+    with pytest.raises(StateError, match="byte-level BPE of GPT-2's kind"):
+        export_gguf(tmp_path, make_trained_model(BPE, changed))
+    assert not list(tmp_path.iterdir())
+
+
+def test_added_tokens_are_special_or_of_the_user(tmp_path):
+    tokenizer = Tokenizer.from_buffer(bpe_file())
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    tokenizer.add_tokens(["barnraise"])
+    export_gguf(tmp_path, make_trained_model(BPE, tokenizer.to_str().encode()))
+    reader = GGUFReader(tmp_path / "model.gguf")
+    kinds = dict(
+        zip(
+            field(reader, "tokenizer.ggml.tokens"),
+            field(reader, "tokenizer.ggml.token_type"),
+            strict=True,
+        )
+    )
+    assert kinds["<|im_end|>"] == TokenType.CONTROL
+    assert kinds["barnraise"] == TokenType.USER_DEFINED

@@ -16,6 +16,8 @@ from helpers.trained_models import (
     make_trained_model,
     with_layers,
 )
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from barnraise.errors import StateError
 from barnraise.text.prompt_codec import PromptCodec
@@ -75,6 +77,24 @@ def test_byte_tokens_are_the_bytes_of_the_text(loaded, exported):
     if exported[0].tokenizer is None:
         text = "a\0b é"
         assert loaded[1](text)["input_ids"] == list(text.encode())
+
+
+def test_tokenizer_that_adds_and_cuts_gives_the_tokens_of_training(tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = Tokenizer.from_buffer(bpe_file())
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=9)
+    file = tokenizer.to_str().encode()
+    export_hugging_face(tmp_path, make_trained_model(BPE, file))
+    text = "The barn is raised together, " * 3
+    ids = PromptCodec(file).encode(text)
+    assert len(ids) > 4 and PromptCodec(file).decode(ids) == text
+    assert AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] == ids
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids == ids
 
 
 def test_generate_truncates_pads_and_samples(exported, loaded):

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.fake_hub import FakeHub
-from helpers.trained_models import BPE, BYTES, bpe_file, make_trained_model
+from helpers.trained_models import BPE, BYTES, bpe_file, larger_bpe_file, make_trained_model
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE as BPEModel
 
 from barnraise.errors import StateError
 from barnraise.exchange.ledger.anchor import fragment_from_bytes
@@ -146,6 +148,29 @@ def test_damaged_missing_or_outside_files_are_sentences(folder):
         read_back(folder)
     (folder / "config.json").unlink()
     with pytest.raises(StateError, match=r"has no config\.json"):
+        read_back(folder)
+
+
+def test_shard_that_is_missing_is_named(folder):
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"wte.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(StateError, match=r"names model-00001-of-00002\.safetensors, which is not"):
+        read_back(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (larger_bpe_file(340), "has 340 tokens, and the setting vocab_size .* is 333"),
+        (b"version https://git-lfs.github.com/spec/v1", "cannot be read"),
+        (Tokenizer(BPEModel()).to_str().encode(), "no token that ends a text"),
+    ],
+    ids=["too many", "pointer", "no end"],
+)
+def test_tokenizer_that_does_not_fit_is_refused(content, reason, folder):
+    (folder / "tokenizer.json").write_bytes(content)
+    with pytest.raises(StateError, match=reason):
         read_back(folder)
 
 

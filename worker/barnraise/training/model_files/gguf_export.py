@@ -4,6 +4,7 @@ GGUF has GPT-2's architecture with the same matrices as ours; the head is tied t
 when the file has no `output.weight`. The tokenizer is GPT-2's byte-level BPE.
 """
 
+import json
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from torch import Tensor
 
+from barnraise.errors import StateError
 from barnraise.models.gpt2 import NORM_EPSILON, views
 from barnraise.spec import Fragment, Slot
 from barnraise.text.tokenizer import END_BYTE
@@ -53,9 +55,12 @@ def export_gguf(folder: Path, trained: TrainedModel, dtype: torch.dtype = torch.
         dtype: of the matrices. Vectors and positions are always fp32, as llama.cpp wants them.
 
     Raises:
-        StateError: A fragment is missing or of another shape. Then nothing is written.
+        StateError: A fragment is missing or of another shape, or the tokenizer is of a kind that
+            GGUF's "gpt2" would read differently. Then nothing is written.
     """
     trained.check()
+    if trained.tokenizer is not None:
+        _check_tokenizer(trained.tokenizer)
     path = folder / MODEL_FILE
     writer = GGUFWriter(path, "gpt2")
     _add_metadata(writer, trained, dtype)
@@ -85,6 +90,39 @@ def export_gguf(folder: Path, trained: TrainedModel, dtype: torch.dtype = torch.
     (folder / OLLAMA_FILE).write_text(f"FROM ./{MODEL_FILE}\n", encoding="utf-8")
 
 
+def _check_tokenizer(content: bytes) -> None:
+    """Refuse a tokenizer that is not a byte-level BPE which splits words as GPT-2's does.
+
+    Raises:
+        StateError: with what to do.
+    """
+    tokenizer = json.loads(content)
+    words = tokenizer.get("pre_tokenizer") or {}
+    is_gpt2 = (
+        tokenizer["model"].get("type", "BPE") == "BPE"
+        and not tokenizer["model"].get("byte_fallback")
+        and not tokenizer.get("normalizer")
+        and words.get("type") == "ByteLevel"
+        and not words.get("add_prefix_space")
+        and words.get("use_regex", True)
+    )
+    if not is_gpt2:
+        raise StateError(
+            "a GGUF file is written only with a byte-level BPE of GPT-2's kind, and this run's "
+            "tokenizer is another one: export with --format hf, and convert that with llama.cpp's "
+            "convert_hf_to_gguf.py"
+        )
+
+
+def _token_types(tokenizer: ExportedTokenizer) -> list[TokenType]:
+    types = [TokenType.NORMAL] * len(tokenizer.tokens)
+    for added in json.loads(tokenizer.content).get("added_tokens", []):
+        is_special = bool(added.get("special"))
+        types[added["id"]] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
+    types[tokenizer.end_id] = TokenType.CONTROL
+    return types
+
+
 def _add_metadata(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype) -> None:
     model = trained.model
     if trained.facts is not None:
@@ -100,11 +138,13 @@ def _add_metadata(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype)
     writer.add_vocab_size(model.vocabulary)
     tokenizer = ExportedTokenizer.of_run(trained.tokenizer)
     tokens = list(tokenizer.tokens)
-    types = [TokenType.NORMAL] * len(tokens)
-    types[tokenizer.end_id] = TokenType.CONTROL
-    for number in range(len(tokens), model.vocabulary):
-        tokens.append(f"[unused{number}]")
-        types.append(TokenType.UNUSED)
+    types = _token_types(tokenizer)
+    missing = model.vocabulary - len(tokens)
+    tokens += [""] * missing
+    types += [TokenType.UNUSED] * missing
+    for number, token in enumerate(tokens):
+        if not token:  # numbers may be missing in between, too
+            tokens[number], types[number] = f"[unused{number}]", TokenType.UNUSED
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)

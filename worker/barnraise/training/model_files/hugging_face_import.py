@@ -16,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
-from barnraise.errors import StateError
+from barnraise.errors import StateError, TextError
 from barnraise.exchange.ledger.anchor import fragment_to_bytes
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
-from barnraise.text.tokenizer import END_TOKEN
+from barnraise.text.hub_files import check_cache_folder
+from barnraise.text.tokenizer import END_TOKEN, MAX_VOCABULARY, count_tokens, load_tokenizer
 from barnraise.training.model_files.gpt2_config import CONFIG_FILE, read_model
 from barnraise.training.model_files.gpt2_names import (
     PREFIX,
@@ -105,6 +106,10 @@ def download_model(name: str) -> Path:
         raise StateError(
             "a model of the Hugging Face hub needs one more package: pip install huggingface_hub"
         ) from None
+    try:
+        check_cache_folder()
+    except TextError as error:
+        raise StateError(str(error)) from None
     repository, _, revision = name.partition("@")
     try:
         folder = snapshot_download(repository, revision=revision or None, allow_patterns=HUB_FILES)
@@ -125,6 +130,8 @@ class _WeightFiles:
 
     def __enter__(self) -> "_WeightFiles":
         for path in _weight_paths(self._folder):
+            if not path.is_file():
+                raise StateError(f"{INDEX_FILE} names {path.name}, which is not in {self._folder}")
             try:
                 file = self._open_files.enter_context(safe_open(path, "pt"))
             except (OSError, SafetensorError) as error:
@@ -169,7 +176,9 @@ class _WeightFiles:
                 f"and {CONFIG_FILE} states {tensor.shape}"
             )
         if values.dtype not in FLOAT_DTYPES:
-            raise StateError(f"the tensor {tensor.name} holds {values.dtype}, not floating point")
+            raise StateError(
+                f"the tensor {tensor.name} holds {values.dtype}: fp32, bf16 and fp16 are read"
+            )
         values = values.float()
         largest = float(values.abs().max())
         if not largest < MAX_WEIGHT:  # also true of NaN
@@ -194,7 +203,9 @@ def _weight_paths(folder: Path) -> Iterator[Path]:
         return
     if not (folder / INDEX_FILE).exists():
         raise StateError(
-            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are read"
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are read. "
+            "Pickled weights (.bin) can run any program: convert them with transformers' "
+            "save_pretrained"
         )
     weight_map = _read_json(folder / INDEX_FILE).get("weight_map")
     names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
@@ -232,8 +243,10 @@ def _read_tokenizer(folder: Path, model: ModelSpec) -> bytes | None:
     """Return the content of the model's tokenizer file; None for our own one of plain bytes."""
     if (folder / TOKENIZER_FILE).exists():
         content = (folder / TOKENIZER_FILE).read_bytes()
-        is_bytes = model.vocabulary == 256 and _is_byte_tokenizer(content)
-        return None if is_bytes else content
+        if model.vocabulary == 256 and _is_byte_tokenizer(content):
+            return None
+        _check_tokenizer(content, folder, model)
+        return content
     vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
     if not (vocabulary.exists() and merges.exists()):
         raise StateError(f"{folder} has no {TOKENIZER_FILE}, nor vocab.json with merges.txt")
@@ -242,7 +255,27 @@ def _read_tokenizer(folder: Path, model: ModelSpec) -> bytes | None:
         tokenizer.add_special_tokens([END_TOKEN])
     except Exception as error:  # tokenizers raises nothing narrower
         raise StateError(f"the tokenizer in {folder} cannot be read: {error}") from None
-    return tokenizer.to_str().encode()
+    content = tokenizer.to_str().encode()
+    _check_tokenizer(content, folder, model)
+    return content
+
+
+def _check_tokenizer(content: bytes, folder: Path, model: ModelSpec) -> None:
+    """Refuse a tokenizer that the model cannot be trained with.
+
+    Raises:
+        StateError: it cannot be read, has more tokens than the model, or none that ends a text.
+    """
+    shown = f"the tokenizer in {folder}"
+    try:
+        tokenizer = load_tokenizer(content, MAX_VOCABULARY, shown)
+    except TextError as error:
+        raise StateError(str(error)) from None
+    if count_tokens(tokenizer) > model.vocabulary:
+        raise StateError(
+            f"{shown} has {count_tokens(tokenizer):,} tokens, and the setting vocab_size of "
+            f"{CONFIG_FILE} is {model.vocabulary:,}: they do not belong together"
+        )
 
 
 def _is_byte_tokenizer(content: bytes) -> bool:

@@ -36,7 +36,9 @@ class ExportedTokenizer:
     @classmethod
     def of_run(cls, tokenizer_file: bytes | None) -> "ExportedTokenizer":
         """Return a run's tokenizer; `tokenizer_file` is None for plain bytes."""
-        content = tokenizer_file or byte_tokenizer().to_str(pretty=True).encode()
+        content = byte_tokenizer().to_str(pretty=True).encode()
+        if tokenizer_file is not None:
+            content = _without_additions(tokenizer_file)
         tokenizer = Tokenizer.from_buffer(content)
         end_id = find_end_token(tokenizer)
         end_token = tokenizer.id_to_token(end_id)
@@ -64,6 +66,24 @@ class ExportedTokenizer:
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "attention_mask"],
         }
+
+
+def _without_additions(content: bytes) -> bytes:
+    """Return a tokenizer's file without what changes the tokens of a text.
+
+    The run was trained on the tokens of the text alone. Tokenizers of others may add a token before
+    each text, or state a length to which texts are cut or filled up.
+    """
+    tokenizer = Tokenizer.from_buffer(content)
+    settings = json.loads(content)
+    changes: dict[str, None] = {
+        name: None for name in ("truncation", "padding") if settings.get(name)
+    }
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if tokenizer.encode("a").ids != tokenizer.encode("a", add_special_tokens=False).ids:
+        changes["post_processor"] = None
+    return json.dumps({**settings, **changes}, ensure_ascii=False).encode() if changes else content
 
 
 def byte_tokenizer() -> Tokenizer:
