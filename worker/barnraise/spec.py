@@ -634,6 +634,10 @@ DATASET = re.compile(
 )
 # owner/name, then @revision if needed; a few old models have no owner.
 MODEL_ID = re.compile(rf"{_PART}(/{_PART})?(@[\w./-]{{1,100}})?", re.ASCII)
+# In an address: a part of the query that lets its holder read what others cannot.
+_SECRET_IN_QUERY = re.compile(
+    r"[?&](access_token|auth_token|token|api_?key|(x-(amz|goog)-)?signature|sig)=", re.I
+)
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
 
 
@@ -657,6 +661,12 @@ def _places(text: TextSpec) -> str:
     for place in places:
         if problem := address_problem(place):
             return f"'{place[:60]}' {problem}"
+        if _SECRET_IN_QUERY.search(place):
+            return (
+                f"'{place.partition('?')[0][:60]}' has a token or signature after it, which "
+                "everybody would see: choose files as the source, and name the address to "
+                "`barnraise prepare`"
+            )
     return ""
 
 

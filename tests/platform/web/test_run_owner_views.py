@@ -74,6 +74,7 @@ def test_run_form_stores_the_source_of_the_text(signed_in, source, typed, places
         ("urls", "", "give 1 to 50 addresses"),
         ("urls", "file:///etc/passwd", "must begin with https:// or http://"),
         ("urls", "https://user:secret@example.org/", "holds a name or password"),
+        ("urls", "https://example.org/a?X-Amz-Signature=secret", "has a token or signature"),
         ("urls", "http://127.0.0.1/", "inside a private network"),
         ("urls", "http://[::1]:80/", "inside a private network"),
         ("urls", "http://169.254.169.254/latest/meta-data/", "inside a private network"),

@@ -65,20 +65,27 @@ def run_in_a_bare_environment(code: str, **environment: str) -> subprocess.Compl
     )
 
 
-def test_user_without_home_or_passwd_entry_gets_a_sentence():
+def test_user_without_home_or_passwd_entry_gets_a_sentence(tmp_path, monkeypatch):
     """As in a container that runs with a number as its user."""
     code = (
         "import pwd, sys\n"
         "def unknown(*_): raise KeyError('uid not found')\n"
         "pwd.getpwuid = unknown\n"
-        "sys.argv = ['barnraise', 'status']\n"
         "from barnraise.cli.main import main\n"
-        "main()"
+        "from barnraise.coordinator_client.machine_monitor import shorten_line\n"
+        "assert shorten_line('reads /a') == 'reads /a'\n"
+        "for arguments in (['status'], ['text', 'inspect', 'hf:owner/name']):\n"
+        "    sys.argv = ['barnraise', *arguments]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: print(end.code)\n"
     )
+    monkeypatch.chdir(tmp_path)
     result = run_in_a_bare_environment(code)
     written = result.stderr.decode()
-    assert result.returncode == 1 and "Traceback" not in written, written
+    assert result.stdout.split() == [b"1", b"2"] and "Traceback" not in written, written
     assert "--home FOLDER" in written and "BARNRAISE_HOME" in written
+    assert "with the variable HF_HOME" in written
+    assert not list(tmp_path.iterdir()), "no folder that is called ~"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])

@@ -56,11 +56,22 @@ def test_inspect_of_what_cannot_be_used_exits_with_2(tmp_path, content, sentence
 
 
 @pytest.mark.parametrize(
-    "place", ["/nowhere/at/all", "hf:one", "ftp://a.example/b", "http://127.0.0.1/a.txt"]
+    "place",
+    [
+        *("/nowhere/at/all", "hf:one", "ftp://a.example/b", "http://127.0.0.1/a.txt", "", " "),
+        *("x" * 300 + "#text", "https://huggingface.co/datasets/owner/name"),
+    ],
 )
 def test_inspect_of_a_place_that_cannot_be_read_exits_with_2(place):
     result = inspect(place, "--json")
     assert result.exit_code == 2 and json.loads(result.stdout)["files"] == []
+
+
+@pytest.mark.parametrize("output", ["people", "programs"])
+def test_passwords_in_addresses_are_not_printed(output):
+    place = "http://ida:s3cret@127.0.0.1/a.txt?token=t0k3n"
+    printed = inspect(place, *(["--json"] if output == "programs" else [])).output
+    assert "127.0.0.1" in printed and "s3cret" not in printed and "t0k3n" not in printed
 
 
 def test_inspect_shows_files_reasons_totals_and_first_lines(corpus, monkeypatch):

@@ -74,3 +74,8 @@ def test_line_has_no_secret_home_folder_or_control_character():
     assert "hf_…" in line and token not in line
     assert line.startswith("reads ~/model") and line.isprintable()
     assert len(shorten_line("x" * 999)) == MAX_LOG_TEXT
+
+
+def test_line_of_a_user_whose_home_is_the_root_stays_as_it_is(monkeypatch):
+    monkeypatch.setenv("HOME", "/")
+    assert shorten_line("reads /data/a.txt at 3 tokens/s") == "reads /data/a.txt at 3 tokens/s"

@@ -21,6 +21,11 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PR
         ("https://ida:s3cret@example.org/a.txt answered 401", "s3cret"),
         ("https://bucket.example.org/a.txt?X=1&Signature=c2VjcmV0&b=2", "c2VjcmV0"),
         ("https://example.org/a?access_token=t0k3n", "t0k3n"),
+        ("https://t0k3n@example.org/a", "t0k3n"),
+        ("https://ida:s3:cr@t@example.org/a", "s3:cr@t"),
+        ("https://b.example.org/a?X-Amz-Credential=cr3d&X-Amz-Signature=abc", "cr3d"),
+        ("https://b.example.org/a?x=1&X-Amz-Security-Token=t0k3n#part", "t0k3n"),
+        ("https://example.org/a?client_secret=s3cret'", "s3cret"),
         ("ghp_0123456789abcdef0123", "0123456789abcdef"),
         ("github_pat_11ABCDEFG0123456789", "11ABCDEFG0123456789"),
         ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7EXAMPLE"),
@@ -40,12 +45,19 @@ def test_redact_removes_the_values_of_secret_variables(monkeypatch, name, end):
     assert redact("refused: an-unusual-value") == "refused: …"
 
 
+def test_redact_removes_each_line_of_a_token_with_line_ends(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "first-part\nsecond-part")
+    assert redact("header b'Bearer first-part\\nsecond-part'") == "header b'Bearer …\\n…'"
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "the token budget is 10,000,000 tokens",
         "Bearer of news",
         "https://example.org:8000/a.txt?download=true",
+        "https://example.org/a?keyword=barn&monkey=2, or write to ida@example.org",
+        "https://example.org/@ida/a.txt",
         "fragment 3 of 12: sk-learn, hf_hub, hf:owner/name",
         "a basic tokenizer learns 2,048 tokens",
     ],

@@ -1,6 +1,6 @@
 """Run `barnraise text inspect`: show what a text is before anything of it is shared."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -86,13 +86,22 @@ def inspect(
     except TextError as error:
         inspection = Inspection(refusal=str(error))
     if as_json:
-        print_json(inspection.to_json())
+        print_json(_redact_all(inspection.to_json()))
         if inspection.refusal:
             _print_refusal(inspection)
     else:
         print_inspection(inspection)
     if inspection.refusal:
         raise typer.Exit(EXIT_REFUSED)
+
+
+def _redact_all(value: Any) -> Any:
+    """Return a value for JSON whose texts are redacted: addresses may hold passwords."""
+    if isinstance(value, dict):
+        return {name: _redact_all(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_redact_all(part) for part in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def load_tokenizer_option(place: str) -> "ExistingTokenizer | None":

@@ -128,9 +128,17 @@ class OwnersLogHandler(logging.Handler):
 
 def shorten_line(message: str) -> str:
     """Return a message as one short line without secrets, control characters and home folders."""
-    text = _UNPRINTABLE.sub(" ", redact(message)).replace(str(Path.home()), "~")
+    text = _shorten_home(_UNPRINTABLE.sub(" ", redact(message)))
     text = "".join(c for c in text if c.isprintable()).strip()
     return text if len(text) <= MAX_LOG_TEXT else text[: MAX_LOG_TEXT - 1] + "…"
+
+
+def _shorten_home(text: str) -> str:
+    """Return a text with "~" for the home folder, where there is one and it is not the root."""
+    with suppress(RuntimeError):  # a container's user often has none
+        home = str(Path.home())
+        return text.replace(home, "~") if home.strip("/\\") else text
+    return text
 
 
 def read_cpu_celsius() -> float | None:

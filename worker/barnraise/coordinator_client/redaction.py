@@ -20,8 +20,14 @@ _PATTERNS = (
         r"\b(hf_|api_org_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA)[\w-]{12,}", re.ASCII
     ),
     re.compile(r"((?:bearer|basic|token)\s+)[\w.~+/=-]{16,}", re.I | re.ASCII),
-    re.compile(r"(//[^/\s:@]*:)[^/\s@]+(?=@)"),
-    re.compile(r"([?&](?:token|access_token|key|signature|sig|password)=)[^&\s]+", re.I),
+    # In addresses: a name's password, or a token in the place of the name; parts of the query.
+    re.compile(r"(//[^/\s:@'\"]*:)[^/\s'\"]+(?=@)"),
+    re.compile(r"(://)[^/\s:@?#'\"]+(?=@)"),
+    re.compile(
+        r"([?&](?:[\w.-]*[-_.])?(?:token|key|key[-_]?id|apikey|accesskeyid|signature|sig|auth"
+        r"|secret|credential|password|passwd|pwd)=)[^&#\s'\"]+",
+        re.I,
+    ),
     re.compile(
         r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S
     ),
@@ -31,9 +37,9 @@ _PATTERNS = (
 def redact(text: str) -> str:
     """Replace the secrets in a text; a prefix that says what kind of secret it was remains."""
     for name in SECRET_VARIABLES:
-        value = os.environ.get(name, "").strip()
-        if len(value) >= MIN_SECRET_LENGTH:
-            text = text.replace(value, HIDDEN)
+        for part in os.environ.get(name, "").split():  # a pasted token may have line ends in it
+            if len(part) >= MIN_SECRET_LENGTH:
+                text = text.replace(part, HIDDEN)
     for pattern in _PATTERNS:
         text = pattern.sub(lambda match: match[1] + HIDDEN, text)
     return text
