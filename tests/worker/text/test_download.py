@@ -40,7 +40,9 @@ class FakeWeb:
                     return
                 status, body, headers = web_server.pages.get(self.path, (404, b"", {}))
                 wanted = self.headers.get("Range", "")
-                if status == 200 and wanted and web_server.allows_ranges:
+                version = self.headers.get("If-Range", headers.get("ETag"))
+                is_same = version == headers.get("ETag")
+                if status == 200 and wanted and is_same and web_server.allows_ranges:
                     begin = int(wanted.removeprefix("bytes=").removesuffix("-"))
                     status, body = (206, body[begin:]) if begin < len(body) else (416, b"")
                 self.send_response(status)
@@ -215,12 +217,13 @@ def answer(status: int, **headers: str):
     return send
 
 
-def cut_after(size: int, body: bytes):
+def cut_after(size: int, body: bytes, **headers: str):
     """Return what sends only the first bytes of a body and cuts the connection."""
 
     def send(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
-        handler.send_header("Content-Length", str(len(body)))
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            handler.send_header(name, value)
         handler.end_headers()
         handler.wfile.write(body[:size])
         handler.wfile.flush()
@@ -250,6 +253,29 @@ def test_fetch_continues_a_download_that_was_cut(web, fetch, allows_ranges):
     web.failures = [cut_after(50_000, body)]
     assert fetch(web.url("/a")) == body
     assert web.requests[-1][1]["Range"].startswith("bytes=")
+
+
+def test_download_of_a_file_that_changes_meanwhile_begins_again(web, fetch):
+    first, second = b"first version " * 5000, b"second version " * 6000
+    web.pages["/a"] = 200, second, {"ETag": '"2"'}
+    web.failures = [cut_after(50_000, first, ETag='"1"')]
+    assert fetch(web.url("/a")) == second
+    assert web.requests[-1][1]["If-Range"] == '"1"'
+
+
+def test_another_part_than_the_missing_one_is_not_appended(web, fetch):
+    body = bytes(range(256)) * 400
+
+    def send_wrong_part(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes 10-{len(body) - 1}/{len(body)}")
+        handler.send_header("Content-Length", str(len(body) - 10))
+        handler.end_headers()
+        handler.wfile.write(body[10:])
+
+    web.pages["/a"] = 200, body, {}
+    web.failures = [cut_after(50_000, body), send_wrong_part]
+    assert fetch(web.url("/a")) == body
 
 
 def test_fetch_gives_up_with_the_number_of_attempts(web, fetch, pauses):

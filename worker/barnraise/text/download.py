@@ -12,6 +12,7 @@ on where it was cut, if the server allows it.
 
 import contextlib
 import email.utils
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ TIMEOUT_SECONDS = 60.0  # between two pieces of an answer
 ATTEMPTS = 6
 FIRST_PAUSE_SECONDS = 1.0  # before the second attempt; each further pause is twice as long
 MAX_PAUSE_SECONDS = 60.0
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-")
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 ResolveAddress = Callable[[str, int], str]  # (host, port) → the IP address to connect to
 
@@ -84,6 +86,41 @@ class _Answer:
     retry_after: float = 0.0
 
 
+@dataclass
+class _PartialFile:
+    """A file that is being downloaded.
+
+    Attributes:
+        file: what has arrived.
+        validator: the version at the server that it belongs to (ETag or date), if it states one.
+    """
+
+    file: BinaryIO
+    validator: str = ""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that have arrived."""
+        return self.file.tell()
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.file.seek(0)
+        self.file.truncate()
+
+    def range_headers(self) -> dict[str, str]:
+        """Return what requests the rest, or all of it if the version has changed meanwhile."""
+        if not self.size:
+            return {}
+        headers = {"Range": f"bytes={self.size}-"}
+        return {**headers, "If-Range": self.validator} if self.validator else headers
+
+    def is_continued_by(self, response: httpx.Response) -> bool:
+        """Return whether a part of a file is the part that is missing."""
+        begin = _CONTENT_RANGE.match(response.headers.get("content-range", ""))
+        return begin is None or int(begin[1]) == self.size
+
+
 class TextFetcher:
     """Fetch addresses from where `resolve` allows a connection.
 
@@ -122,24 +159,23 @@ class TextFetcher:
         """
         try:
             with path.open("wb") as file:
-                self._fetch_into(url, file)
+                self._fetch_into(url, _PartialFile(file))
         except OSError as error:
             raise TextError(f"{url} does not fit on the disk: {error}") from None
 
-    def _fetch_into(self, url: str, file: BinaryIO) -> None:
+    def _fetch_into(self, url: str, partial: _PartialFile) -> None:
         for attempt in range(ATTEMPTS):
             pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
             try:
-                answer = self._follow(url, file)
+                answer = self._follow(url, partial)
             except httpx.HTTPError as error:
                 problem = f"could not be fetched: {str(error) or type(error).__name__}"
             else:
                 if answer.status in (200, 206):
                     return
                 problem = f"answered {answer.status}"
-                if answer.status == 416 and file.tell():  # the file changed meanwhile
-                    file.seek(0)
-                    file.truncate()
+                if answer.status == 416 and partial.size:  # the file changed meanwhile
+                    partial.clear()
                 elif answer.status not in BUSY_STATUSES:
                     raise TextError(f"{url} {problem}")
                 pause = min(MAX_PAUSE_SECONDS, max(pause, answer.retry_after))
@@ -147,29 +183,30 @@ class TextFetcher:
                 raise TextError(f"{url} {problem}, {ATTEMPTS} times in a row")
             self._pause(pause)
 
-    def _follow(self, requested_url: str, file: BinaryIO) -> _Answer:
+    def _follow(self, requested_url: str, partial: _PartialFile) -> _Answer:
         """Request an address, following redirects; append the body to the file."""
         url = requested_url
         for _ in range(MAX_REDIRECTS + 1):
             if self._resolve is resolve_public and (problem := address_problem(url)):
                 raise TextError(f"{url} {problem}")
-            answer = self._request(url, file)
+            answer = self._request(url, partial)
             if answer.status not in (301, 302, 303, 307, 308) or not answer.location:
                 return answer
             url = urljoin(url, answer.location)
         raise TextError(f"{requested_url} redirects from one address to the next without end")
 
-    def _request(self, url: str, file: BinaryIO) -> _Answer:
+    def _request(self, url: str, partial: _PartialFile) -> _Answer:
         """Request the part of `url` that the file lacks, from the very address that was checked."""
-        headers = {"Range": f"bytes={file.tell()}-"} if file.tell() else {}
-        with self._open(url, headers) as response:
+        with self._open(url, partial.range_headers()) as response:
+            if response.status_code == 206 and not partial.is_continued_by(response):
+                return _Answer(416)
             if response.status_code == 200:
-                file.seek(0)
-                file.truncate()
+                partial.clear()
             if response.status_code in (200, 206):
+                partial.validator = _find_validator(response)
                 for piece in response.iter_raw():
-                    file.write(piece)
-                    if file.tell() > MAX_FILE_BYTES:
+                    partial.file.write(piece)
+                    if partial.size > MAX_FILE_BYTES:
                         raise TextError(f"{url} holds more than {MAX_FILE_BYTES / 1e12:.1f} TB")
             return _Answer(
                 response.status_code,
@@ -199,6 +236,12 @@ class TextFetcher:
             headers={"Host": parts.netloc, **headers},
             extensions={"sni_hostname": host},
         )
+
+
+def _find_validator(response: httpx.Response) -> str:
+    """Return what identifies the version of a file: a strong ETag, or the date of its change."""
+    tag = response.headers.get("etag", "")
+    return tag if tag.startswith('"') else response.headers.get("last-modified", "")
 
 
 def _parse_retry_after(header: str) -> float:
