@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from helpers.blob_folder import BlobFolder
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from barnraise.errors import TextError
 from barnraise.spec import TextSpec
@@ -93,6 +95,46 @@ def test_template_that_fails_is_a_sentence(folder, template, sentence):
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(TextError, match=sentence):
         load_existing_tokenizer(str(folder)).render_chat([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("config", ["[]", "{", '{"chat_template": ["x", {"name": "y"}]}'])
+def test_odd_configuration_of_a_tokenizer_is_a_sentence_or_ignored(folder, config):
+    (folder / "tokenizer_config.json").write_text(config)
+    if config.startswith("{" + '"'):
+        assert load_existing_tokenizer(str(folder)).chat_template == ""
+        return
+    with pytest.raises(TextError, match="cannot be read"):
+        load_existing_tokenizer(str(folder))
+
+
+def test_chats_that_the_template_refuses_are_skipped_and_counted(folder, tmp_path):
+    (folder / "chat_template.jinja").write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    existing = load_existing_tokenizer(str(folder))
+    refused = [{"role": "system", "content": "Be brief."}]
+    found = []
+    for name, chats in (("some", [*CHATS, refused]), ("all", [refused] * 3)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+        with open_source([PathPlace(path)]) as source:
+            source.render_chat = existing.render_chat
+            found.append(inspect_source(source, InspectionOptions(tokenizer_file=existing.file)))
+    some, every = found
+    assert (some.documents, some.skipped_rows) == (len(CHATS), 1) and not some.refusal
+    assert "1 rows are skipped: the chat template refuses a chat: no system" in some.warnings[0]
+    assert "no system role" in every.refusal
+
+
+def test_text_that_a_tokenizer_does_not_know_is_warned_of(tmp_path):
+    words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1, "barn": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    (tmp_path / "a.txt").write_text("barn beam brace " * 99)
+    options = InspectionOptions(tokenizer_file=words.to_str().encode())
+    with open_source([PathPlace(tmp_path / "a.txt")]) as source:
+        warnings = inspect_source(source, options).warnings
+    assert any("66% of the text's tokens are unknown" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("name", ["missing", "tokenizer/tokenizer_config.json"])

@@ -1,5 +1,6 @@
 """Test that a preparation which is killed at any moment continues, to the same tokens."""
 
+import dataclasses
 import os
 import random
 import signal
@@ -9,10 +10,20 @@ import sys
 import pytest
 from helpers.command_line import RUN
 from helpers.paths import WORKER
+from helpers.trained_models import larger_bpe_file
 
+from barnraise.errors import TextError
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
-from barnraise.training.preparation import TextPreparation, build_text, plan_text
+from barnraise.text.existing_tokenizer import ExistingTokenizer
+from barnraise.text.places import PathPlace
+from barnraise.text.reading import open_source
+from barnraise.training.preparation import (
+    TextPreparation,
+    build_text,
+    check_tokenizer,
+    plan_text,
+)
 
 MODEL = ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=320)
 SPEC = RunSpec(model=MODEL, text=TextSpec(source="files", tokenizer="bpe", shard_tokens=65_536))
@@ -78,3 +89,33 @@ def test_killed_preparation_continues_to_the_same_manifest(tmp_path, corpus, sta
     whole = build_text(other, plan, preparation, BlobStore(other / "blobs").store)
     assert continued == whole
     assert not (folder / "text").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "named", "sentence"),
+    [
+        ("bytes", None, 310, "plain bytes"),
+        ("bpe", 310, 312, "a tokenizer of their own"),
+        ("bpe", 330, None, "has 330 tokens, more than the vocabulary of 320"),
+        ("bpe", 310, 310, ""),
+        ("bpe", None, None, ""),
+    ],
+)
+def test_tokenizer_that_the_run_cannot_use_is_refused(kind, own, named, sentence):
+    spec = dataclasses.replace(SPEC, text=TextSpec(source="files", tokenizer=kind))
+    plan = plan_text(spec, RUN, larger_bpe_file(own) if own else None)
+    tokenizer = ExistingTokenizer(larger_bpe_file(named)) if named else None
+    if not sentence:
+        check_tokenizer(plan, tokenizer)
+        return
+    with pytest.raises(TextError, match=sentence):
+        check_tokenizer(plan, tokenizer)
+
+
+def test_text_that_another_tokenizer_rendered_is_read_again(tmp_path):
+    """The spool of an interrupted preparation has the numbers of one tokenizer's tokens."""
+    (tmp_path / "a.txt").write_text("words " * 99)
+    first, second = (ExistingTokenizer(b"{}", template) for template in ("a", "b"))
+    with open_source([PathPlace(tmp_path / "a.txt")]) as source:
+        assert source.fingerprint(first.digest) == source.fingerprint(first.digest)
+        assert source.fingerprint(first.digest) != source.fingerprint(second.digest)

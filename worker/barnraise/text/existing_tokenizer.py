@@ -6,11 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from blake3 import blake3
 from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
 from barnraise.text.file_format import INSTALL_ADVICE
-from barnraise.text.hub_files import hub_errors
+from barnraise.text.hub_files import check_cache_folder, hub_errors
 from barnraise.text.places import HUB_PREFIXES
 from barnraise.text.rows import RenderChat
 from barnraise.text.tokenizer import MARK_BEGIN, MARK_END
@@ -41,6 +42,12 @@ class ExistingTokenizer:
     def render_chat(self) -> RenderChat | None:
         """Return what turns a chat into text, or None without a template."""
         return _ChatRenderer(self) if self.chat_template else None
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of all that decides how a chat is rendered."""
+        parts = [self.file.hex(), self.chat_template, *map(list, self.special_tokens)]
+        return blake3(json.dumps(parts).encode()).hexdigest()
 
 
 def load_existing_tokenizer(place: str) -> ExistingTokenizer:
@@ -77,6 +84,7 @@ def _load_from_hub(place: str) -> ExistingTokenizer:
         raise TextError(
             f"this machine cannot read from the hub yet: {INSTALL_ADVICE}, then try again"
         ) from None
+    check_cache_folder()
     repository, _, revision = place.partition("@")
 
     def download(name: str) -> bytes | None:
@@ -96,10 +104,18 @@ def _load_from_hub(place: str) -> ExistingTokenizer:
 
 
 def _combine(file: bytes, config_text: str, template: str) -> ExistingTokenizer:
-    config: dict[str, Any] = json.loads(config_text) if config_text else {}
+    """Return a tokenizer of the contents of its files.
+
+    Raises:
+        ValueError: one of them is not what it should be.
+    """
+    config: Any = json.loads(config_text) if config_text else {}
+    if not isinstance(config, dict):
+        raise ValueError(f"{CONFIG_FILE} is no JSON object")
     chosen = template or config.get("chat_template") or ""
     if isinstance(chosen, list):  # several, with names
-        by_name = {entry.get("name"): entry.get("template", "") for entry in chosen}
+        entries = [entry for entry in chosen if isinstance(entry, dict)]
+        by_name = {str(entry.get("name")): entry.get("template") or "" for entry in entries}
         chosen = by_name.get("default") or next(iter(by_name.values()), "")
     special: dict[str, str] = {}
     for name, value in config.items():

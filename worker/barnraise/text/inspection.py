@@ -19,6 +19,7 @@ from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.tokenizer import (
     decode_utf8,
     encode_documents,
+    find_unknown_token,
     load_tokenizer,
     train_tokenizer,
 )
@@ -30,6 +31,7 @@ REMOTE_BYTES = 64 << 20  # of each remote file that is read for a preview
 SMALLEST_CONTEXT = 8  # that a run can have
 USUAL_CONTEXT = 128  # of the smallest preset
 MAX_SIZE = (1 << 32) - 1
+MAX_UNKNOWN_SHARE = 0.01  # of a text's tokens, above which a warning is due
 STAGE = "inspecting"
 
 
@@ -308,5 +310,13 @@ def _estimate_tokens(
         tokenizer = train_tokenizer(sample, options.vocabulary)
     sample_bytes = sum(map(len, sample))
     whole = [decode_utf8(content).encode() for content in sample]
-    tokens = len(encode_documents(whole, tokenizer)) - len(sample)
+    ids = encode_documents(whole, tokenizer)
+    unknown = find_unknown_token(tokenizer)
+    share = float(np.mean(ids == unknown)) if unknown is not None and len(ids) else 0.0
+    if share > MAX_UNKNOWN_SHARE:
+        inspection.warnings.append(
+            f"{share:.0%} of the text's tokens are unknown to the tokenizer, so that the model "
+            "cannot learn them: take a byte-level tokenizer, or one of the text's language"
+        )
+    tokens = len(ids) - len(sample)
     return int(tokens * inspection.bytes / max(1, sample_bytes)) + inspection.documents

@@ -58,9 +58,14 @@ class TextSource:
         """Return the bytes of all files, as they are stored."""
         return sum(file.size for file in self.files)
 
-    def fingerprint(self) -> str:
-        """Return a digest of the list of files, to recognise the same text after a kill."""
-        described = [[file.path, file.size, file.column] for file in self.files]
+    def fingerprint(self, rendering: str = "") -> str:
+        """Return a digest of the list of files, to recognise the same text after a kill.
+
+        Args:
+            rendering: digest of what decides how rows become text.
+        """
+        described: list[object] = [[file.path, file.size, file.column] for file in self.files]
+        described += [rendering] if rendering else []
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
     def read(self, index: int, report: FileReport) -> Iterator[Piece]:
@@ -165,8 +170,11 @@ def _download(place: AddressPlace, scratch: Path, fetcher: TextFetcher) -> Found
     base = urlsplit(place.url).path.rstrip("/").rpartition("/")[2]
     path = folder / ("".join(c for c in base if c.isalnum() or c in "._-")[-100:] or "file")
     fetcher.fetch_to(place.url, path)
-    found = find_in_path(path, place.column)
     shown = place.url
+    try:
+        found = find_in_path(path, place.column, is_download=True)
+    except TextError as error:
+        raise TextError(str(error).replace(str(path), shown)) from None
     renamed: list[SourceFile] = []
     for file in found.files:
         inside = file.path.removeprefix(str(path))

@@ -4,6 +4,7 @@ Deterministic: the same documents give the same tokenizer file and the same toke
 a special token stays text: only the end of a document becomes the end token.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,7 +22,11 @@ from barnraise.errors import TextError
 END_TOKEN = "<|endoftext|>"  # token 0 of a BPE that is learned here, after each document
 END_BYTE = 0xFF  # ends a document of plain bytes: no text in UTF-8 contains this byte
 # How tokenizers of others call the end of a document, the likelier first.
-END_NAMES = (END_TOKEN, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>", "[EOS]")
+END_NAMES = (
+    *(END_TOKEN, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>", "[EOS]", "<EOS>"),
+    *("<｜end▁of▁sentence｜>", "<|endofprompt|>", "<|eot_id|>", "<|EOT|>", "<end_of_turn>"),
+    *("<|end|>", "<|return|>", "[SEP]"),
+)
 TOKENIZER_SAMPLE_BYTES = 4 << 20  # a BPE learns from this much; more takes longer, changes little
 SAMPLE_PART_BYTES = 64 << 10  # a longer document is sampled in parts of this size
 VOCABULARY_MULTIPLE = 64  # to which a vocabulary is rounded up; matrix products like such sizes
@@ -129,6 +134,14 @@ def find_end_token(tokenizer: Tokenizer, shown: str = "the tokenizer") -> int:
         if token is not None:
             return token
     raise TextError(f"{shown} has no token that ends a text, such as {', '.join(END_NAMES[:4])}")
+
+
+def find_unknown_token(tokenizer: Tokenizer) -> int | None:
+    """Return the token that stands for what a tokenizer does not know; None if it knows all."""
+    model = json.loads(tokenizer.to_str())["model"]
+    if isinstance(model.get("unk_id"), int):  # of a unigram model
+        return model["unk_id"]
+    return tokenizer.token_to_id(model.get("unk_token") or "")
 
 
 def encode_documents(

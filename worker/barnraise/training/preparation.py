@@ -21,6 +21,7 @@ from barnraise.text.reading import TextSource, check_space, open_source, places_
 from barnraise.text.shards import StoreBlob, TextPlan, build_shards
 from barnraise.text.source_file import FileReport
 from barnraise.text.spool import DocumentSpool, find_duplicates
+from barnraise.text.tokenizer import MAX_VOCABULARY, load_tokenizer
 
 log = logging.getLogger("barnraise")
 
@@ -89,6 +90,7 @@ def build_text(
     Raises:
         TextError: the text cannot be used.
     """
+    check_tokenizer(plan, preparation.tokenizer)
     places = places_of(plan.text, preparation.paths)
     for leftover in folder.glob("barnraise-*"):  # downloads of a preparation that was killed
         shutil.rmtree(leftover, ignore_errors=True)
@@ -97,7 +99,8 @@ def build_text(
             source = stack.enter_context(open_source(places, folder, progress))
         if preparation.tokenizer is not None:
             source.render_chat = preparation.tokenizer.render_chat
-        spool = DocumentSpool(folder / SPOOL_FOLDER, source.fingerprint())
+        rendering = preparation.tokenizer.digest if preparation.tokenizer else ""
+        spool = DocumentSpool(folder / SPOOL_FOLDER, source.fingerprint(rendering))
         with contextlib.closing(spool):
             if spool.was_resumed:
                 log.info("continuing the preparation that was interrupted")
@@ -112,6 +115,35 @@ def build_text(
             counts = count_text(spool, source)
         spool.remove()
         return manifest.model_copy(update={"counts": counts})
+
+
+def check_tokenizer(plan: TextPlan, named: ExistingTokenizer | None) -> None:
+    """Refuse a tokenizer that the run cannot use, before anything is read.
+
+    Args:
+        plan: what the documents become.
+        named: the tokenizer that the owner named, which renders chats.
+
+    Raises:
+        TextError: with what to change.
+    """
+    if plan.text.tokenizer == "bytes":
+        if named is not None:
+            raise TextError(
+                "the tokenizer of this run is plain bytes: choose byte-pair encoding in the run's "
+                "form, or leave --tokenizer out"
+            )
+        return
+    if plan.tokenizer_file is None:
+        return
+    tokenizer = load_tokenizer(plan.tokenizer_file, plan.vocabulary, "the tokenizer")
+    if named is not None and named.file != plan.tokenizer_file:
+        other = load_tokenizer(named.file, MAX_VOCABULARY, "the tokenizer after --tokenizer")
+        if tokenizer.get_vocab() != other.get_vocab():
+            raise TextError(
+                "this run begins with weights that have a tokenizer of their own, and --tokenizer "
+                "names another one: leave it out"
+            )
 
 
 def _confirm(source: TextSource, plan: TextPlan, preparation: TextPreparation) -> None:
