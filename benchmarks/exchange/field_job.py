@@ -97,6 +97,8 @@ class StepRecorder:
         self._steps_file = (job.out_folder / f"steps.{job.rank}").open("a")
         self._started = time.monotonic()
         self._waited_seconds = 0.0
+        self._cpu_at_go = 0.0
+        self._cpu_seconds = 0.0  # of all threads, from the begin to the last step
         self.steps = 0
 
     def wait_for_go(self) -> None:
@@ -104,6 +106,7 @@ class StepRecorder:
         (self._job.out_folder / f"ready.{self._job.rank}").touch()
         while not (self._job.out_folder / "go").exists():
             time.sleep(POLL_SECONDS)
+        self._cpu_at_go = time.process_time()
         self._started = time.monotonic()
         self._write(self._started)
 
@@ -129,6 +132,7 @@ class StepRecorder:
             time.sleep(self._job.rest * (now - self._started))
             now = time.monotonic()
         self._started = now
+        self._cpu_seconds = time.process_time() - self._cpu_at_go
         self._write(now)
 
     def add_waiting(self, seconds: float) -> None:
@@ -152,7 +156,8 @@ class StepRecorder:
         torch.save([time.monotonic(), flat.clone()], path)
 
     def record_figures(self, **figures: Any) -> None:
-        """Store figures that only the worker knows."""
+        """Store figures that only the worker knows, and the CPU seconds of its steps."""
+        figures["cpu_seconds"] = self._cpu_seconds
         path = self._job.out_folder / f"figures.{self._job.rank}"
         unfinished = path.with_name(f"{path.name}.new")  # a worker may be killed while it writes
         unfinished.write_text(json.dumps(figures))

@@ -118,6 +118,16 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 @torch.no_grad()
+def share_flat(model: nn.Module, flat: Tensor) -> None:
+    """Let all parameters be views of one vector, float32 [n], which holds their values."""
+    offset = 0
+    for parameter in model.parameters():
+        count = parameter.numel()
+        parameter.data = flat[offset : offset + count].view_as(parameter)
+        offset += count
+
+
+@torch.no_grad()
 def load_flat(model: nn.Module, flat: Tensor) -> None:
     """Set all parameters from one vector, float32 [n]."""
     offset = 0

@@ -11,7 +11,7 @@ from field_model import (
     FieldGPT,
     batches,
     flatten,
-    load_flat,
+    share_flat,
 )
 from torch import Tensor
 
@@ -41,6 +41,7 @@ def run_worker(job: FieldJob) -> None:
     ]
     model = FieldGPT()
     weights = flatten(model)
+    share_flat(model, weights)
     settings = MixingSettings(
         topology=find_topology(job.options.get("topology", "exponential")),
         bits=job.options.get("bits", 32),
@@ -56,7 +57,6 @@ def run_worker(job: FieldJob) -> None:
     text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
 
     def compute_gradient() -> Tensor:
-        load_flat(model, weights)
         for parameter in model.parameters():
             parameter.grad = None
         model(next(text)).backward()

@@ -45,7 +45,7 @@ class AdamSettings:
 
 
 class AccumulatedAdam:
-    """Update one vector of weights; its state is three vectors of the same length."""
+    """Update one vector of weights; its state is two or three vectors of the same length."""
 
     def __init__(self, weights: Tensor, settings: AdamSettings) -> None:
         """Create the state.
@@ -58,7 +58,8 @@ class AccumulatedAdam:
         self.steps = 0
         self.first_moment = torch.zeros_like(weights)
         self.second_moment = torch.zeros_like(weights)
-        self._mean_gradient = torch.zeros_like(weights)
+        accumulates = settings.accumulation > 1
+        self._mean_gradient = torch.zeros_like(weights if accumulates else weights[:0])
 
     @torch.no_grad()
     def apply_gradient(self, weights: Tensor, gradient: Tensor, learning_rate: float) -> None:
@@ -73,18 +74,23 @@ class AccumulatedAdam:
         beta1, beta2 = settings.betas
         self.steps += 1
         absorbed = -(-self.steps // settings.accumulation)
-        first = self.first_moment.mul(beta1).add_(gradient, alpha=1 - beta1)
-        second = self.second_moment.mul(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        denominator = second.sqrt_().div_(math.sqrt(1 - beta2**absorbed)).add_(settings.epsilon)
+        if settings.accumulation == 1:  # the moments of the step are those that are stored
+            self._absorb(gradient)
+            first, second = self.first_moment, self.second_moment
+        else:
+            first = self.first_moment.mul(beta1).add_(gradient, alpha=1 - beta1)
+            second = self.second_moment.mul(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        denominator = second.sqrt().div_(math.sqrt(1 - beta2**absorbed)).add_(settings.epsilon)
         weights.mul_(1 - learning_rate * settings.weight_decay)
         weights.addcdiv_(first, denominator, value=-learning_rate / (1 - beta1**absorbed))
-        self._absorb(gradient)
+        if settings.accumulation > 1:
+            mean = self._mean_gradient.add_(gradient, alpha=1 / settings.accumulation)
+            if self.steps % settings.accumulation == 0:
+                self._absorb(mean)
+                mean.zero_()
 
     def _absorb(self, gradient: Tensor) -> None:
-        """Add a gradient to the mean, and the mean to the moments once it is complete."""
+        """Bring a gradient, or the mean of several, into the stored moments."""
         beta1, beta2 = self.settings.betas
-        mean = self._mean_gradient.add_(gradient, alpha=1 / self.settings.accumulation)
-        if self.steps % self.settings.accumulation == 0:
-            self.first_moment.mul_(beta1).add_(mean, alpha=1 - beta1)
-            self.second_moment.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
-            mean.zero_()
+        self.first_moment.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        self.second_moment.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)

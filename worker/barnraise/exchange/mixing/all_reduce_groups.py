@@ -315,10 +315,11 @@ class AllReduceGroups:
                 )
 
     def _record(self, key: str, frame: MixingFrame) -> None:
+        text = bytes(frame.data)
         if frame.kind is FrameKind.MEMBER_STATE:
-            self._agreement.record_state(key, MemberState.model_validate_json(frame.data))
+            self._agreement.record_state(key, MemberState.model_validate_json(text))
         else:
-            self._agreement.record_invitation(key, GroupInvitation.model_validate_json(frame.data))
+            self._agreement.record_invitation(key, GroupInvitation.model_validate_json(text))
 
     def _sees_newcomer(self) -> bool:
         """Return whether this machine leads the group and another one may be invited to it."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from barnraise.errors import MessageError
 from barnraise.exchange.mixing.members import MeshMembership
+from barnraise.exchange.mixing.payloads import Payload
 from barnraise.exchange.mixing.step_inbox import (
     MAX_STORED,
     PIECE_BYTES,
@@ -64,7 +65,7 @@ class _Link:
     """One channel, and what waits to be sent over it."""
 
     channel: Channel
-    queue: deque[tuple[MixingFrame, bytes]] = field(default_factory=deque)  # frame, payload
+    queue: deque[tuple[MixingFrame, Payload]] = field(default_factory=deque)  # frame, payload
     has_work: asyncio.Event = field(default_factory=asyncio.Event)
     is_sending_state: bool = False  # weights in 32 bits are in the queue or on their way
 
@@ -122,9 +123,9 @@ class MeshLinks:
         self._changed = threading.Condition()
         self._has_logged_refusal = False  # for want of room
         self._repeats = RepeatedWarnings(log)
-        self._state: tuple[int, bytes] = (0, b"")  # step and weights that joining machines get
+        self._state: tuple[int, Payload] = (0, b"")  # step and weights that joining machines get
         # A new link begins with it: the current step's beacon, or what this machine does.
-        self._greeting: tuple[MixingFrame, bytes] | None = None
+        self._greeting: tuple[MixingFrame, Payload] | None = None
         self._fetch: _StateFetch | None = None
         self._uplink = uplink or FairShare()
         self._meters = Meter(), Meter()  # of bytes sent and received
@@ -204,13 +205,13 @@ class MeshLinks:
         with self._changed:
             return self._inbox.pop_arrivals(keys, step, roster)
 
-    def send_step(self, step: int, roster: bytes, payload: bytes, receivers: list[str]) -> None:
+    def send_step(self, step: int, roster: bytes, payload: Payload, receivers: list[str]) -> None:
         """Send everybody a beacon, and some the weights.
 
         Args:
             step: of this machine.
             roster: digest of this machine's roster.
-            payload: this machine's weights, encoded.
+            payload: this machine's weights, encoded; nothing may change them afterwards.
             receivers: keys of the neighbours that the weights are for.
         """
         with self._changed:
@@ -245,13 +246,13 @@ class MeshLinks:
         with self._changed:
             return self._inbox.pop_group_frames()
 
-    def offer_state(self, step: int, weights: bytes) -> None:
+    def offer_state(self, step: int, weights: Payload) -> None:
         """Set the weights, in 32 bits, that machines which join will get."""
         self._state = (step, weights)
 
     def fetch_state(
         self, key: str, seconds: float, should_stop: Callable[[], bool] = _never
-    ) -> tuple[int, bytes] | None:
+    ) -> tuple[int, bytearray] | None:
         """Fetch a neighbour's weights in 32 bits.
 
         Args:
@@ -275,7 +276,7 @@ class MeshLinks:
         )
         with self._changed:
             self._fetch = None
-        return (fetch.step, bytes(fetch.data)) if fetch.complete else None
+        return (fetch.step, fetch.data) if fetch.complete else None
 
     def _wait(
         self,
@@ -444,10 +445,11 @@ class MeshLinks:
             return
         with self._changed:
             if frame.kind is FrameKind.STATE:
-                self._accept_state(key, frame)
+                is_awaited = self._accept_state(key, frame)
             else:
-                self._inbox.accept(key, frame)
-            self._changed.notify_all()
+                is_awaited = self._inbox.accept(key, frame)
+            if is_awaited:  # each notice wakes the training loop's thread
+                self._changed.notify_all()
 
     def _queue_state(self, key: str, request: MixingFrame) -> None:
         """Queue the weights for a machine that joins, unless it has some to receive already.
@@ -460,38 +462,39 @@ class MeshLinks:
             link.is_sending_state = True
             self._queue(key, MixingFrame(FrameKind.STATE, step, request.roster), weights)
 
-    def _accept_state(self, key: str, frame: MixingFrame) -> None:
-        """Store a piece of the weights that are being fetched.
+    def _accept_state(self, key: str, frame: MixingFrame) -> bool:
+        """Store a piece of the weights that are being fetched; return whether it was the last one.
 
         Pieces of an earlier answer, on which this machine has given up, may still arrive: they are
         ignored until an answer begins.
         """
         fetch = self._fetch
         if fetch is None or fetch.complete or fetch.key != key:
-            return
+            return False
         if frame.offset == 0:
             fetch.data.clear()
         elif not fetch.data:
-            return
+            return False
         if frame.total != self._state_bytes or frame.offset != len(fetch.data):
             raise MessageError("a piece of a state has the wrong size or place")
         fetch.step = frame.step
         fetch.data += frame.data
         fetch.complete = len(fetch.data) == frame.total
+        return fetch.complete
 
-    def _queue_step(self, step: int, roster: bytes, payload: bytes, receivers: set[str]) -> None:
+    def _queue_step(self, step: int, roster: bytes, payload: Payload, receivers: set[str]) -> None:
         self._queue_greeting(MixingFrame(FrameKind.BEACON, step, roster), b"")
         for key in list(self._links):
             if key in receivers:
                 self._queue(key, MixingFrame(FrameKind.WEIGHTS, step, roster), payload)
 
-    def _queue_greeting(self, frame: MixingFrame, payload: bytes) -> None:
+    def _queue_greeting(self, frame: MixingFrame, payload: Payload) -> None:
         """Queue a frame for all links, and for those that open before the next one."""
         self._greeting = frame, payload
         for key in list(self._links):
             self._queue(key, frame, payload)
 
-    def _queue(self, key: str, frame: MixingFrame, payload: bytes) -> None:
+    def _queue(self, key: str, frame: MixingFrame, payload: Payload) -> None:
         """Queue a frame, whose payload is sent in pieces.
 
         Of a neighbour's weights that it has not read, the newest wait: it has gone on without the
@@ -528,11 +531,12 @@ class MeshLinks:
             sender.end_transfer()
 
     async def _write_payload(
-        self, link: _Link, sender: UplinkSender, frame: MixingFrame, payload: bytes
+        self, link: _Link, sender: UplinkSender, frame: MixingFrame, payload: Payload
     ) -> None:
         total = len(payload)
+        view = memoryview(payload)
         for offset in range(0, max(1, total), PIECE_BYTES):
-            piece = payload[offset : offset + PIECE_BYTES]
+            piece = view[offset : offset + PIECE_BYTES]
             part = MixingFrame(frame.kind, frame.step, frame.roster, total, offset, piece)
             await sender.wait_for_turn(len(piece))
             await link.channel.send(part.pack())

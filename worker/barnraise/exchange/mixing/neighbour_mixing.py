@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.payloads import decode_weights, encode_weights
+from barnraise.exchange.mixing.payloads import (
+    Payload,
+    are_finite,
+    decode_weights,
+    encode_weights,
+)
 from barnraise.exchange.mixing.step_inbox import roster_digest
 from barnraise.exchange.mixing.topology import EXPONENTIAL, Topology
 
@@ -115,9 +120,10 @@ class NeighbourMixing:
         if self.step % self._settings.interval and self._group:
             return
         roster = sorted([*self._links.neighbours(), self._links.key])
-        payload = encode_weights(weights, self._settings.bits)
+        snapshot = weights.clone()  # what is sent must not change while it travels
+        payload = encode_weights(snapshot, self._settings.bits)
         try:
-            self._sent = decode_weights(payload, weights.numel(), self._settings.bits)
+            self._sent = self._as_received(snapshot, payload)
         except ValueError:
             log.warning("this machine's weights are not finite: it sends none in this step")
             self._skip_step()
@@ -130,8 +136,19 @@ class NeighbourMixing:
         self._group = self._choose_group(roster)
         receivers = [key for key in self._group if key != self._links.key]
         self._links.send_step(self._mixing_number, self._roster, payload, receivers)
-        exact = payload if self._settings.bits == 32 else encode_weights(weights, 32)
-        self._links.offer_state(self.step, exact)
+        self._links.offer_state(self.step, encode_weights(snapshot, 32))
+
+    def _as_received(self, weights: Tensor, payload: Payload) -> Tensor:
+        """Return this machine's weights as its neighbours decode them, float32 [n].
+
+        Raises:
+            ValueError: They are not finite.
+        """
+        if self._settings.bits < 32:
+            return decode_weights(payload, weights.numel(), self._settings.bits)
+        if not are_finite(weights):
+            raise ValueError("they hold values that are not finite")
+        return weights
 
     def cancel_mixing(self) -> None:
         """Mix nothing until weights are sent again: the replica is no longer what was sent.
@@ -207,10 +224,11 @@ class NeighbourMixing:
         arrived = self._await_neighbours(sent.numel())
         if arrived is None:
             return None
-        total = torch.zeros_like(sent)
-        for key in self._group:
-            total += arrived.get(key, sent)
-        mean = total.div_(len(self._group))
+        first, *others = (arrived.get(key, sent) for key in self._group)
+        mean = first.clone()
+        for weights in others:
+            mean += weights
+        mean.div_(len(self._group))
         self._record_company(bool(arrived))
         self.counts.messages += len(arrived)
         self.counts.missed += len(self._group) - 1 - len(arrived)

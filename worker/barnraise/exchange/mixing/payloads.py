@@ -3,6 +3,8 @@
 In 8 bits each chunk of 4,096 values shares a scale: its largest magnitude is 127 steps.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,17 +26,21 @@ def payload_size(count: int, bits: int) -> int:
     return scales + count * bits // 8
 
 
-def encode_weights(weights: Tensor, bits: int) -> bytes:
+Payload = bytes | bytearray | memoryview
+
+
+def encode_weights(weights: Tensor, bits: int) -> Payload:
     """Encode weights.
 
     Args:
-        weights: float32 [n], finite.
+        weights: float32 [n], finite. In 32 bits the result is a view of them: nothing may change
+            them while it is in use.
         bits: 32, 16 (bfloat16) or 8.
     """
     size = payload_size(weights.numel(), bits)
     if bits == 32:
-        data = weights.contiguous().view(torch.uint8).numpy().tobytes()
-    elif bits == 16:
+        return weights.contiguous().view(torch.uint8).numpy().data
+    if bits == 16:
         data = weights.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
     else:
         chunks = _split(weights)
@@ -46,11 +52,11 @@ def encode_weights(weights: Tensor, bits: int) -> bytes:
     return data
 
 
-def decode_weights(data: bytes | bytearray, count: int, bits: int) -> Tensor:
+def decode_weights(data: Payload, count: int, bits: int) -> Tensor:
     """Decode weights that a neighbour sent.
 
     Returns:
-        float32 [count].
+        float32 [count]. In 32 bits it is a view of a bytearray.
 
     Raises:
         ValueError: The bytes are no such weights.
@@ -58,7 +64,8 @@ def decode_weights(data: bytes | bytearray, count: int, bits: int) -> Tensor:
     size = payload_size(count, bits)
     if len(data) != size:
         raise ValueError(f"{count:,} weights in {bits} bits have {size:,} bytes, not {len(data):,}")
-    raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    writable = data if isinstance(data, bytearray) else bytearray(data)
+    raw = torch.frombuffer(writable, dtype=torch.uint8)
     if bits == 32:
         weights = raw.view(torch.float32)
     elif bits == 16:
@@ -68,9 +75,17 @@ def decode_weights(data: bytes | bytearray, count: int, bits: int) -> Tensor:
         scales = raw[:scale_bytes].view(torch.float32)
         values = raw[scale_bytes:].view(torch.int8).to(torch.float32)
         weights = (_split(values) * scales[:, None]).flatten()[:count]
-    if not torch.isfinite(weights).all():
+    if not are_finite(weights):
         raise ValueError("they hold values that are not finite")
     return weights
+
+
+def are_finite(weights: Tensor) -> bool:
+    """Return whether all of float32 [n] are finite.
+
+    An element that is not makes the sum so, and a sum needs no copy; but it may overflow by itself.
+    """
+    return math.isfinite(float(weights.sum())) or bool(torch.isfinite(weights).all())
 
 
 def _split(values: Tensor) -> Tensor:

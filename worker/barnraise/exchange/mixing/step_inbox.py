@@ -58,16 +58,16 @@ class MixingFrame:
     roster: bytes
     total: int = 0
     offset: int = 0
-    data: bytes = b""
+    data: bytes | memoryview = b""
 
     def pack(self) -> bytes:
         """Return the frame's bytes."""
         header = _HEADER.pack(self.kind.value, self.step, self.roster, self.total, self.offset)
-        return header + self.data
+        return b"".join((header, self.data))
 
     @classmethod
     def unpack(cls, frame: bytes) -> "MixingFrame":
-        """Return the frame of bytes from a neighbour.
+        """Return the frame of bytes from a neighbour. Its data is a view of them.
 
         Raises:
             MessageError: The bytes are no frame.
@@ -75,7 +75,7 @@ class MixingFrame:
         if len(frame) < _HEADER.size:
             raise MessageError(f"a mixing frame of {len(frame)} bytes is too short")
         kind, step, roster, total, offset = _HEADER.unpack_from(frame)
-        data = frame[_HEADER.size :]
+        data = memoryview(frame)[_HEADER.size :]
         if kind not in {each.value for each in FrameKind}:
             raise MessageError(f"a mixing frame is of kind {kind}, which does not exist")
         if step > MAX_STEP or len(data) > PIECE_BYTES or offset + len(data) > total:
@@ -106,7 +106,7 @@ class GroupArrivals:
         has_gone_on: whether a neighbour that sent nothing has begun a later step.
     """
 
-    payloads: dict[str, bytes]
+    payloads: dict[str, bytearray]
     late: tuple[str, ...]
     has_gone_on: bool
 
@@ -120,7 +120,7 @@ class _Neighbour:
     suspected: bool = False
     incomplete: tuple[int, bytearray] | None = None  # step and the first bytes of its weights
     # By step: the roster that they were sent to, and their bytes.
-    weights: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    weights: dict[int, tuple[bytes, bytearray]] = field(default_factory=dict)
     group_frames: deque[MixingFrame] = field(
         default_factory=lambda: deque[MixingFrame](maxlen=MAX_GROUP_FRAMES)
     )
@@ -158,24 +158,28 @@ class StepInbox:
         for neighbour in self._neighbours.values():
             neighbour.weights = {at: sent for at, sent in neighbour.weights.items() if at >= step}
 
-    def accept(self, key: str, frame: MixingFrame) -> None:
-        """Store a beacon or a piece of weights.
+    def accept(self, key: str, frame: MixingFrame) -> bool:
+        """Store a beacon, a piece of weights or a message about groups.
+
+        Returns:
+            Whether it may be what somebody waits for: a piece of weights is not, but the last one.
 
         Raises:
             MessageError: The frame contradicts the protocol; its channel should be closed.
         """
         neighbour = self._neighbours.get(key)
         if neighbour is None:
-            return
+            return False
         if frame.kind is FrameKind.BEACON:
             neighbour.step, neighbour.roster = frame.step, frame.roster
             neighbour.suspected = neighbour.suspected and frame.step < self._step
         elif frame.kind is FrameKind.WEIGHTS:
-            self._accept_piece(neighbour, frame)
+            return self._accept_piece(neighbour, frame)
         elif frame.kind in GROUP_KINDS:
             if frame.total != len(frame.data):
                 raise MessageError("a message about a group is not in one piece")
             neighbour.group_frames.append(frame)
+        return True
 
     def has_group_frames(self) -> bool:
         """Return whether messages about groups wait to be read."""
@@ -189,27 +193,30 @@ class StepInbox:
             neighbour.group_frames.clear()
         return found
 
-    def _accept_piece(self, neighbour: _Neighbour, frame: MixingFrame) -> None:
+    def _accept_piece(self, neighbour: _Neighbour, frame: MixingFrame) -> bool:
+        """Store a piece of weights; return whether it was the last one."""
         if frame.total != self._payload_bytes:
             raise MessageError(
                 f"weights of {frame.total:,} bytes, where this run's have {self._payload_bytes:,}"
             )
         if not self._step <= frame.step <= self._step + MAX_LEAD:
             neighbour.incomplete = None  # of a machine that is far ahead or behind
-            return
+            return False
         if frame.offset == 0:
             neighbour.incomplete = (frame.step, bytearray())
         if neighbour.incomplete is None:
-            return  # the rest of weights whose begin was not stored
+            return False  # the rest of weights whose begin was not stored
         step, data = neighbour.incomplete
         if frame.step != step or frame.offset != len(data):
             raise MessageError("a piece of weights does not follow the piece before it")
         data += frame.data
-        if len(data) == frame.total:
-            neighbour.weights[step] = (frame.roster, bytes(data))
-            for latest in sorted(neighbour.weights)[MAX_STORED:]:
-                del neighbour.weights[latest]
-            neighbour.incomplete = None
+        if len(data) < frame.total:
+            return False
+        neighbour.weights[step] = (frame.roster, data)
+        for latest in sorted(neighbour.weights)[MAX_STORED:]:
+            del neighbour.weights[latest]
+        neighbour.incomplete = None
+        return True
 
     def look_up(self, key: str, step: int, roster: bytes) -> Arrival:
         """Return what is known of a neighbour's weights of a step.
