@@ -7,6 +7,7 @@ import torch
 
 from barnraise.exchange.mixing.payloads import (
     BITS,
+    are_finite,
     decode_weights,
     encode_weights,
     payload_size,
@@ -24,6 +25,13 @@ def test_weights_survive_within_the_precision_of_their_bits(bits, count):
     tolerance = {32: 0.0, 16: largest / 256, 8: largest / 254 * 1.001}[bits]
     assert float((decoded - weights).abs().max()) <= tolerance
     assert encode_weights(decoded, bits) == data, "what was rounded once is not rounded again"
+
+
+def test_huge_weights_whose_sum_overflows_are_finite():
+    huge = torch.full((10,), 3e38)
+    assert math.isinf(float(huge.sum())) and are_finite(huge)
+    assert torch.equal(decode_weights(encode_weights(huge, 32), 10, 32), huge)
+    assert not are_finite(torch.tensor([math.inf, -math.inf]))
 
 
 def test_zeros_stay_zeros_in_eight_bits():
