@@ -124,6 +124,7 @@ FORMATS = {
     "Who are you?.txt": (LINES, "text"),
     "to skip.zst": (SKIPPED_FRAME + zstandard.compress(LINES.encode()), "text"),
     "joined.jsonl": ("".join("\ufeff" + json.dumps(row) + "\n" for row in ROWS), "jsonl"),
+    "strings.jsonl": ("".join(json.dumps(text) + "\n" for text in TEXTS), "jsonl"),
     "objects.json": ("".join(json.dumps(row, indent=1) + "\n" for row in ROWS), "json"),
     "comma.json": (json.dumps(ROWS)[:-1] + ",]", "json"),
     "stated.csv": ("sep=;\nid;text\n" + "".join(f"1;{t}\n" for t in TEXTS), "csv"),
@@ -358,8 +359,12 @@ def test_rows_whose_first_line_is_long_are_rows(look, name):
 
 def test_text_beside_nested_columns_is_warned_of(look):
     rows = [{"title": f"Title {i}", "paragraphs": [{"context": "words"}]} for i in range(30)]
-    warnings = look("a.json", json.dumps({"version": "1", "data": rows})).warnings
-    assert "its text is the column 'title'; other columns hold lists" in warnings[0]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    for found in (
+        look("a.json", json.dumps({"version": "1", "data": rows})),
+        look("a.parquet", table(**columns)),
+    ):
+        assert "its text is the column 'title'; other columns hold lists" in found.warnings[0]
 
 
 def test_column_of_a_plain_text_is_refused(look):

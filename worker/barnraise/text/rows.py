@@ -103,7 +103,7 @@ class RowOptions:
 
 
 def parse_json_lines(lines: Iterable[str], counts: RowCounts) -> Iterator[Row]:
-    """Parse one JSON object a line; skip a last line that is cut, and note its number.
+    """Parse one JSON object, or text, a line; skip a last line that is cut, and note its number.
 
     Raises:
         TextError: another line is not a JSON object; without the file's name.
@@ -121,6 +121,8 @@ def parse_json_lines(lines: Iterable[str], counts: RowCounts) -> Iterator[Row]:
         except (ValueError, RecursionError):
             bad_line = number
             continue
+        if isinstance(row, str):
+            row = {"text": row}
         if not isinstance(row, dict):
             raise TextError(f"line {number} is not a JSON object with named columns")
         found = True

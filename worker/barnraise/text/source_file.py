@@ -391,6 +391,7 @@ def _read_table(
                 pass
             candidates = [sample.column]
             options = RowOptions(sample.column, options.render_chat, names)
+            counts.nested = sample.nested
         for text in read_texts(open_table(candidates), options, counts):
             yield Piece(text, has_marks=counts.is_chat)
     _report_rows(counts, report)
