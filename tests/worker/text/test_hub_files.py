@@ -14,6 +14,9 @@ import pytest
 from helpers.fake_hub import FakeHub
 from helpers.paths import WORKER
 
+from barnraise.errors import TextError
+from barnraise.text.hub_files import hub_errors
+
 TEXTS = [f"Row {i} has some words in it." for i in range(40)]
 JSONL = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
 CARD = (
@@ -114,6 +117,13 @@ def read_places(hub: FakeHub, folder, *places: str) -> dict[str, object]:
     )
     assert result.returncode == 0 and "thesecretoftheowner" not in result.stderr, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_token_that_was_pasted_with_quotes_is_named_and_not_shown(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "“hf_abcdefgh”")
+    with pytest.raises(TextError, match="copy it again") as raised, hub_errors("owner/name"):
+        "Bearer “hf_abcdefgh”".encode("ascii")
+    assert "abcdefgh" not in str(raised.value)
 
 
 @pytest.mark.slow  # it imports datasets
