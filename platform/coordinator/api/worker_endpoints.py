@@ -121,7 +121,11 @@ def accept_invitation(
         raise ApiError(409, "this invitation was used too many times: ask for a new link")
     run = invitation.run
     return coordinator_messages.RunSummary(
-        id=str(run.pk), slug=run.slug, name=run.name, status=run.state
+        id=str(run.pk),
+        slug=run.slug,
+        name=run.name,
+        status=run.state,
+        launching=run.is_launching,
     )
 
 

@@ -213,6 +213,11 @@ class Run(models.Model):
         """Whether it is finished or cancelled."""
         return self.state in (Status.FINISHED, Status.CANCELLED)
 
+    @property
+    def is_launching(self) -> bool:
+        """Whether it is a draft that its owner has launched: it waits for its text."""
+        return self.launch_requested and self.state is Status.DRAFT
+
     def to_message(self) -> coordinator_messages.RunView:
         """Return the run as workers receive it."""
         signed = messages.Signed.model_validate(self.manifest) if self.manifest else None
@@ -222,6 +227,7 @@ class Run(models.Model):
             slug=self.slug,
             name=self.name,
             status=self.state,
+            launching=self.is_launching,
             spec=spec,
             manifest=signed,
         )

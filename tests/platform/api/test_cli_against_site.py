@@ -3,13 +3,18 @@
 import json
 
 import pytest
+from django.utils import timezone
 from typer.testing import CliRunner
 
 from barnraise.cli.main import app
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol import reports
+from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.verdicts import Verdict
+from barnraise.state_dir import SiteMembership, StateDir
+from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import MachinePause
+from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import SCOPES, Token
@@ -79,6 +84,21 @@ def test_cli_creates_shows_changes_and_copies_a_run(barnraise, tmp_path):
     assert Run.objects.get(pk=copy["id"]).parent == run
     assert "None" not in barnraise("runs", "members", run.slug)
     assert "None" not in barnraise("runs", "checkpoints", run.slug)
+
+
+def test_cli_names_a_launched_run_as_its_pages_do(barnraise, tmp_path, live_server):
+    home = StateDir(tmp_path)
+    machine = Machine.objects.create(
+        key=home.identity.key, owner=barnraise.owner, hostname="pc", confirmed=timezone.now()
+    )
+    site = MirrorView(key=site_identity.identity().key, name="s", protocols=[1], time=0)
+    home.save_membership(SiteMembership(url=live_server.url, mirror=site, machine=str(machine.pk)))
+    for name, options in (("Draft", ()), ("Launched", ("--launch",))):
+        barnraise("runs", "create", f"--name={name}", "--place=a/stories", *options)
+    states = {row.split()[0]: row.split()[-1] for row in barnraise("runs").splitlines()[1:]}
+    assert states == {"draft": "draft", "launched": "launching"}
+    assert [run["launching"] for run in barnraise("runs", "--json")] == [True, False]
+    assert "launching" in barnraise("runs", "show", "launched")
 
 
 def test_cli_removes_updates_of_a_machine(

@@ -137,13 +137,20 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
     views = _fetch_runs(coordinator)
     if as_json:
         print_json(
-            [{"id": v.id, "slug": v.slug, "name": v.name, "status": v.status} for v in views]
+            [
+                view.model_dump(include={"id", "slug", "name", "status", "launching"})
+                for view in views
+            ]
         )
         return
     table = new_table("run", "name", "status")
     for view in views:
-        table.add_row(escape(view.slug or view.id), escape(view.name), view.status)
+        table.add_row(escape(view.slug or view.id), escape(view.name), _name_status(view))
     out.print(table if views else "There are no runs yet.")
+
+
+def _name_status(run: RunSummary) -> str:
+    return "launching" if run.launching else run.status
 
 
 def _fetch_runs(coordinator: CoordinatorClient) -> list[RunSummary]:

@@ -202,12 +202,17 @@ class EnrolmentStatus(Message):
 
 
 class RunSummary(Message):
-    """A run in a list."""
+    """A run in a list.
+
+    Attributes:
+        launching: whether a draft is launched and waits for its text.
+    """
 
     id: Id
     slug: ShortText = ""
     name: ShortText
     status: RunStatus
+    launching: bool = False
 
 
 class RunView(RunSummary):

@@ -17,10 +17,10 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
-from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.accounts import sign_up
 from coordinator.replication import mirror_list
+from coordinator.runs.models import Run
 from coordinator.web import install_lines, svg_art, worker_wheel
 from coordinator.web.run_form_fields import CODEC_LABELS
 
@@ -335,9 +335,9 @@ def codec_label(codec: str) -> str:
 
 
 @register.filter
-def status_word(status: str) -> str:
-    """Capitalise a run's status."""
-    return RunStatus(status).value.capitalize()
+def status_word(run: Run) -> str:
+    """Name a run's status; a draft that its owner has launched is launching."""
+    return "Launching" if run.is_launching else run.status.capitalize()
 
 
 @register.filter
