@@ -65,7 +65,7 @@ def test_panel_says_why_the_worker_waits_instead_of_its_limits():
 def test_panel_shows_what_is_wrong_while_the_worker_trains():
     lonely = STATUS | {"warning": "trains alone: its neighbours (c0ffee00) have averaged " * 3}
     last_line = build_panel(lonely, "4 GB RAM", KEYS, 60).plain.split("\n")[-1]
-    assert last_line.startswith("Warning") and "trains alone" in last_line
+    assert last_line.startswith("Warning") and "c0ffee00" in last_line and KEYS not in last_line
     assert "(trains alone" in format_status_line(lonely)
     paused = lonely | {"reason": "paused on this machine"}
     assert "paused on this machine" in build_panel(paused, "", "", 60).plain

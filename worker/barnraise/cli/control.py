@@ -43,11 +43,11 @@ def pause(run: LocalRunArgument = None, home: HomeOption = None) -> None:
 
 
 def resume(run: LocalRunArgument = None, home: HomeOption = None) -> None:
-    """Let paused training on this machine go on."""
+    """Resume paused training on this machine."""
     for folder in _select(home, run):
         folder.control.resume()
         hint = "" if folder.is_running else f" once it runs: barnraise join {folder.slug}"
-        out.print(f"[bold]{escape(folder.name)}[/] goes on{escape(hint)}.", soft_wrap=True)
+        out.print(f"[bold]{escape(folder.name)}[/] resumes{escape(hint)}.", soft_wrap=True)
 
 
 def stop(run: LocalRunArgument = None, home: HomeOption = None) -> None:

@@ -183,16 +183,19 @@ def _describe_waiting(status: dict[str, Any]) -> str:
 
 
 def _last_line(status: dict[str, Any], limits: str, keys: str, width: int) -> Text:
-    """Return why the worker waits, what is wrong or what it may use; the keys at the right edge."""
+    """Return why the worker waits, what is wrong or what it may use; the keys at the right edge.
+
+    A reason that needs the whole line gets it: the keys were shown before.
+    """
+    room = width - cell_len(keys) - (2 if keys else 0)
     if reason := _describe_waiting(status):
         line = _labelled("Waiting", Text(reason, "yellow"))
     elif warning := status.get("warning"):  # older versions did not write it
         line = _labelled("Warning", Text(warning, "yellow"))
     else:
         line = _labelled("Limits", limits)
-    room = width - cell_len(keys) - (2 if keys else 0)
-    if keys and room > LABEL_WIDTH:
-        line.truncate(room, overflow="ellipsis")
+        line.truncate(max(room, LABEL_WIDTH), overflow="ellipsis")
+    if keys and LABEL_WIDTH < room >= cell_len(line.plain):
         line.append(" " * (width - cell_len(line.plain) - cell_len(keys)))
         line.append(keys, "dim")
     return line
