@@ -6,7 +6,14 @@ from subprocess import Popen
 from helpers.live_site import Site, enrol, log_in, sign_up, wait_until
 from helpers.navigation import click_and_load
 from helpers.pages import WIDTH_ERROR
-from helpers.screenshots import DIALOG, UPSTREAM, check_page, open_page
+from helpers.screenshots import (
+    DIALOG,
+    UPSTREAM,
+    assert_still,
+    check_page,
+    count_shifts,
+    open_page,
+)
 from playwright.sync_api import Browser, Page, expect
 
 MACHINES = ("barn", "loft")
@@ -43,6 +50,7 @@ def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Bro
     expect(run_page.locator("[data-figure=workers_alive]")).to_have_text("2")
     expect(run_page.locator("[data-figure=agree]")).to_have_text("Identical")
     expect(run_page.locator("[data-machine-table] tbody tr")).to_have_count(2)
+    expect(run_page.locator("#checkpoints tbody tr")).not_to_have_count(0)
     for machine in MACHINES:
         expect(run_page.locator("[data-events] li", has_text=f"{machine} joined")).to_have_count(1)
 
@@ -75,16 +83,14 @@ def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Bro
     with open_page(browser, site) as staff_page:
         log_in(staff_page)
         ban_machine(site, staff_page, run_page, late_worker)
+        shifts = count_shifts(run_page)
         finish_run(staff_page)
     for machine, process in joined.items():
         assert process.wait(240) == 0, site.log(f"join-{machine}")
     assert len({(site.status(m)["vector"], site.status(m)["anchor"]) for m in joined}) == 1
     expect(run_page.get_by_text("Finished").first).to_be_visible()
-    wait_until(
-        lambda: run_page.reload() and run_page.locator("#checkpoints tbody tr").count(),
-        "a checkpoint",
-        200,
-    )
+    expect(run_page.locator("#model")).to_contain_text("The final weights")
+    assert_still(run_page, shifts)
     check_page(run_page, "run-finished")
 
 

@@ -1,5 +1,6 @@
 """Test credit: updates that another person's machine attests count once, up to a bound."""
 
+import re
 from datetime import timedelta
 
 import hypothesis.strategies as st
@@ -405,6 +406,7 @@ def test_volunteer_page_is_public_once_there_is_credit(credit_run, report_attest
     page = Client().get(volunteer_path).content.decode()
     assert "Ada" in page and "200 K" in page and "First peg" in page and run.name in page
     assert "ada@example.org" not in page
+    assert re.search(r"machines, on \d+ \w+ \d{4}\.", page) and "between" not in page
     from_machine = Client().get(f"/machines/{ada.machine.pk}/certificate/")
     assert (from_machine.status_code, from_machine["Location"]) == (302, volunteer_path)
     delete_account(owner, owner)

@@ -10,6 +10,7 @@ from django.contrib.staticfiles.finders import find
 from django.test import Client
 from django.urls import reverse
 from helpers.pages import field_error, text
+from helpers.paths import ROOT
 
 from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import Identity
@@ -236,6 +237,16 @@ def test_signup_creates_named_user_and_shows_errors_at_fields(valkey):
     assert field_error(page, "password1") and 'value="Eve"' in page
     response = client.post("/accounts/signup/", fields | {"password1": "oak-and-spruce-7"})
     assert response.status_code == 302, "test_accounts covers the rest"
+
+
+def test_every_table_can_be_scrolled_or_becomes_blocks_on_a_phone():
+    tables = 0
+    for template in (ROOT / "frontend" / "templates").rglob("*.html"):
+        markup = template.read_text()
+        boxes = re.findall(r'<div class="(?:table|dashboard)-scroll"[^>]*>\s*<table', markup)
+        assert len(boxes) == markup.count("<table"), template
+        tables += len(boxes)
+    assert tables > 10
 
 
 def test_pages_link_built_files_that_exist():
