@@ -70,8 +70,6 @@ export interface Machine {
   updates_received: number;
   /** Peers that it is connected to. */
   peers: number;
-  /** Tokens that the ledgers of most machines contain and its own lacks. */
-  behind: number;
   /** How it exchanges updates; null until it has published one. */
   exchange: ExchangeView | null;
   /** Whether its weights are those of most machines with the same updates; null if unknown. */

@@ -19,7 +19,6 @@ export function createMachine(id: string, tokens = 0): Machine {
     updates_sent: 1,
     updates_received: 2,
     peers: 2,
-    behind: 0,
     exchange: null,
     agrees: null,
   };

@@ -98,8 +98,6 @@ class LiveMachine(LiveMessage):
     updates_received: int
     peers: int
     """Peers that it is connected to."""
-    behind: int
-    """Tokens that the ledgers of most machines contain and its own lacks."""
     exchange: ExchangeView | None
     """How it exchanges updates; null until it has published one."""
     agrees: bool | None

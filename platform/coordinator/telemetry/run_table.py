@@ -85,8 +85,8 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         Rows with id, name, person, owner (the person's id), mirror (the key of the mirror whose
         figures these are; "" for this site), activity, alive, last_seen, version, tokens, rate
         (tokens/s; 0 when gone), step, step_seconds, updates_sent, updates_received, peers,
-        ledger_tokens, behind (tokens), plan and exchange (a `PlanView` and an `ExchangeView`, or
-        None), agrees (`weights_agree`, of this machine), vector and anchor.
+        ledger_tokens, plan and exchange (a `PlanView` and an `ExchangeView`, or None), agrees
+        (`weights_agree`, of this machine), vector and anchor.
     """
     now = time.time() if now is None else now
     live = report_queue.live_rows(run.pk)
@@ -135,7 +135,6 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
             machines.append(row)  # and not a machine that has downloaded the weights alone
     common = {vector: _commonest(reports) for vector, reports in _at_one_vector(machines).items()}
     for row in machines:
-        row["behind"] = max(0, run.ledger_tokens - row["ledger_tokens"])
         compared = row["alive"] and row["anchor"] and row["vector"] in common
         row["agrees"] = row["anchor"] == common[row["vector"]] if compared else None
     return machines

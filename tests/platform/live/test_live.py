@@ -18,6 +18,7 @@ from coordinator.live import run_snapshot
 from coordinator.live.broadcaster import Broadcaster
 from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, mean_series
 from coordinator.live.snapshot_cache import SnapshotCache
+from coordinator.runs.models import Run
 from coordinator.telemetry import run_table
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -216,6 +217,22 @@ def test_build_delta_contains_only_what_changed():
     assert build_delta(None, after, [])["run"] == after.run
     assert build_delta(before, before, []) == {"type": "delta", "now": 10.0}
     assert build_delta(after, replace(before, run=after.run), [])["removed_workers"] == ["b"]
+
+
+def test_delta_has_the_machines_that_reported_and_no_others(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    for reporter in (ada, bob):
+        reporter.report(run, numbered_report(1))
+    before = RunSnapshot.capture(run)
+    ada.report(run, numbered_report(2))
+    Run.objects.filter(pk=run.pk).update(ledger_tokens=9000)
+    run.refresh_from_db()
+    delta = build_delta(before, RunSnapshot.capture(run), [])
+    assert [row["id"] for row in delta["workers"]] == [str(ada.machine.pk)]
 
 
 def test_snapshot_of_many_machines_lists_alive_and_counts_all(
