@@ -13,6 +13,7 @@ export interface XMapping {
 
 const PAUSE_INTERVALS = 4; // a gap of so many usual intervals between two points is a pause
 const GAPS_AROUND = 3; // on each side of a gap, whose median is the usual interval there
+const MIN_PAUSE_SHARE = 0.25; // of a pause that a curve's own gap must cover to be one
 
 type Mapping = (
   axis: XAxis,
@@ -51,6 +52,16 @@ export const createXMapping: Mapping = rememberLast((axis, stepTokens, clock, ra
     }
   }
 });
+
+/** Return how fast a run moves on along an x axis, in its units per second. */
+export function findAxisSpeed(
+  axis: XAxis,
+  stepTokens: number,
+  tokensPerSecond: number,
+): number {
+  if (axis === "tokens") return tokensPerSecond;
+  return axis === "steps" ? tokensPerSecond / Math.max(1, stepTokens) : 1;
+}
 
 /** Leave a position as it is. */
 function keepX(x: number): number {
@@ -104,6 +115,52 @@ export function findPauses(times: number[]): [number, number][] {
     if (gap > PAUSE_INTERVALS * usual) pauses.push([times[i]!, times[i + 1]!]);
   });
   return pauses;
+}
+
+/**
+ * Find when nobody trained.
+ *
+ * Losses come at irregular times, so their own gaps say little; speeds come at regular ones.
+ *
+ * @param rate - [seconds since 1970, tokens per second], ascending
+ */
+export function findTrainingPauses(rate: Point[]): [number, number][] {
+  let pauses = knownPauses.get(rate);
+  if (!pauses) {
+    pauses = findPauses(rate.filter(([, speed]) => speed > 0).map(([time]) => time));
+    knownPauses.set(rate, pauses);
+  }
+  return pauses;
+}
+
+// Every curve of every chart asks for the pauses of the same speeds, which never change.
+const knownPauses = new WeakMap<Point[], [number, number][]>();
+
+/**
+ * Find the gaps of a curve that lie in pauses.
+ *
+ * A gap counts if most of it lies in one pause and it is not much shorter than that: a machine
+ * that trained on while the site was away has points there, and its curve goes on.
+ *
+ * @param times - the positions of the curve's points, ascending
+ * @param pauses - ascending
+ */
+export function findGapsInPauses(
+  times: number[],
+  pauses: [number, number][],
+): [number, number][] {
+  const gaps: [number, number][] = [];
+  let next = 0;
+  for (let i = 1; i < times.length && next < pauses.length; i++) {
+    const [from, to] = [times[i - 1]!, times[i]!];
+    while (next < pauses.length && pauses[next]![1] <= from) next++;
+    const pause = pauses[next];
+    if (!pause) break;
+    const shared = Math.min(to, pause[1]) - Math.max(from, pause[0]);
+    const isInside = shared >= (to - from) / 2;
+    if (isInside && shared >= MIN_PAUSE_SHARE * (pause[1] - pause[0])) gaps.push([from, to]);
+  }
+  return gaps;
 }
 
 /** Return the upper median; 0 without values. */

@@ -18,6 +18,7 @@ import {
   type ChartOptions,
   createXAxis,
   findVisibleRange,
+  leaveOutPauses,
   type Plot,
   type PlotData,
   readColour,
@@ -161,13 +162,15 @@ class CompareChart {
   private createOptions(): ChartOptions {
     const isLogarithmic = this.preferences.value.yScale === "log";
     const isRate = this.kind === "rate";
+    const { xAxis } = this.preferences.value;
     return {
       series: [
         {},
-        ...this.shown.map(({ name }, i) => {
+        ...this.shown.map(({ id, name }, i) => {
           const { colour, dash } = lineStyle(i);
+          const pausing = leaveOutPauses(xAxis, () => this.histories.get(id)!.rate);
           const points = { show: false };
-          return { label: name, stroke: readColour(colour), dash, width: 2, spanGaps: true, points };
+          return { label: name, stroke: readColour(colour), dash, width: 2, ...pausing, points };
         }),
       ],
       y: {
@@ -184,7 +187,7 @@ class CompareChart {
         values: (_plot, marks) =>
           marks.map((y) => (y === null ? "" : isRate ? formatAxisCount(y) : formatAxisValue(y))),
       },
-      xAxis: createXAxis(this.preferences.value.xAxis),
+      xAxis: createXAxis(xAxis),
     };
   }
 }

@@ -92,7 +92,7 @@ export class Store {
     this.storePlans(snapshot.plans);
     this.events = mergeEvents([], snapshot.events ?? []);
     for (const name of CURVE_NAMES) {
-      this.curves[name] = thinPoints(mergePoints([], snapshot[name] ?? []));
+      this.curves[name] = thinCurve(name, mergePoints([], snapshot[name] ?? []));
     }
     return this.finishChange();
   }
@@ -151,7 +151,9 @@ export class Store {
     if (delta.events) this.events = mergeEvents(this.events, delta.events);
     for (const name of CURVE_NAMES) {
       const points = delta[name];
-      if (points?.length) this.curves[name] = thinPoints(mergePoints(this.curves[name], points));
+      if (points?.length) {
+        this.curves[name] = thinCurve(name, mergePoints(this.curves[name], points));
+      }
     }
   }
 
@@ -186,12 +188,26 @@ export function mergePoints(present: Point[], added: Point[]): Point[] {
   return [...byX.values()].sort((a, b) => a[0] - b[0]);
 }
 
+/** Thin a curve. A mean of two times would lie within an outage, where nothing was measured. */
+function thinCurve(name: CurveName, points: Point[]): Point[] {
+  return thinPoints(points, name === "clock" ? selectSecond : averageAtSecond);
+}
+
+type Merge = (first: Point, second: Point) => Point;
+const averageAtSecond: Merge = (first, second) => [second[0], (first[1] + second[1]) / 2];
+export const selectSecond: Merge = (_first, second) => second;
+
 /**
  * Reduce a curve to `limit` points.
  *
- * Two neighbours become their mean at the later x. The newest quarter of `limit` is unchanged.
+ * Two neighbours become one, by default their mean at the later x. The newest quarter of `limit`
+ * is unchanged.
  */
-export function thinPoints(points: Point[], limit = MAX_POINTS): Point[] {
+export function thinPoints(
+  points: Point[],
+  merge: Merge = averageAtSecond,
+  limit = MAX_POINTS,
+): Point[] {
   if (points.length <= limit) return points;
   const unchanged = Math.floor(limit / 4);
   const old = points.slice(0, -unchanged);
@@ -199,7 +215,7 @@ export function thinPoints(points: Point[], limit = MAX_POINTS): Point[] {
   for (let i = 0; i < old.length; i += 2) {
     const first = old[i]!;
     const second = old[i + 1];
-    merged.push(second ? [second[0], (first[1] + second[1]) / 2] : first);
+    merged.push(second ? merge(first, second) : first);
   }
-  return thinPoints(merged.concat(points.slice(-unchanged)), limit);
+  return thinPoints(merged.concat(points.slice(-unchanged)), merge, limit);
 }

@@ -1,5 +1,14 @@
 import { describe, expect, test } from "vitest";
-import { countActiveSeconds, createXMapping, findFirstAfter, findPauses, mapPoints } from "../src/chartAxes";
+import {
+  countActiveSeconds,
+  createXMapping,
+  findAxisSpeed,
+  findFirstAfter,
+  findGapsInPauses,
+  findPauses,
+  findTrainingPauses,
+  mapPoints,
+} from "../src/chartAxes";
 import type { Point } from "../src/types";
 
 const CLOCK: Point[] = [[100, 1000], [200, 1010], [400, 1020]];
@@ -41,6 +50,13 @@ describe("createXMapping", () => {
   });
 });
 
+test("findAxisSpeed is in the units of the axis", () => {
+  expect(findAxisSpeed("tokens", 64, 640)).toBe(640);
+  expect(findAxisSpeed("steps", 64, 640)).toBe(10);
+  expect(findAxisSpeed("time", 64, 640)).toBe(1);
+  expect(findAxisSpeed("active", 64, 640)).toBe(1);
+});
+
 test("countActiveSeconds counts a long gap as one usual interval", () => {
   const points: Point[] = [[0, 1], [10, 1], [20, 1], [9000, 1], [9010, 1]];
   expect(countActiveSeconds(points).at(-1)).toEqual([9010, 40]);
@@ -63,6 +79,35 @@ describe("findPauses", () => {
 
   test("finds none without an interval to compare with", () => {
     expect([[], [5], [5, 9000]].map(findPauses)).toEqual([[], [], []]);
+  });
+});
+
+test("findTrainingPauses finds when no machine reported, and when all stood still", () => {
+  const rate: Point[] = [[0, 5], [10, 5], [20, 5], [30, 0], [40, 0], [500, 0], [510, 5], [520, 5]];
+  expect(findTrainingPauses(rate)).toEqual([[20, 510]]);
+  expect(findTrainingPauses([])).toEqual([]);
+});
+
+describe("findGapsInPauses", () => {
+  const pauses: [number, number][] = [[100, 1000], [2000, 2600]];
+
+  test("finds those between the last loss before a pause and the first one after it", () => {
+    expect(findGapsInPauses([0, 50, 105, 1010, 1060, 1990, 2590], pauses)).toEqual([
+      [105, 1010],
+      [1990, 2590],
+    ]);
+    expect(findGapsInPauses([90, 1010, 2610], pauses)).toEqual([[90, 1010]]);
+  });
+
+  test("finds none where losses go on, however irregularly", () => {
+    const steady = Array.from({ length: 60 }, (_, i) => i * 50 + (i % 7) * 5);
+    expect(findGapsInPauses(steady, pauses)).toEqual([]);
+    expect(findGapsInPauses([0, 1, 2, 40, 41, 99], pauses)).toEqual([]);
+    expect([[], [5]].map((times) => findGapsInPauses(times, pauses))).toEqual([[], []]);
+  });
+
+  test("cuts a mean of losses before and after a pause off on both sides", () => {
+    expect(findGapsInPauses([95, 550, 1005], pauses)).toEqual([[95, 550], [550, 1005]]);
   });
 });
 

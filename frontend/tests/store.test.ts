@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { mergeEvents, mergePoints, Store, thinPoints } from "../src/store";
+import { selectSecond, mergeEvents, mergePoints, Store, thinPoints } from "../src/store";
 import type { Delta, Point, Snapshot } from "../src/types";
 import { createDelta, createEvent, createMachine, createPlan, createSnapshot } from "./messages";
 
@@ -199,5 +199,15 @@ describe("curves", () => {
     expect(thinned.at(-1)).toEqual([4999, 1]);
     expect(thinned.every(([, y]) => y === 1)).toBe(true);
     expect(thinned.every(([x], i) => i === 0 || x > thinned[i - 1]![0])).toBe(true);
+  });
+
+  test("a thinned clock has only times that were measured", () => {
+    const clock: Point[] = Array.from({ length: 3000 }, (_, i) => [i, i < 1001 ? i : i + 90_000]);
+    const measured = new Set(clock.map(([, time]) => time));
+    expect(thinPoints(clock, selectSecond).every(([, time]) => measured.has(time))).toBe(true);
+    const store = new Store();
+    store.applySnapshot(createSnapshot(0, { clock }));
+    expect(store.curves.clock.length).toBeLessThanOrEqual(1000);
+    expect(store.curves.clock.every(([, time]) => measured.has(time))).toBe(true);
   });
 });

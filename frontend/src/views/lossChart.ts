@@ -27,6 +27,7 @@ import {
   type ChartOptions,
   createXAxis,
   findVisibleRange,
+  leaveOutPauses,
   type Plot,
   type PlotData,
   readColour,
@@ -220,7 +221,8 @@ export class LossChart {
   private createSeries(): uPlot.Series[] {
     const trainColour = readColour("--train");
     const validationColour = readColour("--validation");
-    const withoutMarks = { spanGaps: true, points: { show: false } };
+    const pausing = leaveOutPauses(this.preferences.value.xAxis, () => this.store!.curves.rate);
+    const withoutMarks = { ...pausing, points: { show: false } };
     const machines = this.machineCurves.map((curve, i) => {
       const { colour, dash } = lineStyle(i);
       return { label: curve.name, stroke: readColour(colour), dash, width: 1.25, ...withoutMarks };
@@ -233,7 +235,7 @@ export class LossChart {
         label: "validation",
         stroke: validationColour,
         width: 2,
-        spanGaps: true,
+        ...pausing,
         points: {
           show: true,
           size: 6,

@@ -26,6 +26,7 @@ import {
   createXAxis,
   findPauseGaps,
   findVisibleRange,
+  leaveOutPauses,
   type Plot,
   type PlotData,
   readColour,
@@ -247,8 +248,9 @@ export class MetricChart {
 
   /** How curves pass over positions without a point: only time goes on during an outage. */
   private get pausing(): uPlot.Series {
-    if (this.preferences.value.xAxis !== "time") return { spanGaps: true };
-    return { spanGaps: false, gaps: findPauseGaps };
+    const { xAxis } = this.preferences.value;
+    if (this.metric.over === "tokens") return leaveOutPauses(xAxis, () => this.store!.curves.rate);
+    return xAxis === "time" ? { spanGaps: false, gaps: findPauseGaps } : { spanGaps: true };
   }
 }
 

@@ -3,13 +3,14 @@
 
 import "uplot/dist/uPlot.min.css";
 import uPlot from "uplot";
-import { findPauses, type XAxis } from "../chartAxes";
+import { findGapsInPauses, findPauses, findTrainingPauses, type XAxis } from "../chartAxes";
 import type { ChartGroup, GroupedChart, Section } from "../chartGroup";
 import { watchVisibility } from "../dom";
 import { formatAxisCount, formatAxisDuration, formatClock, formatDay } from "../format";
 import { findRange } from "../movingAverage";
 import { onThemeChange } from "../theme";
 
+import type { Point } from "../types";
 /** The x axis, and the values of each curve on it; null where a curve has no point. */
 export type PlotData = [number[], ...(number | null)[][]];
 
@@ -335,10 +336,33 @@ export function findPauseGaps(plot: uPlot, curve: number): uPlot.Series.Gaps {
   for (let i = 0; i < values.length; i++) {
     if (values[i] != null) times.push(plot.data[0][i]!);
   }
-  return findPauses(times).map(([from, to]) => [
-    plot.valToPos(from, "x", true),
-    plot.valToPos(to, "x", true),
-  ]);
+  return placeGaps(plot, findPauses(listTimes(plot, curve)));
+}
+
+/**
+ * Return how the curves of losses and the like pass over positions without a point.
+ *
+ * Only the time of day goes on while nobody trains: along it a straight line would state losses
+ * that nobody measured.
+ *
+ * @param rate - returns the run's speeds, [seconds since 1970, tokens per second]
+ */
+export function leaveOutPauses(axis: XAxis, rate: () => Point[]): uPlot.Series {
+  if (axis !== "time") return { spanGaps: true };
+  return {
+    spanGaps: false,
+    gaps: (plot, curve) =>
+      placeGaps(plot, findGapsInPauses(listTimes(plot, curve), findTrainingPauses(rate()))),
+  };
+}
+
+/** Return the positions at which a curve has a point. */
+function listTimes(plot: uPlot, curve: number): number[] {
+  return times;
+}
+
+function placeGaps(plot: uPlot, gaps: Section[]): uPlot.Series.Gaps {
+  return gaps.map(([from, to]) => [plot.valToPos(from, "x", true), plot.valToPos(to, "x", true)]);
 }
 
 /** Return the range of the values that a plot shows now, in all curves; null without values. */
