@@ -34,6 +34,7 @@ KEY, NEIGHBOUR = sorted(Identity(bytes([n]) * 32).key for n in (1, 2))
 ROSTER = roster_digest([KEY, NEIGHBOUR])
 STATE = bytes(range(256)) * (2 * SEND_WINDOW // 256)  # more than a channel buffers
 REQUESTS = 20
+TIMEOUT = 120.0  # seconds that only a failure reaches
 
 
 @pytest.fixture
@@ -118,6 +119,18 @@ async def test_weights_that_stop_arriving_are_not_awaited_for_ever(pair, monkeyp
     await wait_for(lambda: links.bytes_received == PIECE_BYTES)
     now[0] += 1000.0
     assert await fetching is None
+
+
+async def test_request_for_weights_is_repeated_over_a_newer_channel(pair):
+    links, channel = pair
+    fetching = asyncio.create_task(asyncio.to_thread(links.fetch_state, NEIGHBOUR, TIMEOUT))
+    await receive_until(channel, FrameKind.STATE_REQUEST)
+    # Both machines have dialled: the newer channel replaces the one that took the request.
+    newer = await channel.owner.connect(Peer(key=KEY, addresses=[]))
+    await receive_until(newer, FrameKind.STATE_REQUEST)
+    for piece in pieces(step=7):
+        await newer.send(piece)
+    assert await fetching == (7, STATE)
 
 
 async def test_leaving_ends_the_wait_for_weights(pair):

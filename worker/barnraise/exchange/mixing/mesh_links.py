@@ -46,6 +46,7 @@ MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetche
 # A joining machine waits longer for weights that arrive, as long as they do so at least this fast.
 SLOWEST_STATE_RATE = 32_000.0  # bytes per second
 POLL_SECONDS = 0.2  # between two questions whether to stop waiting
+STATE_REQUEST = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
 
 
 def _never() -> bool:
@@ -267,8 +268,7 @@ class MeshLinks:
         fetch = _StateFetch(key)
         with self._changed:
             self._fetch = fetch
-        request = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
-        self._schedule(self._queue, key, request, b"")
+        self._schedule(self._queue, key, STATE_REQUEST, b"")
         self._wait(
             lambda: fetch.complete or key not in self._inbox.neighbours,
             lambda: seconds + len(fetch.data) / SLOWEST_STATE_RATE,
@@ -420,6 +420,8 @@ class MeshLinks:
             self._changed.notify_all()
         if self._greeting is not None:  # a machine that joins learns where the others are
             self._queue(key, *self._greeting)
+        if self._fetch is not None and self._fetch.key == key:
+            self._queue(key, STATE_REQUEST, b"")  # the older channel may have lost the first one
         writer = asyncio.create_task(self._write(link))
         try:
             while True:
