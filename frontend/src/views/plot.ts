@@ -331,11 +331,6 @@ export function timeAxis(): uPlot.Axis {
 
 /** Leave out where a curve over time has no measurements: uPlot would draw a straight line there. */
 export function findPauseGaps(plot: uPlot, curve: number): uPlot.Series.Gaps {
-  const values = plot.data[curve]!;
-  const times: number[] = [];
-  for (let i = 0; i < values.length; i++) {
-    if (values[i] != null) times.push(plot.data[0][i]!);
-  }
   return placeGaps(plot, findPauses(listTimes(plot, curve)));
 }
 
@@ -358,6 +353,11 @@ export function leaveOutPauses(axis: XAxis, rate: () => Point[]): uPlot.Series {
 
 /** Return the positions at which a curve has a point. */
 function listTimes(plot: uPlot, curve: number): number[] {
+  const values = plot.data[curve]!;
+  const times: number[] = [];
+  for (let i = 0; i < values.length; i++) {
+    if (values[i] != null) times.push(plot.data[0][i]!);
+  }
   return times;
 }
 
