@@ -24,7 +24,7 @@ from barnraise.protocol import enums, messages, verdicts
 from barnraise.protocol.coordinator_messages import MAX_VERDICTS_PER_REPLY
 from barnraise.protocol.mirror_list import missing_signatures
 from barnraise.protocol.signing import digest, open_signed
-from barnraise.protocol.verdicts import MAX_AUTHORS, MAX_SINGLE_UPDATES
+from barnraise.protocol.verdicts import MAX_AUTHORS, MAX_SINGLE_UPDATES, MAX_VERDICT_BYTES
 from coordinator.audit.log import record
 from coordinator.eventlog import writer
 from coordinator.fleet.witness_models import UpdateWitness, VouchedAuthor
@@ -358,7 +358,7 @@ def _build_verdict(
         for key in item.person.machines.values_list("key", flat=True)[:MAX_AUTHORS]:
             keys[key] = {author: last for author, last in kept.items() if author.startswith(key)}
     try:
-        return verdicts.Verdict(
+        verdict = verdicts.Verdict(
             run=str(run.pk),
             keys=keys,
             volunteers=volunteers,
@@ -370,20 +370,59 @@ def _build_verdict(
         )
     except ValidationError:
         raise SpecError({"reason": "say why in 100 characters or fewer, on one line"}) from None
+    if len(verdict.model_dump_json().encode()) > MAX_VERDICT_BYTES:
+        problem = "a verdict has a limit of {:,} bytes: decide on fewer machines or updates at once"
+        raise SpecError({"author": problem.format(MAX_VERDICT_BYTES)})
+    return verdict
 
 
 def _kept_updates(run: Run, exclusion: ExclusionRequest) -> dict[str, int]:
-    """Return author → the last update that stays, of those of an excluded volunteer."""
+    """Return author → the last update that stays, of those of an excluded volunteer.
+
+    No number is beyond what others have seen: an excluded volunteer's later updates up to it would
+    count, whoever passes them on.
+    """
     kept: dict[str, int] = {}
-    members = run.memberships.filter(machine__owner=exclusion.person).select_related("machine")
+    for machine, key, incarnation, reported in _list_authors_of(run, exclusion.person):
+        updates = _published_updates(run, machine, incarnation, reported)
+        if exclusion.remove_updates:
+            oldest = _oldest_retractable(run, machine, incarnation)
+            updates = max(0, min(updates, oldest - 1))
+        if updates and len(kept) < MAX_AUTHORS:
+            kept[f"{key}.{incarnation}"] = updates
+    return kept
+
+
+def _list_authors_of(run: Run, person: Any) -> list[tuple[UUID, str, str, int]]:
+    """List the (machine, key, incarnation, updates that it reports) of a person in a run.
+
+    Incarnations that others vouch for come first, reported or not: nobody can hide old updates,
+    which machines could not take out any longer, by reporting under another name.
+    """
+    authors: dict[tuple[UUID, str, str], int] = {}
+    vouched = VouchedAuthor.objects.filter(run=run, machine__owner=person).order_by("-seq", "pk")
+    for machine, key, incarnation in vouched.values_list("machine", "machine__key", "incarnation"):
+        authors[machine, key, incarnation] = 0
+    members = run.memberships.filter(machine__owner=person).select_related("machine")
     for member in members.order_by("-last_seen"):
         for incarnation, updates in member.updates_by_incarnation.items():
-            if exclusion.remove_updates:
-                oldest = _oldest_retractable(run, member.machine_id, incarnation)
-                updates = max(0, oldest - 1)
-            if updates and len(kept) < MAX_AUTHORS:
-                kept[f"{member.machine.key}.{incarnation}"] = updates
-    return kept
+            authors[member.machine_id, member.machine.key, incarnation] = updates
+    return [(*author, updates) for author, updates in authors.items()]
+
+
+def _published_updates(run: Run, machine: UUID, incarnation: str, reported: int) -> int:
+    """Return how many updates of an author there are, as far as others have seen them.
+
+    What the author reports counts only in a run in which nobody has witnessed anything of it.
+    """
+    of_run = VouchedAuthor.objects.filter(run=run, seq__gt=0)
+    vouched = of_run.filter(machine=machine, incarnation=incarnation).first()
+    if vouched is not None:
+        return vouched.seq
+    if of_run.exists():
+        return 0
+    witnesses = UpdateWitness.objects.filter(run=run, machine=machine, incarnation=incarnation)
+    return max(witnesses.values_list("seq", flat=True), default=reported)
 
 
 def signing_problem(run: Run) -> str:

@@ -404,6 +404,62 @@ def test_exclusion_keeps_updates_that_are_too_old_to_come_out(verdict_run, perso
     assert list(removing.volunteers.values()) == [kept]
 
 
+@pytest.fixture
+def vouched_run(verdict_run, person, volunteer):
+    """Return the run with a third volunteer, Carl, and forty witnessed updates of Ada and Bob."""
+    run, ada, bob = verdict_run
+    carl = volunteer(person("carl@example.org"), 3)
+    carl.join(run)
+    run.record_ledger_tokens(80_000)
+    for author, witnesses in ((ada, (bob, carl)), (bob, (ada, carl))):
+        for witness in witnesses:
+            attest(witness, author, run, 40)
+    return run, ada, bob
+
+
+def test_excluded_silent_author_keeps_no_number_beyond_its_last_update(vouched_run):
+    """Let the run go on for a thousand rounds in which Bob publishes nothing."""
+    run, _, bob = vouched_run
+    run.record_ledger_tokens(80_000 + 1000 * 2_000)
+    removing = exclude(run, bob.machine.owner).message
+    assert removing.keys == {bob.identity.key: {f"{bob.identity.key}.{LIFE}": 40}}, (
+        "updates 41 to 1019 do not exist, and would count once Bob signs them"
+    )
+
+
+def test_excluded_volunteer_cannot_reserve_updates_by_reporting_a_million(
+    vouched_run, numbered_report
+):
+    run, _, bob = vouched_run
+    bob.report(run, numbered_report(5, updates_sent=10**6))
+    bob.report(run, numbered_report(6, incarnation=EARLIER, updates_sent=2 * 10**6))
+    drain_queue()
+    keeping = exclude(run, bob.machine.owner, remove_updates=False).message
+    assert keeping.keys == {bob.identity.key: {f"{bob.identity.key}.{LIFE}": 40}}
+
+
+def test_excluded_volunteer_cannot_hide_old_updates_under_an_unreported_incarnation(
+    vouched_run, numbered_report
+):
+    """Let Bob report nothing of an incarnation whose payloads machines have pruned."""
+    run, _, bob = vouched_run
+    run.memberships.filter(machine=bob.machine).update(updates_by_incarnation={})
+    run.record_ledger_tokens(80_000 + 1000 * 2_000)
+    removing = exclude(run, bob.machine.owner).message
+    assert removing.keys == {bob.identity.key: {f"{bob.identity.key}.{LIFE}": 40}}
+
+
+def test_verdict_that_no_reply_can_contain_is_refused_when_it_is_issued(verdict_run):
+    run, ada, bob = verdict_run
+    single = dict.fromkeys(range(10**9, 10**9 + 200), 1000)
+    requests = [
+        RetractionRequest(f"{bob.identity.key}.{number:016x}", None, single) for number in range(40)
+    ]
+    problems = collect_problems(run, *requests)
+    assert "limit of 50,000 bytes" in problems["author"]
+    assert ada.send_request("GET", f"/runs/{run.slug}/directive").status_code == 200
+
+
 def test_owner_is_not_excluded_from_their_own_run(verdict_run):
     run, _, _ = verdict_run
     with pytest.raises(SpecError, match="cannot be excluded"):
