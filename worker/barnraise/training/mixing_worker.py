@@ -17,7 +17,7 @@ import torch
 
 from barnraise.exchange.mixing.mesh_links import MeshLinks
 from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
-from barnraise.exchange.mixing.payloads import decode_weights, payload_size
+from barnraise.exchange.mixing.payloads import check_weights, decode_weights, payload_size
 from barnraise.exchange.mixing.topology import find_topology
 from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.planning.limits import Limits
@@ -84,6 +84,11 @@ class MixingWorker(StepWorker):
 
             # Send the un-mixed weights; they travel while the gradient is computed.
             self.mixing.start_step(self.engine.read_replica())
+            if self.mixing.has_diverged:  # it would infect its neighbours, and never recover
+                log.error(
+                    "this machine's weights have diverged: it begins at the run's model again"
+                )
+                self.engine.reset_round()
 
             # Sample the step's batch. Data and step number determine each other.
             step = self.metrics.step
@@ -128,6 +133,7 @@ class MixingWorker(StepWorker):
         step, data = state
         try:
             weights = decode_weights(data, self.count_elements(), 32)
+            check_weights(weights, self.engine.read_replica())
         except ValueError as error:
             log.warning("ignored the weights of %s: %s", leader[:8], error)
             return

@@ -82,7 +82,7 @@ async def test_many_requests_for_weights_queue_one_answer(pair):
     for _ in range(REQUESTS):
         await channel.send(request)
     await wait_for(lambda: links.bytes_received == REQUESTS)
-    links.send_step(4, ROSTER, b"", [])
+    links.send_step(4, ROSTER, b"", lambda _: ())
     *answer, _ = await receive_until(channel, FrameKind.BEACON)
     assert b"".join(frame.data for frame in answer) == STATE, "one answer, and a whole one"
     await channel.send(request)
@@ -143,3 +143,36 @@ def test_redials_of_a_member_back_off_up_to_a_limit() -> None:
     assert pauses == [factor * REDIAL_SECONDS for factor in (1, 2, 4, 8)]
     assert compute_redial_pause(20) == MAX_REDIAL_SECONDS
     assert compute_redial_pause(100_000) == MAX_REDIAL_SECONDS, "2¹⁰²⁴ is no float"
+
+
+async def test_neighbour_that_reads_nothing_costs_a_few_frames(pair):
+    """A neighbour keeps its channel open and reads none of the steps' beacons and weights."""
+    links, channel = pair
+    await channel.send(MixingFrame(FrameKind.STATE_REQUEST, 0, ROSTER).pack())
+    links.offer_state(1, STATE)
+    for step in range(2000):
+        links.send_step(step, ROSTER, bytes(8), lambda _: (NEIGHBOUR,))
+    await channel.send(MixingFrame(FrameKind.STATE_REQUEST, 0, ROSTER, 1, 0, b"?").pack())
+    await wait_for(lambda: links.bytes_received == 1)
+    assert links.queued_frames < 8
+    links.send_step(2000, ROSTER, b"", lambda _: ())
+    frames = [MixingFrame.unpack(await channel.receive())]
+    while (frames[-1].kind, frames[-1].step) != (FrameKind.BEACON, 2000):
+        frames.append(MixingFrame.unpack(await channel.receive()))
+    assert len(frames) < 2000, "it still learns where the others are"
+
+
+@pytest.fixture
+def few_frames(monkeypatch):
+    """Let a neighbour send ten small frames, and then hardly any."""
+    monkeypatch.setattr(mesh_links, "SMALL_FRAME_LIMIT", (0.001, 10.0))
+
+
+async def test_flood_of_beacons_is_read_at_a_bounded_rate(few_frames, pair):
+    """A neighbour sends beacons as fast as its line allows."""
+    links, channel = pair
+    for step in range(100):
+        await channel.send(MixingFrame(FrameKind.BEACON, step, ROSTER).pack())
+    await wait_for(lambda: links.newest_step() >= 9)
+    await asyncio.sleep(0.2)
+    assert links.newest_step() < 15

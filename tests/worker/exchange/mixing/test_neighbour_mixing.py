@@ -19,7 +19,7 @@ from barnraise.exchange.mixing.neighbour_mixing import (
     MixingSettings,
     NeighbourMixing,
 )
-from barnraise.exchange.mixing.payloads import payload_size
+from barnraise.exchange.mixing.payloads import check_weights, payload_size
 from barnraise.exchange.mixing.step_averaging import train_step
 from barnraise.exchange.mixing.topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING
 from barnraise.exchange.network.iroh_transport import IrohTransport
@@ -325,14 +325,29 @@ def test_leaving_ends_the_wait_for_a_neighbour(swarm):
     assert mixing.counts.missed == 0, "nobody was late"
 
 
-def test_overflow_of_huge_weights_is_not_mixed(swarm, caplog):
+def test_machine_with_huge_weights_sends_none_and_begins_again(swarm, caplog):
     replicas = [torch.ones(COUNT), *(torch.full((COUNT,), 3e38) for _ in range(2))]
     one = swarm(3, topology=COMPLETE)
     one.run(lambda machine, mixing: mix(mixing, replicas[machine], 2))
     assert torch.equal(replicas[0], torch.ones(COUNT))
-    assert all(mixing.counts.overflows == 2 for mixing in one.mixings.values())
-    assert all(mixing.counts.mixings == 0 for mixing in one.mixings.values())
-    assert "did not mix in step 0: the mean" in caplog.text
+    assert [one.mixings[machine].has_diverged for machine in range(3)] == [False, True, True]
+    assert "the largest weight is 3e+38, and a run's are 16 at most" in caplog.text
+
+
+def test_liar_with_implausible_weights_is_not_mixed(swarm, monkeypatch, caplog):
+    """A neighbour that does not check its own weights sends ones that are too large."""
+    monkeypatch.setattr(
+        neighbour_mixing,
+        "check_weights",
+        lambda weights, own=None: None if own is None else check_weights(weights, own),
+    )
+    for size in (1e9, 9.0):  # beyond any model's weights; out of proportion to the others
+        replicas = [torch.ones(COUNT), torch.full((COUNT,), size)]
+        one = swarm(2)
+        one.run(lambda machine, mixing, each=replicas: mix(mixing, each[machine], 2))
+        assert torch.equal(replicas[0], torch.ones(COUNT))
+        assert one.mixings[0].counts.refused == 2
+    assert "they are 9 times as large as this machine's" in caplog.text
 
 
 def test_machine_without_finite_weights_holds_nobody_up(swarm, caplog):
@@ -340,7 +355,7 @@ def test_machine_without_finite_weights_holds_nobody_up(swarm, caplog):
     one = swarm(2)
     one.run(lambda machine, mixing: mix(mixing, replicas[machine], 2))
     assert torch.equal(replicas[0], torch.ones(COUNT))
-    assert "weights are not finite" in caplog.text
+    assert "weights are not sent in this step: they hold values that are not finite" in caplog.text
     assert one.mixings[0].counts.waited_seconds < FIRST_PATIENCE, "it learnt that nothing comes"
 
 

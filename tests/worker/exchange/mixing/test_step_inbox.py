@@ -8,6 +8,7 @@ from barnraise.errors import MessageError
 from barnraise.exchange.mixing.step_inbox import (
     MAX_GROUP_FRAMES,
     MAX_LEAD,
+    MAX_SPARE,
     PIECE_BYTES,
     Arrival,
     FrameKind,
@@ -113,6 +114,30 @@ def test_weights_far_ahead_or_behind_are_not_stored(inbox):
             inbox.accept("b", piece)
     arrived = [s for s in range(30) if inbox.look_up("b", s, ROSTER) is Arrival.ARRIVED]
     assert arrived == [17, 18], "a neighbour's memory is bounded; the nearest steps count"
+
+
+def test_weights_of_many_machines_take_bounded_memory_and_displace_no_partners(inbox):
+    """Fifty machines send weights that nobody mixes; partners of this step and the next do, too."""
+    strangers = [f"stranger{number}" for number in range(50)]
+    partners = {step: f"partner{step}" for step in range(4)}
+    for key in (*strangers, *partners.values()):
+        inbox.add_neighbour(key)
+    inbox.start_step(0, lambda step: [partners[step]])
+
+    def send_strangers() -> None:
+        for key in strangers:
+            for step in range(3):
+                for piece in pieces(step):
+                    inbox.accept(key, piece)
+            assert inbox.stored_weights <= MAX_SPARE + 2
+
+    send_strangers()
+    for step, key in partners.items():
+        for piece in pieces(step):
+            inbox.accept(key, piece)
+    send_strangers()
+    for step, key in partners.items():
+        assert inbox.look_up(key, step, ROSTER) is Arrival.ARRIVED
 
 
 def test_wrong_sizes_and_places_end_the_channel(inbox):

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from barnraise.errors import MessageError
 from barnraise.exchange.mixing.members import MeshMembership
 from barnraise.exchange.mixing.payloads import Payload
 from barnraise.exchange.mixing.step_inbox import (
+    MAX_GROUP_FRAMES,
     MAX_STORED,
     PIECE_BYTES,
     ROSTER_BYTES,
@@ -29,7 +30,7 @@ from barnraise.exchange.mixing.step_inbox import (
     StepInbox,
 )
 from barnraise.exchange.mixing.topology import MAX_MACHINES
-from barnraise.exchange.network.rate_limit import FairShare, Meter, UplinkSender
+from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
@@ -45,6 +46,16 @@ CLOSE_SECONDS = 10.0  # for which `stop` waits for the event loop
 MAX_STATE_BYTES = 1 << 34  # of weights in 32 bits that a joining machine fetches
 # A joining machine waits longer for weights that arrive, as long as they do so at least this fast.
 SLOWEST_STATE_RATE = 32_000.0  # bytes per second
+# Frames without a whole piece of weights that a neighbour may send: per second, and in one burst. A
+# step has a few of them, and each takes the event loop's time.
+SMALL_FRAME_LIMIT = (1000.0, 5000.0)
+# Frames of a kind that wait for one neighbour; of the messages about groups more than one counts.
+MAX_QUEUED = {
+    FrameKind.BEACON: 1,
+    FrameKind.WEIGHTS: MAX_STORED,
+    FrameKind.STATE_REQUEST: 1,
+    FrameKind.STATE: 1,
+}
 POLL_SECONDS = 0.2  # between two questions whether to stop waiting
 STATE_REQUEST = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
 
@@ -69,6 +80,7 @@ class _Link:
     queue: deque[tuple[MixingFrame, Payload]] = field(default_factory=deque)  # frame, payload
     has_work: asyncio.Event = field(default_factory=asyncio.Event)
     is_sending_state: bool = False  # weights in 32 bits are in the queue or on their way
+    small_frames: TokenBucket = field(default_factory=lambda: TokenBucket(*SMALL_FRAME_LIMIT))
 
 
 @dataclass
@@ -173,6 +185,11 @@ class MeshLinks:
         with self._changed:
             return self._inbox.neighbours
 
+    @property
+    def queued_frames(self) -> int:
+        """Return how many frames wait to be sent to all neighbours."""
+        return sum(len(link.queue) for link in list(self._links.values()))
+
     def leader(self) -> str | None:
         """Return the key of the neighbour that has begun the highest step; None if none has."""
         with self._changed:
@@ -206,18 +223,24 @@ class MeshLinks:
         with self._changed:
             return self._inbox.pop_arrivals(keys, step, roster)
 
-    def send_step(self, step: int, roster: bytes, payload: Payload, receivers: list[str]) -> None:
-        """Send everybody a beacon, and some the weights.
+    def send_step(
+        self,
+        step: int,
+        roster: bytes,
+        payload: Payload,
+        group_at: Callable[[int], Collection[str]],
+    ) -> None:
+        """Send everybody a beacon, and this step's group the weights.
 
         Args:
             step: of this machine.
             roster: digest of this machine's roster.
             payload: this machine's weights, encoded; nothing may change them afterwards.
-            receivers: keys of the neighbours that the weights are for.
+            group_at: returns the keys of the neighbours that this machine mixes with in a step.
         """
         with self._changed:
-            self._inbox.start_step(step)
-        self._schedule(self._queue_step, step, roster, payload, set(receivers))
+            self._inbox.start_step(step, group_at)
+        self._schedule(self._queue_step, step, roster, payload, frozenset(group_at(step)))
 
     def send_group_frame(self, kind: FrameKind, data: bytes, receivers: Sequence[str]) -> None:
         """Send some neighbours a message about a group.
@@ -425,7 +448,11 @@ class MeshLinks:
         writer = asyncio.create_task(self._write(link))
         try:
             while True:
-                self._accept_frame(key, MixingFrame.unpack(await channel.receive()))
+                frame = MixingFrame.unpack(await channel.receive())
+                if len(frame.data) < PIECE_BYTES:
+                    delay = link.small_frames.consume(1, self._loop.time())
+                    await asyncio.sleep(delay)  # also without a delay: others have their turn
+                self._accept_frame(key, frame)
         except MessageError as error:
             log.warning("dropped %s: %s", key[:8], error)
             channel.close(str(error))
@@ -499,14 +526,16 @@ class MeshLinks:
     def _queue(self, key: str, frame: MixingFrame, payload: Payload) -> None:
         """Queue a frame, whose payload is sent in pieces.
 
-        Of a neighbour's weights that it has not read, the newest wait: it has gone on without the
-        others.
+        Of what a neighbour has not read the newest waits: it has gone on without the other weights,
+        and only the last beacon and the last request count. So a neighbour that reads nothing costs
+        a few frames, whatever the number of steps.
         """
         link = self._links.get(key)
         if link is None:
             return
-        waiting = [each for each in link.queue if each[0].kind is FrameKind.WEIGHTS]
-        if frame.kind is FrameKind.WEIGHTS and len(waiting) >= MAX_STORED:
+        most = MAX_QUEUED.get(frame.kind, MAX_GROUP_FRAMES)
+        waiting = [each for each in link.queue if each[0].kind is frame.kind]
+        if len(waiting) >= most:
             link.queue.remove(waiting[0])
         link.queue.append((frame, payload))
         link.has_work.set()

@@ -6,7 +6,6 @@ join at any time: they fetch a neighbour's weights and step.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +17,13 @@ from barnraise.exchange.mixing.mesh_links import MeshLinks
 from barnraise.exchange.mixing.payloads import (
     Payload,
     are_finite,
+    check_weights,
     decode_weights,
     encode_weights,
 )
 from barnraise.exchange.mixing.step_inbox import roster_digest
 from barnraise.exchange.mixing.topology import EXPONENTIAL, Topology
+from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -59,14 +60,14 @@ class MixingCounts:
         mixings: steps in which weights were mixed.
         messages: neighbours' weights that arrived.
         missed: neighbours' weights that did not come.
-        overflows: mixings that changed nothing, because the mean was not finite.
+        refused: neighbours' weights that no machine of this run can have.
         waited_seconds: time in which the training loop waited for neighbours.
     """
 
     mixings: int = 0
     messages: int = 0
     missed: int = 0
-    overflows: int = 0
+    refused: int = 0
     waited_seconds: float = 0.0
 
 
@@ -76,6 +77,8 @@ class NeighbourMixing:
     Attributes:
         step: the number of the current step, which all machines share.
         counts: what has happened.
+        has_diverged: whether this machine's own weights were none that a run can have when the
+            current step began.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class NeighbourMixing:
         self._links = links
         self._settings = settings
         self._should_stop = should_stop
+        self._repeats = RepeatedWarnings(log)
+        self.has_diverged = False
         self._sent: Tensor | None = None  # float32 [n], as the neighbours decode it
         self._group: tuple[str, ...] = ()
         self._roster = b""
@@ -116,6 +121,7 @@ class NeighbourMixing:
         if self._last_seconds is not None:
             self._record_duration(self._last_seconds)
         self._last_seconds = None
+        self.has_diverged = False
         self._started_at = time.monotonic()
         if self.step % self._settings.interval and self._group:
             return
@@ -123,19 +129,24 @@ class NeighbourMixing:
         snapshot = weights.clone()  # what is sent must not change while it travels
         payload = encode_weights(snapshot, self._settings.bits)
         try:
-            self._sent = self._as_received(snapshot, payload)
-        except ValueError:
-            log.warning("this machine's weights are not finite: it sends none in this step")
+            sent = self._as_received(snapshot, payload)
+            check_weights(sent)
+        except ValueError as error:
+            log.warning("this machine's weights are not sent in this step: %s", error)
             self._skip_step()
             return
+        self._sent = sent
         self._roster = roster_digest(roster)
         self._machines = len(roster)
         if len(roster) == 1:
             self._lonely_mixings = 0  # nobody is there whose weights could be missed
         self._mixing_number = self.step // self._settings.interval
-        self._group = self._choose_group(roster)
-        receivers = [key for key in self._group if key != self._links.key]
-        self._links.send_step(self._mixing_number, self._roster, payload, receivers)
+        self._group = self._choose_group(roster, self._mixing_number)
+
+        def group_at(number: int) -> list[str]:
+            return [key for key in self._choose_group(roster, number) if key != self._links.key]
+
+        self._links.send_step(self._mixing_number, self._roster, payload, group_at)
         self._links.offer_state(self.step, encode_weights(snapshot, 32))
 
     def _as_received(self, weights: Tensor, payload: Payload) -> Tensor:
@@ -220,8 +231,11 @@ class NeighbourMixing:
         return mean
 
     def _average_group(self, sent: Tensor) -> Tensor | None:
-        """Wait for the group's weights and return their mean, float32 [n], if it is finite."""
-        arrived = self._await_neighbours(sent.numel())
+        """Wait for the group's weights and return their mean, float32 [n].
+
+        Their size is bounded, so the mean is finite.
+        """
+        arrived = self._await_neighbours(sent)
         if arrived is None:
             return None
         first, *others = (arrived.get(key, sent) for key in self._group)
@@ -232,24 +246,14 @@ class NeighbourMixing:
         self._record_company(bool(arrived))
         self.counts.messages += len(arrived)
         self.counts.missed += len(self._group) - 1 - len(arrived)
-        # An infinite element makes the sum infinite or undefined; no copy is needed to see it.
-        if not math.isfinite(float(mean.sum())):
-            self.counts.overflows += 1
-            log.warning(
-                "did not mix in step %d: the mean of the weights of %s and this machine's is not "
-                "finite",
-                self.step,
-                ", ".join(key[:8] for key in arrived),
-            )
-            return None
         self.counts.mixings += 1
         return mean
 
-    def _await_neighbours(self, count: int) -> dict[str, Tensor] | None:
+    def _await_neighbours(self, sent: Tensor) -> dict[str, Tensor] | None:
         """Wait for each member of the group, as long as it can still be expected.
 
         Args:
-            count: of weights.
+            sent: what this machine sent, float32 [n].
 
         Returns:
             The weights that arrived, by key; None if the wait was stopped.
@@ -273,9 +277,12 @@ class NeighbourMixing:
         weights: dict[str, Tensor] = {}
         for key, payload in arrivals.payloads.items():
             try:
-                weights[key] = decode_weights(payload, count, self._settings.bits)
+                received = decode_weights(payload, sent.numel(), self._settings.bits)
+                check_weights(received, sent)
+                weights[key] = received
             except ValueError as error:
-                log.warning("ignored the weights of %s: %s", key[:8], error)
+                self.counts.refused += 1
+                self._repeats.warn(f"{key} {error}", "ignored weights of %s: %s", key[:8], error)
         return weights
 
     def _record_company(self, has_company: bool) -> None:
@@ -292,19 +299,20 @@ class NeighbourMixing:
 
     def _skip_step(self) -> None:
         """Send nobody weights, with a roster of this machine alone: nobody waits for them."""
+        self.has_diverged = True
         self._sent = None
         self._group = (self._links.key,)
         self._roster = roster_digest(self._group)
         self._mixing_number = self.step // self._settings.interval
-        self._links.send_step(self._mixing_number, self._roster, b"", [])
+        self._links.send_step(self._mixing_number, self._roster, b"", lambda _: ())
 
-    def _choose_group(self, roster: list[str]) -> tuple[str, ...]:
-        """Return the keys that this machine mixes with, its own included."""
+    def _choose_group(self, roster: list[str], number: int) -> tuple[str, ...]:
+        """Return the keys that this machine mixes with in a mixing, its own included."""
         topology, site_size = self._settings.topology, self._settings.site_size
         if len(roster) % site_size:
             site_size = 1  # until the sites are complete again
         place = roster.index(self._links.key)
-        members = topology.group_at(len(roster), place, self._mixing_number, site_size)
+        members = topology.group_at(len(roster), place, number, site_size)
         return tuple(roster[member] for member in members)
 
     def _go_to_next_step(self) -> None:

@@ -10,6 +10,10 @@ from torch import Tensor
 
 CHUNK = 4096
 SCALE_BYTES = 4
+# The run's published model holds no larger weight: it is a sum of 32-bit integers, and one that
+# exceeds this counts as diverged (`DIVERGENCE_LIMIT` in `ledger/anchor.py`).
+MAX_WEIGHT = 16.0
+MAX_GROWTH = 8.0  # of a neighbour's weights, in the root of their mean square, over one's own
 STEPS = 127  # from zero to a chunk's largest magnitude, in 8 bits
 BITS = (32, 16, 8)
 
@@ -86,6 +90,31 @@ def are_finite(weights: Tensor) -> bool:
     An element that is not makes the sum so, and a sum needs no copy; but it may overflow by itself.
     """
     return math.isfinite(float(weights.sum())) or bool(torch.isfinite(weights).all())
+
+
+def check_weights(weights: Tensor, own: Tensor | None = None) -> None:
+    """Refuse weights that no machine of a run can have, or that have grown out of proportion.
+
+    A machine's mean with a replica that has blown up is blown up as well, and infects the next one:
+    two of them would pass it back and forth after each has begun again.
+
+    Args:
+        weights: float32 [n], finite.
+        own: float32 [n], this machine's; None if they are to be checked themselves.
+
+    Raises:
+        ValueError: They are implausible.
+    """
+    largest = float(torch.linalg.vector_norm(weights, math.inf))
+    if not largest <= MAX_WEIGHT:
+        raise ValueError(
+            f"the largest weight is {largest:.3g}, and a run's are {MAX_WEIGHT:.0f} at most"
+        )
+    if own is None:
+        return
+    norm, own_norm = (float(torch.linalg.vector_norm(each)) for each in (weights, own))
+    if norm > MAX_GROWTH * own_norm > 0:
+        raise ValueError(f"they are {norm / own_norm:.3g} times as large as this machine's")
 
 
 def _split(values: Tensor) -> Tensor:

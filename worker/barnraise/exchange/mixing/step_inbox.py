@@ -9,7 +9,7 @@ is not heard of within the patience is suspected: nobody waits for it until it h
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -20,6 +20,9 @@ PIECE_BYTES = 1 << 17  # of weights in one frame
 MAX_LEAD = 512  # steps by which a neighbour's weights may be ahead; more are not stored
 MAX_STORED = 2  # weights of one neighbour: it waits for ours before it sends the third
 MAX_GROUP_FRAMES = 16  # of one neighbour that wait to be read; older ones are dropped
+# Weights beyond those for this step and the next that are stored or on their way, of all neighbours
+# together: any number of machines may send theirs, and each is as large as the model.
+MAX_SPARE = 4
 MAX_STEP = 1 << 48
 ROSTER_BYTES = 16
 _HEADER = struct.Struct(f">BQ{ROSTER_BYTES}sQQ")  # kind, step, roster, bytes in all, offset
@@ -111,6 +114,10 @@ class GroupArrivals:
     has_gone_on: bool
 
 
+def _nobody(step: int) -> Collection[str]:
+    return ()
+
+
 @dataclass
 class _Neighbour:
     """What one neighbour has sent."""
@@ -138,6 +145,7 @@ class StepInbox:
         self._payload_bytes = payload_bytes
         self._neighbours: dict[str, _Neighbour] = {}
         self._step = 0
+        self._group_at: Callable[[int], Collection[str]] = _nobody
 
     def add_neighbour(self, key: str) -> None:
         """Add a neighbour whose channel has opened."""
@@ -152,9 +160,15 @@ class StepInbox:
         """Return the keys of all neighbours with an open channel."""
         return sorted(self._neighbours)
 
-    def start_step(self, step: int) -> None:
-        """Drop what belongs to earlier steps."""
+    def start_step(self, step: int, group_at: Callable[[int], Collection[str]] = _nobody) -> None:
+        """Drop what belongs to earlier steps.
+
+        Args:
+            step: the step that begins.
+            group_at: returns the keys that this machine mixes with in a step, by its roster.
+        """
         self._step = step
+        self._group_at = group_at
         for neighbour in self._neighbours.values():
             neighbour.weights = {at: sent for at, sent in neighbour.weights.items() if at >= step}
 
@@ -204,6 +218,7 @@ class StepInbox:
             return False
         if frame.offset == 0:
             neighbour.incomplete = (frame.step, bytearray())
+            self._drop_surplus()
         if neighbour.incomplete is None:
             return False  # the rest of weights whose begin was not stored
         step, data = neighbour.incomplete
@@ -217,6 +232,31 @@ class StepInbox:
             del neighbour.weights[latest]
         neighbour.incomplete = None
         return True
+
+    def _drop_surplus(self) -> None:
+        """Drop weights beyond `MAX_SPARE`: first those that will not be mixed, then the latest."""
+        spare: list[tuple[bool, int, str, bool]] = []
+        groups: dict[int, Collection[str]] = {}
+        for key, neighbour in self._neighbours.items():
+            steps = [(step, False) for step in neighbour.weights]
+            if neighbour.incomplete is not None:
+                steps.append((neighbour.incomplete[0], True))
+            for step, is_incomplete in steps:
+                is_partner = key in groups.setdefault(step, self._group_at(step))
+                if not (is_partner and step <= self._step + 1):
+                    spare.append((not is_partner, step, key, is_incomplete))
+        for _, step, key, is_incomplete in sorted(spare)[MAX_SPARE:]:
+            if is_incomplete:
+                self._neighbours[key].incomplete = None
+            else:
+                del self._neighbours[key].weights[step]
+
+    @property
+    def stored_weights(self) -> int:
+        """Return how many neighbours' weights are here or on their way."""
+        return sum(
+            len(each.weights) + (each.incomplete is not None) for each in self._neighbours.values()
+        )
 
     def look_up(self, key: str, step: int, roster: bytes) -> Arrival:
         """Return what is known of a neighbour's weights of a step.
