@@ -18,6 +18,8 @@ from coordinator.accounts.models import Machine
 from coordinator.fleet.report_queries import machine_for_key
 from coordinator.lib import site_identity
 from coordinator.lib.valkey import valkey_client
+from coordinator.ops.read_only import SAFE_METHODS
+from coordinator.ops.write_limits import REFUSAL, count_write
 from coordinator.replication import mirror_list
 from coordinator.tokens.models import Token
 
@@ -159,6 +161,8 @@ def token_auth(scope: str) -> Callable[[HttpRequest], Token]:
                 "token unknown, revoked or expired: create one under Account → API tokens",
             )
         enforce_rate_limit(request, "token", MAX_TOKEN_REQUESTS, TOKEN_REQUESTS_SECONDS, token)
+        if request.method not in SAFE_METHODS and not count_write(token.user.pk):
+            raise ApiError(429, REFUSAL)
         if scope and scope not in token.scopes:
             raise ApiError(
                 403,

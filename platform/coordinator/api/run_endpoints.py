@@ -10,6 +10,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Router
 
+from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, enums, types
 from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, machine_or_token_auth, token_auth
@@ -35,6 +36,7 @@ from coordinator.telemetry.history import load_history
 
 RUNS_PAGE = 5  # a run's view with its spec may be long
 MAX_INVITATIONS = 200  # in one response
+MAX_VERDICTS = 500  # in one response
 READ = token_auth("runs:read")
 WRITE = token_auth("runs:write")
 Action = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
@@ -238,7 +240,8 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> s
 @router.get("/runs/{name}/verdicts", response=responses(list[schemas.VerdictOut]), auth=READ)
 def list_verdicts(request: HttpRequest, name: str) -> list[schemas.VerdictOut]:
     """List the verdicts that removed updates from a run, the newest first, at most 500."""
-    return [verdict_out(verdict) for verdict in get_visible_run(request, name).verdicts.all()]
+    rows = get_visible_run(request, name).verdicts.all()[:MAX_VERDICTS]
+    return [verdict_out(verdict) for verdict in rows]
 
 
 @router.post("/runs/{name}/verdicts", response=responses(schemas.VerdictOut), auth=WRITE)
@@ -253,7 +256,10 @@ def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> 
         requests.append(RetractionRequest(author, asked.first, updates))
     if asked.exclude:
         key = resolve_author(run, asked.exclude).partition(".")[0]
-        member = run.memberships.select_related("machine__owner").get(machine__key=key)
+        members = run.memberships.select_related("machine__owner")
+        member = members.filter(machine__key=key).first()
+        if member is None:
+            raise SpecError({"exclude": "no machine of this run has this key"})
         keeps = asked.keep_updates
         exclude.append(ExclusionRequest(member.machine.owner, remove_updates=not keeps))
     actor = requesting_user(request)

@@ -15,15 +15,36 @@ from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, parse_cookie
 from django.urls import path, re_path
 
+from barnraise.protocol.ip_addresses import subscriber_network
 from coordinator.live.broadcaster import Watcher, watchers
 from coordinator.live.cross_site import is_own_origin, requesting_mirror
+from coordinator.live.watcher_limits import WatcherLimits
 from coordinator.runs.models import Run
 
 CLOSE_NOT_FOUND = 4404  # close code: no such run, or not visible; the client must not retry
 
 
+limits = WatcherLimits()
+
+
 async def watch_run(scope: Any, receive: Any, send: Any) -> None:
-    """Send the run's deltas until the browser disconnects; ignore its messages."""
+    """Send the run's deltas until the browser disconnects; ignore its messages.
+
+    A socket for which there is no place is refused; the page tries again.
+    """
+    client = scope.get("client")
+    network = subscriber_network(client[0] if client else "")
+    if not limits.admit(network):
+        await receive()
+        await send({"type": "websocket.close"})
+        return
+    try:
+        await _watch_admitted(scope, receive, send)
+    finally:
+        limits.remove(network)
+
+
+async def _watch_admitted(scope: Any, receive: Any, send: Any) -> None:
     run = str(scope["url_route"]["kwargs"]["run"])
     await receive()  # websocket.connect
     is_visible = await may_watch(run, dict(scope["headers"]))

@@ -6,7 +6,7 @@ Each detector makes the same few queries however many runs there are.
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ SLOW_SHARE = 0.5  # of the usual speed
 SPEED_NOW = timedelta(minutes=10)
 USUAL_SPEED = timedelta(hours=24)
 MIN_HOURS = 3  # of training within them, before a speed is usual
+Curve = list[tuple[int, float]]  # (ledger tokens, nats per token), ascending in tokens
 
 
 def detect_alerts(now: datetime) -> Iterator[NotificationDraft]:
@@ -67,28 +68,32 @@ def detect_diverged(now: datetime) -> Iterator[NotificationDraft]:
 def detect_rising(runs: Sequence[Run]) -> Iterator[NotificationDraft]:
     """Detect runs whose validation loss has risen three times in a row.
 
-    The loss is that of one machine, the one with most tokens: all machines evaluate the same
-    weights on the same text.
+    All machines evaluate the same weights on the same text. Each person has the curve of the
+    machine with most tokens; which of them count says `choose_rising_curve`.
     """
-    # A machine that states more tokens than a run can have would be its leader for ever.
+    # A machine that states more tokens than a run can have would be a person's first for ever.
     plausible = Q(pk__in=[])
     for run in runs:
         plausible |= Q(run=run, ledger_tokens__lte=run.max_plausible_tokens)
-    leaders = Membership.everywhere.filter(plausible).order_by("run", "-ledger_tokens", "pk")
-    run_of = {pk: run for pk, run in leaders.distinct("run").values_list("pk", "run")}
+    leaders = Membership.everywhere.filter(plausible).order_by(
+        "run", "machine__owner", "-ledger_tokens", "pk"
+    )
+    places = leaders.distinct("run", "machine__owner").values_list("pk", "run", "machine__owner")
+    leader_of = {pk: (run, person) for pk, run, person in places}
     place = Window(RowNumber(), partition_by="membership", order_by=F("tokens").desc())
     points = (
-        LossPoint.objects.filter(membership__in=run_of, kind="validation")
+        LossPoint.objects.filter(membership__in=leader_of, kind="validation")
         .annotate(place=place)
         .filter(place__lte=RISES + 1)
         .order_by("membership", "tokens")
     )
-    losses: dict[Any, list[tuple[int, float]]] = defaultdict(list)
+    curves: dict[Any, dict[Any, Curve]] = defaultdict(lambda: defaultdict(list))
     for membership, tokens, loss in points.values_list("membership", "tokens", "loss"):
-        losses[run_of[membership]].append((tokens, loss))
+        run_key, person = leader_of[membership]
+        curves[run_key][person].append((tokens, loss))
     for run in runs:
-        curve = losses.get(run.pk, [])
-        if has_risen([loss for _, loss in curve]):
+        curve = choose_rising_curve(curves.get(run.pk, {}), run.owner_id)
+        if curve is not None:
             yield draft_for_run(
                 run,
                 run.owner,
@@ -98,6 +103,25 @@ def detect_rising(runs: Sequence[Run]) -> Iterator[NotificationDraft]:
                 "The learning rate may be too high, or the text has been read too often.",
                 episode=str(curve[-1][0] // max(1, run.spec.recipe.evaluate_every * (RISES + 1))),
             )
+
+
+def choose_rising_curve(curves: Mapping[Any, Curve], owner: Any) -> Curve | None:
+    """Return a curve that shows that a run's loss rises; None if its people do not agree on it.
+
+    The owner's own machine decides. Otherwise more than half of the people must report a rise, and
+    two at least, unless only one reports at all.
+
+    Args:
+        curves: person → the last losses of the person's machine, by tokens.
+        owner: the run's owner.
+    """
+    complete = {person: curve for person, curve in curves.items() if len(curve) > RISES}
+    if owner in complete:
+        complete = {owner: complete[owner]}
+    rising = [curve for curve in complete.values() if has_risen([loss for _, loss in curve])]
+    if not rising or 2 * len(rising) <= len(complete):
+        return None
+    return sorted(rising, key=lambda curve: curve[-1][1] - curve[0][1])[(len(rising) - 1) // 2]
 
 
 def has_risen(losses: Sequence[float]) -> bool:

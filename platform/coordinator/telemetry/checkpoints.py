@@ -6,7 +6,7 @@ digests at one version vector mean that a machine is wrong; both are shown.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -30,6 +30,13 @@ ROWS_SHOWN = 20  # on the run's page
 MAX_HOLDERS_NAMED = 12  # machines of a row whose names are shown
 ANCHORS_SENT = 4  # confirmed ones that a machine learns of when it joins
 UNKNOWN_CHECKSUM = "0" * 16  # of weights that machines name without announcing them
+# Of one person in a run: more than a run has, and a bound on what a liar's machines announce.
+MAX_OF_PERSON = 1000
+# The newest reports of a machine in one batch that name weights: each may name others.
+MAX_NAMING_REPORTS = 64
+# Of the checkpoints that are listed, how many may be ones that hardly anybody confirms: a liar's
+# machines could announce any number, which would hide all others.
+UNCONFIRMED_SHARE = 4
 MAX_CHECKPOINTS = 500  # of a run; beyond that the oldest unconfirmed ones are deleted
 
 
@@ -111,7 +118,9 @@ def record_announcements(
         received: each machine's membership with its reports.
     """
     named_by: dict[tuple[UUID, str, str], list[Membership]] = {}  # (run, vector, digest) → by whom
-    for member, reports in received:
+    room = _Room()
+    for member, all_reports in received:
+        reports = all_reports[-MAX_NAMING_REPORTS:]
         announced = {
             (report.checkpoint.vector, report.checkpoint.digest): report.checkpoint
             for report in reversed(reports)
@@ -121,7 +130,7 @@ def record_announcements(
         named |= {(report.vector, report.anchor) for report in reports if report.anchor}
         named = {pair for pair in named if (member.pk, *pair) not in _committed}
         for pair, view in announced.items():
-            if pair in named:
+            if pair in named and room.has_place_for(member, *pair):
                 Checkpoint.objects.get_or_create(
                     run=member.run,
                     vector=view.vector,
@@ -138,7 +147,7 @@ def record_announcements(
             vector__in={vector for _, vector, _ in named_by},
         )
     )
-    checkpoints += _store_dissent(checkpoints, named_by)
+    checkpoints += _store_dissent(checkpoints, named_by, room)
     confirmed = [
         (member, checkpoint)
         for checkpoint in checkpoints
@@ -158,16 +167,41 @@ def record_announcements(
     )
 
 
+class _Room:
+    """How many checkpoints each person of a batch of reports may still add."""
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[UUID, UUID], int] = {}  # (run, person)
+
+    def has_place_for(self, member: Membership, vector: str, digest: str) -> bool:
+        """Return whether a machine may name these weights: they are here, or there is room."""
+        same = Checkpoint.objects.filter(run=member.run_id, vector=vector, digest=digest)
+        if same.exists():
+            return True
+        place = member.run_id, member.machine.owner_id
+        if place not in self._left:
+            held = CheckpointHolder.objects.filter(
+                checkpoint__run=place[0], machine__owner=place[1]
+            )
+            self._left[place] = MAX_OF_PERSON - held.values("checkpoint").distinct().count()
+        self._left[place] -= 1
+        return self._left[place] >= 0
+
+
 def _store_dissent(
-    checkpoints: list[Checkpoint], named_by: Iterable[tuple[UUID, str, str]]
+    checkpoints: list[Checkpoint],
+    named_by: Mapping[tuple[UUID, str, str], list[Membership]],
+    room: _Room,
 ) -> list[Checkpoint]:
     """Store the weights that machines name at an announced vector and that nobody announced."""
     announced = {(row.run_id, row.vector): row for row in checkpoints}
     digests = {(row.run_id, row.vector, row.digest) for row in checkpoints}
     dissenting = [
         (announced[run, vector], digest)
-        for run, vector, digest in named_by
-        if (run, vector) in announced and (run, vector, digest) not in digests
+        for (run, vector, digest), members in named_by.items()
+        if (run, vector) in announced
+        and (run, vector, digest) not in digests
+        and any(room.has_place_for(member, vector, digest) for member in members)
     ]
     return [
         Checkpoint.objects.get_or_create(
@@ -234,12 +268,16 @@ def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow
     """
     # Another mirror may have published a checkpoint that no run can have: it would stay the newest.
     plausible = run.checkpoints.filter(tokens__lte=run.max_plausible_tokens)
+    vouched = vouched_people(run)
+    trusted = _select_trusted(plausible, {run.owner_id, *vouched})
+    newest = plausible.values("vector")[: max(1, most // UNCONFIRMED_SHARE)]
+    listed = models.Q(vector__in=trusted.values("vector")[:most]) | models.Q(vector__in=newest)
     # Those of equal vectors beyond `most` have votes, too. They come last in the model's order.
-    checkpoints = list(plausible.filter(vector__in=plausible.values("vector")[:most]))
+    checkpoints = list(plausible.filter(listed))
     if not checkpoints:
         return []
     holdings = _load_holdings(checkpoints)
-    votes = _count_votes(run, checkpoints, holdings)
+    votes = _count_votes(run, checkpoints, holdings, vouched)
     alive = set(Membership.everywhere.alive().filter(run=run).values_list("machine_id", flat=True))
     machines: dict[UUID, list[UUID]] = {checkpoint.pk: [] for checkpoint in checkpoints}
     for holding in holdings:
@@ -279,6 +317,23 @@ def _build_row(checkpoint: Checkpoint, vote: WeightsVote, **figures: Any) -> Che
     )
 
 
+def _select_trusted(checkpoints: Any, people: Collection[UUID]) -> Any:
+    """Select the checkpoints that two of these people have; all, if they are not two.
+
+    Args:
+        checkpoints: a queryset.
+        people: those whose word counts in the run.
+    """
+    if len(people) < 2:
+        return checkpoints
+    held = CheckpointHolder.objects.filter(machine__owner__in=people)
+    another = held.filter(checkpoint=models.OuterRef("checkpoint")).exclude(
+        machine__owner=models.OuterRef("machine__owner")
+    )
+    by_two = held.filter(models.Exists(another), checkpoint=models.OuterRef("pk"))
+    return checkpoints.filter(models.Exists(by_two))
+
+
 def _load_holdings(checkpoints: list[Checkpoint]) -> list[_Holding]:
     """Load who holds these checkpoints, in the order in which they reported it."""
     holders = CheckpointHolder.objects.filter(checkpoint__in=checkpoints).order_by("reported", "pk")
@@ -287,9 +342,12 @@ def _load_holdings(checkpoints: list[Checkpoint]) -> list[_Holding]:
 
 
 def _count_votes(
-    run: Run, checkpoints: Iterable[Checkpoint], holdings: list[_Holding]
+    run: Run,
+    checkpoints: Iterable[Checkpoint],
+    holdings: list[_Holding],
+    vouched: Collection[UUID],
 ) -> dict[str, dict[str, WeightsVote]]:
-    """Return, for each version vector, the votes of people for each digest, by one query.
+    """Return, for each version vector, the votes of people for each digest.
 
     People vote whose word counts in this run: its owner, and those whose updates others vouch for.
     """
@@ -299,7 +357,7 @@ def _count_votes(
         checkpoint = weights[holding.checkpoint]
         reported[checkpoint.vector].add((checkpoint.digest, holding.person))
     people = {holding.person for holding in holdings}
-    counted = counted_people(people, run.owner_id, vouched_people(run))
+    counted = counted_people(people, run.owner_id, vouched)
     return {
         vector: count_votes((digest, person) for digest, person in reports if person in counted)
         for vector, reports in reported.items()

@@ -6,13 +6,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import Avg, Max
+from django.db.models import Max
 
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.fleet.token_limits import volunteer_rate
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS, LossPoint
+from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS
 
 MAX_POINTS = 600  # of a curve
 MAX_MACHINE_POINTS = 200  # of one machine's curve
@@ -49,15 +49,27 @@ def load_history(run: Run) -> dict[str, list[list[float]]]:
 
 
 def load_validation_losses(run: Run) -> list[tuple[int, float]]:
-    """Load the validation losses as (ledger tokens, nats per token): the means of all machines."""
-    means = (
-        LossPoint.objects.filter(
-            membership__run=run, kind="validation", tokens__lte=run.max_plausible_tokens
+    """Load the validation losses as (ledger tokens, nats per token): the medians over people.
+
+    A person has one value at a position, however many machines report it, and of two people the
+    higher one counts: nobody makes weights look better than others measure them.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            WITH person AS (
+                SELECT p.tokens, owner_id, avg(loss) AS loss FROM telemetry_losspoint p
+                JOIN fleet_membership m ON m.id = membership_id
+                JOIN accounts_machine a ON a.id = m.machine_id
+                WHERE m.run_id = %s AND kind = 'validation' AND p.tokens <= %s
+                GROUP BY p.tokens, owner_id
+            )
+            SELECT tokens, percentile_disc(0.5) WITHIN GROUP (ORDER BY loss DESC)
+            FROM person GROUP BY tokens ORDER BY tokens
+            """,
+            [run.pk, run.max_plausible_tokens],
         )
-        .values_list("tokens")
-        .annotate(mean=Avg("loss"))
-    )
-    return list(means)
+        return [(tokens, loss) for tokens, loss in cursor.fetchall()]
 
 
 def load_machine_curves(run: Run) -> list[dict[str, Any]]:

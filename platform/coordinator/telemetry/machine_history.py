@@ -81,7 +81,13 @@ def record_readings(reported: Iterable[tuple[Membership, list[tuple[Report, floa
                 )
                 readings[member.machine_id, minute] = reading
         if reports and (lines or any(report.system for report, _ in reports)):
-            newest[member.machine_id] = (*reports[-1], lines)
+            report, at = reports[-1]
+            if member.machine_id in newest:  # it reports for several runs
+                other, other_at, other_lines = newest[member.machine_id]
+                lines = sorted([*other_lines, *lines], key=lambda line: line["at"])
+                if other_at > at:
+                    report, at = other, other_at
+            newest[member.machine_id] = (report, at, lines)
     SystemReading.objects.bulk_create(
         readings.values(),
         update_conflicts=True,

@@ -50,6 +50,7 @@ TOTALS = ("tokens", "updates_sent", "updates_received", "peer_bytes_sent", "peer
 GROWN = ("reports", "rate_sum", *TOTALS, "lag_sum")
 MAX_LAG = 1_000_000  # updates that one report may state
 MAX_GROWTH = 1 << 50  # of a total in one report, so that sums stay within 63 bits
+MAX_SUM = (1 << 63) - 1  # that a column holds
 Sums = dict[tuple, dict[str, float]]  # (membership, its finest bucket) → how much grew there
 FIXED = ("id", "run", "machine", "mirror", "joined")
 CHANGING = [f.name for f in Membership._meta.concrete_fields if f.name not in FIXED]
@@ -371,7 +372,13 @@ def _grow(sums: Sums, changed: int) -> None:
         for place, grown in sorted(wider.items())
     ]
     marks = ", ".join([f"({', '.join(['%s'] * (4 + len(GROWN)))})"] * len(rows))
-    adding = ", ".join(f"{name} = telemetry_rollup.{name} + excluded.{name}" for name in GROWN)
+    # A machine that states huge totals again and again must not make the batch fail for all.
+    adding = ", ".join(
+        f"{name} = telemetry_rollup.{name} + excluded.{name}"
+        if name == "rate_sum"
+        else f"{name} = least(telemetry_rollup.{name}::numeric + excluded.{name}, {MAX_SUM})"
+        for name in GROWN
+    )
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO telemetry_rollup "

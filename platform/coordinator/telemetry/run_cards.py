@@ -23,9 +23,9 @@ class RunCard:
     """The figures of one run in a list.
 
     Attributes:
-        validation: the last validation loss in nats per token, a mean over machines; None before
-            the first.
-        best: the lowest of these means; None before the first.
+        validation: the last validation loss in nats per token, a median over people, of two the
+            higher one; None before the first.
+        best: the lowest of these medians; None before the first.
         training: the mean training loss at the curve's end; None before the first.
         curve: training losses at equal distances in tokens, the oldest first.
         rate: tokens/s of the machines that report.
@@ -93,7 +93,7 @@ def _cached_losses(runs: list[Run]) -> dict[UUID, _Losses]:
 # The losses of one kind in some runs. A point beyond `Run.max_plausible_tokens` is wrong: it would
 # squeeze all others into one slot, and stay the last one for ever.
 _POINTS = """
-    SELECT m.run_id, p.tokens, p.loss FROM fleet_membership m
+    SELECT m.run_id, m.machine_id, p.tokens, p.loss FROM fleet_membership m
     JOIN unnest(%s::uuid[], %s::numeric[]) AS bound (run_id, most) ON bound.run_id = m.run_id
     JOIN telemetry_losspoint p ON p.membership_id = m.id
     WHERE kind = %s AND p.tokens <= bound.most
@@ -118,8 +118,16 @@ def _load_losses(runs: list[Run]) -> dict[UUID, _Losses]:
         cursor.execute(
             f"""
             WITH points AS ({_POINTS}),
-            means AS (SELECT run_id, tokens, avg(loss) AS loss FROM points GROUP BY run_id, tokens)
-            SELECT run_id, (array_agg(loss ORDER BY tokens DESC))[1], min(loss) FROM means
+            people AS (
+                SELECT run_id, tokens, avg(loss) AS loss FROM points
+                JOIN accounts_machine a ON a.id = machine_id GROUP BY run_id, tokens, a.owner_id
+            ),
+            medians AS (
+                SELECT run_id, tokens,
+                    percentile_disc(0.5) WITHIN GROUP (ORDER BY loss DESC) AS loss
+                FROM people GROUP BY run_id, tokens
+            )
+            SELECT run_id, (array_agg(loss ORDER BY tokens DESC))[1], min(loss) FROM medians
             GROUP BY run_id
             """,
             [*bounds, "validation"],

@@ -6,6 +6,7 @@ Pure, except for `load_model_card`, which reads the checkpoints.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import CheckpointRow, list_checkpoint_rows
 from coordinator.telemetry.history import load_validation_losses
@@ -13,6 +14,7 @@ from coordinator.telemetry.history import load_validation_losses
 MAX_CHECKPOINTS = 100  # the newest ones, among which a card chooses
 MAX_SHOWN = 8  # lines of the table; the others are folded
 MAX_NAMES = 5  # of machines that share the model
+CARD_SECONDS = 5.0  # for which a card is cached: anybody may ask for it as often as they like
 BEST, LAST = "best", "last"
 
 
@@ -42,7 +44,8 @@ class ModelCard:
 
     Attributes:
         slug: the run's address.
-        last: the newest checkpoint; None before the first one.
+        last: the newest checkpoint that somebody has whose word counts in the run; the newest one,
+            if there is none of them; None before the first one.
         sharing: names of machines that send the last checkpoint now.
         shown: the best, the last and every n-th checkpoint.
         folded: the others, and those that nobody can send.
@@ -83,7 +86,15 @@ class ModelCard:
         )
 
 
+_cards: TtlCache[object, "ModelCard"] = TtlCache(CARD_SECONDS)  # by run
+
+
 def load_model_card(run: Run) -> ModelCard:
+    """Return what a run's page says of its model, at most `CARD_SECONDS` old."""
+    return _cards.get(run.pk, lambda: _read_model_card(run))
+
+
+def _read_model_card(run: Run) -> ModelCard:
     """Read a run's checkpoints and their losses."""
     rows = list_checkpoint_rows(run, MAX_CHECKPOINTS)
     return build_model_card(run.slug, rows, dict(load_validation_losses(run)) if rows else {})
@@ -100,19 +111,22 @@ def build_model_card(
         losses: validation losses by the run's tokens.
     """
     lines = [CheckpointLine(row, losses.get(row.checkpoint.tokens)) for row in rows]
-    measured = [line for line in lines if line.loss is not None and not line.row.disputed]
+    # One person may announce weights that nobody else has, and any loss of them.
+    trusted = [line for line in lines if line.row.confirmed] or lines
+    measured = [line for line in trusted if line.loss is not None and not line.row.disputed]
     best = min(measured, key=_loss, default=None)
+    newest = next((line for line in lines if line.row.people), lines[0] if lines else None)
     step = max(1, -(-len(lines) // MAX_SHOWN))
     shown, folded = [], []
     for place, line in enumerate(lines):
         labels = [BEST] if line is best else []
-        if place == 0:
+        if line is newest:
             labels.append(LAST)
         label = ", ".join(labels)
         labelled = CheckpointLine(line.row, line.loss, label)
         is_chosen = bool(label) or (place % step == 0 and line.can_be_fetched)
         (shown if is_chosen else folded).append(labelled)
-    last = shown[0] if shown else None
+    last = next((line for line in shown if LAST in line.label), None)
     sharing = last.row.holders[: last.row.serving][:MAX_NAMES] if last else ()
     return ModelCard(slug, last, sharing, tuple(shown), tuple(folded))
 

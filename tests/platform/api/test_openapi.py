@@ -12,6 +12,7 @@ import pytest
 
 from coordinator.api import authentication
 from coordinator.api.ninja_api import api
+from coordinator.ops import write_limits
 from coordinator.runs.invitations import RunInvitation
 from coordinator.tokens.models import SCOPES, Token
 
@@ -35,6 +36,7 @@ def test_api_fuzzed_requests_get_documented_responses(
     live_server, person, draft, volunteer, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(authentication, "MAX_TOKEN_REQUESTS", 10**9)
+    monkeypatch.setattr(write_limits, "WRITE_LIMITS", ())
     monkeypatch.setattr(authentication, "MAX_FAILURES", 10**9)
     ada = person()
     volunteer(ada)

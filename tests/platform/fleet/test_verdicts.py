@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import hypothesis.strategies as st
 import pytest
+from django.test import Client
 from django.utils import timezone
 from helpers.attestations import witness_of
 from helpers.mirror_lists import list_entry, signed_list
@@ -36,6 +37,7 @@ from coordinator.replication import mirror_list
 from coordinator.replication.volunteer_salt import volunteer_pseudonym
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain_queue
+from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
 LIFE, EARLIER = "a" * 16, "b" * 16
@@ -458,6 +460,18 @@ def test_verdict_that_no_reply_can_contain_is_refused_when_it_is_issued(verdict_
     problems = collect_problems(run, *requests)
     assert "limit of 50,000 bytes" in problems["author"]
     assert ada.send_request("GET", f"/runs/{run.slug}/directive").status_code == 200
+
+
+def test_owner_excludes_a_machine_that_is_not_there_in_a_sentence(verdict_run, person):
+    run, _, _ = verdict_run
+    _, text = Token.create(run.owner, "t", ["runs:write"], 1)
+    answer = Client().post(
+        f"/api/v1/runs/{run.slug}/verdicts",
+        {"exclude": f"{'f' * 64}.{LIFE}"},
+        content_type="application/json",
+        headers={"Authorization": f"Bearer {text}"},
+    )
+    assert answer.status_code == 422 and "no machine of this run" in answer.content.decode()
 
 
 def test_owner_is_not_excluded_from_their_own_run(verdict_run):

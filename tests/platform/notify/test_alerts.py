@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from barnraise.protocol import reports
 from coordinator.fleet.models import Membership
-from coordinator.notify.alerts import detect_alerts, has_risen
+from coordinator.notify.alerts import choose_rising_curve, detect_alerts, has_risen
 from coordinator.notify.notification_types import NotificationDraft
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import LossPoint, Rollup
@@ -49,6 +49,48 @@ def test_rising_validation_loss_alerts_the_owner_once(person, launched_run, numb
     assert draft.person == run.owner and "from 3.000 to 3.300" in draft.text
     assert detect()["run.rising"].key == draft.key
     assert LossPoint.objects.count() == 5
+
+
+FALLING = [(1000 * place, 4.0 - place / 10) for place in range(1, 6)]
+RISING = [(1000 * place, 4.0 + place / 10) for place in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("curves", "curve"),
+    [
+        ({"bob": RISING, "carl": FALLING, "dora": FALLING}, None),
+        ({"bob": RISING, "carl": FALLING}, None),
+        ({"bob": RISING, "carl": RISING, "dora": FALLING}, RISING),
+        ({"bob": RISING, "carl": RISING, "ada": FALLING}, None),
+        ({"bob": FALLING, "carl": FALLING, "ada": RISING}, RISING),
+        ({"bob": RISING, "carl": RISING[:3]}, RISING),
+        ({}, None),
+    ],
+)
+def test_rise_that_one_person_reports_alerts_nobody(curves, curve):
+    """Ada owns the run; whose curve is too short reports none."""
+    assert choose_rising_curve(curves, "ada") == curve
+
+
+def test_liar_with_most_tokens_neither_causes_nor_hides_an_alert(
+    person, launched_run, volunteer, numbered_report
+):
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+
+    def report_curve(machine, curve, **fields) -> None:
+        points = [
+            reports.MeasuredLoss(kind="validation", tokens=tokens, loss=loss)
+            for tokens, loss in curve
+        ]
+        machine.report(run, numbered_report(1, points=points, **fields))
+        drain_queue()
+
+    report_curve(bob, RISING, ledger_tokens=90_000)
+    assert "run.rising" in detect(), "nobody else reports yet"
+    report_curve(ada, FALLING, ledger_tokens=5_000)
+    assert "run.rising" not in detect()
 
 
 def test_machine_with_implausible_tokens_hides_no_rising_loss(

@@ -212,6 +212,50 @@ def test_checkpoint_with_implausible_tokens_is_not_stored(person, launched_run, 
     assert not Checkpoint.objects.exists()
 
 
+def announce_many(machine, run, report, first: int, count: int) -> None:
+    """Report checkpoints of ever more tokens, one in each report."""
+    for number in range(first, first + count):
+        view = build_checkpoint_view(tokens=1000 * number, vector=f"{number:064x}")
+        machine.report(run, report(number, checkpoint=view))
+    drain_queue()
+
+
+def test_flood_of_announcements_hides_no_confirmed_checkpoint(
+    person, launched_run, volunteer, numbered_report
+):
+    """Carl trains with the others, and announces weights that nobody else has."""
+    run, ada = launched_run(person())
+    bob, carl = (volunteer(person(f"{n}@example.org"), 2 + n) for n in range(2))
+    for machine in (bob, carl):
+        machine.join(run)
+        member = run.memberships.get(machine=ada.machine)
+        record_witnesses([(member, [witness_of(ada, run, machine, 1, 1000)])])
+    for machine in (ada, bob):
+        machine.report(run, numbered_report(1, checkpoint=build_checkpoint_view(tokens=1)))
+    announce_many(carl, run, numbered_report, 2, 30)
+    assert Checkpoint.objects.count() == 31
+    (confirmed,) = [row for row in list_checkpoint_rows(run) if row.confirmed]
+    assert confirmed.checkpoint.tokens == 1
+    assert [anchor.vector for anchor in ada.join(run).confirmed_anchors] == [VECTOR]
+
+
+def test_person_adds_a_bounded_number_of_checkpoints(
+    person, launched_run, volunteer, numbered_report, monkeypatch
+):
+    monkeypatch.setattr(checkpoints, "MAX_OF_PERSON", 5)
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    announce_many(bob, run, numbered_report, 1, 9)
+    for number in range(10, 20):  # other weights of the same updates
+        bob.report(run, numbered_report(number, vector=f"{1:064x}", anchor=f"{number:064x}"))
+    drain_queue()
+    assert Checkpoint.objects.count() == 5
+    ada.report(run, numbered_report(1, checkpoint=build_checkpoint_view()))
+    drain_queue()
+    assert Checkpoint.objects.count() == 6, "it leaves room for others"
+
+
 def test_checkpoint_page_lists_digests_and_commands(
     person, launched_run, numbered_report, django_assert_max_num_queries
 ):

@@ -65,6 +65,21 @@ def test_late_report_adds_its_lines_and_nothing_else(reported_machine, numbered_
     assert len(texts) == machine_history.MAX_LINES
 
 
+def test_machine_that_reports_for_two_runs_in_one_batch_keeps_both_logs(
+    reported_machine, numbered_report
+):
+    member = Membership.objects.get(machine=reported_machine)
+    now = time.time()
+    older, newer = (
+        numbered_report(13, version=version, log=[LogLine(at=at, level="warning", text=version)])
+        for version, at in (("older", now + 1), ("newer", now + 2))
+    )
+    machine_history.record_readings([(member, [(newer, now + 2)]), (member, [(older, now + 1)])])
+    condition = machine_history.find_condition(reported_machine)
+    assert condition and condition.version == "newer"
+    assert [line["text"] for line in condition.lines[-2:]] == ["older", "newer"]
+
+
 def test_page_of_a_silent_machine_says_when_it_last_reported(reported_machine):
     plan = {"predicted_seconds": 2.0, "sentence": "All in RAM."}
     memberships = Membership.objects.filter(machine=reported_machine)

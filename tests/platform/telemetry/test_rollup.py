@@ -227,6 +227,25 @@ def test_largest_numbers_are_stored(person, launched_run, numbered_report):
     advance_run(run)
 
 
+def test_totals_beyond_a_column_do_not_make_the_batch_of_all_fail(
+    person, launched_run, numbered_report, volunteer, caplog
+):
+    """A machine states huge totals, then small ones, again and again: sums only grow."""
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    now = time.time()
+    bob.report(run, numbered_report(1, at=now, tokens=1))
+    drain_queue()
+    Rollup.objects.update(tokens=(1 << 63) - 10)
+    bob.report(run, numbered_report(2, at=now, tokens=1 << 40))
+    ada.report(run, numbered_report(1, at=now))
+    drain_queue()
+    assert set(Membership.objects.values_list("latest", flat=True)) == {1, 2}
+    assert max(Rollup.objects.values_list("tokens", flat=True)) == (1 << 63) - 1
+    assert "Postgres refuses" not in caplog.text
+
+
 def test_full_queue_answers_503_until_it_is_drained(
     person, launched_run, numbered_report, valkey, monkeypatch
 ):

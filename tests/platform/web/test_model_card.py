@@ -4,6 +4,7 @@ import pytest
 from django.test import Client
 
 from barnraise.protocol import reports
+from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint, CheckpointRow
 from coordinator.telemetry.rollup import drain_queue
@@ -51,6 +52,24 @@ def test_disputed_checkpoint_is_never_the_best():
     assert build_model_card("dawn", [], {}).last is None
 
 
+def test_checkpoint_of_one_person_with_an_invented_loss_is_never_the_best():
+    rows = [build_row(2_000), build_row(1_500, confirmed=False, people=1), build_row(1_000)]
+    losses = {2_000: 2.0, 1_500: 0.01, 1_000: 3.0}
+    card = build_model_card("dawn", rows, losses)
+    assert [line.label for line in card.shown if line.label] == ["best, last"]
+    alone = [build_row(1_500, confirmed=False, people=1)]
+    assert build_model_card("dawn", alone, losses).shown[0].label == "best, last", (
+        "in a run of one person nobody else could confirm it"
+    )
+
+
+def test_checkpoint_of_strangers_alone_is_not_the_last():
+    """Machines whose owners' word counts for nothing announce weights of more tokens."""
+    rows = [build_row(9_000, serving=1, confirmed=False, people=0), build_row(2_000)]
+    card = build_model_card("dawn", rows, {})
+    assert card.last and card.last.row.checkpoint.tokens == 2_000
+
+
 def test_commands_name_the_run():
     card = build_model_card("dawn", [build_row(1_000)], {})
     assert card.fetch_command == "barnraise fetch dawn model"
@@ -60,6 +79,7 @@ def test_commands_name_the_run():
 
 def is_model_card_swapped(client: Client, run: Run, sentence: str) -> bool:
     """Return whether what an open page fetches again replaces its card by one with a sentence."""
+    TtlCache.clear_all()
     html = client.get(f"/runs/{run.slug}/checkpoints/").content.decode()
     checkpoints, _, card = html.partition('id="model"')
     return 'id="checkpoints"' in checkpoints and "hx-swap-oob" in card and sentence in card

@@ -1,0 +1,57 @@
+"""Bound what one person may change in a time, on pages and with API tokens.
+
+Every change is a row, an entry of the audit log and often an event that all mirrors keep for ever,
+and an estimate costs a tenth of a second. Nobody clicks that often; a program does.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis.exceptions
+from django.http import HttpRequest, HttpResponse
+
+from coordinator.lib.valkey import valkey_client
+from coordinator.ops import error_pages
+from coordinator.ops.read_only import SAFE_METHODS
+
+WRITE_LIMITS = ((60, 300), (86_400, 10_000))  # (seconds, writes of one person within them)
+REFUSAL = "You have changed very much in a short time. Wait a while, then try again."
+
+
+def count_write(person: object) -> bool:
+    """Count a request of a person that may change something; return whether it is within limits.
+
+    While Valkey is away nothing is counted and nobody refused: what is left of the site works.
+    """
+    now = int(time.time())
+    counters = [
+        (f"limit:writes:{person}:{seconds}:{now // seconds}", seconds, most)
+        for seconds, most in WRITE_LIMITS
+    ]
+    try:
+        with valkey_client().pipeline(transaction=False) as pipe:
+            for name, seconds, _ in counters:
+                pipe.incr(name)
+                pipe.expire(name, seconds)
+            counts = cast(list[Any], pipe.execute())[::2]
+    except redis.exceptions.RedisError:
+        return True
+    return all(count <= most for count, (_, _, most) in zip(counts, counters, strict=True))
+
+
+class WriteLimitMiddleware:
+    """Answer 429 to a signed-in person who changes too much."""
+
+    sync_capable = True
+    async_capable = False
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Serve the request if it changes nothing, or not too much."""
+        is_write = request.method not in SAFE_METHODS and request.user.is_authenticated
+        if is_write and not count_write(request.user.pk):
+            return error_pages.error_response(request, 429, REFUSAL)
+        return self.get_response(request)
