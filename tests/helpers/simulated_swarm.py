@@ -9,6 +9,7 @@ from collections import defaultdict
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.membership import Meeting, PeerSource
+from barnraise.exchange.gossip.requests import ArrivedBytes
 from barnraise.exchange.network.connection import PIECE_BYTES
 from barnraise.protocol.messages import Peer, PeerState
 
@@ -316,7 +317,8 @@ class Simulation:
         me = self.machines[key]
         if seq in self.stored[key].get(author, ()):
             self.sent["duplicate"] += 1
-        me.on_payload_bytes(source, author, seq, self.now)
+        arrived = ArrivedBytes(max(1, self.payload))
+        me.on_payload_bytes(source, author, seq, self.now, arrived)
         self.stored[key].setdefault(author, set()).add(seq)
         if seq > me.vector.get(author, 0) + 1:
             me.on_update_buffered(author, seq)

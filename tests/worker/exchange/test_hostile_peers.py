@@ -14,6 +14,7 @@ from helpers.wait_for import wait_until, within
 
 from barnraise.errors import MessageError, StateError, TicketError
 from barnraise.exchange.compression.codec import encode
+from barnraise.exchange.gossip import requests
 from barnraise.exchange.handlers import handshake, transfer_budget, update_receiver
 from barnraise.exchange.ledger.anchor import compute_sketch
 from barnraise.exchange.ledger.verdicts import Fork
@@ -213,6 +214,107 @@ def test_update_with_a_wrong_sketch_is_never_accepted(world, caplog):
     assert_refused(a, caplog, [push(world, STRANGER, fragments=lying), *parts], "checksum")
 
 
+def test_author_with_another_header_for_one_machine_is_cut_off_by_a_proof(world, monkeypatch):
+    """An author sends one machine a header that its payloads contradict, and all others a true one.
+
+    The machine must neither lack the author's updates, which all others have, nor blame those who
+    have them: the two headers prove the fork to everybody.
+    """
+    monkeypatch.setattr(update_receiver, "EXPIRY_INTERVAL", 0.2)
+    a, b = (world.machine(n).start() for n in (1, 2))
+    author = f"{STRANGER.key}.{'9' * 16}"
+    sound = push(world, STRANGER)
+    parts = Update.model_validate_json(sound.header.body).fragments
+    lying = [part.model_copy(update={"sketch": "0" * 16}) for part in parts]
+    with connect_raw_peer(world, b) as send:
+        send(push(world, STRANGER, fragments=lying))
+        send_payloads(world, send)
+        wait_until(lambda: b.exchange.stats.peers == 0)
+    with connect_raw_peer(world, a) as send:
+        send(sound)
+        send_payloads(world, send)
+        wait_until(lambda: a.ledger.vector() == {author: 1})
+    b.add_peers(a)
+    a.publish_round(1)
+    wait_until(lambda: all(m.ledger.verdicts.limits == {author: 0} for m in (a, b)))
+    world.wait_for_agreement(a, b)
+    assert b.ledger.vector() == {a.exchange.author: 1}
+    assert a.identity.key in b.exchange.server.connections, "who passed the true one on is blamed"
+
+
+def test_honest_peer_is_not_blamed_for_the_second_half_of_a_fork(world):
+    """A machine has an honest peer's second update when the author sends it another first one."""
+    b = world.machine(2).start()
+    author = f"{STRANGER.key}.{'9' * 16}"
+    now_ms = int(1000 * time.time())
+    first = push(world, STRANGER, started_ms=now_ms - 9000, time_ms=now_ms - 8000)
+    second = push(
+        world,
+        STRANGER,
+        seq=2,
+        previous=digest(first.header.body),
+        total=20,
+        started_ms=now_ms - 9000,
+        time_ms=now_ms - 7000,
+    )
+    other = push(world, STRANGER, started_ms=now_ms - 9000, time_ms=now_ms - 1000)
+    with connect_raw_peer(world, b, number=8) as honest, connect_raw_peer(world, b) as liar:
+        honest(second)
+        send_payloads(world, honest)
+        wait_until(lambda: (author, 2) in b.exchange.server.updates.incomplete)
+        liar(other)
+        send_payloads(world, liar)
+        wait_until(lambda: b.ledger.vector() == {author: 1})
+        wait_until(lambda: not b.exchange.server.updates.incomplete)
+        assert b.exchange.stats.peers == 2
+        honest(first.model_copy(update={"has_payloads": False}))  # as it is asked to
+        wait_until(lambda: b.ledger.verdicts.limits == {author: 0})
+
+
+def test_peer_that_completes_a_poisoned_payload_is_not_blamed(world, monkeypatch):
+    """A liar sends the first bytes of an update's payload, which an honest peer completes."""
+    monkeypatch.setattr(requests, "RESPONSE_TIMEOUT", 0.5)
+    monkeypatch.setattr(requests, "STALL_TIMEOUT", 0.5)
+    b = world.machine(2).start()
+    author = f"{STRANGER.key}.{'9' * 16}"
+    data = noise_payloads(world)[0][0]
+    name = blake3(data).hexdigest()
+    with connect_raw_peer(world, b, number=8) as liar, connect_raw_peer(world, b) as honest:
+        honest(push(world, STRANGER))
+        wait_until(lambda: b.exchange.server.updates.incomplete)
+        liar(BlobPart(digest=name, offset=0, total=len(data)), b"\0" * 10)
+        wait_until(lambda: b.ledger.blobs.partial_size(name) == 10)
+        honest(BlobPart(digest=name, offset=10, total=len(data)), data[10:])
+        wait_until(lambda: not b.ledger.blobs.partial_size(name))
+
+        def is_complete() -> bool:
+            # The liar goes on, and the honest peer sends what it is asked for.
+            liar(BlobPart(digest=name, offset=0, total=len(data)), b"\0" * 10)
+            send_payloads(world, honest)
+            time.sleep(0.1)
+            return b.ledger.vector() == {author: 1}
+
+        wait_until(is_complete)
+        assert b.exchange.stats.peers == 2
+
+
+def test_tickets_of_headers_that_do_not_count_are_not_stored(world):
+    """A machine asks its mirror for a ticket again and again, and names each one in a header."""
+    a = world.machine(1).start()
+    tickets = [world.ticket(STRANGER.key, volunteer=9, rate=1000 + n) for n in range(5)]
+    with connect_raw_peer(world, a) as send:
+        for seq, ticket in enumerate(tickets, 2):
+            send(push(world, STRANGER, under=ticket, seq=seq, total=1000))
+        wait_until(lambda: len(a.exchange.server.updates.incomplete) == 5)
+        used = push(world, STRANGER)
+        send(used)
+        send_payloads(world, send)
+        wait_until(lambda: a.ledger.vector())
+    stored = [a.ledger.peer_store.ticket(digest(ticket.body)) for ticket in tickets]
+    assert stored == [None] * 5
+    assert a.ledger.peer_store.ticket(digest(used.ticket.body)) == used.ticket
+
+
 def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
     a = world.machine(1).start()
     with connect_raw_peer(world, a) as send:
@@ -305,10 +407,10 @@ def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
         for life in range(20, 23):
             send(push(world, STRANGER, incarnation=f"{life:016x}"))
         wait_until(lambda: {author[-2:] for author, _ in updates.incomplete} == {"14", "15", "16"})
-        updates.ban_author(f"{STRANGER.key}.{20:016x}", "the test says so")
+        updates.ban_author(f"{STRANGER.key}.{20:016x}", 1, "the test says so")
         assert a.ledger.blobs.partial_size(name), "other updates still need it"
         for life in (21, 22):
-            updates.ban_author(f"{STRANGER.key}.{life:016x}", "the test says so")
+            updates.ban_author(f"{STRANGER.key}.{life:016x}", 1, "the test says so")
         assert not a.ledger.blobs.partial_size(name), "pieces that no update needs are deleted"
 
 

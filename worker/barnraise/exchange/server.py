@@ -612,7 +612,9 @@ class PeerServer:
     ) -> None:
         if not request.headers:
             self.gossip.on_request(connection.key, request.author)
-        for seq in requested_seqs(self.ledger, request):
+        seqs = requested_seqs(self.ledger, request)
+        await connection.wait_for_requests(len(seqs))
+        for seq in seqs:
             connection.send_update(request.author, seq, not request.headers)
 
     async def _on_blob_request(

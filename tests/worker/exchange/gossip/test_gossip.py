@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from barnraise.exchange.gossip import authors, requests
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.exchange.gossip.requests import ArrivedBytes
 from barnraise.protocol.messages import PeerState
 
 
@@ -161,12 +162,51 @@ def test_requests_stalled_update_is_requested_from_another_peer():
     me.on_state(key_of(3), peer_state({author: 1}), 0.0)
     me.on_update(key_of(2), author, 1, 0.5)
     me.next_actions(0.5)
-    me.on_payload_bytes(key_of(2), author, 1, 4.0)
+    me.on_payload_bytes(key_of(2), author, 1, 4.0, ArrivedBytes(1))
     assert not update_requests(me.next_actions(4.0 + requests.STALL_TIMEOUT - 0.1))
     # The grace period starts when the transfer counts as stalled.
     assert update_requests(me.next_actions(4.0 + requests.STALL_TIMEOUT + 0.1)) == []
     later = 4.0 + requests.STALL_TIMEOUT + 0.2 + requests.MIN_GRACE
     assert update_requests(me.next_actions(later)) == [g.RequestUpdates(key_of(3), author, 1, 1)]
+
+
+def test_trickle_of_no_new_bytes_holds_no_honest_update_up():
+    """A liar sends a header first, and then pieces that are here already, for ever."""
+    me, author = connected_gossip(1, 2, 3), author_of(9)
+    liar, honest = key_of(2), key_of(3)
+    me.on_state(honest, peer_state({author: 1}), 0.0)
+    requested: list[g.RequestUpdates] = []
+    for tick in range(300):
+        now = tick / 10
+        me.on_update(liar, author, 1, now)
+        me.on_payload_bytes(liar, author, 1, now, ArrivedBytes(0, 1000))
+        requested += update_requests(me.next_actions(now))
+        if requested:
+            break
+    assert requested == [g.RequestUpdates(honest, author, 1, 1)]
+    assert now < requests.STALL_TIMEOUT + requests.MAX_GRACE
+    me.on_update(liar, author, 1, now)
+    assert me.requests.is_expected(honest, author, 1), "the liar takes it over again"
+
+
+def test_slow_transfer_continues_from_another_peer_that_has_the_update():
+    """A liar sends a byte of a large update every few seconds."""
+    me, author = connected_gossip(1, 2, 3), author_of(9)
+    liar, honest = key_of(2), key_of(3)
+    me.on_update(liar, author, 1, 0.0)
+
+    def send_bytes(since: int, until: int) -> list[g.RequestUpdates]:
+        requested: list[g.RequestUpdates] = []
+        for now in range(since, until, 5):
+            me.on_payload_bytes(liar, author, 1, now, ArrivedBytes(1, 1_000_000))
+            requested += update_requests(me.next_actions(now))
+        return requested
+
+    assert not send_bytes(0, 200), "nobody else has it"
+    me.on_state(honest, peer_state({author: 1}), 200.0)
+    me.next_actions(200.0)
+    assert send_bytes(205, 220) == [g.RequestUpdates(honest, author, 1, 1)]
+    assert me.links[liar].to_decline == {author: 1}, "it need not send the rest"
 
 
 def test_requests_do_not_wait_for_a_peer_without_the_update():

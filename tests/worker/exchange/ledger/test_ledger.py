@@ -17,6 +17,7 @@ from hypothesis import given, settings
 
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.compression.codec import encode
+from barnraise.exchange.handlers.update_sender import requested_seqs
 from barnraise.exchange.ledger.anchor import compute_sketch
 from barnraise.exchange.ledger.blob_store import EMPTY_DIGEST, AppendResult, BlobStore
 from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead, Outcome
@@ -183,6 +184,19 @@ def test_two_signed_updates_of_one_identity_fork_and_end_the_author(tmp_path):
         "a machine that must retract it may need it"
     )
     ledger.close()
+
+
+def test_request_for_headers_that_do_not_exist_queues_none(ledger):
+    """A peer asks for millions of headers with a few bytes each."""
+    first = chain(1)[0]
+    ledger.append(*first)
+
+    def requested(author: str, last: int) -> list[int]:
+        request = messages.UpdateRequest(author=author, first=1, last=last, headers=True)
+        return list(requested_seqs(ledger, request))
+
+    assert requested(first[1].author, 1 << 52) == [1]
+    assert requested(f"{STRANGER.key}.{'0' * 16}", 1 << 52) == []
 
 
 def test_ledger_append_without_payloads_raises_assertion(ledger):

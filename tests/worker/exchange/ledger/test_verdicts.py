@@ -17,6 +17,8 @@ from barnraise.exchange.gossip.verdict_sync import (
     MAX_ANSWERS,
     MAX_PROOF_BYTES,
     RESEND_INTERVAL,
+    SAMPLE_INTERVAL,
+    SAMPLED_HEADS,
     CompareVerdicts,
     ProofIndex,
     SendHeads,
@@ -192,6 +194,10 @@ def test_verdict_set_forks_of_one_peer_are_bounded(monkeypatch):
     verdicts = VerdictSet.from_proof(fork(1)) | VerdictSet.from_proof(fork(1, life=1))
     assert not verdicts.has_room_for(VerdictSet.from_proof(fork(1, life=2)))
     assert verdicts.has_room_for(VerdictSet.from_proof(fork(1, life=1, other=12)))
+    known = verdicts.bind({f"{AUTHOR.key}.{2:016x}": "v"})
+    assert known.has_room_for(VerdictSet.from_proof(fork(1, life=2))), (
+        "machines with one half each of its updates would never agree again"
+    )
     assert verdicts.has_room_for(VerdictSet.from_proof(signed_verdict({NAMES[0]: 1})))
 
 
@@ -556,7 +562,7 @@ def test_verdict_sync_sends_verdicts_at_once_then_at_intervals():
     assert {action.to for action in sync.next_actions(RESEND_INTERVAL + 1)} == {"x", "y"}
     sync.on_state("x", state("b" * 64), False, "f" * 64)
     sync.on_disconnected("y")
-    assert sync.next_actions(100.0) == [] and sync.has_same_verdicts("x")
+    assert sync.next_actions(50.0) == [] and sync.has_same_verdicts("x")
 
 
 @settings(max_examples=25, deadline=None)
@@ -619,6 +625,11 @@ def test_verdict_sync_two_mismatches_in_a_row_send_heads():
         assert sync.next_actions(0.0) == []
     sync.on_state("x", other, True, "f" * 64)
     assert sync.next_actions(0.0) == [SendHeads("x")] and sync.next_actions(0.1) == []
+    sync.on_state("x", same, False, "f" * 64)
+    assert sync.next_actions(SAMPLE_INTERVAL - 0.1) == []
+    assert sync.next_actions(SAMPLE_INTERVAL) == [SendHeads("x", SAMPLED_HEADS)], (
+        "a fork of an author that is silent would stay unknown while vectors differ"
+    )
     sync.on_state("x", state(), True, "f" * 64)
     assert sync.next_actions(100.0) == [], "a peer that sends no digest cannot be compared"
 

@@ -30,7 +30,7 @@ from barnraise.exchange.gossip.authors import (
     AuthorRegister,
 )
 from barnraise.exchange.gossip.membership import Meeting, PartialView
-from barnraise.exchange.gossip.requests import RequestScheduler
+from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
 from barnraise.protocol.messages import Peer, PeerState
 
 STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
@@ -380,9 +380,17 @@ class Gossip:
             link.has_news = True
         self.requests.cancel_retracted(is_retracted)
 
-    def ban_author(self, author: str) -> None:
-        """Request no further updates of this author."""
-        self.requests.banned.add(author)
+    def ban_author(self, author: str, seq: int) -> None:
+        """Request no updates of this author from a sequence number on."""
+        self.requests.banned[author] = min(seq, self.requests.banned.get(author, seq))
+
+    def permit_author(self, author: str) -> None:
+        """Request all updates of this author again."""
+        self.requests.banned.pop(author, None)
+
+    def holders(self, author: str, seq: int) -> list[str]:
+        """Return the keys of the links that claim to have this update."""
+        return [key for key, link in self.links.items() if link.vector.get(author, 0) >= seq]
 
     # ---- events: peers
 
@@ -514,10 +522,16 @@ class Gossip:
             link.make_eager_for(author)
             self.requests.on_vector(key, {author: seq}, self.vector)
 
-    def on_payload_bytes(self, key: str, author: str, seq: int, now: float) -> None:
-        """Record that bytes of an update have arrived from this peer."""
+    def on_payload_bytes(
+        self, key: str, author: str, seq: int, now: float, arrived: ArrivedBytes
+    ) -> None:
+        """Record that a piece of an update has arrived from this peer."""
         if seq > self.vector.get(author, 0):
-            self.requests.on_payload_bytes(key, author, seq, now)
+            self.requests.on_payload_bytes(key, author, seq, now, arrived)
+
+    def on_update_lost(self, author: str, seq: int) -> None:
+        """Record that what has arrived of an update is useless: it is requested again."""
+        self.requests.on_lost(author, seq)
 
     def on_request(self, key: str, author: str) -> None:
         """Record that this peer requested updates of an author: new ones are pushed to it again."""
@@ -692,7 +706,8 @@ class Gossip:
 
     def _update_requests(self, now: float) -> list[RequestUpdates]:
         """Return the requests for missing updates; consecutive ones to one peer become one."""
-        self.requests.expire(self.vector, now)
+        for key, author, seq in self.requests.expire(self.links, self.vector, now):
+            self.decline(key, author, seq)
         merged: list[RequestUpdates] = []
         if not self.wants_updates:
             return merged

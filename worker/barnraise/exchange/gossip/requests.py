@@ -18,7 +18,9 @@ from typing import Protocol
 MIN_GRACE = 1.0  # seconds for an announced update to arrive along the tree
 MAX_GRACE = 15.0  # seconds of that where the tree has been slow
 RESPONSE_TIMEOUT = 5.0  # seconds for the answer to a request to start
-STALL_TIMEOUT = 10.0  # seconds without a byte after which a transfer counts as failed
+STALL_TIMEOUT = 10.0  # seconds without a new byte after which a transfer counts as failed
+# Seconds after which a transfer that will take as long again continues from another peer.
+SLOW_AFTER = 60.0
 RETRY_DELAY = 20.0  # seconds before a peer that failed to deliver an update is asked for it again
 SNAPSHOT_DELAY = 10.0  # seconds without any source of an update before only a snapshot helps
 AUTHOR_WINDOW = 64  # updates of one author in transfer at once
@@ -34,11 +36,30 @@ class IncomingUpdate:
         source: Key of the peer that sends it; empty if it is here and waits for earlier ones.
         deadline: When another peer may be asked for it, in seconds.
         has_header: Whether its header has arrived.
+        since: When its source sent the first of it, in seconds.
+        received: New bytes of its payloads since then.
+        is_slow: Whether another peer should continue the transfer.
     """
 
     source: str
     deadline: float
     has_header: bool = False
+    since: float = math.inf
+    received: int = 0
+    is_slow: bool = False
+
+
+@dataclass(frozen=True)
+class ArrivedBytes:
+    """What a piece adds to an update.
+
+    Attributes:
+        size: The bytes that were not here before.
+        remaining: The bytes of the update's payloads that are missing after it.
+    """
+
+    size: int = 0
+    remaining: int = 0
 
 
 class UpdateSource(Protocol):
@@ -66,7 +87,8 @@ class RequestScheduler:
 
     def __init__(self, seed: int) -> None:
         self.incoming: dict[tuple[str, int], IncomingUpdate] = {}  # by author and seq
-        self.banned: set[str] = set()  # authors of whom nothing is requested
+        # author → the first sequence number that is not requested
+        self.banned: dict[str, int] = {}
         self.wake_at = math.inf  # when a request that waits for its grace period is due
         # author → keys of the links that may have more of it than this machine (an ordered set)
         self._ahead: dict[str, dict[str, None]] = {}
@@ -109,6 +131,8 @@ class RequestScheduler:
             Whether the peer should send the payloads, too. It should not while another peer is
             sending them.
         """
+        if (key, author, seq) in self._failed_until:
+            return False  # it would hold the update up again
         incoming = self.incoming.get((author, seq))
         is_elsewhere = incoming is not None and incoming.source != key
         announced_at = self._announced_at.get(author, {}).get(seq)
@@ -116,12 +140,35 @@ class RequestScheduler:
             self._lag += 0.2 * (now - announced_at - self._lag)
         if incoming is not None and is_elsewhere and incoming.has_header:
             return False
-        self.on_payload_bytes(key, author, seq, now)
+        if is_elsewhere or incoming is None or not incoming.has_header:
+            deadline = now + STALL_TIMEOUT
+            self.incoming[author, seq] = IncomingUpdate(key, deadline, True, now)
         return True
 
-    def on_payload_bytes(self, key: str, author: str, seq: int, now: float) -> None:
-        """Record that bytes of this update have arrived from a peer."""
-        self.incoming[author, seq] = IncomingUpdate(key, now + STALL_TIMEOUT, has_header=True)
+    def on_payload_bytes(
+        self, key: str, author: str, seq: int, now: float, arrived: ArrivedBytes
+    ) -> None:
+        """Record that a piece of this update has arrived from a peer.
+
+        Pieces that are here already prolong no transfer, and those of a peer from which the update
+        is not expected change nothing: they must not keep it from being requested elsewhere.
+        """
+        incoming = self.incoming.get((author, seq))
+        if incoming is None:
+            if not arrived.size or (key, author, seq) in self._failed_until:
+                return
+            incoming = self.incoming[author, seq] = IncomingUpdate(key, now + STALL_TIMEOUT)
+        if incoming.source != key or not arrived.size:
+            return
+        if not incoming.has_header:
+            incoming.has_header = True
+            incoming.since = now
+        incoming.received += arrived.size
+        incoming.deadline = now + STALL_TIMEOUT
+        seconds = now - incoming.since
+        incoming.is_slow = (
+            seconds > SLOW_AFTER and incoming.received / seconds * SLOW_AFTER < arrived.remaining
+        )
 
     def on_buffered(self, author: str, seq: int) -> None:
         """Record that this update is complete here and waits for its author's earlier ones."""
@@ -136,6 +183,10 @@ class RequestScheduler:
         """Record that this peer cannot deliver this update."""
         self.incoming.pop((author, seq), None)
         self._failed_until[key, author, seq] = now + RETRY_DELAY
+
+    def on_lost(self, author: str, seq: int) -> None:
+        """Record that what has arrived of this update is useless; it is requested again."""
+        self.incoming.pop((author, seq), None)
 
     def on_disconnected(self, key: str) -> None:
         """Forget the updates that were expected from this peer."""
@@ -172,21 +223,45 @@ class RequestScheduler:
             if now >= since + SNAPSHOT_DELAY
         ]
 
-    def expire(self, ours: Mapping[str, int], now: float) -> None:
+    def expire(
+        self, links: Mapping[str, UpdateSource], ours: Mapping[str, int], now: float
+    ) -> list[tuple[str, str, int]]:
         """Give up on transfers that have stalled, and on failures that are long enough ago.
 
+        A transfer that is slow ends, too, if another peer can continue it.
+
         Args:
+            links: The linked peers by key.
             ours: Author → sequence number at this machine.
             now: The time in seconds.
+
+        Returns:
+            (peer, author, seq) of each slow transfer that ended; the peer need not send the rest.
         """
+        ended: list[tuple[str, str, int]] = []
         for (author, seq), incoming in list(self.incoming.items()):
             if now >= incoming.deadline:
                 self.on_failed(incoming.source, author, seq, now)
             elif seq <= ours.get(author, 0):
                 del self.incoming[author, seq]
+            elif incoming.is_slow and self._has_other_source(links, incoming.source, author, seq):
+                ended.append((incoming.source, author, seq))
+                self.on_failed(incoming.source, author, seq, now)
         self._failed_until = {
             request: until for request, until in self._failed_until.items() if until > now
         }
+        return ended
+
+    def _has_other_source(
+        self, links: Mapping[str, UpdateSource], source: str, author: str, seq: int
+    ) -> bool:
+        """Return whether a peer other than `source` can be asked for an update."""
+        return any(
+            link.pruned.get(author, 0) < seq <= link.vector.get(author, 0)
+            and (key, author, seq) not in self._failed_until
+            for key, link in links.items()
+            if key != source
+        )
 
     def choose_requests(
         self, links: Mapping[str, UpdateSource], ours: Mapping[str, int], now: float
@@ -218,7 +293,8 @@ class RequestScheduler:
                 for key in keys
                 if (link := links.get(key)) and link.vector.get(author, 0) > last_stored
             ]
-            if not sources or author in self.banned:
+            last_wanted = self.banned.get(author, math.inf) - 1
+            if not sources or last_stored >= last_wanted:
                 self._ahead.pop(author, None)
                 self._announced_at.pop(author, None)
                 self._unavailable_since.pop(author, None)
@@ -229,7 +305,8 @@ class RequestScheduler:
             if not able or not free:
                 continue
             window = min(AUTHOR_WINDOW, free)
-            last = min(last_stored + window, max(link.vector[author] for link in sources))
+            newest = max(link.vector[author] for link in sources)
+            last = int(min(last_stored + window, newest, last_wanted))
             # The author goes to the end, so that a look which ends early continues after it.
             self._ahead[author] = self._ahead.pop(author)
             examined += last - last_stored

@@ -24,6 +24,11 @@ from barnraise.protocol.verdicts import MAX_NAMES, VerdictNames, VerdictSummary
 
 RESEND_INTERVAL = 10.0  # seconds before a peer that still reports other verdicts is sent ours again
 HEADS_INTERVAL = 3.0  # seconds before headers are compared again
+MAX_HEADS_SENT = 16  # authors whose last headers are sent at a time
+# In a busy run two peers hardly ever have one vector, and an author may have forked and be silent:
+# seconds between two samples of headers that a peer is sent in any case, and the headers of one.
+SAMPLE_INTERVAL = 60.0
+SAMPLED_HEADS = 2
 MAX_PROOF_BYTES = 1 << 20  # of proofs that a peer is sent within one RESEND_INTERVAL
 MAX_ANSWERS = 64  # summaries and lists of names that a peer is sent within one RESEND_INTERVAL
 MIN_MISMATCHES = (
@@ -50,9 +55,10 @@ class SendProofs:
 
 @dataclass(frozen=True)
 class SendHeads:
-    """Send our authors' last headers to this peer."""
+    """Send the last headers of some of our authors to this peer."""
 
     to: str
+    count: int = MAX_HEADS_SENT
 
 
 VerdictAction = CompareVerdicts | SendProofs | SendHeads
@@ -98,6 +104,7 @@ class PeerVerdicts:
         next_verdicts_at: When it may be sent a description of our verdicts (again), in seconds.
         mismatches: In how many consecutive States its headers differed from ours.
         next_heads_at: When it may be sent our headers (again), in seconds.
+        next_sample_at: When it is sent a sample of them in any case; None before that is known.
         window_ends_at: When the two following allowances are renewed, in seconds.
         proof_bytes: How many bytes of proofs it may still be sent.
         answers: How many descriptions it may still be sent.
@@ -107,6 +114,7 @@ class PeerVerdicts:
     next_verdicts_at: float = -math.inf
     mismatches: int = 0
     next_heads_at: float = -math.inf
+    next_sample_at: float | None = None
     window_ends_at: float = -math.inf
     proof_bytes: int = MAX_PROOF_BYTES
     answers: int = MAX_ANSWERS
@@ -225,4 +233,8 @@ class VerdictSync:
             if peer.mismatches >= MIN_MISMATCHES and now >= peer.next_heads_at:
                 peer.next_heads_at = now + HEADS_INTERVAL
                 actions.append(SendHeads(key))
+            if peer.next_sample_at is None or now >= peer.next_sample_at:
+                if peer.next_sample_at is not None:
+                    actions.append(SendHeads(key, SAMPLED_HEADS))
+                peer.next_sample_at = now + SAMPLE_INTERVAL
         return actions

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from barnraise.errors import MessageError
 from barnraise.exchange.handlers.context import RunInThread
+from barnraise.exchange.handlers.piece_sources import PieceSources
 from barnraise.exchange.ledger.blob_store import AppendResult, BlobStore
 from barnraise.exchange.network.connection import PIECE_BYTES, Connection
 from barnraise.protocol.messages import BlobPart, BlobRequest
@@ -124,6 +125,7 @@ class BlobFetcher:
         self._run_on_disk = run_on_disk
         self._downloads: dict[str, BlobDownload] = {}
         self._sources: dict[str, BlobSource] = {}
+        self._pieces = PieceSources()
         self._changed = asyncio.Event()
 
     async def fetch(
@@ -187,9 +189,19 @@ class BlobFetcher:
         wanted = download.wanted
         if part.total > wanted.max_size or wanted.size not in (None, part.total):
             raise MessageError(f"a blob of {part.total} bytes is not the one that was wanted")
-        result = await self._run_on_disk(
-            self._blobs.append_piece, part.digest, part.offset, payload, part.total
-        )
+        if not self._pieces.accepts(part.digest, source):
+            return
+        attempt = self._pieces.attempt(part.digest)
+
+        def append() -> AppendResult:
+            if self._pieces.attempt(part.digest) != attempt:
+                return AppendResult.INCOMPLETE  # the blob has begun again meanwhile
+            present = self._blobs.partial_size(part.digest)
+            if part.offset <= present < part.offset + len(payload):
+                self._pieces.add(part.digest, source, present)
+            return self._blobs.append_piece(part.digest, part.offset, payload, part.total)
+
+        result = await self._run_on_disk(append)
         new_bytes = 0
         if part.offset <= download.present:
             new_bytes = part.offset + len(payload) - download.present
@@ -201,6 +213,9 @@ class BlobFetcher:
                 known.record_bytes(len(payload), asyncio.get_running_loop().time())
         if result is AppendResult.CORRUPT:
             download.present = 0
+            if not self._pieces.on_corrupt(part.digest, source):
+                self._release_source(download)
+                return
             self.on_missing(source, part.digest, asyncio.get_running_loop().time())
             raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")
         if result is AppendResult.COMPLETE:
@@ -230,6 +245,7 @@ class BlobFetcher:
     def _end_download(self, download: BlobDownload) -> None:
         self._release_source(download)
         self._downloads.pop(download.wanted.digest, None)
+        self._pieces.forget(download.wanted.digest)
 
     def _release_source(self, download: BlobDownload) -> None:
         """Expect the blob from its peer no longer."""
@@ -314,6 +330,8 @@ class BlobFetcher:
             source.progress_at = now
         download.source = key
         source.requested[download.wanted.digest] = download
+        if self._pieces.request_from(download.wanted.digest, key):
+            self._blobs.discard_partial(download.wanted.digest)
         download.present = self._blobs.partial_size(download.wanted.digest)
         self._connections[key].send_message(
             BlobRequest(digest=download.wanted.digest, offset=download.present)

@@ -17,8 +17,9 @@ from blake3 import blake3
 
 from barnraise.errors import FloodError, MessageError
 from barnraise.exchange.gossip.gossip import RequestUpdates
-from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.gossip.requests import AUTHOR_WINDOW, ArrivedBytes
 from barnraise.exchange.handlers.context import HandlerContext
+from barnraise.exchange.handlers.piece_sources import PieceSources
 from barnraise.exchange.handlers.transfer_budget import ReservedTotal, TransferBudget
 from barnraise.exchange.handlers.update_queue import Units, UpdateQueue, count_bytes
 from barnraise.exchange.handlers.verdict_handler import VerdictHandler
@@ -57,6 +58,7 @@ EXPIRY_INTERVAL = 30.0  # seconds between two looks for updates whose bytes do n
 CLOCK_TOLERANCE = 10.0
 DELETION_DELAY = 0.5  # seconds from the first dropped update until unneeded payloads are deleted
 MAX_WAIT = 3600.0  # seconds until it is looked at again
+MAX_FALSE_HEADERS = 256  # that are remembered, the first of each author
 MAX_VALIDATED = 256  # headers whose signatures are not verified again, of some kilobytes each
 # Headers of updates that are here or do not fit: accepted of a peer per second, and in one burst.
 UNNEEDED_HEADERS = (50.0, 3000.0)
@@ -70,16 +72,18 @@ class PartOutcome(Enum):
     """What became of a piece of a payload."""
 
     UNWANTED = "unwanted"  # nothing here waits for it
+    IGNORED = "ignored"  # another peer is to send this payload
     BUFFERED = "buffered"  # it waits in memory for the other payloads of its update
     STORED = "stored"
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A piece of a payload."""
+    """A piece of a payload, and the peer that sent it."""
 
     part: BlobPart
     payload: memoryview
+    source: str
 
 
 @dataclass
@@ -87,11 +91,12 @@ class IncompleteUpdate:
     """An update whose header is here and that is not in the ledger yet.
 
     Attributes:
-        signed: The signed header.
+        push: The signed header and the signed ticket that it names.
         update: The header.
-        ticket: The ticket that it names.
+        ticket: The ticket.
         source: The peer that sent the header.
         missing: Payload digest → bytes, of payloads that have not arrived.
+        arrived: Payload digest → bytes of it that are here, of those that are missing.
         buffered: Payload digest → payloads of those that are missing on disk and here in memory.
         is_expected: Whether it is recorded on disk that these payloads are on their way.
         last_byte_at: Event loop time of its header or of its last byte.
@@ -100,12 +105,13 @@ class IncompleteUpdate:
         units: What they decode to, where that is kept in memory.
     """
 
-    signed: Signed
+    push: UpdatePush
     update: Update
     ticket: Ticket
     source: str
     missing: dict[str, int]
     last_byte_at: float
+    arrived: dict[str, int] = field(default_factory=dict)
     buffered: dict[str, _Piece] = field(default_factory=dict)
     is_expected: bool = False
     is_verified: bool = False
@@ -113,9 +119,26 @@ class IncompleteUpdate:
     units: Units = ()
 
     @property
+    def signed(self) -> Signed:
+        """The signed header."""
+        return self.push.header
+
+    @property
     def is_buffered(self) -> bool:
         """Whether all payloads that are missing on disk are in memory."""
         return self.missing.keys() <= self.buffered.keys()
+
+    def record_piece(self, part: BlobPart, size: int) -> ArrivedBytes:
+        """Record a piece of `size` bytes, and return what it adds to the update."""
+        present = self.arrived.get(part.digest, 0)
+        end = part.offset + size
+        added = end - present if part.offset <= present < end else 0
+        if added:
+            self.arrived[part.digest] = end
+        remaining = sum(
+            total - self.arrived.get(digest, 0) for digest, total in self.missing.items()
+        )
+        return ArrivedBytes(added, remaining)
 
 
 @dataclass(frozen=True)
@@ -126,13 +149,23 @@ class _DiskResult:
         is_checked: Whether all payloads are here and were compared with the header.
         units: What they decode to, where that is kept in memory.
         error: How they differ from the header, if they do.
+        damaged: Digests of payloads that are no longer what they were when they arrived.
         outcome: Of appending the update to the ledger; None if that was not due.
     """
 
     is_checked: bool = False
     units: Units = ()
     error: MessageError | None = None
+    damaged: tuple[str, ...] = ()
     outcome: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class FalseHeader:
+    """A header whose payloads are here and differ from it: no peer's ledger can contain it."""
+
+    push: UpdatePush
+    update: Update
 
 
 class UpdateReceiver:
@@ -178,6 +211,8 @@ class UpdateReceiver:
         # Key, text and signature of headers and their tickets → their updates, oldest first.
         self._validated: dict[tuple[str, ...], Update] = {}
         self._unneeded = TokenBuckets(*UNNEEDED_HEADERS)
+        self._pieces = PieceSources()
+        self._false_headers: dict[str, FalseHeader] = {}  # by author, oldest first
         self._buffered_bytes = 0
         self._will_delete = False  # whether a look for unneeded payloads is on its way
         self._waiting_for_time: set[str] = set()  # authors whose next update is of a later time
@@ -230,13 +265,22 @@ class UpdateReceiver:
                 unknown.append(seq)
                 continue
             requests += [
-                BlobRequest(digest=digest, offset=self._ledger.blobs.partial_size(digest))
+                self._request_payload(incomplete, digest, wanted.to)
                 for digest in incomplete.missing
                 if digest not in incomplete.buffered
             ]
         if unknown:
             requests.append(UpdateRequest(author=wanted.author, first=unknown[0], last=unknown[-1]))
         return requests
+
+    def _request_payload(
+        self, incomplete: IncompleteUpdate, digest: str, source: str
+    ) -> BlobRequest:
+        """Request the rest of a payload; all of it if peers have sent false bytes together."""
+        if self._pieces.request_from(digest, source):
+            self._ledger.blobs.discard_partial(digest)
+        present = incomplete.arrived[digest] = self._ledger.blobs.partial_size(digest)
+        return BlobRequest(digest=digest, offset=present)
 
     # ---- headers
 
@@ -255,11 +299,10 @@ class UpdateReceiver:
         seq = update.seq
         # Before anything else may run: gossip would probe an author whose header is here.
         is_answer = self._gossip.on_author(source, author)
-        if not self._ledger.peer_store.is_recent(update.ticket):
-            # The database waits for the disk, which the event loop must not.
-            await self._run_on_disk(self._ledger.peer_store.store_ticket, push.ticket)
         if is_answer and not push.has_payloads:  # a push may cross the probe on its way
             return update
+        if await self._is_rival(signed, update):
+            return None
         outcome = self._ledger.classify(signed, update)
         if outcome is Outcome.INCONSISTENT:
             raise MessageError(
@@ -268,8 +311,11 @@ class UpdateReceiver:
         ticket = open_ticket(push.ticket, update.peer, self._rules)
         if outcome is Outcome.ADDED:
             self._validate_claim(update, ticket)
-        if outcome is Outcome.DUPLICATE:
+        # A header alone is no push that could be declined.
+        if outcome is Outcome.DUPLICATE and push.has_payloads:
             self._gossip.on_update(source, author, seq, now)
+        if outcome is Outcome.DUPLICATE and self._verdicts.waits_for_headers:
+            await self._run_on_disk(self._ledger.peer_store.store_ticket, push.ticket)
         if outcome not in (Outcome.ADDED, Outcome.GAP):
             await self._on_unusable_header(outcome, signed, update, source, now)
             return update if outcome is Outcome.DIVERGENT else None
@@ -291,9 +337,42 @@ class UpdateReceiver:
             self._gossip.decline(source, author, seq)  # it is requested when its turn comes
             return update
         await self._start_receiving(
-            IncompleteUpdate(signed, update, ticket, source, missing={}, last_byte_at=now)
+            IncompleteUpdate(push, update, ticket, source, missing={}, last_byte_at=now)
         )
         return update
+
+    async def _is_rival(self, signed: Signed, update: Update) -> bool:
+        """Return whether a header and a false one of its author are a fork, which is applied.
+
+        An author that sends one machine another header than the rest, with payloads that do not
+        match it, would cut that machine off from its later updates, which all others have.
+
+        Raises:
+            MessageError: When it is the false header: no honest peer passes it on.
+        """
+        false = self._false_headers.get(update.author)
+        if false is None or false.update.seq != update.seq:
+            return False
+        if false.push.header.body == signed.body:
+            raise MessageError(
+                f"update {update.seq} of {update.peer[:8]} is not what its header says"
+            )
+        self._forget_false_header(update.author)
+        known = false.push
+        await self._verdicts.on_proof(Fork(one=known.header, other=signed, ticket=known.ticket))
+        return True
+
+    def _forget_false_header(self, author: str) -> None:
+        """Forget an author's false header, and request its updates again."""
+        del self._false_headers[author]
+        self._gossip.permit_author(author)
+
+    def _request_rivals(self) -> None:
+        """Request the headers that others have in the place of false ones."""
+        for author, false in self._false_headers.items():
+            seq = false.update.seq
+            for key in self._gossip.holders(author, seq):
+                self._verdicts.request_headers(key, author, seq, seq)
 
     def _validate_once(self, push: UpdatePush) -> Update:
         """Return the update of a header; verify signatures only if that was not done lately.
@@ -348,6 +427,7 @@ class UpdateReceiver:
         parts = [] if is_retracted else update.fragments
         missing = {part.digest: part.size for part in parts if not blobs.has(part.digest)}
         incomplete.missing = missing
+        incomplete.arrived = {digest: blobs.partial_size(digest) for digest in missing}
         self._incomplete[author, update.seq] = incomplete
         for digest in missing:
             self._waiting_for.setdefault(digest, set()).add((author, update.seq))
@@ -397,6 +477,7 @@ class UpdateReceiver:
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL)
             now = asyncio.get_running_loop().time()
+            self._request_rivals()
             for author, seq in self._transfers.expired(now):
                 incomplete = self._incomplete.get((author, seq))
                 if incomplete is None or not incomplete.is_verified:
@@ -431,11 +512,15 @@ class UpdateReceiver:
                 f"a piece of {part.digest[:8]} says it has {part.total} bytes; "
                 f"its header says {sizes}"
             )
+        if not self._pieces.accepts(part.digest, source):
+            return PartOutcome.IGNORED
         for identity, update in zip(waiting, updates, strict=True):
-            update.last_byte_at = now
-            self._transfers.record_progress(identity, now)
-            self._gossip.on_payload_bytes(source, *identity, now)
-        piece = _Piece(part, payload)
+            arrived = update.record_piece(part, len(payload))
+            if arrived.size:
+                update.last_byte_at = now
+                self._transfers.record_progress(identity, now)
+            self._gossip.on_payload_bytes(source, *identity, now, arrived)
+        piece = _Piece(part, payload, source)
         if not self._buffer_piece(updates, piece):
             await self._store_pieces(updates, [piece])
         elif updates[0].is_buffered:
@@ -462,6 +547,7 @@ class UpdateReceiver:
             if self._buffered_bytes + size > MAX_BUFFERED_BYTES:
                 return False
             if blake3(piece.payload).hexdigest() != part.digest:
+                update.arrived.pop(part.digest, None)
                 raise MessageError(_false_bytes(part.digest))
             self._buffered_bytes += size
             update.buffered[part.digest] = piece
@@ -485,7 +571,7 @@ class UpdateReceiver:
             # What is on its way is recorded before its first byte is stored.
             if new:
                 self._ledger.expect_payloads([name for update in new for name in update.missing])
-            results = [self._append_piece(piece) for piece in pieces]
+            results = [self._append_piece(piece) for piece in accepted]
             if last is None or set(results) != {AppendResult.COMPLETE}:
                 return results, _DiskResult()
             return results, self._check_and_append(last, keep, append_is_due)
@@ -495,8 +581,14 @@ class UpdateReceiver:
             updates = [update for update in updates if self._is_waiting(update, pieces)]
             if not updates:
                 return
+            # A payload may have begun again, from another peer.
+            accepted = [
+                piece for piece in pieces if self._pieces.accepts(piece.part.digest, piece.source)
+            ]
+            if not accepted:
+                return
             new = [update for update in updates if not update.is_expected]
-            digests = {piece.part.digest for piece in pieces}
+            digests = {piece.part.digest for piece in accepted}
             is_alone = len(updates) == 1
             last = updates[0] if is_alone and updates[0].missing.keys() <= digests else None
             keep = last is not None and self._fits_in_memory(last.update)
@@ -509,11 +601,30 @@ class UpdateReceiver:
                 self._on_checked(last, done)
         if last is not None and done.is_checked:
             await self._after_check(last, done)
-        for piece, result in zip(pieces, results, strict=True):
+        for piece, result in zip(accepted, results, strict=True):
             if result is AppendResult.CORRUPT:
-                raise MessageError(_false_bytes(piece.part.digest))
+                self._on_false_bytes(piece)
             if result is AppendResult.COMPLETE:
                 await self._on_payload_complete(piece.part.digest)
+
+    def _on_false_bytes(self, piece: _Piece) -> None:
+        """Request a payload again whose bytes were false.
+
+        Raises:
+            MessageError: When one peer sent all of it.
+        """
+        digest = piece.part.digest
+        for identity in self._waiting_for.get(digest, ()):
+            self._incomplete[identity].arrived.pop(digest, None)
+        if self._pieces.on_corrupt(digest, piece.source):
+            raise MessageError(_false_bytes(digest))
+        self._repeats.warn(
+            f"contested {digest}",
+            "the bytes of %s that several peers sent are false: it begins again from one of them",
+            digest[:8],
+        )
+        for identity in self._waiting_for.get(digest, ()):
+            self._gossip.on_update_lost(*identity)
 
     def _is_waiting(self, update: IncompleteUpdate, pieces: list[_Piece]) -> bool:
         """Return whether an update still waits for one of these pieces."""
@@ -523,9 +634,13 @@ class UpdateReceiver:
 
     def _append_piece(self, piece: _Piece) -> AppendResult:
         part = piece.part
+        present = self._ledger.blobs.partial_size(part.digest)
+        if part.offset <= present < part.offset + len(piece.payload):
+            self._pieces.add(part.digest, piece.source, present)
         return self._ledger.blobs.append_piece(part.digest, part.offset, piece.payload, part.total)
 
     async def _on_payload_complete(self, digest: str) -> None:
+        self._pieces.forget(digest)
         for identity in self._waiting_for.pop(digest, set()):
             incomplete = self._incomplete.get(identity)
             if incomplete is None or incomplete.missing.pop(digest, None) is None:
@@ -567,11 +682,29 @@ class UpdateReceiver:
         try:
             units = self._decode_payloads(incomplete.update, keep)
         except MessageError as error:
-            return _DiskResult(True, error=error)
+            return _DiskResult(True, error=error, damaged=self._damaged(incomplete.update))
         outcome = None
         if append_is_due:
-            outcome = self._ledger.append(incomplete.signed, incomplete.update)
+            (outcome,) = self._append([incomplete])
         return _DiskResult(True, units, outcome=outcome)
+
+    def _append(self, batch: list[IncompleteUpdate]) -> list[Outcome]:
+        """Append an author's next updates with the tickets that they name, in the disk thread.
+
+        Only these tickets are stored, for ever: a machine may have a new one as often as it asks.
+        """
+        for ready in batch:
+            self._ledger.peer_store.store_ticket(ready.push.ticket)
+        return self._ledger.append_all([(ready.signed, ready.update) for ready in batch])
+
+    def _damaged(self, update: Update) -> tuple[str, ...]:
+        """Return the payloads that the disk has changed since they arrived, in the disk thread."""
+        blobs = self._ledger.blobs
+        return tuple(
+            part.digest
+            for part in update.payload_parts
+            if blobs.has(part.digest) and blobs.read_verified(part.digest) is None
+        )
 
     def _append_is_due(self, incomplete: IncompleteUpdate) -> bool:
         """Return whether an update may enter the ledger once its payloads are right."""
@@ -604,15 +737,35 @@ class UpdateReceiver:
     async def _after_check(self, incomplete: IncompleteUpdate, done: _DiskResult) -> None:
         """Refuse an update that is wrong; else append what is ready of its author."""
         update = incomplete.update
-        if done.error is not None:
+        if done.damaged:  # neither its author nor the peer that sent it did this
+            await self._run_on_disk(self._delete_payloads, done.damaged)
+            self._postpone(update.author, update.seq, asyncio.get_running_loop().time())
+        elif done.error is not None:
             reason = f"its update {update.seq} is not what its header says"
-            self.ban_author(update.author, reason)
+            self.ban_author(update.author, update.seq, reason)
+            self._record_false_header(incomplete)
             self._disconnect(incomplete.source, str(done.error))
         elif done.outcome in (None, Outcome.ADDED):
             await self._append_ready(update.author)
         else:
             self._drop(update.author, update.seq)
             await self._reject(incomplete, done.outcome)
+
+    def _delete_payloads(self, digests: Collection[str]) -> None:
+        for digest in digests:
+            log.error("the payload %s is damaged on the disk: it is received again", digest[:8])
+            self._ledger.blobs.delete(digest)
+
+    def _record_false_header(self, incomplete: IncompleteUpdate) -> None:
+        """Remember a header that its payloads contradict: with another one it proves a fork."""
+        update = incomplete.update
+        before = self._false_headers.get(update.author)
+        if before is not None and before.update.seq <= update.seq:
+            return
+        self._false_headers[update.author] = FalseHeader(incomplete.push, update)
+        if len(self._false_headers) > MAX_FALSE_HEADERS:
+            self._forget_false_header(next(iter(self._false_headers)))
+        self._request_rivals()
 
     def _on_appended(self, appended: IncompleteUpdate) -> None:
         """Pass an update on that is in the ledger. The caller holds the queue's lock."""
@@ -658,17 +811,15 @@ class UpdateReceiver:
     async def _append_ready(self, author: str) -> None:
         """Append this author's verified updates to the ledger and the queue, in order."""
         rejected: tuple[IncompleteUpdate, Outcome] | None = None
-        reason = ""
         async with self._queue.lock:
             while self._queue.is_open and rejected is None:
-                batch, reason = self._choose_batch(author)
+                batch, outcome = self._choose_batch(author)
                 if not batch:
                     break
-                if reason:
-                    rejected = batch[0], Outcome.INCONSISTENT
+                if outcome is not Outcome.ADDED:
+                    rejected = batch[0], outcome
                     break
-                entries = [(ready.signed, ready.update) for ready in batch]
-                outcomes = await self._run_on_disk(self._ledger.append_all, entries)
+                outcomes = await self._run_on_disk(self._append, batch)
                 for ready, outcome in zip(batch, outcomes, strict=False):
                     if outcome is not Outcome.ADDED:
                         rejected = ready, outcome
@@ -681,13 +832,13 @@ class UpdateReceiver:
                 if seq <= head:
                     self._drop(author, seq)
         if rejected is not None:
-            await self._reject(*rejected, reason)
+            await self._reject(*rejected)
 
-    def _choose_batch(self, author: str) -> tuple[list[IncompleteUpdate], str]:
+    def _choose_batch(self, author: str) -> tuple[list[IncompleteUpdate], Outcome]:
         """Choose an author's next updates to append, and count them in its pace.
 
         Returns:
-            The updates; and why the only one of them is refused, if it is.
+            The updates, and what becomes of them: if it is not ADDED, they are only one.
         """
         batch: list[IncompleteUpdate] = []
         head = self._ledger.head(author)
@@ -702,26 +853,31 @@ class UpdateReceiver:
                 break
             if not batch and self._is_early(ready):
                 break
+            # What its update states is no fault of a peer that has another update before it: that
+            # is a fork. So it is compared with its predecessor only if it names this one.
+            outcome = Outcome.ADDED if batch else self._ledger.classify(ready.signed, ready.update)
+            if outcome is not Outcome.ADDED:
+                return [ready], outcome
             try:
                 validate_claim(ready.update, ready.ticket, max(ready.update.started_ms, time_ms))
-            except MessageError as error:
+            except MessageError:
                 if batch:
                     break
-                return [ready], str(error)
+                return [ready], Outcome.INCONSISTENT
             batch.append(ready)
             self._record_pace(ready, now)
             seq, time_ms = ready.update.seq, ready.update.time_ms
         if batch:
             self._pace.on_batch(batch[0].update.peer, now)
-        return batch, ""
+        return batch, Outcome.ADDED
 
-    async def _reject(self, rejected: IncompleteUpdate, outcome: Outcome, reason: str = "") -> None:
+    async def _reject(self, rejected: IncompleteUpdate, outcome: Outcome) -> None:
         """Follow up an update that did not enter the ledger, and that was dropped."""
         update = rejected.update
         author, seq = update.author, update.seq
         now = asyncio.get_running_loop().time()
         if outcome is Outcome.INCONSISTENT:
-            reason = reason or f"its update {seq} does not continue its last"
+            reason = f"its update {seq} does not continue its last"
             self._gossip.on_request_failed(rejected.source, author, seq, now)
             self._disconnect(rejected.source, reason)
         else:
@@ -781,16 +937,23 @@ class UpdateReceiver:
             if self._ledger.verdicts.is_retracted(author, seq):
                 self._drop(author, seq)
 
-    def ban_author(self, author: str, reason: str) -> None:
-        """Request nothing more of this author, and drop what waits.
+    def ban_author(self, author: str, first: int, reason: str) -> None:
+        """Request nothing of this author from update `first` on, and drop what waits of that.
 
-        Its update cannot enter any peer's ledger, and so neither can its later ones. Headers of it
+        This update cannot enter any peer's ledger, and so neither can the later ones. Headers of it
         that peers push are still received: one with the same identity proves a fork.
         """
-        log.error("no updates of %s (%s) are requested: %s", author[:8], author[-16:], reason)
-        self._gossip.ban_author(author)
+        log.error(
+            "no updates of %s (%s) from %d on are requested: %s",
+            author[:8],
+            author[-16:],
+            first,
+            reason,
+        )
+        self._gossip.ban_author(author, first)
         for seq in self._incomplete_seqs(author):
-            self._drop(author, seq)
+            if seq >= first:
+                self._drop(author, seq)
 
     def _incomplete_seqs(self, author: str) -> list[int]:
         return [seq for other, seq in self._incomplete if other == author]
@@ -819,6 +982,7 @@ class UpdateReceiver:
             waiting.discard((incomplete.update.author, incomplete.update.seq))
             if not waiting:
                 del self._waiting_for[digest]
+                self._pieces.forget(digest)
                 unwanted.append(digest)
         return unwanted
 

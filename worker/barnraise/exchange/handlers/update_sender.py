@@ -1,6 +1,6 @@
 """Read updates and blobs from files as frames, one at a time, as a channel drains."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
@@ -11,15 +11,17 @@ from barnraise.exchange.network.framing import pack
 from barnraise.protocol import messages
 
 
-def requested_seqs(ledger: Ledger, request: messages.UpdateRequest) -> Iterable[int]:
+def requested_seqs(ledger: Ledger, request: messages.UpdateRequest) -> range:
     """Return the sequence numbers to send for a request, as far as they may be here.
 
     Headers alone are sent last one first: a peer recognises an earlier one by the later, which
-    names its digest.
+    names its digest. A request for what does not exist costs its sender a few bytes, so it must not
+    cost this machine a look into the database for each number.
     """
     if request.headers:
-        first = max(request.first, request.last - AUTHOR_WINDOW + 1)
-        return range(request.last, first - 1, -1)
+        last = min(request.last, ledger.last_seq(request.author))
+        first = max(request.first, last - AUTHOR_WINDOW + 1)
+        return range(last, first - 1, -1)
     last = min(request.last, request.first + AUTHOR_WINDOW - 1, ledger.head(request.author).seq)
     return range(request.first, last + 1)
 

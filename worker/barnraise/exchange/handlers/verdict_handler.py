@@ -44,7 +44,6 @@ log = logging.getLogger("barnraise.exchange")
 PAYLOAD_TIMEOUT = 30.0  # seconds until the log says that a payload to retract is not available
 FOLDER_INTERVAL = 5.0  # seconds between two reads of the folder of verdicts
 FAREWELL_SECONDS = 0.5  # for an excluded peer to receive the verdict before its connection ends
-MAX_HEADS_SENT = 16  # authors whose last headers are sent at a time
 MAX_POSTPONED = 256  # verdicts that wait for headers
 VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
 
@@ -320,7 +319,7 @@ class VerdictHandler:
                         if name in proofs:
                             connection.send_message(proofs[name])
                 case SendHeads():
-                    for author, seq in self._gossip.sample_heads(MAX_HEADS_SENT):
+                    for author, seq in self._gossip.sample_heads(action.count):
                         connection.send_update(author, seq, whole=False)
 
     def on_verdicts_replaced(self) -> None:

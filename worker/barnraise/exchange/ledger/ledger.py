@@ -339,8 +339,11 @@ class Ledger:
             update: The update in it.
         """
         stored = self.header(update.author, update.seq)
-        ticket = self.peer_store.ticket(update.ticket)
-        if stored is None or ticket is None or stored.body == other.body:
+        if stored is None or stored.body == other.body:
+            return None
+        # The ticket of the header that is here: those of headers that do not count are not stored.
+        ticket = self.peer_store.ticket(Update.model_validate_json(stored.body).ticket)
+        if ticket is None:
             return None
         return Fork(one=stored, other=other, ticket=ticket)
 
@@ -349,6 +352,10 @@ class Ledger:
     def head(self, author: str) -> LedgerHead:
         """Return an author's last update that counts; sequence number 0 if there is none."""
         return self._heads.get(author, LedgerHead())
+
+    def last_seq(self, author: str) -> int:
+        """Return the number of an author's last update, retracted or not; 0 if there is none."""
+        return self._last_heads.get(author, LedgerHead()).seq
 
     def vector(self) -> dict[str, int]:
         """Return the version vector: author → sequence number of its last update that counts."""

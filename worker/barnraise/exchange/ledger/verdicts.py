@@ -99,12 +99,18 @@ class VerdictSet:
         )
 
     def has_room_for(self, other: "VerdictSet") -> bool:
-        """Return whether the union stays within the limits, which exist because forks are free."""
-        peers = [author.partition(".")[0] for author in self.forks]
+        """Return whether the union stays within the limits, which exist because forks are free.
+
+        Those of authors whose updates are here always fit: otherwise machines that have one half
+        each would never agree again, and an author's first update is not free.
+        """
+        peers = [author.partition(".")[0] for author in self.forks if author not in self.volunteers]
         new_rulings = [ruling for name, ruling in other.rulings.items() if name not in self.rulings]
         ruling_bytes = sum(len(ruling.body) for ruling in (*self.rulings.values(), *new_rulings))
         return ruling_bytes <= MAX_RULING_BYTES and all(
-            author in self.forks or peers.count(author.partition(".")[0]) < MAX_FORKS_PER_PEER
+            author in self.forks
+            or author in self.volunteers
+            or peers.count(author.partition(".")[0]) < MAX_FORKS_PER_PEER
             for author in other.forks
         )
 

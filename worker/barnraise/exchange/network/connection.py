@@ -33,6 +33,8 @@ FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and
 HEADER_LIMIT = (float(2 << 20), float(16 << 20))  # bytes of JSON accepted: per second, in one burst
 # Headers of updates accepted: per second, and in one burst. Each may need two signatures verified.
 UPDATE_LIMIT = (100.0, 1000.0)
+# Updates and headers that a peer may request: per second, and in one burst. Each is looked up.
+REQUESTED_LIMIT = (2000.0, 20_000.0)
 UNWANTED_LIMIT = (float(16 << 20), float(256 << 20))  # bytes of payloads that nothing waits for
 BYTE_LIMIT = (float(128 << 20), float(256 << 20))  # bytes accepted: per second, and in one burst
 
@@ -85,6 +87,7 @@ class Connection:
         self._byte_limit = TokenBucket(*BYTE_LIMIT)
         self._header_limit = TokenBucket(*HEADER_LIMIT)
         self._update_limit = TokenBucket(*UPDATE_LIMIT)
+        self._requested_limit = TokenBucket(*REQUESTED_LIMIT)
         self._unwanted_limit = TokenBucket(*UNWANTED_LIMIT)
         self._messages: deque[Message] = deque()
         self._state_due = False
@@ -169,6 +172,12 @@ class Connection:
         if delay:
             await asyncio.sleep(delay)
 
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait until so many requested updates may be looked up, which holds up this peer only."""
+        delay = self._requested_limit.consume(count, asyncio.get_running_loop().time())
+        if delay:
+            await asyncio.sleep(delay)
+
     def record_unwanted(self, size: int) -> None:
         """Record bytes of a payload that nothing here waits for; a few arrive after a decline.
 
@@ -231,6 +240,7 @@ class Connection:
             frame = waiting.next_frame()
             if frame is None:
                 sender.end_transfer()
+                await asyncio.sleep(0)  # a peer may queue thousands that turn out to be empty
                 continue
             await sender.wait_for_turn(len(frame))
             with sources.uplink.measure_sending(len(frame)):
