@@ -22,6 +22,7 @@ from barnraise.protocol.types import (
     IpText,
     Message,
     PublicKey,
+    Sentence,
     ShortText,
     UnixTime,
     Version,
@@ -313,7 +314,7 @@ class ReportReply(Message):
 class Problem(Message):
     """The shape of every error. `fields` maps a field's dotted name to a sentence."""
 
-    error: str = Field(max_length=1000)
+    error: Sentence
     fields: Annotated[dict[ShortText, ShortText], Field(max_length=100)] = {}
     time: Signed | None = None  # a signed `ServerTime`, with a 401
 

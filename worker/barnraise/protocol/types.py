@@ -1,5 +1,6 @@
 """Bounded field types: every text has a pattern or a length, every number a range."""
 
+import unicodedata
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -25,7 +26,22 @@ UdpPort = Annotated[int, Field(ge=1, le=65_535)]
 Addresses = Annotated[list[Address], Field(max_length=MAX_ADDRESSES)]
 IpText = Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]{2,45}$")]  # an IP address
 
-ShortText = Annotated[str, Field(max_length=100)]
+HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def replace_unprintable(text: str) -> str:
+    """Return a text in one line, without characters that control a terminal or hide what it is.
+
+    Peers' and sites' texts are printed and logged: a line break would begin a line of its own, and
+    an escape sequence may rewrite the lines before it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(" " if unicodedata.category(c) in HIDDEN_CATEGORIES else c for c in text)
+
+
+ShortText = Annotated[str, Field(max_length=100), AfterValidator(replace_unprintable)]
+Sentence = Annotated[str, Field(max_length=1000), AfterValidator(replace_unprintable)]
 
 # Text for people to read, without control characters and direction marks.
 PlainText = Annotated[str, Field(pattern=r"^\P{C}*$")]

@@ -9,10 +9,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from barnraise.protocol.messages import Peer
+from barnraise.protocol.types import replace_unprintable
+
+MAX_REASON = 200  # characters of why a channel ended, which the other side may have written
 
 
 class ChannelClosedError(ConnectionError):
     """The other side is gone; the message says why, as far as that is known."""
+
+    def __init__(self, reason: str = "") -> None:
+        """Take the reason, in one line and without control characters: a stranger wrote it."""
+        super().__init__(replace_unprintable(reason[:MAX_REASON]))
 
 
 class Channel(Protocol):
