@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 from helpers.wait_for import wait_until
 
+from barnraise.exchange.gossip.dial_limits import HOST_DIALS
+from barnraise.exchange.gossip.membership import PartialView
 from barnraise.exchange.mixing import mesh_links
+from barnraise.exchange.mixing.members import TicketedMembership
+from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.protocol.messages import Peer
 
 DAY = 86_400.0
 
@@ -40,6 +45,37 @@ def test_ticket_that_was_renewed_with_the_exchange_saves_the_link(mixing_world, 
     assert f"ended the link to {cleo.identity.key[:8]}: the ticket of" in caplog.text
     for mesh in meshes:
         mesh.stop()
+
+
+async def test_mesh_is_no_udp_cannon_at_an_address_that_peers_name():
+    """Peers name ever new keys at one victim's address, and no mesh answers there."""
+    victim = "203.0.113.7:4433"
+    view = PartialView("0" * 64, 0)
+    dials: list[str] = []
+
+    class SilentChannels:
+        key = "0" * 64
+
+        async def connect(self, peer: Peer) -> Channel:
+            dials.extend(peer.addresses)
+            raise ChannelClosedError("no answer")
+
+    membership = TicketedMembership(SilentChannels(), view, None, lambda key: None)
+    for number in range(200):
+        peer = Peer(key=f"{number:064x}", addresses=[victim])
+        with pytest.raises(ChannelClosedError):
+            await membership.connect(peer)
+    assert 1 <= len(dials) <= HOST_DIALS
+
+
+async def test_mesh_dials_a_proven_address_as_often_as_it_likes():
+    view = PartialView("0" * 64, 0)
+    peer = Peer(key="1" * 64, addresses=["203.0.113.7:4433"])
+    assert view.choose_mesh_dial(peer, 0.0) == peer
+    view.on_mesh_dial_ended(peer, peer.addresses[0], 0.0)
+    for now in range(1, 100):
+        assert view.choose_mesh_dial(peer, float(now)) == peer
+        view.on_mesh_dial_ended(peer, "", float(now))  # it does not average weights yet
 
 
 def test_ticket_of_a_machine_without_a_connection_comes_from_its_updates(world):

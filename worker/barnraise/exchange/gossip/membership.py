@@ -566,6 +566,41 @@ class PartialView:
             peers.append(Peer(key=key, addresses=[*direct, *relays]))
         return peers
 
+    def choose_mesh_dial(self, peer: Peer, now: float) -> Peer | None:
+        """Choose where the mesh dials a peer, and record that it does; None if it has to wait.
+
+        Every machine of a mesh dials every other one, and most of their addresses are hearsay: the
+        limits of all other dials hold.
+
+        Args:
+            peer: The peer, with the addresses that are known.
+            now: The time in seconds.
+        """
+        relays = [address for address in peer.addresses if is_relay_url(address)]
+        direct = [address for address in peer.addresses if address not in relays]
+        addresses = self._limits.choose(direct, now)
+        if not (addresses or relays):
+            return None
+        self._limits.on_dial(addresses, now)
+        return Peer(key=peer.key, addresses=[*addresses, *relays])
+
+    def on_mesh_dial_ended(self, dialled: Peer, answered: str, now: float) -> None:
+        """Record how a dial of the mesh ended.
+
+        A proven address where no mesh answers is one of a machine that does not average yet.
+
+        Args:
+            dialled: The peer, with the addresses that were dialled.
+            answered: The one where the peer proved its key; empty if none did.
+            now: The time in seconds.
+        """
+        direct = [address for address in dialled.addresses if not is_relay_url(address)]
+        if answered in direct:
+            self._limits.on_answer(direct, answered, now)
+        elif not answered:
+            silent = [address for address in direct if not self._limits.is_proven(address)]
+            self._limits.on_silence(silent, now, not self._link_count)
+
     def next_wakeup(self, links: Links, now: float) -> float:
         """Return when to choose dials and requests again, in seconds; inf if no time is."""
         next_request = self.rendezvous.next_wakeup(links)

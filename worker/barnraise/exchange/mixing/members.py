@@ -1,5 +1,6 @@
 """Decide which machines take part in a mesh, and open the channels between them."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -7,7 +8,12 @@ from barnraise.errors import MessageError
 from barnraise.exchange.gossip.membership import PartialView
 from barnraise.exchange.handlers.handshake import Handshake
 from barnraise.exchange.mixing.step_inbox import ROSTER_BYTES, FrameKind, MixingFrame
-from barnraise.exchange.network.transport import Channel, ChannelSource, Transport
+from barnraise.exchange.network.transport import (
+    Channel,
+    ChannelClosedError,
+    ChannelSource,
+    Transport,
+)
 from barnraise.protocol.messages import Peer, Signed
 
 
@@ -142,8 +148,18 @@ class TicketedMembership:
         return self._view.list_peers()
 
     async def connect(self, peer: Peer) -> Channel:
-        """Dial a machine; see `MeshMembership.connect`."""
-        return await self._channels.connect(peer)
+        """Dial a machine within the exchange's limits; see `MeshMembership.connect`."""
+        clock = asyncio.get_running_loop().time
+        dialled = self._view.choose_mesh_dial(peer, clock())
+        if dialled is None:
+            raise ChannelClosedError("its addresses have not answered lately")
+        answered = ""
+        try:
+            channel = await self._channels.connect(dialled)
+            answered = channel.remote_address
+            return channel
+        finally:
+            self._view.on_mesh_dial_ended(dialled, answered, clock())
 
     async def accept(self) -> Channel:
         """Return the next channel; see `MeshMembership.accept`."""

@@ -378,13 +378,20 @@ class MeshLinks:
                 if problem := self._membership.find_problem(key):
                     log.warning("ended the link to %s: %s", key[:8], problem)
                     link.channel.close(problem)
-            for peer in self._membership.list_members():
+            members = self._membership.list_members()
+            self._forget_strangers({peer.key for peer in members} | self._links.keys())
+            for peer in members:
                 waited = now - self._known_since.setdefault(peer.key, now)
                 is_ours = self.key > peer.key or waited > LATE_DIAL_SECONDS
                 is_wanted = peer.key not in self._links and self._has_room_for(peer.key)
                 if is_ours and is_wanted and peer.key not in self._dials:
                     self._dials[peer.key] = self._spawn(self._dial(peer))
             await asyncio.sleep(REDIAL_SECONDS)
+
+    def _forget_strangers(self, members: Collection[str]) -> None:
+        """Forget machines that are known no longer: peers may name any number of keys."""
+        self._known_since = {k: at for k, at in self._known_since.items() if k in members}
+        self._failures = {k: count for k, count in self._failures.items() if k in members}
 
     async def _dial(self, peer: Peer) -> None:
         """Dial a member, serve the channel until it ends, and wait before the next dial."""
