@@ -62,6 +62,11 @@ class RunEvent(models.Model):
         return f"{self.machine} {self.kind}"
 
 
+# Of one machine in a run, within the time that events are kept: one that states another activity in
+# each report would fill the feed and the database.
+MAX_OF_MACHINE = 2000
+
+
 def detect_events(
     member: Membership, reports: Sequence[Report], at: Sequence[float], stamp: int
 ) -> list[RunEvent]:
@@ -86,7 +91,10 @@ def detect_events(
             activity = report.activity
     if events and events[0].kind == RunEvent.Kind.RESUMED and not _was_paused(member):
         del events[0]  # the whole run was paused, not this machine
-    return events
+    if not events:
+        return events
+    stored = RunEvent.objects.filter(run=member.run, machine=member.machine_id).count()
+    return events[: max(0, MAX_OF_MACHINE - stored)]
 
 
 def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Kind | None:

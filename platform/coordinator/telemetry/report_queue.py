@@ -3,6 +3,7 @@
     reports:pending        list: posted reports that Postgres does not hold yet, oldest first
     live:{run}:workers     hash: machine id → its newest figures, as JSON
     live:{run}:points      stream: the newest measured losses; its ids are cursors
+    limit:reports:…        what one machine has added in an hour, and in a day, see `cost_of`
 
 Nothing is lost for good if all of Valkey is lost: a machine keeps every report until Postgres holds
 it, and posts it again.
@@ -25,6 +26,11 @@ from coordinator.lib.valkey import valkey_client
 PENDING_KEY = "reports:pending"
 MAX_PENDING = 20_000  # entries; beyond that the site is too far behind to accept more
 MAX_LIVE_POINTS = 5_000  # of a run
+# What one machine may add to the database, in the units of `cost_of`: many times what a machine
+# measures, so that one that comes back after days catches up, and far less than a program can send.
+MAX_COSTS = ((3600, 500_000), (86_400, 3_000_000))  # (seconds, cost within them)
+REPORT_COST = 4  # rows of rollups, receipts and events
+VALIDATION_COST = 100  # validation losses are kept for ever
 SHOWN_FIELDS = (
     "seq",
     "activity",
@@ -55,7 +61,14 @@ def points_key(run: object) -> str:
 
 
 class QueueFullError(Exception):
-    """The queue is full, because no process drains it."""
+    """The queue is full, because no process drains it, or the machine has sent too much."""
+
+
+def cost_of(reports: Sequence[Report]) -> int:
+    """Return what reports add to the database, in training losses. Pure."""
+    points = [point for report in reports for point in report.points]
+    validations = sum(point.kind == "validation" for point in points)
+    return REPORT_COST * len(reports) + len(points) + VALIDATION_COST * validations
 
 
 def queue_reports(
@@ -69,7 +82,7 @@ def queue_reports(
         witnessed: its attestations, whose signatures are checked.
 
     Raises:
-        QueueFullError: the queue has `MAX_PENDING` entries.
+        QueueFullError: the queue has `MAX_PENDING` entries, or the machine has sent too much.
     """
     fresh = [r for r in reports if r.seq > membership.high_water_mark]
     if not fresh:
@@ -91,9 +104,10 @@ def queue_reports(
     ]
     values = [json.dumps(value) for value in (entry, _row(newest, now), *points)]
     keys = [PENDING_KEY, workers_key(run), points_key(run)]
-    if not _ingest_script()(
-        keys, [MAX_PENDING, LIVE_TTL_SECONDS, MAX_LIVE_POINTS, machine, newest.seq, *values]
-    ):
+    keys += [f"limit:reports:{machine}:{s}:{int(now) // s}" for s, _ in MAX_COSTS]
+    limits = [bound for limit in MAX_COSTS for bound in limit]
+    figures = [MAX_PENDING, LIVE_TTL_SECONDS, MAX_LIVE_POINTS, machine, newest.seq]
+    if not _ingest_script()(keys, [*figures, cost_of(fresh), *limits, *values]):
         raise QueueFullError
 
 
@@ -128,12 +142,21 @@ def _ingest_script() -> Script:
 _INGEST_LUA = """
 local most, seconds, kept, machine, seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if redis.call('llen', KEYS[1]) >= tonumber(most) then return 0 end
-redis.call('rpush', KEYS[1], ARGV[6])
+local cost = tonumber(ARGV[6])
+for n = 0, 1 do
+  local spent = tonumber(redis.call('get', KEYS[4 + n]) or '0')
+  if spent > 0 and spent + cost > tonumber(ARGV[8 + 2 * n]) then return 0 end
+end
+for n = 0, 1 do
+  redis.call('incrby', KEYS[4 + n], cost)
+  redis.call('expire', KEYS[4 + n], ARGV[7 + 2 * n])
+end
+redis.call('rpush', KEYS[1], ARGV[11])
 local shown = redis.call('hget', KEYS[2], machine)
 if not shown or cjson.decode(shown)['seq'] < tonumber(seq) then
-  redis.call('hset', KEYS[2], machine, ARGV[7])
+  redis.call('hset', KEYS[2], machine, ARGV[12])
 end
-for n = 8, #ARGV do redis.call('xadd', KEYS[3], 'MAXLEN', '~', kept, '*', 'point', ARGV[n]) end
+for n = 13, #ARGV do redis.call('xadd', KEYS[3], 'MAXLEN', '~', kept, '*', 'point', ARGV[n]) end
 redis.call('expire', KEYS[2], seconds)
 redis.call('expire', KEYS[3], seconds)
 return 1

@@ -44,7 +44,10 @@ attestations_received = Signal()
 
 LOCK = 0x62726E72  # an arbitrary number for the advisory lock of the draining process
 MAX_ENTRIES = 1000  # in one transaction
+MAX_CHUNK = 100  # entries that are read from the queue at once
+MAX_READ_CHARS = 16 << 20  # of the entries of one transaction, as far as a chunk allows
 GAP_MINUTES = 10
+MAX_BEYOND = 1000  # reports beyond gaps that are remembered of a machine; then a gap is given up
 WAIT_SECONDS = 5.0
 TOTALS = ("tokens", "updates_sent", "updates_received", "peer_bytes_sent", "peer_bytes_received")
 GROWN = ("reports", "rate_sum", *TOTALS, "lag_sum")
@@ -84,7 +87,7 @@ def drain_queue(*, wait: bool = False) -> int:
     moved = 0
     with _alone(wait) as is_alone:
         while is_alone:
-            raw: Any = valkey_client().lrange(PENDING_KEY, 0, MAX_ENTRIES - 1)
+            raw = _read_entries()
             if not raw:
                 break
             with transaction.atomic():
@@ -98,6 +101,19 @@ def drain_queue(*, wait: bool = False) -> int:
             moved += len(raw)
             counters.increment("barnraise_reports_total", by=len(raw))
     return moved
+
+
+def _read_entries() -> list[str]:
+    """Read the queue's first entries; each may be as large as a request."""
+    raw: list[str] = []
+    size = 0
+    while len(raw) < MAX_ENTRIES and size < MAX_READ_CHARS:
+        chunk: Any = valkey_client().lrange(PENDING_KEY, len(raw), len(raw) + MAX_CHUNK - 1)
+        raw += chunk
+        size += sum(map(len, chunk))
+        if len(chunk) < MAX_CHUNK:
+            break
+    return raw
 
 
 @contextmanager
@@ -405,7 +421,10 @@ def _move_mark(
     member.high_water_mark = _contiguous(member.high_water_mark, beyond)
     waited = timezone.now() - min(stored_beyond.values(), default=timezone.now())
     left = [seq for seq in beyond if seq > member.high_water_mark]
-    if again and left and waited > timedelta(minutes=GAP_MINUTES):
+    # A machine that leaves gaps on purpose would have the site read all that lies beyond them.
+    if len(left) > MAX_BEYOND:
+        member.high_water_mark = _contiguous(sorted(left)[len(left) - MAX_BEYOND], beyond)
+    elif again and left and waited > timedelta(minutes=GAP_MINUTES):
         log.warning(
             "%s lost its reports %s to %s", member, member.high_water_mark + 1, min(left) - 1
         )

@@ -21,7 +21,8 @@ from coordinator.fleet.witnesses import vouched_people
 from coordinator.runs.models import Run
 
 POSITIONS_SHOWN = 10  # checkpoints whose samples the page shows
-MAX_SAMPLES = 500  # of a run; the oldest are deleted
+MAX_SAMPLES = 500  # of a run; the oldest are deleted, those of people whose word counts last
+SAMPLING_REPORTS = 50  # of one machine's reports in a batch, whose samples are stored
 
 
 class WrittenSample(models.Model):
@@ -82,7 +83,7 @@ def record_samples(received: Iterable[tuple[Membership, list[Report]]]) -> None:
             text=sample.text,
         )
         for member, reports in received
-        for report in reports
+        for report in [r for r in reports if r.samples][-SAMPLING_REPORTS:]
         if report.samples and report.samples.tokens <= member.run.max_plausible_tokens
         for sample in report.samples.texts
         if sample.prompt < len(member.run.spec.prompts)
@@ -120,7 +121,10 @@ def list_sample_groups(run: Run, most: int = POSITIONS_SHOWN) -> list[SampleGrou
 
 def prune_samples(run: Run) -> int:
     """Delete a run's oldest samples beyond `MAX_SAMPLES`; return how many."""
-    beyond = run.samples.order_by("-tokens", "-pk").values("pk")[MAX_SAMPLES:]
+    people = {run.owner_id, *vouched_people(run)}
+    is_shown = models.Case(models.When(machine__owner__in=people, then=1), default=0)
+    newest = run.samples.annotate(is_shown=is_shown).order_by("-is_shown", "-tokens", "-pk")
+    beyond = newest.values("pk")[MAX_SAMPLES:]
     return WrittenSample.objects.filter(pk__in=list(beyond.values_list("pk", flat=True))).delete()[
         0
     ]

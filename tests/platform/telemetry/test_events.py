@@ -11,7 +11,7 @@ from barnraise.protocol import reports
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.live.activity_feed import MAX_PER_SOURCE, collect_activity
 from coordinator.live.run_snapshot import RunSnapshot, build_delta
-from coordinator.telemetry import run_table
+from coordinator.telemetry import events, run_table
 from coordinator.telemetry.events import RunEvent, event_kind_of_change
 from coordinator.telemetry.rollup import drain_queue
 
@@ -67,6 +67,20 @@ def test_join_pause_resume_and_leave_are_one_event_each(person, launched_run, nu
         "resumed",
         "left",
     ]
+
+
+def test_machine_that_states_another_activity_in_each_report_fills_no_feed(
+    person, launched_run, numbered_report, monkeypatch
+):
+    monkeypatch.setattr(events, "MAX_OF_MACHINE", 3)
+    run, volunteer = launched_run(person())
+    for seq in range(1, 11):
+        activity = Activity.LEFT if seq % 2 else Activity.TRAINING
+        volunteer.report(run, numbered_report(seq, activity=activity))
+        if seq % 4 == 0:
+            drain_queue(wait=True)
+    drain_queue(wait=True)
+    assert run.events.count() == 3
 
 
 def test_pause_of_a_run_is_one_event_for_all_machines(person, launched_run, numbered_report):

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from barnraise.protocol import coordinator_messages
+from barnraise.protocol import reports as coordinator_reports
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
 from coordinator.lib import embedded_servers
 from coordinator.lib.valkey import valkey_client
-from coordinator.telemetry import report_queue, run_table
+from coordinator.telemetry import report_queue, rollup, run_table
 from coordinator.telemetry.history import MAX_POINTS, load_history
 from coordinator.telemetry.models import BUCKET_WIDTHS, LossPoint, ReportReceipt, Rollup
 from coordinator.telemetry.rollup import drain_queue, store_reports
@@ -225,6 +226,48 @@ def test_largest_numbers_are_stored(person, launched_run, numbered_report):
         drain_queue()
     assert Membership.objects.get(run=run).high_water_mark == 2
     advance_run(run)
+
+
+def test_machine_that_sends_too_much_is_put_off_and_others_are_not(
+    person, launched_run, numbered_report, volunteer, monkeypatch
+):
+    """A machine fills the database with reports of as many losses as fit."""
+    cost = report_queue.cost_of([numbered_report(1)])
+    monkeypatch.setattr(report_queue, "MAX_COSTS", ((3600, 2 * cost), (86_400, 2 * cost)))
+    run, ada = launched_run(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    # The day's limit is the same where a new hour begins meanwhile.
+    statuses = [ada.report(run, numbered_report(seq)).status_code for seq in range(1, 6)]
+    assert statuses[0] == 200 and statuses[-1] == 503
+    assert bob.report(run, numbered_report(1)).status_code == 200
+    many = [coordinator_reports.MeasuredLoss(kind="validation", tokens=1, loss=1.0)] * 64
+    assert report_queue.cost_of([numbered_report(1, points=many)]) > 64 * 100
+
+
+def test_gaps_on_purpose_leave_a_bounded_number_of_receipts(
+    person, launched_run, numbered_report, monkeypatch
+):
+    """A machine sends every second report, and never those in between."""
+    monkeypatch.setattr(rollup, "MAX_BEYOND", 3)
+    run, ada = launched_run(person())
+    for seq in range(2, 22, 2):
+        ada.report(run, numbered_report(seq))
+        drain_queue()
+        assert ReportReceipt.objects.count() <= 3
+    assert Membership.objects.get(run=run).high_water_mark == 14
+
+
+def test_queue_of_large_requests_is_read_in_parts(
+    person, launched_run, numbered_report, monkeypatch
+):
+    monkeypatch.setattr(rollup, "MAX_CHUNK", 2)
+    monkeypatch.setattr(rollup, "MAX_READ_CHARS", 1)
+    run, ada = launched_run(person())
+    for seq in range(1, 6):
+        ada.report(run, numbered_report(seq))
+    assert drain_queue() == 5
+    assert Membership.objects.get(run=run).high_water_mark == 5
 
 
 def test_totals_beyond_a_column_do_not_make_the_batch_of_all_fail(

@@ -63,6 +63,21 @@ def test_strangers_samples_are_not_shown(run_with_prompts, numbered_report, pers
     assert run.samples.count() == 2 and list_sample_groups(run) == []
 
 
+def test_strangers_flood_of_samples_deletes_no_others(
+    run_with_prompts, numbered_report, person, volunteer, monkeypatch
+):
+    run, machine = run_with_prompts
+    monkeypatch.setattr(stored_samples, "MAX_SAMPLES", 2)
+    stranger = volunteer(person("eve@example.org"), seed=2)
+    stranger.join(run)
+    machine.report(run, numbered_report(1, samples=view(100, "a", "b")))
+    for seq in range(1, 4):
+        stranger.report(run, numbered_report(seq, samples=view(1000 * seq, "x", "y")))
+    drain_queue()
+    assert stored_samples.prune_samples(run) == 6
+    assert [group.tokens for group in list_sample_groups(run)] == [100]
+
+
 def test_oldest_samples_are_deleted(run_with_prompts, numbered_report, monkeypatch):
     run, machine = run_with_prompts
     monkeypatch.setattr(stored_samples, "MAX_SAMPLES", 3)
