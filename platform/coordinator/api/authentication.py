@@ -229,6 +229,27 @@ def enforce_rate_limit(
         raise _rate_limit_error("this token" if token else "your address", seconds)
 
 
+def enforce_machine_limit(machine: Machine, name: str, most: int, seconds: int) -> None:
+    """Count a request of a machine that costs much.
+
+    Args:
+        machine: The machine.
+        name: What is counted.
+        most: The number of requests that are allowed in each period.
+        seconds: The length of a period.
+
+    Raises:
+        ApiError: There were more than `most` in this period.
+    """
+    counter = _counter_key(f"{name}:{machine.pk}", seconds)
+    with valkey_client().pipeline(transaction=False) as pipe:
+        pipe.incr(counter)
+        pipe.expire(counter, seconds)
+        count, _ = cast(list[Any], pipe.execute())
+    if count > most:
+        raise _rate_limit_error("this machine", seconds)
+
+
 def _counter_key(name: str, seconds: int) -> str:
     """Name Valkey's counter for the current period of so many seconds."""
     return f"limit:{name}:{int(time.time()) // seconds}"

@@ -15,6 +15,7 @@ from coordinator.api.authentication import (
     ApiError,
     authenticate_machine,
     client_address,
+    enforce_machine_limit,
     enforce_rate_limit,
     source_ip,
 )
@@ -31,6 +32,7 @@ from coordinator.fleet.worker_sessions import report_session
 from coordinator.lib import site_identity
 from coordinator.notify.detectors import draft_refusal
 from coordinator.notify.models import Notification
+from coordinator.ops.write_limits import REFUSAL, count_write
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
@@ -39,6 +41,8 @@ from coordinator.telemetry.rollup import drain_queue
 
 MAX_CLOCK_DIFFERENCE = 600  # seconds between a machine's clock and ours when it enrols
 ENROLMENT_POLL_SECONDS = 1.0
+MAX_JOINS = 120  # of one machine, which joins when it starts or changes mirrors
+JOINS_SECONDS = 600
 
 router = Router(tags=["Workers"])
 
@@ -147,6 +151,8 @@ def join_run(
     """Join a run: get a ticket (none while the run is a draft) and the addresses of some peers."""
     run = get_visible_run(request, name)
     machine = requesting_machine(request)
+    # It reads the run's checkpoints and signs a ticket, which peers may store for ever.
+    enforce_machine_limit(machine, "join", MAX_JOINS, JOINS_SECONDS)
     if run.state is enums.RunStatus.CANCELLED:  # a finished run is joined to download its weights
         raise ApiError(409, f"the run {run.name} is {run.status}, so nobody can join it")
     if sentence := join_refusal(run, machine, asked.hardware):
@@ -226,6 +232,8 @@ def require_signer(request: HttpRequest, run: Run) -> None:
     machine = requesting_machine(request)
     if machine.owner != run.owner:
         raise ApiError(403, "only a machine of the run's owner may say what its text is")
+    if not count_write(machine.owner_id):  # each text is an event that all mirrors keep
+        raise ApiError(429, REFUSAL)
     if machine.confirmed is None:
         page = request.build_absolute_uri(f"/machines/{machine.pk}/")
         raise ApiError(

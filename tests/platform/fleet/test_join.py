@@ -11,6 +11,7 @@ from barnraise.errors import CoordinatorError
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, digest, open_signed
 from coordinator.accounts.models import Enrolment, Machine, UserError
+from coordinator.api import worker_endpoints
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet import run_broadcast
 from coordinator.fleet.lifecycle_facts import gather_facts
@@ -39,6 +40,17 @@ def open_code(identity: Identity, **changed) -> Enrolment:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_machine_that_joins_again_and_again_is_put_off(person, launched_run, monkeypatch):
+    """Each join reads the run's checkpoints and signs a ticket."""
+    monkeypatch.setattr(worker_endpoints, "MAX_JOINS", 2)
+    monkeypatch.setattr(worker_endpoints, "JOINS_SECONDS", 10**9)
+    run, ada = launched_run(person())
+    request = coordinator_messages.JoinRequest(version="1", addresses=[])
+    path = f"/runs/{run.slug}/join"
+    statuses = [ada.send_request("POST", path, request).status_code for _ in range(4)]
+    assert 200 in statuses and statuses[-1] == 429
+
+
 def test_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, person, valkey):
     ada = person(name="Ada")
     identity = Identity(b"\x05" * 32)
