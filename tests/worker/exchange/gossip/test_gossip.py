@@ -189,6 +189,19 @@ def test_trickle_of_no_new_bytes_holds_no_honest_update_up():
     assert me.requests.is_expected(honest, author, 1), "the liar takes it over again"
 
 
+def test_peer_that_answers_late_because_it_has_much_to_send_is_heard():
+    """A slow line sends what was requested one after the other: later answers take longer."""
+    me, author = connected_gossip(1, 2), author_of(9)
+    me.on_state(key_of(2), peer_state({author: 1}), 0.0)
+    me.next_actions(0.0)
+    assert update_requests(me.next_actions(requests.MIN_GRACE))
+    later = requests.MIN_GRACE + requests.RESPONSE_TIMEOUT + 1.0
+    me.next_actions(later)
+    me.on_update(key_of(2), author, 1, later)
+    assert me.requests.is_expected(key_of(2), author, 1)
+    assert not me.links[key_of(2)].to_decline
+
+
 def test_slow_transfer_continues_from_another_peer_that_has_the_update():
     """A liar sends a byte of a large update every few seconds."""
     me, author = connected_gossip(1, 2, 3), author_of(9)

@@ -97,6 +97,9 @@ class RequestScheduler:
         self._unavailable_since: dict[str, float] = {}
         # (peer, author, seq) of a failed request → until when it is not repeated
         self._failed_until: dict[tuple[str, str, int], float] = {}
+        # The same of transfers that stalled or were slow → until when the peer cannot resume them
+        # by itself. One that was asked and has not answered yet may have much else to send.
+        self._stalled_until: dict[tuple[str, str, int], float] = {}
         self._lag = 0.0  # seconds between an update's announcement and its push, a running mean
         self._random = random.Random(seed)
 
@@ -131,7 +134,7 @@ class RequestScheduler:
             Whether the peer should send the payloads, too. It should not while another peer is
             sending them.
         """
-        if (key, author, seq) in self._failed_until:
+        if (key, author, seq) in self._stalled_until:
             return False  # it would hold the update up again
         incoming = self.incoming.get((author, seq))
         is_elsewhere = incoming is not None and incoming.source != key
@@ -155,7 +158,7 @@ class RequestScheduler:
         """
         incoming = self.incoming.get((author, seq))
         if incoming is None:
-            if not arrived.size or (key, author, seq) in self._failed_until:
+            if not arrived.size or (key, author, seq) in self._stalled_until:
                 return
             incoming = self.incoming[author, seq] = IncomingUpdate(key, now + STALL_TIMEOUT)
         if incoming.source != key or not arrived.size:
@@ -241,16 +244,21 @@ class RequestScheduler:
         ended: list[tuple[str, str, int]] = []
         for (author, seq), incoming in list(self.incoming.items()):
             if now >= incoming.deadline:
-                self.on_failed(incoming.source, author, seq, now)
+                self._on_stalled(incoming, author, seq, now)
             elif seq <= ours.get(author, 0):
                 del self.incoming[author, seq]
             elif incoming.is_slow and self._has_other_source(links, incoming.source, author, seq):
                 ended.append((incoming.source, author, seq))
-                self.on_failed(incoming.source, author, seq, now)
-        self._failed_until = {
-            request: until for request, until in self._failed_until.items() if until > now
-        }
+                self._on_stalled(incoming, author, seq, now)
+        self._failed_until = _later(self._failed_until, now)
+        self._stalled_until = _later(self._stalled_until, now)
         return ended
+
+    def _on_stalled(self, incoming: IncomingUpdate, author: str, seq: int, now: float) -> None:
+        """Expect an update from its source no longer."""
+        self.on_failed(incoming.source, author, seq, now)
+        if incoming.has_header:
+            self._stalled_until[incoming.source, author, seq] = now + RETRY_DELAY
 
     def _has_other_source(
         self, links: Mapping[str, UpdateSource], source: str, author: str, seq: int
@@ -390,3 +398,10 @@ class RequestScheduler:
             self.incoming[author, seq] = IncomingUpdate(favourite.key, now + RESPONSE_TIMEOUT)
             requests.append((favourite.key, author, seq))
         return requests
+
+
+def _later(
+    times: Mapping[tuple[str, str, int], float], now: float
+) -> dict[tuple[str, str, int], float]:
+    """Return the entries whose time has not come."""
+    return {request: until for request, until in times.items() if until > now}
