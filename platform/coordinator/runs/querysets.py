@@ -35,12 +35,19 @@ class RunQuerySet(models.QuerySet):
 
         The owner, participants and staff find unlisted runs in their lists.
         """
-        listed = self.visible_to(user).filter(archived=None)
+        return self.named_to(user).filter(archived=None)
+
+    def named_to(self, user: Any) -> "RunQuerySet":
+        """Select the runs that pages about something else may name to a person.
+
+        Whoever has the address of an unlisted run may open its page; nobody else learns it.
+        """
+        visible = self.visible_to(user)
         if getattr(user, "acts_as_staff", False):
-            return listed
+            return visible
         person = getattr(user, "pk", None)
         related = Q(owner=person) | self._takes_part(person) if person else Q(pk=None)
-        return listed.filter(Q(visibility=Visibility.PUBLIC) | related)
+        return visible.filter(Q(visibility=Visibility.PUBLIC) | related)
 
     def _visible_to_person(self, person: Any) -> "RunQuerySet":
         launched = ~Q(spec_text="")

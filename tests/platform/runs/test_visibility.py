@@ -3,9 +3,11 @@
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.test import Client
+from django.utils import timezone
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import Team
+from coordinator.credit.models import Credit
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
@@ -30,6 +32,32 @@ def test_unlisted_run_is_seen_by_its_address_and_listed_to_participants(
     assert run.name not in Client().get("/").content.decode()
     volunteer(bob, 2).join(run)
     assert listed(bob), "somebody with a machine in the run finds it in the list"
+
+
+def test_address_of_an_unlisted_run_leaks_through_no_other_page(
+    person, launched_run, volunteer, built_frontend
+):
+    """A fork of it is public, and a volunteer's certificate lists what it trained."""
+    ada, bob = person(), person("bob@example.org")
+    run, machine = launched_run(ada, name="Whisper")
+    fork, _ = launched_run(bob, seed=2, name="Loud")
+    Run.objects.filter(pk=fork.pk).update(parent=run)
+    Credit.objects.create(
+        run=run,
+        machine=machine.machine,
+        incarnation="a" * 16,
+        first=1,
+        last=2,
+        tokens=2000,
+        day=timezone.now().date(),
+    )
+    pages = (f"/runs/{fork.slug}/", f"/volunteers/{ada.pk}/")
+    assert all(run.slug in Client().get(page).content.decode() for page in pages)
+    run.update_join_policy(JoinPolicy(visibility="unlisted"))
+    assert not any(run.slug in Client().get(page).content.decode() for page in pages)
+    own = Client()
+    own.force_login(ada)
+    assert all(run.slug in own.get(page).content.decode() for page in pages)
 
 
 def test_hidden_run_exists_for_participants_only(person, launched_run, volunteer):
