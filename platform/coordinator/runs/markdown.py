@@ -4,10 +4,12 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from markdown_it import MarkdownIt
 
 MAX_CHARACTERS = 20_000
+MAX_HTML_CHARACTERS = 250_000
 # Characters that are invisible, or reverse the direction of the text.
 HIDING = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
@@ -18,13 +20,20 @@ def clean_markdown(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or c.isprintable()).strip()
 
 
+@lru_cache(maxsize=64)
 def render_html(text: str) -> SafeString:
     """Render CommonMark and tables, without HTML, images or other URL schemes.
 
-    Links send no referrer, and headings begin below those of the page.
+    Links send no referrer, and headings begin below those of the page. Every visitor of a page has
+    its notes rendered, and a table of a few kilobytes may stand for millions of cells: results are
+    cached, and notes whose HTML is far larger than any text are shown as they were typed.
     """
+    cleaned = clean_markdown(text)
     # The renderer escapes everything that is not Markdown.
-    return mark_safe(_renderer().render(clean_markdown(text)))
+    html = _renderer().render(cleaned)
+    if len(html) > MAX_HTML_CHARACTERS:
+        html = f"<pre>{escape(cleaned)}</pre>"
+    return mark_safe(html)
 
 
 @lru_cache(maxsize=1)

@@ -65,3 +65,12 @@ def test_run_page_shows_notes_to_visitors(person, launched_run):
     run, _ = launched_run(person(), join_policy=JoinPolicy(notes="Bring <b>coffee</b> & *cake*"))
     page = Client().get(f"/runs/{run.slug}/").content.decode()
     assert "Bring &lt;b&gt;coffee&lt;/b&gt; &amp; <em>cake</em>" in page
+
+
+def test_notes_that_stand_for_a_huge_table_are_shown_as_typed():
+    """Twenty kilobytes of notes, rendered for every visitor, would be pages of megabytes."""
+    wide = "|a" * 2000 + "\n" + "|-" * 2000 + "\n" + "|<b>\n" * 2400
+    shown = markdown.render_html(wide)
+    assert shown.startswith("<pre>|a|a") and "&lt;b&gt;" in shown
+    assert len(shown) < 5 * markdown.MAX_CHARACTERS
+    assert markdown.render_html(wide) is shown, "the next visitor waits for nothing"
