@@ -50,8 +50,13 @@ class WriteLimitMiddleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Serve the request if it changes nothing, or not too much."""
-        is_write = request.method not in SAFE_METHODS and request.user.is_authenticated
-        if is_write and not count_write(request.user.pk):
+        """Serve the request if it changes nothing, or not too much.
+
+        The API has no sessions: it counts by its tokens.
+        """
+        is_write = request.method not in SAFE_METHODS
+        has_session = not request.path.startswith(error_pages.API_PATH)
+        is_known = is_write and has_session and request.user.is_authenticated
+        if is_known and not count_write(request.user.pk):
             return error_pages.error_response(request, 429, REFUSAL)
         return self.get_response(request)
