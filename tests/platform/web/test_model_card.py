@@ -115,6 +115,7 @@ def test_page_says_who_shares_the_model(
     assert "1 more checkpoint<" in page
     Run.objects.filter(pk=run.pk).update(status="finished")
     run.memberships.update(activity="left")
+    TtlCache.clear_all()
     page = client.get(f"/runs/{run.slug}/").content.decode()
     assert is_model_card_swapped(client, run, "No machine shares it now")
     assert "No machine shares it now" in page and f"barnraise serve {run.slug}" in page
