@@ -192,6 +192,7 @@ def test_trickle_of_no_new_bytes_holds_no_honest_update_up():
 def test_peer_that_answers_late_because_it_has_much_to_send_is_heard():
     """A slow line sends what was requested one after the other: later answers take longer."""
     me, author = connected_gossip(1, 2), author_of(9)
+    me.on_author(key_of(2), author)
     me.on_state(key_of(2), peer_state({author: 1}), 0.0)
     me.next_actions(0.0)
     assert update_requests(me.next_actions(requests.MIN_GRACE))

@@ -12,6 +12,7 @@ from barnraise.exchange.mixing import mesh_links
 from barnraise.exchange.mixing.members import TicketedMembership
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
+from barnraise.protocol.signing import Identity
 
 DAY = 86_400.0
 
@@ -62,7 +63,7 @@ async def test_mesh_is_no_udp_cannon_at_an_address_that_peers_name():
 
     membership = TicketedMembership(SilentChannels(), view, None, lambda key: None)
     for number in range(200):
-        peer = Peer(key=f"{number:064x}", addresses=[victim])
+        peer = Peer(key=Identity(number.to_bytes(32, "big")).key, addresses=[victim])
         with pytest.raises(ChannelClosedError):
             await membership.connect(peer)
     assert 1 <= len(dials) <= HOST_DIALS
