@@ -423,7 +423,7 @@ def _move_mark(
     left = [seq for seq in beyond if seq > member.high_water_mark]
     # A machine that leaves gaps on purpose would have the site read all that lies beyond them.
     if len(left) > MAX_BEYOND:
-        member.high_water_mark = _contiguous(sorted(left)[len(left) - MAX_BEYOND], beyond)
+        member.high_water_mark = _contiguous(sorted(left)[len(left) - MAX_BEYOND - 1], beyond)
     elif again and left and waited > timedelta(minutes=GAP_MINUTES):
         log.warning(
             "%s lost its reports %s to %s", member, member.high_water_mark + 1, min(left) - 1
