@@ -35,9 +35,9 @@ class RunQuerySet(models.QuerySet):
 
         The owner, participants and staff find unlisted runs in their lists.
         """
-        return self.named_to(user).filter(archived=None)
+        return self.mentioned_to(user).filter(archived=None)
 
-    def named_to(self, user: Any) -> "RunQuerySet":
+    def mentioned_to(self, user: Any) -> "RunQuerySet":
         """Select the runs that pages about something else may name to a person.
 
         Whoever has the address of an unlisted run may open its page; nobody else learns it.

@@ -57,11 +57,13 @@ def show_volunteer(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     credit = progress.credit_of(volunteer)
     days = list(credit.filter(tokens__gt=0).order_by().values_list("day", flat=True).distinct())
     current, longest = progress.streaks(days)
-    named = Run.objects.named_to(request.user).filter(pk__in=[run.pk for run, _ in record.runs])
+    mentioned = Run.objects.mentioned_to(request.user).filter(
+        pk__in=[run.pk for run, _ in record.runs]
+    )
     context = {
         "person": volunteer,
         "record": record,
-        "runs": [(run, tokens) for run, tokens in record.runs if run in set(named)],
+        "runs": [(run, tokens) for run, tokens in record.runs if run in set(mentioned)],
         "by_day": progress.tokens_by_day(credit),
         "rank": progress.rank_change(volunteer),
         "current_streak": current,

@@ -137,7 +137,7 @@ def _run_context(
         "text": text,
         "tokens_per_byte": 1.0 if is_of_bytes else text and text.tokens_per_byte,
         "text_size": text_size(spec, text),
-        "parent": Run.objects.named_to(request.user).filter(pk=run.parent_id).first(),
+        "parent": Run.objects.mentioned_to(request.user).filter(pk=run.parent_id).first(),
         "share_sentence": (
             f"{count(spec.model.parameters)} parameters, {count(snapshot.run['tokens'])} of "
             f"{count(snapshot.run['budget'])} tokens trained by volunteers' machines."
