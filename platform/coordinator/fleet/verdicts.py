@@ -380,7 +380,7 @@ def _kept_updates(run: Run, exclusion: ExclusionRequest) -> dict[str, int]:
     """Return author → the last update that stays, of those of an excluded volunteer.
 
     No number is beyond what others have seen: an excluded volunteer's later updates up to it would
-    count, whoever passes them on.
+    count, from any peer that passes them on.
     """
     kept: dict[str, int] = {}
     for machine, key, incarnation, reported in _list_authors_of(run, exclusion.person):

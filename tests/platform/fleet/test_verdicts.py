@@ -440,7 +440,7 @@ def test_excluded_volunteer_cannot_reserve_updates_by_reporting_a_million(
     assert keeping.keys == {bob.identity.key: {f"{bob.identity.key}.{LIFE}": 40}}
 
 
-def test_excluded_volunteer_cannot_hide_old_updates_under_an_unreported_incarnation(
+def test_excluded_volunteer_cannot_hide_updates_of_another_incarnation(
     vouched_run, numbered_report
 ):
     """Let Bob report nothing of an incarnation whose payloads machines have pruned."""

@@ -19,7 +19,7 @@ def test_nobody_is_blamed_for_bytes_from_before_this_process():
     assert not pieces.on_corrupt(BLOB, "honest")
 
 
-def test_contested_blob_counts_from_the_peer_alone_that_it_is_requested_from():
+def test_contested_blob_counts_only_from_the_peer_that_is_asked():
     pieces = PieceSources()
     pieces.add(BLOB, "liar", 0)
     pieces.add(BLOB, "honest", 10)

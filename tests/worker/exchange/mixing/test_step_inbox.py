@@ -116,7 +116,7 @@ def test_weights_far_ahead_or_behind_are_not_stored(inbox):
     assert arrived == [17, 18], "a neighbour's memory is bounded; the nearest steps count"
 
 
-def test_weights_of_many_machines_take_bounded_memory_and_displace_no_partners(inbox):
+def test_weights_of_many_machines_are_bounded_and_displace_no_partner(inbox):
     """Fifty machines send weights that nobody mixes; partners of this step and the next do, too."""
     strangers = [f"stranger{number}" for number in range(50)]
     partners = {step: f"partner{step}" for step in range(4)}

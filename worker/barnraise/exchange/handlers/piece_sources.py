@@ -8,7 +8,7 @@ requested from.
 
 from dataclasses import dataclass, field
 
-EARLIER = "earlier"  # stands for whoever sent what was on the disk when this process started
+EARLIER = "earlier"  # stands for the senders of what was on the disk when this process started
 
 
 @dataclass
