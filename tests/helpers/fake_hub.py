@@ -31,7 +31,7 @@ class FakeHub:
         uploads: Contents of large files by SHA-256, before a commit names them.
         repositories: Maps "datasets/owner/name" and "models/owner/name" to files by path.
         requests: Method, path and headers of each request, in order.
-        failures: Statuses with which the next downloads fail, in order.
+        failures: Statuses with which the next downloads fail, in order; 0 cuts the connection.
     """
 
     def __init__(self):
@@ -213,6 +213,9 @@ class FakeHub:
         self._send(request, 404, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
 
     def _send(self, request, status: int, body: bytes, headers: dict) -> None:
+        if not status:
+            request.close_connection = True
+            return
         request.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             request.send_header(name, value)

@@ -144,3 +144,11 @@ def test_busy_hub_is_asked_again(hub, tmp_path):
     hub.failures = [503, 429]
     assert read_places(hub, tmp_path, "barn/book") == {"barn/book": ["hf:barn/book/book.txt"]}
     assert not hub.failures
+
+
+@pytest.mark.slow  # the library waits before it tries again
+def test_hub_that_cuts_each_connection_is_a_sentence(hub, tmp_path):
+    hub.failures = [0] * 50
+    found = read_places(hub, tmp_path, "barn/book")["barn/book"]
+    assert isinstance(found, str) and found.startswith("hf:barn/book/book.txt cannot be read: ")
+    assert hub.failures and "\n" not in found

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from barnraise.errors import TextError
-from barnraise.text.decompression import OpenFile
+from barnraise.text.decompression import ByteStream, OpenFile
 from barnraise.text.download import ATTEMPTS, BUSY_STATUSES, FIRST_PAUSE_SECONDS
 from barnraise.text.file_choice import LeftOut, check_languages, choose_split, reasons_by_path
 from barnraise.text.file_format import INSTALL_ADVICE
@@ -179,7 +179,7 @@ def _describe(system: Any, place: HubPlace, root: str, name: str) -> SourceFile:
     size = int(system.info(path).get("size") or 0)
     return SourceFile(
         f"hf:{place.repository}/{name}",
-        _open_remote(system, path),
+        _open_remote(system, path, f"{place.repository}/{name}"),
         f"hf://{path}",
         size,
         explicit=False,
@@ -187,12 +187,43 @@ def _describe(system: Any, place: HubPlace, root: str, name: str) -> SourceFile:
     )
 
 
-def _open_remote(system: Any, path: str) -> OpenFile:
-    def open_remote() -> Any:
-        with hub_errors(path):
-            return system.open(path, "rb")
+def _open_remote(system: Any, path: str, shown: str) -> OpenFile:
+    def open_remote() -> ByteStream:
+        with hub_errors(shown):
+            return _RemoteFile(system.open(path, "rb"), shown)
 
     return open_remote
+
+
+class _RemoteFile:
+    """Read a file of the hub; what its libraries raise meanwhile is one sentence."""
+
+    def __init__(self, file: BinaryIO, shown: str) -> None:
+        self._file = file
+        self._shown = shown
+
+    def read(self, size: int = -1) -> bytes:
+        """Read at most `size` bytes, or all; b"" at the end."""
+        with hub_errors(self._shown):
+            return self._file.read(size)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    # What zipfile looks for.
+
+    def seekable(self) -> bool:
+        """Return true: parts are requested by their position."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a position."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._file.tell()
 
 
 # What the hub's libraries raise, by the names of the errors and of their bases, and what to do.
