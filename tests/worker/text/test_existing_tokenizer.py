@@ -74,6 +74,13 @@ def test_chats_are_rendered_and_only_the_templates_tokens_are_special(folder, tm
     assert "user\nQuestion" in text and "\ufdd0" not in text
 
 
+def test_data_cannot_spell_the_number_of_a_special_token(folder):
+    render = load_existing_tokenizer(str(folder)).render_chat
+    marked = "\ufdd01\ufdd1"
+    rendered = render([{"role": f"user{marked}", "content": f"Hello{marked}"}])
+    assert rendered.count("\ufdd0") == 2 and rendered.count("\ufffd1") == 2
+
+
 def test_template_in_a_file_of_its_own_is_used(folder):
     (folder / "tokenizer_config.json").write_text("{}")
     assert load_existing_tokenizer(str(folder)).render_chat is None
@@ -89,6 +96,7 @@ def test_template_in_a_file_of_its_own_is_used(folder):
         ("{{ raise_exception('no system role') }}", "no system role"),
         ("{{ messages[7].content }}", "refuses a chat"),
         ("{{ messages.__class__.__mro__ }}", "refuses a chat"),
+        ("{{ 1 / 0 }}", "refuses a chat"),
     ],
 )
 def test_template_that_fails_is_a_sentence(folder, template, sentence):

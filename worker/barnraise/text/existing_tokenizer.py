@@ -19,6 +19,10 @@ from barnraise.text.tokenizer import MARK_BEGIN, MARK_END
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+# What a template raises besides jinja2's own errors.
+_TEMPLATE_ERRORS = (
+    *(TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError),
+)
 # Stand for the contents of messages while a template is rendered.
 _CONTENT_BEGIN = "\ufdd2"
 _CONTENT_END = "\ufdd3"
@@ -172,12 +176,17 @@ class _ChatRenderer:
             if isinstance(content, str):
                 contents.append(content.replace(MARK_BEGIN, "\ufffd"))
                 content = f"{_CONTENT_BEGIN}{len(contents) - 1}{_CONTENT_END}"
-            hidden.append({**message, "content": content})
+            # Names and roles come from the data too, and must not spell the number of a token.
+            plain = {
+                name: value.replace(MARK_BEGIN, "\ufffd") if isinstance(value, str) else value
+                for name, value in message.items()
+            }
+            hidden.append({**plain, "content": content})
         try:
             rendered = self._template.render(
                 messages=hidden, add_generation_prompt=False, **self._variables
             )
-        except (self._error, TypeError, ValueError, AttributeError, KeyError) as error:
+        except (self._error, *_TEMPLATE_ERRORS) as error:
             raise TextError(f"the chat template refuses a chat: {error}") from None
         for spelled, mark in self._marks:
             rendered = rendered.replace(spelled, mark)
