@@ -67,6 +67,10 @@ class TextError(BarnraiseError):
     """Report text that could not be prepared or does not match its digest."""
 
 
+class TextUnreachableError(TextError):
+    """Report a text whose server does not answer now; the same command may work later."""
+
+
 class MessageError(BarnraiseError):
     """Report a message that this machine must not accept."""
 

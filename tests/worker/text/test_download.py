@@ -9,6 +9,7 @@ import pytest
 
 from barnraise.errors import TextError
 from barnraise.text import download
+from barnraise.text.connection_errors import BUSY_STATUSES
 from barnraise.text.download import TextFetcher, resolve_public
 from barnraise.text.inspection import InspectionOptions, inspect_source
 from barnraise.text.places import AddressPlace
@@ -232,7 +233,7 @@ def cut_after(size: int, body: bytes, **headers: str):
     return send
 
 
-@pytest.mark.parametrize("status", download.BUSY_STATUSES)
+@pytest.mark.parametrize("status", BUSY_STATUSES)
 def test_fetch_tries_again_while_a_server_is_busy(web, fetch, pauses, status):
     web.pages["/a"] = 200, b"text", {}
     web.failures = [answer(status), answer(status)]

@@ -27,6 +27,7 @@ import httpx
 from barnraise.errors import TextError
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.spec import address_problem
+from barnraise.text.connection_errors import BUSY_STATUSES
 
 MAX_FILE_BYTES = 1 << 40
 MAX_REDIRECTS = 5
@@ -35,7 +36,6 @@ ATTEMPTS = 6
 FIRST_PAUSE_SECONDS = 1.0  # before the second attempt; each further pause is twice as long
 MAX_PAUSE_SECONDS = 60.0
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-")
-BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 ResolveAddress = Callable[[str, int], str]  # (host, port) → the IP address to connect to
 
 

@@ -5,6 +5,7 @@ HF_ENDPOINT, HF_TOKEN, HF_HOME, HTTPS_PROXY. `datasets` reads which files a conf
 a dataset states none, `file_choice` chooses as for a folder.
 """
 
+import io
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from barnraise.errors import TextError
+from barnraise.errors import TextError, TextUnreachableError
+from barnraise.text.connection_errors import is_busy, is_connection_error
 from barnraise.text.decompression import ByteStream, OpenFile
-from barnraise.text.download import ATTEMPTS, BUSY_STATUSES, FIRST_PAUSE_SECONDS
+from barnraise.text.download import ATTEMPTS, FIRST_PAUSE_SECONDS
 from barnraise.text.file_choice import LeftOut, check_languages, choose_split, reasons_by_path
 from barnraise.text.file_format import INSTALL_ADVICE
 from barnraise.text.folder_files import (
@@ -45,7 +47,7 @@ def find_in_dataset(place: HubPlace, pause: Callable[[float], None] = time.sleep
             try:
                 return _find_files(place)
             except Exception as error:  # see `hub_errors`
-                if not _is_busy(error):
+                if not is_busy(error):
                     raise
             pause(FIRST_PAUSE_SECONDS * 2**attempt)
         return _find_files(place)
@@ -65,17 +67,6 @@ def check_cache_folder() -> None:
         raise TextError(
             "this user has no home folder: name a folder for downloads with the variable HF_HOME"
         ) from None
-
-
-def _is_busy(error: BaseException) -> bool:
-    """Return whether an answer, or an error that caused this one, was that of a busy server."""
-    cause: BaseException | None = error
-    while cause is not None:
-        response = getattr(cause, "response", None)
-        if getattr(response, "status_code", 0) in BUSY_STATUSES:
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def _find_files(place: HubPlace) -> FoundFiles:
@@ -195,10 +186,11 @@ def _open_remote(system: Any, path: str, shown: str) -> OpenFile:
     return open_remote
 
 
-class _RemoteFile:
+class _RemoteFile(io.RawIOBase):
     """Read a file of the hub; what its libraries raise meanwhile is one sentence."""
 
     def __init__(self, file: BinaryIO, shown: str) -> None:
+        super().__init__()
         self._file = file
         self._shown = shown
 
@@ -207,11 +199,9 @@ class _RemoteFile:
         with hub_errors(self._shown):
             return self._file.read(size)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    # What zipfile looks for.
+    def readable(self) -> bool:
+        """Return true: it is only read."""
+        return True
 
     def seekable(self) -> bool:
         """Return true: parts are requested by their position."""
@@ -221,9 +211,10 @@ class _RemoteFile:
         """Go to a position."""
         return self._file.seek(offset, whence)
 
-    def tell(self) -> int:
-        """Return the position."""
-        return self._file.tell()
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
 
 
 # What the hub's libraries raise, by the names of the errors and of their bases, and what to do.
@@ -253,9 +244,8 @@ def hub_errors(shown: str) -> Iterator[None]:
                 "has: copy it again"
             ) from None
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        raise TextError(
-            f"hf:{shown} cannot be read: {first[:300] or type(error).__name__}"
-        ) from None
+        kind = TextUnreachableError if is_connection_error(error) else TextError
+        raise kind(f"hf:{shown} cannot be read: {first[:300] or type(error).__name__}") from None
 
 
 def _is_token_unusable() -> bool:

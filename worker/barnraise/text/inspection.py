@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from barnraise.errors import TextError
+from barnraise.errors import TextError, TextUnreachableError
 from barnraise.formats import format_bytes
 from barnraise.text.file_choice import LeftOut
 from barnraise.text.progress import ReportProgress, ignore_progress
@@ -219,6 +219,8 @@ def _inspect_file(
                 )
                 pieces.close()  # pyright: ignore[reportAttributeAccessIssue]
                 break
+    except TextUnreachableError:
+        raise  # leaving the file out would change the text with the hub's state
     except TextError as error:
         for column in (keys, sizes.bytes, sizes.characters, sizes.pieces):
             del column[before:]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from barnraise.errors import TextError
+from barnraise.errors import TextError, TextUnreachableError
+from barnraise.text.connection_errors import is_connection_error
 from barnraise.text.decompression import OpenFile, Peekable, damage_named, open_decompressed
 from barnraise.text.documents import PIECE_CHARACTERS, cut_stream
 from barnraise.text.encoding import DecodingCounts, decode_stream
@@ -133,7 +134,7 @@ def read_file(
             finally:
                 stream.close()
     except TextError as error:
-        raise TextError(_sentence(file.path, str(error))) from None
+        raise type(error)(_sentence(file.path, str(error))) from None
 
 
 def _sentence(path: str, problem: str) -> str:
@@ -414,6 +415,8 @@ def _table_errors(report: FileReport) -> Iterator[None]:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         reason = (str(cause) or type(cause).__name__).splitlines()[0][:200]
+        if report.path.startswith("hf:") and is_connection_error(error):
+            raise TextUnreachableError(f"cannot be read: {reason}") from None
         raise TextError(
             f"cannot be read as {'a Parquet' if report.format == PARQUET else 'an Arrow'} file: "
             f"{reason}"

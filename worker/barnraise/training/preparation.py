@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from barnraise.errors import TextError
+from barnraise.errors import TextError, TextUnreachableError
 from barnraise.protocol.coordinator_messages import TextCounts, TextManifest
 from barnraise.spec import RunSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
@@ -180,6 +180,8 @@ def fill_spool(
             for piece in source.read(index, report):
                 spool.append(piece)
                 progress(READING, min(done + report.bytes, done + file.size), source.size)
+        except TextUnreachableError:
+            raise  # leaving the file out would change the text with the hub's state
         except TextError as error:
             source.leave_out(index, str(error))
             spool.finish_file(None, (source.left_out[-1].path, source.left_out[-1].reason))
