@@ -452,6 +452,9 @@ class ExchangeBenchmark:
             "decent_dp_losses": [[step, round(loss, 4)] for _, step, loss in theirs.losses],
             "messages": [figures.get("messages") for figures in ours.figures],
             "bytes": [max(ours.bytes_sent), max(theirs.bytes_sent)],
+            # Of all workers; of the relay, which passes QUIC's small packets and TCP's large ones.
+            "cpu_seconds": [_sum_cpu_seconds(result) for result in (ours, theirs)],
+            "relay_seconds": [round(result.relay_seconds, 2) for result in (ours, theirs)],
         }
         report("equal work", self.findings.equal_work)
 
@@ -524,6 +527,11 @@ class ExchangeBenchmark:
         if result.outcome.startswith(("fails", "does not start")):
             print(f"{cell.system}: {result.outcome}", file=sys.stderr, flush=True)
         return result
+
+
+def _sum_cpu_seconds(result: CellResult) -> float:
+    """Return the CPU seconds of all workers' steps."""
+    return round(sum(float(each.get("cpu_seconds", 0)) for each in result.figures), 2)
 
 
 def _count_epochs(result: CellResult) -> tuple[int, float]:

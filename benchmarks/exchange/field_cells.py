@@ -49,6 +49,10 @@ class WorkerNetwork(Protocol):
         """Return the bytes that each worker has sent so far."""
         ...
 
+    def relay_seconds(self) -> float:
+        """Return the CPU seconds that delaying packets has taken so far."""
+        ...
+
 
 READY_SECONDS = 180.0
 POLL_SECONDS = 0.05
@@ -93,6 +97,7 @@ class CellResult:
         figures: that workers recorded.
         waits: of each worker, the seconds of each step in which it waited for messages.
         losses: (seconds since the begin, steps, loss) of the snapshots.
+        relay_seconds: CPU time for delaying packets, on the workers' cores.
     """
 
     outcome: str
@@ -101,6 +106,7 @@ class CellResult:
     figures: list[dict[str, Any]]
     waits: list[list[float]] = field(default_factory=list)
     losses: list[tuple[float, int, float]] = field(default_factory=list)
+    relay_seconds: float = 0.0
 
     @property
     def step_seconds(self) -> list[float]:
@@ -287,11 +293,14 @@ class FieldRunner:
         for rank, worker in enumerate(self._workers):
             worker.start(_job_path(out, rank))
         try:
+            relayed = -self._network.relay_seconds()
             outcome, sent = self._measure(cell, out)
+            relayed += self._network.relay_seconds()
         finally:
             for worker in self._workers:
                 worker.kill_job()
         result = replace(read_result(out, jobs), outcome=outcome, bytes_sent=sent)
+        result.relay_seconds = relayed
         result.losses = self._evaluate(out, result)
         return result
 

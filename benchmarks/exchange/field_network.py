@@ -124,6 +124,12 @@ class FieldNetwork:
         ends = [self._bridge_end(n) for n in range(self.count)]
         return [int(Path(counters.format(end)).read_text()) for end in ends]
 
+    def relay_seconds(self) -> float:
+        """Return the CPU seconds of the delay relay, which shares the workers' cores."""
+        assert self._relay is not None, "`create` starts it"
+        times = psutil.Process(self._relay.pid).cpu_times()
+        return times.user + times.system
+
     def _bridge_end(self, n: int) -> str:
         return f"{self._tag}t{n}"
 

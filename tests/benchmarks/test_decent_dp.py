@@ -40,6 +40,10 @@ class LoopbackNetwork:
         """Return zeros: nothing is counted."""
         return [0] * self.count
 
+    def relay_seconds(self) -> float:
+        """Return zero: nothing is delayed."""
+        return 0.0
+
 
 @pytest.fixture
 def runner(tmp_path):

@@ -13,7 +13,7 @@ from coordinator.runs.models import NewRun, Run
 from coordinator.runs.spec_form import spec_from_fields
 fields = {{
     "recipe.strategy": "auto",
-    "recipe.token_budget": 60_000,
+    "recipe.token_budget": 30_000,
     "text.tokenizer": "bytes",
     "assumed.line": "10000/10000/0.1",
     "assumed.machines": 2,
@@ -83,11 +83,11 @@ def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
 
 
 @pytest.mark.slow  # the parts are tested without a site in test_mixing.py and test_all_reduce.py
-@pytest.mark.parametrize("strategy", ["decentralized-adam", "all-reduce"])
+@pytest.mark.parametrize("strategy", ["all-reduce", "decentralized-adam"])
 def test_machines_of_a_step_strategy_join_train_and_finish(site, person, strategy):
     pair = [f"{strategy[:3]}-one", f"{strategy[:3]}-two"]
     settings = (f"recipe.strategy={strategy}", "recipe.learning_rate=3e-3", "text.tokenizer=bytes")
-    run = site.launch_run(f"Step {strategy}", 200_000, *settings, quorum=2)
+    run = site.launch_run(f"Step {strategy}", 80_000, *settings, quorum=2)
     for machine in pair:
         person.enrol(machine)
     joined = {machine: site.barnraise(machine, "join", run, "--threads", "1") for machine in pair}
@@ -103,7 +103,7 @@ def test_machines_of_a_step_strategy_join_train_and_finish(site, person, strateg
     ends = {machine: site.status(machine) for machine in pair}
     assert len({(end["vector"], end["anchor"]) for end in ends.values()}) == 1, ends
     first, last = ends[pair[0]]["validation_first"][1], ends[pair[0]]["validation_last"][1]
-    assert last < first - 0.5
+    assert last < first - 0.3
     if strategy == "all-reduce":
         assert "a group of 2 averages" in site.log(f"join-{pair[0]}")
 
