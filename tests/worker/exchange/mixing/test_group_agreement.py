@@ -145,6 +145,9 @@ def test_newcomers_wait_or_train_elsewhere_and_are_not_excluded():
     agreement.record_state(CLEO, TRAINING)
     assert agreement.list_newcomers(GROUP, [ADA], linked, 0.0) == []
     assert agreement.list_newcomers(OTHER, [ADA], linked, 0.0) == [CLEO]
+    agreement.start_waiting(WAITING.model_copy(update={"group": GROUP}), 0.0)
+    agreement.stop_waiting()
+    assert agreement.list_newcomers(OTHER, [ADA], linked, 0.0) == [], "cleo vanished with its group"
     agreement.record_state(BEN, WAITING)
     assert agreement.list_newcomers(GROUP, [ADA], linked, 0.0) == [BEN]
     assert agreement.list_newcomers(GROUP, [ADA, BEN], linked, 0.0) == []

@@ -7,6 +7,7 @@ the waiting thread looks several times a second whether the group is still whole
 otherwise. What an abandoned collective still writes to belongs to this module.
 """
 
+import re
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ MEET_SECONDS = 15.0  # for all members to reach the leader's store
 DIAL_SECONDS = 3.0  # for one of the leader's addresses to answer
 POLL_SECONDS = 0.2
 _c10d: Any = dist  # torch's stubs describe neither stores nor process groups
+SOURCE_PLACE = re.compile(r"^\[\S+:\d+\]\s*")
 GO, GIVE_UP = "go", "give up"  # what the leader writes after each phase
 
 
@@ -365,4 +367,6 @@ def _open_process_group(
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    """Return the first sentence of an error of torch, without the place in its source."""
+    line = str(error).strip().partition("\n")[0]
+    return SOURCE_PLACE.sub("", line).partition(". ")[0][:300]

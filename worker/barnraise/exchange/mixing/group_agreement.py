@@ -50,6 +50,9 @@ class GroupAgreement:
         self._states: dict[str, MemberState] = {}
         self._left: dict[str, deque[str]] = {}  # by key, the groups that it stated to have left
         self._exclusions: dict[str, Exclusion] = {}
+        # Groups that this machine has left. A member that still states to train in one has
+        # vanished, or will notice soon.
+        self._own_groups: deque[str] = deque(maxlen=REMEMBERED_GROUPS)
         self._own: MemberState | None = None  # while this machine waits
         self._waiting_since = 0.0
         self._invitation: GroupInvitation | None = None
@@ -83,6 +86,8 @@ class GroupAgreement:
     def start_waiting(self, own: MemberState, now: float) -> None:
         """Wait for a group from now on."""
         self._own, self._waiting_since, self._invitation = own, now, None
+        if own.group:
+            self._own_groups.append(own.group)
 
     def stop_waiting(self) -> None:
         """Wait no longer."""
@@ -168,11 +173,15 @@ class GroupAgreement:
         return None
 
     def list_active(self, neighbours: Iterable[str]) -> list[str]:
-        """Return the machines that wait for a group or train in one."""
+        """Return the machines that wait for a group, or train in one that is not abandoned."""
         return [
             key
             for key in neighbours
-            if key in self._states and not self._has_activity(key, MemberActivity.IDLE)
+            if self._has_activity(key, MemberActivity.WAITING)
+            or (
+                self._has_activity(key, MemberActivity.TRAINING)
+                and self._states[key].group not in self._own_groups
+            )
         ]
 
     def list_newcomers(
@@ -182,15 +191,12 @@ class GroupAgreement:
         inside = set(members)
         return [
             key
-            for key in neighbours
+            for key in self.list_active(neighbours)
             if key not in inside
             and not self._is_excluded(key, now)
-            and (
-                self._has_activity(key, MemberActivity.WAITING)
-                or (
-                    self._has_activity(key, MemberActivity.TRAINING)
-                    and self._states[key].group != group
-                )
+            and not (
+                self._has_activity(key, MemberActivity.TRAINING)
+                and self._states[key].group == group
             )
         ]
 
