@@ -561,6 +561,19 @@ def test_folder_is_read_by_the_allow_list_and_the_rest_is_listed(folder):
     assert report["documents"] == 31 and report["bytes"] == len(LINES) + sum(map(len, TEXTS))
 
 
+@pytest.mark.parametrize("name", ["node_modules", "env", ".git", "secrets"])
+def test_named_folder_that_is_private_or_no_text_is_refused(folder, name):
+    """A pattern of the shell names each folder itself."""
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "a.txt").write_text(LINES)
+    with pytest.raises(TextError, match=f"{name} is not read"):
+        inspect(folder / "a.txt", folder / name)
+    hidden = folder / ".corpus"
+    hidden.mkdir()
+    (hidden / "a.txt").write_text(LINES)
+    assert inspect(hidden).documents == 1
+
+
 def test_links_and_special_files_are_left_out(folder):
     (folder.parent / "outside.txt").write_text(LINES + "outside")
     (folder / "link.txt").symlink_to(folder.parent / "outside.txt")

@@ -20,6 +20,7 @@ from barnraise.text.decompression import ByteStream, OpenFile, damage_named
 from barnraise.text.file_choice import (
     ABOUT_DATA,
     ARCHIVE,
+    HIDDEN,
     NO_SUFFIX,
     OFFICE,
     PRIVATE,
@@ -79,6 +80,7 @@ def find_in_path(path: Path, column: str = "", is_download: bool = False) -> Fou
             raise TextError(f"there is no {path}") from None
         raise TextError(f"{path} cannot be read: {reason}") from None
     if stat.S_ISDIR(status.st_mode):
+        _check_folder(path)
         return _find_in_folder(path, column)
     if not stat.S_ISREG(status.st_mode):
         raise TextError(f"{path} is not a file: it is a device, a pipe or a socket")
@@ -95,6 +97,21 @@ def find_in_path(path: Path, column: str = "", is_download: bool = False) -> Fou
         found.warnings.append(f"{path}: {reason}; it is read as what its content is")
     open_archives(found)
     return found
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse a named folder that is private or no text: a pattern like `corpus/*` names all.
+
+    Raises:
+        TextError: with the reason.
+    """
+    try:
+        entries = [entry.name for entry in os.scandir(path)]
+    except OSError as error:
+        raise TextError(f"{path} cannot be read: {error.strerror}") from None
+    reason = folder_reason(path.resolve().name, entries)
+    if reason not in ("", HIDDEN):
+        raise TextError(f"{path} is not read ({reason}): name the files of its text one by one")
 
 
 def open_path(path: Path) -> OpenFile:
