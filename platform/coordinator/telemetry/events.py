@@ -91,10 +91,26 @@ def detect_events(
             activity = report.activity
     if events and events[0].kind == RunEvent.Kind.RESUMED and not _was_paused(member):
         del events[0]  # the whole run was paused, not this machine
+    return events
+
+
+def drop_surplus(events: list[RunEvent]) -> list[RunEvent]:
+    """Drop events of machines that have `MAX_OF_MACHINE` in a run, by one query."""
     if not events:
         return events
-    stored = RunEvent.objects.filter(run=member.run, machine=member.machine_id).count()
-    return events[: max(0, MAX_OF_MACHINE - stored)]
+    stored = RunEvent.objects.filter(
+        run__in={event.run_id for event in events},
+        machine__in={event.machine_id for event in events},
+    )
+    rows = stored.order_by().values_list("run", "machine").annotate(count=models.Count("pk"))
+    counts = {(run, machine): count for run, machine, count in rows}
+    kept: list[RunEvent] = []
+    for event in events:
+        place = event.run_id, event.machine_id
+        counts[place] = counts.get(place, 0) + 1
+        if counts[place] <= MAX_OF_MACHINE:
+            kept.append(event)
+    return kept
 
 
 def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Kind | None:

@@ -246,7 +246,8 @@ def store_reports(sent: Sent) -> None:
         attestations.append((member, attested))
     LossPoint.objects.bulk_create(points)
     ReportReceipt.objects.bulk_create(receipts)
-    events.RunEvent.objects.bulk_create(events.drop_mirror_moves(happened))
+    happened = events.drop_surplus(events.drop_mirror_moves(happened))
+    events.RunEvent.objects.bulk_create(happened)
     _grow(sums, changed)
     # Each is there, and locked: what looks like an insertion is one UPDATE of all of them.
     Membership.objects.bulk_create(
