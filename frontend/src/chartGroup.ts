@@ -15,13 +15,17 @@ export interface GroupedChart {
 
 export type Section = [number, number];
 
+const MIN_CHANGE = 1 / 2000; // of the section's length; charts are narrower in pixels
+
 /** The shared section of the x axis, and the shared cursor. */
 export class ChartGroup {
   /** The section that the reader has zoomed to; null: everything. */
   zoom: Section | null = null;
+  /** By which the curves grow, in units of the x axis per second. */
+  speed = Infinity;
   private readonly charts: GroupedChart[] = [];
   private readonly listeners: (() => void)[] = [];
-  private drawnSection = "";
+  private drawnSection: Section = [NaN, NaN];
 
   add(chart: GroupedChart): void {
     this.charts.push(chart);
@@ -44,12 +48,12 @@ export class ChartGroup {
     return [low, high > low ? high : low + 1];
   }
 
-  /** Draw all charts that have changed; a new section changes all. */
+  /** Draw all charts that have changed; a section that differs visibly changes all. */
   draw(): void {
     for (const chart of this.charts) chart.prepare();
-    const section = this.section.join();
-    const hasNewRange = section !== this.drawnSection;
-    this.drawnSection = section;
+    const section = this.section;
+    const hasNewRange = !isAlike(section, this.drawnSection);
+    if (hasNewRange) this.drawnSection = section;
     for (const chart of this.charts) chart.draw(hasNewRange);
   }
 
@@ -75,4 +79,10 @@ export class ChartGroup {
   moveCursor(source: GroupedChart, x: number | null): void {
     for (const chart of this.charts) if (chart !== source) chart.showPosition(x);
   }
+}
+
+/** Return whether two sections differ by less than readers can see. */
+function isAlike(a: Section, b: Section): boolean {
+  const change = Math.max(Math.abs(a[0] - b[0]), Math.abs(a[1] - b[1]));
+  return change <= MIN_CHANGE * (a[1] - a[0]);
 }

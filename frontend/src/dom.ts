@@ -17,19 +17,32 @@ const shownTexts = new WeakMap<HTMLElement, string>();
 export function setText(element: HTMLElement | undefined, text: string): void {
   if (!element || shownTexts.get(element) === text) return;
   shownTexts.set(element, text);
-  if (element.textContent !== text) element.textContent = text;
+  const node = element.firstChild;
+  if (node?.nodeType !== Node.TEXT_NODE || node.nextSibling) element.textContent = text;
+  // A text that changes keeps its node: a new one would be styled and placed from the beginning.
+  else if (node.nodeValue !== text) node.nodeValue = text;
 }
+
+// One observer for all: the browser looks at each of them in every frame.
+const visibilityListeners = new WeakMap<Element, (isVisible: boolean) => void>();
+let visibilityObserver: IntersectionObserver | null = null;
 
 /**
  * Call `onChange` when an element comes into view or leaves it.
  *
- * What nobody sees is drawn less often.
+ * What nobody sees is drawn less often. An element has one listener.
  */
 export function watchVisibility(element: Element, onChange: (isVisible: boolean) => void): void {
-  const options = { rootMargin: "150px" };
-  new IntersectionObserver((entries) => onChange(entries.at(-1)!.isIntersecting), options).observe(
-    element,
+  visibilityListeners.set(element, onChange);
+  visibilityObserver ??= new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) {
+        visibilityListeners.get(target)?.(isIntersecting);
+      }
+    },
+    { rootMargin: "150px" },
   );
+  visibilityObserver.observe(element);
 }
 
 const SLICE_MS = 8; // of work in a browser that is not idle

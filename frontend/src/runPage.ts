@@ -1,9 +1,11 @@
 // The live parts of a run's page: the feed writes to the store, and the views draw what is in it.
 // The server has rendered the page; snapshots and deltas change it afterwards.
 
+import { findAxisSpeed } from "./chartAxes";
 import { ChartGroup } from "./chartGroup";
 import { parseView } from "./chartExport";
 import { requireElement } from "./dom";
+import { findPageInterval } from "./drawPace";
 import { MirrorSelector, parseMirrors } from "./failover";
 import { createBrowserEnvironment, LiveFeed } from "./liveFeed";
 import { PreferenceControls } from "./preferences";
@@ -21,20 +23,7 @@ import { RunNotices } from "./views/runNotices";
 import { startSwarm } from "./views/swarmGraph";
 import { createBrowserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
 
-const FRAME_MS = 100; // by which a delta may come early
 const COST_SHARE = 0.3; // of the last drawing in the running mean
-const MAX_SHARE = 0.005; // of the main thread's time that drawing may take
-const MAX_INTERVAL_MS = 3_000; // between two drawings on the slowest device
-
-/**
- * Return the least milliseconds between two drawings if one takes `cost` milliseconds.
- *
- * Deltas come once a second. A device for which drawing each of them is too much work draws every
- * second or third of them, and stays responsive.
- */
-export function findDrawInterval(cost: number): number {
-  return Math.min(MAX_INTERVAL_MS, cost / MAX_SHARE) - FRAME_MS;
-}
 
 /** Something on the page that shows a part of the store. */
 interface View {
@@ -52,15 +41,21 @@ export function startRunPage(page: HTMLElement): void {
 
   // Draw
   const notices = new RunNotices(page, Date.now() / 1000);
+  const lossChart = requireElement(page, "[data-loss-chart]");
+  const stepTokens = Number(lossChart.dataset.stepTokens);
+  const drawCharts = ({ run }: Store) => {
+    charts.speed = findAxisSpeed(preferences.value.xAxis, stepTokens, run!.rate);
+    charts.draw();
+  };
   const views: View[] = [
     notices,
     new RunFigures(page),
     new Barn(requireElement(page, "[data-barn]")),
-    new LossChart(requireElement(page, "[data-loss-chart]"), preferences, charts),
+    new LossChart(lossChart, preferences, charts),
     ...[...page.querySelectorAll<HTMLElement>("[data-metric-chart]")].map(
       (card) => new MetricChart(card, preferences, charts),
     ),
-    { draw: () => charts.draw() },
+    { draw: drawCharts },
     new MachineTable(requireElement(page, "[data-machine-table]")),
     new EventList(requireElement(page, "[data-events]"), preferences),
     new CheckpointRefresh(page),
@@ -140,7 +135,7 @@ function drawOnChange(store: Store, views: View[]): () => void {
     requestAnimationFrame(draw);
   };
   store.subscribe(() => {
-    const interval = findDrawInterval(cost);
+    const interval = findPageInterval(cost);
     if (performance.now() - drawnAt >= interval) schedule();
   });
   return schedule;

@@ -6,11 +6,12 @@ import uPlot from "uplot";
 import { findGapsInPauses, findPauses, findTrainingPauses, type XAxis } from "../chartAxes";
 import type { ChartGroup, GroupedChart, Section } from "../chartGroup";
 import { watchVisibility } from "../dom";
+import { findChartInterval, findPixelTime } from "../drawPace";
 import { formatAxisCount, formatAxisDuration, formatClock, formatDay } from "../format";
 import { findRange } from "../movingAverage";
 import { onThemeChange } from "../theme";
-
 import type { Point } from "../types";
+
 /** The x axis, and the values of each curve on it; null where a curve has no point. */
 export type PlotData = [number[], ...(number | null)[][]];
 
@@ -33,9 +34,6 @@ export interface PlotParts {
   showReadout: (index: number | null) => string;
 }
 
-const VISIBLE_MS = 4_000; // between two drawings of new points on a fast device
-const HIDDEN_MS = 15_000; // the same for a chart that nobody sees, and on the slowest device
-const MAX_SHARE = 0.002; // of the main thread's time that one chart's new points may take
 const FIRST_HIDDEN_MS = 4_000; // until its first points: what readers see comes first
 const KEYBOARD_STEPS = 60; // arrow keys that it takes from one end of the axis to the other
 const KEYBOARD_ZOOM = 0.6; // what a press of + leaves of the shown section
@@ -105,13 +103,8 @@ export class Plot implements GroupedChart {
   }
 
   prepare(): void {
-    const isFirst = !this.data[0].length;
-    const first = this.isVisible ? 0 : FIRST_HIDDEN_MS;
-    const affordable = Math.min(HIDDEN_MS, Math.max(VISIBLE_MS, this.cost / MAX_SHARE));
-    const later = this.isVisible ? affordable : HIDDEN_MS;
-    const interval = isFirst ? first : later;
     const now = performance.now();
-    const isDue = now - this.preparedAt >= interval;
+    const isDue = now - this.preparedAt >= this.findInterval();
     if (!this.createData || !(isDue || this.isUrgent)) return;
     this.data = this.createData();
     this.createData = null;
@@ -136,6 +129,18 @@ export class Plot implements GroupedChart {
     this.showCursor(this.chart?.cursor.idx ?? null);
     // uPlot draws in a microtask.
     queueMicrotask(() => (this.cost += performance.now() - start));
+  }
+
+  /** Return the milliseconds from the last new points to the next ones. */
+  private findInterval(): number {
+    const isFirst = !this.data[0].length;
+    if (isFirst) return this.isVisible ? 0 : FIRST_HIDDEN_MS;
+    if (!this.isVisible) return Infinity; // it gets them as soon as somebody sees it
+    const [low, high] = this.group.section;
+    return findChartInterval(
+      this.cost,
+      findPixelTime(high - low, this.size.width, this.group.speed),
+    );
   }
 
   /** Create the chart again, because its colours, its curves or its axes have changed. */
