@@ -87,7 +87,7 @@ def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
 def test_machines_of_a_step_strategy_join_train_and_finish(site, person, strategy):
     pair = [f"{strategy[:3]}-one", f"{strategy[:3]}-two"]
     settings = (f"recipe.strategy={strategy}", "recipe.learning_rate=3e-3", "text.tokenizer=bytes")
-    run = site.launch_run(f"Step {strategy}", 80_000, *settings, quorum=2)
+    run = site.launch_run(f"Step {strategy}", 50_000, *settings, quorum=2)
     for machine in pair:
         person.enrol(machine)
     joined = {machine: site.barnraise(machine, "join", run, "--threads", "1") for machine in pair}
@@ -99,7 +99,7 @@ def test_machines_of_a_step_strategy_join_train_and_finish(site, person, strateg
     wait_until(lambda: updates_sent_by(site, pair[0]) > before, "an update of the machine alone")
     joined[pair[1]] = site.barnraise(pair[1], "join", run, "--threads", "1")
     for machine, process in joined.items():
-        assert process.wait(600) == 0, site.log(f"join-{machine}")
+        assert process.wait(1200) == 0, site.log(f"join-{machine}")
     ends = {machine: site.status(machine) for machine in pair}
     assert len({(end["vector"], end["anchor"]) for end in ends.values()}) == 1, ends
     first, last = ends[pair[0]]["validation_first"][1], ends[pair[0]]["validation_last"][1]
@@ -116,7 +116,7 @@ def test_machines_train_what_auto_stands_for(site, person):
         person.enrol(machine)
     workers = [site.barnraise(machine, "join", run, "--threads", "1") for machine in machines]
     for machine, worker in zip(machines, workers, strict=True):
-        assert worker.wait(600) == 0, site.log(f"join-{machine}")
+        assert worker.wait(1200) == 0, site.log(f"join-{machine}")
         assert site.status(machine)["updates_sent"] > 0
     page = person.http.get(f"/runs/{run}/").text
     assert "decentralized Adam" in page and "Chosen by auto: Decentralized Adam." in page
