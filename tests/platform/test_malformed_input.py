@@ -127,7 +127,7 @@ def test_machine_description_cannot_contain_control_characters(tolerant_machine)
         "POST", "/enrolments", tolerant_machine.identity.sign("enrolment", request)
     )
     assert answer.status_code == 200, answer.content
-    assert Enrolment.objects.get().about["hostname"] == "pc[31m 🛖"
+    assert Enrolment.objects.get().about["hostname"] == "pc   [31m 🛖"
     assert Enrolment.objects.get().about["processor"] == ""
 
 

@@ -14,7 +14,7 @@ from coordinator.telemetry.history import load_validation_losses
 MAX_CHECKPOINTS = 100  # the newest ones, among which a card chooses
 MAX_SHOWN = 8  # lines of the table; the others are folded
 MAX_NAMES = 5  # of machines that share the model
-CARD_SECONDS = 5.0  # for which a card is cached: anybody may ask for it as often as they like
+CARD_SECONDS = 2.0  # for which a card is cached: anybody may ask for it as often as they like
 BEST, LAST = "best", "last"
 
 
@@ -86,12 +86,14 @@ class ModelCard:
         )
 
 
-_cards: TtlCache[object, "ModelCard"] = TtlCache(CARD_SECONDS)  # by run
+# By run, its newest checkpoint and its status: a page that learns of these asks for the new card.
+_cards: TtlCache[object, "ModelCard"] = TtlCache(CARD_SECONDS)
 
 
 def load_model_card(run: Run) -> ModelCard:
     """Return what a run's page says of its model, at most `CARD_SECONDS` old."""
-    return _cards.get(run.pk, lambda: _read_model_card(run))
+    newest = run.checkpoints.values_list("pk", flat=True).first()
+    return _cards.get((run.pk, newest, run.status), lambda: _read_model_card(run))
 
 
 def _read_model_card(run: Run) -> ModelCard:

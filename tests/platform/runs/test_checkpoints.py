@@ -271,7 +271,7 @@ def test_checkpoint_page_lists_digests_and_commands(
             ),
         )
     drain_queue()
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(10):
         html = page.get(f"/runs/{run.slug}/checkpoints/").content.decode()
     assert html.count(RIGHT) == 30 and "30.0 K" in html and "0123456789abcdef" in html
     html = page.get(f"/runs/{run.slug}/").content.decode()

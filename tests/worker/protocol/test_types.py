@@ -8,7 +8,7 @@ from barnraise.protocol.messages import Goodbye
 from barnraise.protocol.types import replace_unprintable
 
 FORGED = "bye\n2026-11-26 ERROR forged\x1b[2J\x9b1A\u202e\u2028"
-PLAIN = "bye 2026-11-26 ERROR forged [2J 1A  "
+PLAIN = "bye 2026-11-26 ERROR forged [2J 1A"
 
 
 def test_strangers_text_begins_no_line_and_controls_no_terminal():

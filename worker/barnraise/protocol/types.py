@@ -37,7 +37,8 @@ def replace_unprintable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(" " if unicodedata.category(c) in HIDDEN_CATEGORIES else c for c in text)
+    shown = (" " if unicodedata.category(c) in HIDDEN_CATEGORIES else c for c in text)
+    return "".join(shown).strip()
 
 
 ShortText = Annotated[str, Field(max_length=100), AfterValidator(replace_unprintable)]
