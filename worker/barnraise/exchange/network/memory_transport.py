@@ -274,7 +274,7 @@ class MemoryChannel:
         loop = asyncio.get_running_loop()
         await self._until(lambda: self._unreceived_bytes + len(frame) <= SEND_WINDOW)
         if self._closed:
-            raise ChannelClosedError(self._closed)
+            raise ChannelClosedError(self._closed or "")
         self._unreceived_bytes += len(frame)
         bandwidth = network.uplinks.get(self.owner.key, network.bandwidth)
         self._line_free_at = max(self._line_free_at, loop.time()) + len(frame) / bandwidth
@@ -289,7 +289,7 @@ class MemoryChannel:
         """Return the next frame; see `Channel.receive`."""
         await self._until(lambda: bool(self._arrived))
         if not self._arrived:
-            raise ChannelClosedError(self._closed)
+            raise ChannelClosedError(self._closed or "")
         frame = self._arrived.popleft()
         self.bytes_received += len(frame)
         _call_on_loop(self._other.owner.loop, self._other._on_received, len(frame))

@@ -18,7 +18,7 @@ class ChannelClosedError(ConnectionError):
     """The other side is gone; the message says why, as far as that is known."""
 
     def __init__(self, reason: str = "") -> None:
-        """Take the reason, in one line and without control characters: a stranger wrote it."""
+        """Store the reason, in one line and without control characters: a stranger wrote it."""
         super().__init__(replace_unprintable(reason[:MAX_REASON]))
 
 
