@@ -36,12 +36,8 @@ class AddressWatch:
         self._on_moved = on_moved
 
     async def run(self) -> None:
-        """Watch until cancelled.
-
-        The first look introduces this machine to all peers once more: its addresses may have
-        changed since it greeted the first ones.
-        """
-        announced: set[str] = set()
+        """Watch until cancelled."""
+        announced = set(self._list_addresses())
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             addresses = set(self._list_addresses())
