@@ -2,7 +2,7 @@
 
 Anybody may open sockets, and each costs memory and a file descriptor. While there is plenty of room
 nobody is refused: a school's visitors come from one address. Once half of the places are taken, a
-network with many sockets gets no more.
+network that has many sockets cannot open further ones.
 """
 
 from collections import Counter

@@ -40,7 +40,7 @@ class RunQuerySet(models.QuerySet):
     def mentioned_to(self, user: Any) -> "RunQuerySet":
         """Select the runs that pages about something else may name to a person.
 
-        Everybody who has the address of an unlisted run may open its page; nobody else learns it.
+        People who have the address of an unlisted run may open its page. Other pages hide it.
         """
         visible = self.visible_to(user)
         if getattr(user, "acts_as_staff", False):

@@ -475,7 +475,7 @@ class PeerServer:
 
     def _introduce(self, connection: Connection) -> None:
         """Send a greeting: this machine's ticket or addresses, or what it sees, have changed."""
-        connection.send_message(self.handshake.build_hello(connection.channel))
+        connection.send_introduction(self.handshake.build_hello(connection.channel))
 
     def _on_moved(self, connection: Connection) -> None:
         """Record that a linked peer is at another address now, as QUIC has verified."""

@@ -330,7 +330,7 @@ def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> I
         for row in rows:
             if waiting is not None:
                 yield dict(zip(names, waiting.values, strict=False))
-            waiting = row if _is_whole(row, len(names), dialect, counts) else None
+            waiting = row if _accept_row(row, len(names), dialect, counts) else None
             is_last_checked = False
         _check_rows(counts, reader)
         if waiting is None:
@@ -343,8 +343,8 @@ def parse_csv(lines: Iterable[str], dialect: CsvDialect, counts: RowCounts) -> I
         raise TextError(f"line {reader.line_number} cannot be read: {error}") from None
 
 
-def _is_whole(row: _CsvRow, names: int, dialect: CsvDialect, counts: RowCounts) -> bool:
-    """Return whether a row has no more fields than names, and no lines of other rows; count it."""
+def _accept_row(row: _CsvRow, names: int, dialect: CsvDialect, counts: RowCounts) -> bool:
+    """Count a row's faults; return whether it has no surplus fields and no lines of others."""
     if len(row.lines) > 1 and _quote_problem(row, dialect) == STRAY_QUOTE:
         counts.merged_lines += len(row.lines)
         counts.merged_line = counts.merged_line or row.number

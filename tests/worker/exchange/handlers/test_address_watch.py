@@ -1,8 +1,11 @@
 """Peers learn while they are linked that a machine is reached at another address."""
 
+import asyncio
+
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.handlers import address_watch
+from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.memory_transport import MemoryChannel
 
 SECONDS = 60.0
@@ -22,6 +25,38 @@ def test_new_address_is_announced_to_linked_peers(world, monkeypatch):
     assert NEW not in announced()
     machine.exchange.server.reachability.set_mapped(NEW)
     wait_until(lambda: NEW in announced(), SECONDS)
+
+
+def test_address_that_changed_before_the_first_look_is_announced(world, monkeypatch):
+    monkeypatch.setattr(address_watch, "WATCH_SECONDS", 0.01)
+    machine, peer = (world.machine(number).start() for number in (1, 2))
+    machine.add_peers(peer)
+    wait_until(lambda: machine.exchange.stats.peers == 1, SECONDS)
+    connections = machine.exchange.server.connections
+    (connection,) = connections.values()
+
+    async def count_introductions(addresses: list[str]) -> int:
+        """Return how many introductions three looks at these addresses cause."""
+        introduced: list[Connection] = []
+        looks: list[int] = []
+
+        def list_addresses() -> list[str]:
+            looks.append(1)
+            return addresses
+
+        watch = address_watch.AddressWatch(
+            connections, list_addresses, introduced.append, lambda moved: None
+        )
+        watching = asyncio.create_task(watch.run())
+        while len(looks) < 3:
+            await asyncio.sleep(0.01)
+        watching.cancel()
+        return len(introduced)
+
+    stated = list(connection.stated_addresses)
+    assert NEW not in stated
+    assert asyncio.run(count_introductions([*stated, NEW])) >= 2
+    assert asyncio.run(count_introductions(stated)) == 0
 
 
 def test_error_of_an_optional_part_leaves_the_exchange_running(world, monkeypatch, caplog):

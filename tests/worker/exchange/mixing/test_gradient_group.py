@@ -90,7 +90,10 @@ def test_member_whose_program_ends_ends_the_collective_of_the_others():
 def test_collective_is_abandoned_when_the_group_is_not_whole():
     lost = threading.Event()
     members = Members(KEYS[:2], loopback)
-    problem = lambda: "ben is gone" if lost.is_set() else ""  # noqa: E731
+
+    def problem() -> str:
+        return "ben is gone" if lost.is_set() else ""
+
     groups = [f.result(LIMIT) for f in members.connect(*KEYS[:2], find_problem=problem)]
     gradient = torch.ones(4)
     waiting = members.pool.submit(groups[0].average, [gradient])

@@ -37,14 +37,12 @@ class AddressWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        announced = set(self._list_addresses())
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            addresses = set(self._list_addresses())
-            has_changed, announced = addresses != announced, addresses
+            addresses = frozenset(self._list_addresses())
             for connection in list(self._connections.values()):
                 has_moved = connection.channel.refresh_remote_address()
                 if has_moved:
                     self._on_moved(connection)
-                if has_moved or has_changed:
+                if has_moved or connection.stated_addresses != addresses:
                     self._introduce(connection)

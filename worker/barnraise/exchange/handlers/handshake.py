@@ -160,7 +160,8 @@ class Handshake:
             TimeoutError: When the peer did not introduce itself in time.
         """
         async with asyncio.timeout(DIALLED_HELLO_TIMEOUT if dialled else HELLO_TIMEOUT):
-            await channel.send(pack(self.build_hello(channel)))
+            own_hello = self.build_hello(channel)
+            await channel.send(pack(own_hello))
             hello, _ = unpack(await channel.receive())
         if isinstance(hello, messages.Goodbye):
             raise ChannelClosedError(hello.reason)
@@ -168,7 +169,7 @@ class Handshake:
             raise MessageError(f"it said {hello.type} before hello")
         ticket = self.check_hello(channel.peer, hello)
         now = asyncio.get_running_loop().time()
-        return Connection(channel, hello, ticket, dialled, now)
+        return Connection(channel, hello, ticket, dialled, now, own_hello.addresses)
 
     def check_hello(self, peer: str, hello: messages.Hello) -> messages.Ticket:
         """Return the ticket of a peer that may exchange messages with us.

@@ -268,7 +268,7 @@ class GroupConnector:
         try:
             process_group = _open_process_group(store, rank, len(members), own_host)
         except (RuntimeError, ValueError):
-            if rank == 0:  # who has no connection reports none
+            if rank == 0:  # the members without a connection do not report
                 self._gather(store, "connected", members, DIAL_SECONDS)
                 self._decide(store, "connected", GIVE_UP)
             raise

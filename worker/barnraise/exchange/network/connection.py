@@ -11,7 +11,7 @@ drains.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,13 @@ class Connection:
     """Hold one peer's channel, its send queues and its rates."""
 
     def __init__(
-        self, channel: Channel, hello: Hello, ticket: Ticket, dialled: bool, connected_at: float
+        self,
+        channel: Channel,
+        hello: Hello,
+        ticket: Ticket,
+        dialled: bool,
+        connected_at: float,
+        stated_addresses: Collection[str] = (),
     ) -> None:
         """Wrap a channel after the handshake.
 
@@ -74,12 +80,14 @@ class Connection:
             ticket: The ticket in it.
             dialled: Whether this machine dialled the peer.
             connected_at: Event loop time of the handshake, in seconds.
+            stated_addresses: Where this machine is reached, as it stated to the peer.
         """
         self.channel = channel
         self.hello = hello
         self.ticket = ticket
         self.dialled = dialled
         self.connected_at = connected_at
+        self.stated_addresses = frozenset(stated_addresses)
         self.key = channel.peer
         self.sent_meter = Meter()
         self.received_meter = Meter()
@@ -108,6 +116,11 @@ class Connection:
         """Replace the peer's Hello and ticket by newer ones, already checked."""
         self.hello = hello
         self.ticket = ticket
+
+    def send_introduction(self, hello: Hello) -> None:
+        """Introduce this machine again, whose ticket or addresses have changed."""
+        self.stated_addresses = frozenset(hello.addresses)
+        self.send_message(hello)
 
     def send_message(self, message: Message) -> None:
         """Queue a small message; close the connection when the peer has stopped reading."""
