@@ -10,7 +10,6 @@ The idea of the cookie is from OWASP, "Slow Down Online Guessing Attacks with De
 """
 
 import secrets
-import time
 from typing import Any
 
 from allauth.account.models import EmailAddress
@@ -20,7 +19,7 @@ from django.http import HttpRequest, HttpResponse
 
 from barnraise.protocol.ip_addresses import subscriber_network
 from barnraise.protocol.signing import digest
-from coordinator.lib.valkey import valkey_client
+from coordinator.lib.period_counters import count_in_period, read_count
 
 COOKIE = "device"
 COOKIE_SECONDS = 365 * 86_400
@@ -84,7 +83,7 @@ def _read_cookie(request: HttpRequest) -> tuple[str, list[str]]:
 def record_wrong_password(request: HttpRequest, email: str) -> None:
     """Count a guess from a browser without an earlier sign-in to this account."""
     if not recognise_device(request, email):
-        _count(f"guesses:{_account(email)}", HOUR)
+        count_in_period(f"guesses:{_account(email)}", HOUR)
 
 
 def password_suffices(request: HttpRequest, email: str) -> bool:
@@ -93,8 +92,7 @@ def password_suffices(request: HttpRequest, email: str) -> bool:
     While an account is being guessed from many networks, a right password from a browser that has
     not signed in before may be one of the guesses, unless a second factor follows.
     """
-    counter = _counter(f"guesses:{_account(email)}", HOUR)
-    if int(str(valkey_client().get(counter) or 0)) < MAX_GUESSES:
+    if read_count(f"guesses:{_account(email)}", HOUR) < MAX_GUESSES:
         return True
     if recognise_device(request, email):
         return True
@@ -106,26 +104,13 @@ def password_suffices(request: HttpRequest, email: str) -> bool:
 def may_send_email(request: HttpRequest, email: str) -> bool:
     """Count an email that a request without a session causes; return whether it may be sent."""
     source = login_source(request, email)
-    if _count(f"emails:{_account(email)}:{digest(source)[:16]}", EMAIL_SECONDS) > MAX_EMAILS:
+    counted = f"emails:{_account(email)}:{digest(source)[:16]}"
+    if count_in_period(counted, EMAIL_SECONDS) > MAX_EMAILS:
         return False
     if source.startswith("device "):
         return True
-    return _count(f"emails:{_account(email)}", HOUR) <= MAX_EMAILS_AN_HOUR
+    return count_in_period(f"emails:{_account(email)}", HOUR) <= MAX_EMAILS_AN_HOUR
 
 
 def _account(email: str) -> str:
     return digest(email.strip().lower())[:32]
-
-
-def _counter(name: str, seconds: int) -> str:
-    return f"limit:{name}:{int(time.time()) // seconds}"
-
-
-def _count(name: str, seconds: int) -> int:
-    """Count one more in the current period; return the count."""
-    counter = _counter(name, seconds)
-    with valkey_client().pipeline() as pipe:
-        pipe.incr(counter)
-        pipe.expire(counter, seconds)
-        count, _ = pipe.execute()
-    return int(count)

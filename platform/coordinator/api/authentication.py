@@ -6,7 +6,6 @@ A machine or a mirror signs each single request with its key; a person's script 
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, cast
 
 from django.http import HttpRequest
 from django.utils import timezone
@@ -17,6 +16,7 @@ from barnraise.protocol.signing import check_request
 from coordinator.accounts.models import Machine
 from coordinator.fleet.report_queries import machine_for_key
 from coordinator.lib import site_identity
+from coordinator.lib.period_counters import count_in_period, counter_key
 from coordinator.lib.valkey import valkey_client
 from coordinator.ops.read_only import SAFE_METHODS
 from coordinator.ops.write_limits import REFUSAL, count_write
@@ -125,7 +125,7 @@ def _register_request(key: str, request_id: str, machine: Machine | None = None)
     nonce = secrets.token_hex(8)
     counter = ""
     if machine:
-        counter = _counter_key(f"machine:{machine.pk}", MACHINE_REQUESTS_SECONDS)
+        counter = counter_key(f"machine:{machine.pk}", MACHINE_REQUESTS_SECONDS)
     with valkey_client().pipeline(transaction=False) as pipe:
         pipe.set(f"jti:{key}:{request_id}", nonce, nx=True, get=True, ex=REQUEST_ID_SECONDS)
         if counter:
@@ -220,12 +220,7 @@ def enforce_rate_limit(
         ApiError: There were more than `most` in this period.
     """
     sender = token.pk if token else subscriber_network(client_address(request))
-    counter = _counter_key(f"{name}:{sender}", seconds)
-    with valkey_client().pipeline() as pipe:
-        pipe.incr(counter)
-        pipe.expire(counter, seconds)
-        count, _ = cast(list[Any], pipe.execute())
-    if count > most:
+    if count_in_period(f"{name}:{sender}", seconds) > most:
         raise _rate_limit_error("this token" if token else "your address", seconds)
 
 
@@ -241,18 +236,8 @@ def enforce_machine_limit(machine: Machine, name: str, most: int, seconds: int) 
     Raises:
         ApiError: There were more than `most` in this period.
     """
-    counter = _counter_key(f"{name}:{machine.pk}", seconds)
-    with valkey_client().pipeline(transaction=False) as pipe:
-        pipe.incr(counter)
-        pipe.expire(counter, seconds)
-        count, _ = cast(list[Any], pipe.execute())
-    if count > most:
+    if count_in_period(f"{name}:{machine.pk}", seconds) > most:
         raise _rate_limit_error("this machine", seconds)
-
-
-def _counter_key(name: str, seconds: int) -> str:
-    """Name Valkey's counter for the current period of so many seconds."""
-    return f"limit:{name}:{int(time.time()) // seconds}"
 
 
 def _rate_limit_error(sender: str, seconds: int) -> ApiError:

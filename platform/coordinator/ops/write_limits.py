@@ -4,14 +4,12 @@ Every change is a row, an entry of the audit log and often an event that all mir
 and an estimate costs a tenth of a second. Nobody clicks that often; a program does.
 """
 
-import time
 from collections.abc import Callable
-from typing import Any, cast
 
 import redis.exceptions
 from django.http import HttpRequest, HttpResponse
 
-from coordinator.lib.valkey import valkey_client
+from coordinator.lib.period_counters import count_in_period
 from coordinator.ops import error_pages
 from coordinator.ops.read_only import SAFE_METHODS
 
@@ -24,20 +22,14 @@ def count_write(person: object) -> bool:
 
     While Valkey is away nothing is counted and nobody refused: what is left of the site works.
     """
-    now = int(time.time())
-    counters = [
-        (f"limit:writes:{person}:{seconds}:{now // seconds}", seconds, most)
-        for seconds, most in WRITE_LIMITS
-    ]
     try:
-        with valkey_client().pipeline(transaction=False) as pipe:
-            for name, seconds, _ in counters:
-                pipe.incr(name)
-                pipe.expire(name, seconds)
-            counts = cast(list[Any], pipe.execute())[::2]
+        counts = [
+            (count_in_period(f"writes:{person}:{seconds}", seconds), most)
+            for seconds, most in WRITE_LIMITS
+        ]
     except redis.exceptions.RedisError:
         return True
-    return all(count <= most for count, (_, _, most) in zip(counts, counters, strict=True))
+    return all(count <= most for count, most in counts)
 
 
 class WriteLimitMiddleware:

@@ -392,20 +392,6 @@ def test_exclusion_removes_updates_or_keeps_them(verdict_run):
     assert list(keeping.volunteers.values()) == [{author: 4}]
 
 
-def test_exclusion_keeps_updates_that_are_too_old_to_come_out(verdict_run, person, volunteer):
-    run, ada, bob = verdict_run
-    carl = volunteer(person("carl@example.org"), 3)
-    carl.join(run)
-    run.record_ledger_tokens(40_000)
-    for author, witnesses in ((ada, (bob, carl)), (bob, (ada, carl))):
-        for witness in witnesses:
-            attest(witness, author, run, 40)
-    removing = exclude(run, bob.machine.owner).message
-    kept = {f"{bob.identity.key}.{LIFE}": 19}  # of 40: verdicts reach back 20 rounds
-    assert removing.keys == {bob.identity.key: kept}
-    assert list(removing.volunteers.values()) == [kept]
-
-
 @pytest.fixture
 def vouched_run(verdict_run, person, volunteer):
     """Return the run with a third volunteer, Carl, and forty witnessed updates of Ada and Bob."""
@@ -417,6 +403,14 @@ def vouched_run(verdict_run, person, volunteer):
         for witness in witnesses:
             attest(witness, author, run, 40)
     return run, ada, bob
+
+
+def test_exclusion_keeps_updates_that_are_too_old_to_come_out(vouched_run):
+    run, _, bob = vouched_run
+    removing = exclude(run, bob.machine.owner).message
+    kept = {f"{bob.identity.key}.{LIFE}": 19}  # of 40: verdicts reach back 20 rounds
+    assert removing.keys == {bob.identity.key: kept}
+    assert list(removing.volunteers.values()) == [kept]
 
 
 def test_excluded_silent_author_keeps_no_number_beyond_its_last_update(vouched_run):
