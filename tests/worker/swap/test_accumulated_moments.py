@@ -33,7 +33,7 @@ def train(means: MeanGradients, moments: AdamMoments, weights: torch.Tensor, ste
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_steps_equal_those_of_the_reference(accumulation, monkeypatch):
-    monkeypatch.setattr(accumulated_moments, "PIECE", SIZE // 4)
+    monkeypatch.setattr(accumulated_moments, "MOVED_ELEMENTS", SIZE // 4)
     moments, weights = new_moments(), torch.ones(SIZE)
     train(MeanGradients(accumulation), moments, weights, 7)
     expected = torch.ones(SIZE)

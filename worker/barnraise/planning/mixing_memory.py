@@ -11,12 +11,12 @@ from barnraise.spec import ModelSpec, Recipe
 EXACT_COPIES = 5
 # Copies in the payload's bits: the one that is sent; of a neighbour's, two that are stored, one
 # that arrives and one that is decoded.
-# With moments that absorb the mean gradient of several steps: that mean.
-MEAN_COPIES = 1
 SENT_COPIES = 1
 RECEIVED_COPIES = 4
 FLOAT_BYTES = 4
-MOVED_ELEMENTS = 1 << 22  # that are updated at a time while moments are copied
+MEAN_COPIES = 1  # with moments that absorb the mean gradient of several steps: that mean
+# Elements that are updated at a time while moments are copied; a multiple of all block sizes.
+MOVED_ELEMENTS = 1 << 22
 MOVED_COPIES = 3  # both moments, and weights that do not move
 # Copies of the largest fragment that all-reduce uses: the weights and moments that a new group
 # shares, as read, as they travel and as converted, a gradient that travels, and what a group that

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from barnraise.planning.mixing_memory import MOVED_ELEMENTS
 from barnraise.spec import Fragment
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import AdamWStep
-
-# Elements that are updated at a time, which bounds the copies; a multiple of all block sizes.
-PIECE = 1 << 22
 
 
 @dataclass
@@ -63,8 +61,8 @@ class MeanGradients:
         """
         moments, weights, gradient = tile
         mean = self.find(step.fragment, gradient.device)[begin : begin + weights.numel()]
-        for first in range(0, weights.numel(), PIECE):
-            piece = slice(first, min(first + PIECE, weights.numel()))
+        for first in range(0, weights.numel(), MOVED_ELEMENTS):
+            piece = slice(first, min(first + MOVED_ELEMENTS, weights.numel()))
             self._update_piece(
                 step,
                 begin + first,

@@ -8,11 +8,13 @@ import math
 import torch
 from torch import Tensor
 
+from barnraise.exchange.ledger.anchor import DIVERGENCE_LIMIT
+from barnraise.spec import UNIT_BITS
+
 CHUNK = 4096
 SCALE_BYTES = 4
-# The run's published model holds no larger weight: it is a sum of 32-bit integers, and one that
-# exceeds this counts as diverged (`DIVERGENCE_LIMIT` in `ledger/anchor.py`).
-MAX_WEIGHT = 16.0
+# A published model with a larger weight counts as diverged, so no replica may have one either.
+MAX_WEIGHT = DIVERGENCE_LIMIT / (1 << UNIT_BITS)
 MAX_GROWTH = 8.0  # of a neighbour's weights, in the root of their mean square, over one's own
 STEPS = 127  # from zero to a chunk's largest magnitude, in 8 bits
 BITS = (32, 16, 8)
