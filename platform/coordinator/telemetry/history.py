@@ -1,6 +1,8 @@
 """A run's history from Postgres, thinned to what a chart can show."""
 
+import itertools
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -24,7 +26,8 @@ TIMELINES = ("rate", "machines", "sent", "received", "staleness")  # curves over
 def load_history(run: Run) -> dict[str, list[list[float]]]:
     """Load a run's curves.
 
-    Losses, learning rates and gradient norms are means over all machines, in bins of tokens;
+    Training losses, learning rates and gradient norms are means over all machines, in bins of
+    tokens; validation losses are medians over people, as in lists of runs and on the model's card.
     "clock" says when the training losses were measured. The curves over time are sums over
     machines of each one's mean, over at least one and a half report intervals, so that every
     machine that is alive is in every sum; "staleness" is a mean over machines. A machine that
@@ -37,10 +40,10 @@ def load_history(run: Run) -> dict[str, list[list[float]]]:
         value], …] of "rate" (tokens/s), "machines" (that report), "sent" and "received" (bytes/s)
         and "staleness" (updates that a machine's peers have and it lacks).
     """
-    train, validation = _losses(run, "train"), _losses(run, "validation")
+    train = _load_training_losses(run)
     return {
         "train": [[tokens, loss] for tokens, loss, *_ in train],
-        "validation": [[tokens, loss] for tokens, loss, *_ in validation],
+        "validation": _thin_losses(load_validation_losses(run)),
         "clock": [[tokens, at] for tokens, _, at, _, _ in train],
         "learning_rate": [[tokens, rate] for tokens, _, _, rate, _ in train if rate is not None],
         "gradient_norm": [[tokens, norm] for tokens, *_, norm in train if norm is not None],
@@ -70,6 +73,16 @@ def load_validation_losses(run: Run) -> list[tuple[int, float]]:
             [run.pk, run.max_plausible_tokens],
         )
         return [(tokens, loss) for tokens, loss in cursor.fetchall()]
+
+
+def _thin_losses(losses: list[tuple[int, float]]) -> list[list[float]]:
+    """Return at most `MAX_POINTS` points, means of equal sections; `losses` is ascending."""
+    width = max(1, math.ceil((losses[-1][0] + 1) / MAX_POINTS)) if losses else 1
+    points: list[list[float]] = []
+    for _, section in itertools.groupby(losses, key=lambda point: point[0] // width):
+        tokens, values = zip(*section, strict=True)
+        points.append([round(statistics.fmean(tokens)), round(statistics.fmean(values), 5)])
+    return points
 
 
 def load_machine_curves(run: Run) -> list[dict[str, Any]]:
@@ -114,11 +127,13 @@ def _first_value(cursor: Any) -> Any:
 _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)"
 
 
-def _losses(run: Run, kind: str) -> list[tuple[int, float, float, float | None, float | None]]:
+def _load_training_losses(
+    run: Run,
+) -> list[tuple[int, float, float, float | None, float | None]]:
     """Return (tokens, nats per token, seconds since 1970, learning rate, gradient norm), means."""
     with connection.cursor() as cursor:
-        points = f"telemetry_losspoint WHERE {_MEMBERS} AND kind = %s AND tokens <= %s"
-        wanted = [run.pk, kind, run.max_plausible_tokens]
+        points = f"telemetry_losspoint WHERE {_MEMBERS} AND kind = 'train' AND tokens <= %s"
+        wanted = [run.pk, run.max_plausible_tokens]
         cursor.execute(f"SELECT max(tokens) FROM {points}", wanted)
         most = _first_value(cursor)
         width = max(1, math.ceil(((most or 0) + 1) / MAX_POINTS))

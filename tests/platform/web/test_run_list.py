@@ -8,7 +8,7 @@ from django.test import Client
 
 from barnraise.protocol import reports
 from coordinator.runs.models import Run
-from coordinator.telemetry.history import load_machine_curves, load_validation_losses
+from coordinator.telemetry.history import load_history, load_machine_curves, load_validation_losses
 from coordinator.telemetry.models import LossPoint
 from coordinator.telemetry.rollup import drain_queue
 from coordinator.telemetry.run_cards import load_run_cards
@@ -140,7 +140,7 @@ def test_losses_at_implausible_tokens_count_nowhere(
     assert [curve["name"] for curve in load_machine_curves(run)] == [ada.machine.name]
 
 
-def test_validation_losses_of_a_card_are_medians_of_people(
+def test_validation_losses_everywhere_are_medians_of_people(
     person, launched_run, volunteer, numbered_report
 ):
     run, ada = launched_run(person())
@@ -156,3 +156,4 @@ def test_validation_losses_of_a_card_are_medians_of_people(
     card = load_run_cards([run])[run.pk]
     assert (card.validation, card.best) == (4.0, 4.0), "of two people the higher loss counts"
     assert dict(load_validation_losses(run)) == {1000: 5.0, 2000: 4.0, 3000: 4.0}
+    assert load_history(run)["validation"] == [[1000, 5.0], [2000, 4.0], [3000, 4.0]]
