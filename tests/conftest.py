@@ -41,19 +41,22 @@ INTEGRATION_MODULES = {
     "test_bandwidth",
     "test_bitwise",
     "test_celery",
+    "test_deployment",
     "test_embedded_servers",
     "test_faults",
+    "test_gpu_first",
     "test_memory_model",
     "test_permissions",
     "test_queries",
     "test_retention",
     "test_scale",
     "test_state_store",
+    "test_three_mirrors",
     "test_transport",
 }
 OWN_SITE_MODULES = {"test_every_page", "test_journey"}  # each with a live site of its own
-# Fixtures that start a whole site, or several machines of a run.
-INTEGRATION_FIXTURES = {"site", "live_server", "sites", "pair", "world"}
+# Fixtures that start a whole site, several machines of a run, or a process with a fake card.
+INTEGRATION_FIXTURES = {"site", "live_server", "sites", "pair", "world", "card"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,7 +2,8 @@
 
 Usage: `python tests/helpers/run_suites.py TIER`. TIER is one of `fast` (unit and contract tests),
 `default` (everything but `slow`) and `all`. The static checks run at the same time as the
-Python tests, which share the processor's cores.
+Python tests, which share the processor's cores. The check of types takes as long as a sixth of
+the fast tests and is left to the other tiers, and to `make lint`.
 """
 
 import argparse
@@ -26,16 +27,19 @@ CHECKS = {
 # registry answers nothing is known. Only CI asks each time; `make audit` does it for people.
 ADVISORY = {"audit": [PYTHON, "tests/helpers/dependency_audit.py"]}
 MARKERS = {"fast": "not slow and not integration", "default": "not slow", "all": ""}
-# More processes than cores: tests of servers and swarms spend most of their time waiting.
-PROCESSES_PER_CORE = 3
+# More processes than cores: tests of servers and swarms spend most of their time waiting. Fast
+# tests compute, and each process costs 20 s of a core for its start and its database.
+PROCESSES_PER_CORE = {"fast": 2, "default": 3, "all": 3}
 
 
 class StaticChecks:
     """The static checks, which run at the same time as the Python tests."""
 
-    def __init__(self) -> None:
-        """Start all checks, and in CI the advisory ones."""
+    def __init__(self, tier: str) -> None:
+        """Start the tier's checks, and in CI the advisory ones."""
         self.commands = {**CHECKS, **(ADVISORY if os.environ.get("CI") else {})}
+        if tier == "fast":
+            del self.commands["types"]
         self.started = time.monotonic()
         self.results: dict[str, tuple[float, int]] = {}  # name → seconds, exit code
         self.outputs: dict[str, str] = {}
@@ -73,7 +77,7 @@ def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
 
     Property tests try the same cases each time here; plain pytest tries others each time.
     """
-    processes = str(PROCESSES_PER_CORE * (os.cpu_count() or 1))
+    processes = str(PROCESSES_PER_CORE[tier] * (os.cpu_count() or 1))
     command = [PYTHON, "-m", "pytest", "-q", "--hypothesis-profile=ci"]
     command += ["-n", processes, "--dist", "loadgroup", "-m", MARKERS[tier], *rest]
     if tier != "all":  # only a slow test needs this plugin, which each process would import
@@ -100,7 +104,7 @@ def main() -> int:
     parser.add_argument("rest", nargs="*", help="further arguments of pytest")
     arguments = parser.parse_args()
     started = time.monotonic()
-    checks = StaticChecks()
+    checks = StaticChecks(arguments.tier)
     python_tests = run_python_tests(arguments.tier, arguments.rest)
     results = {**checks.finish(), "python tests": python_tests}
     print(f"\n{'suite':14} {'seconds':>8}")

@@ -153,7 +153,7 @@ def test_form_estimates_typical_and_own_machines(
     machine, _ = volunteer(ada, 1), volunteer(ada, 2)
     HardwareMeasurement.record(machine.machine, golden_hardware)
     HardwareMeasurement.record(volunteer(person("bob@example.org"), 3).machine, golden_hardware)
-    html = request_estimate(ada, preset="gpt2-1.5b", volunteers="25")
+    html = request_estimate(ada, preset="gpt2-124m", volunteers="25")
     assert all(name in html for name in ("8 GB laptop", "12 GB GPU", "24 GB GPU", "pc-1"))
     assert "With 25 machines (12 GB GPU each) on home lines" in html
     assert "25 of these, 15 Mb/s up, 112 down" in html and "25 of these, 100 Mb/s" in html
