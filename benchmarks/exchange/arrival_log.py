@@ -39,9 +39,9 @@ class ArrivalLog:
 
     def wrap_ledger(self) -> None:
         """Log each update that any ledger of this process accepts from now on."""
-        ledger.Ledger.append_all = self._logged(ledger.Ledger.append_all)
+        ledger.Ledger.append_all = self._log_appends(ledger.Ledger.append_all)
 
-    def _logged(
+    def _log_appends(
         self, append_all: Callable[..., list[ledger.Outcome]]
     ) -> Callable[..., list[ledger.Outcome]]:
         def append_and_log(*arguments: Any) -> list[ledger.Outcome]:

@@ -206,7 +206,7 @@ class ExchangeBenchmark:
 
     def measure_pipelines(self) -> None:
         """Measure full copies against pipelines, where the ratio should be the closed form's."""
-        ours = self._run(self._ours(LINES["100mbit"], steps=self._extent.calibration_steps))
+        ours = self._run(self._measure_ours(LINES["100mbit"], steps=self._extent.calibration_steps))
         for shape in NAMED_MODELS:
             if shape.name not in self._extent.pipeline_models:
                 continue
@@ -352,7 +352,7 @@ class ExchangeBenchmark:
 
     def _measure_asynchronous(self, system: str, line_name: str) -> None:
         """Train on a line until the target, or as long as the benchmark allows."""
-        result = self._run(self._ours(LINES[line_name]))
+        result = self._run(self._measure_ours(LINES[line_name]))
         seconds = result.seconds_to_loss(self._extent.target_loss)
         kind = "measured"
         if seconds is None and len(result.losses) > 1:
@@ -371,7 +371,7 @@ class ExchangeBenchmark:
         self.findings.loss.append(row)
         report("loss", row)
 
-    def _ours(self, line: Line, steps: int = 0, seconds: float | None = None) -> Cell:
+    def _measure_ours(self, line: Line, steps: int = 0, seconds: float | None = None) -> Cell:
         """Return the cell of our worker on a line."""
         scaled = scale_line(line, self.flops)
         return Cell(
@@ -388,7 +388,7 @@ class ExchangeBenchmark:
     def measure_utilisation(self) -> None:
         """Measure the share of time in which our workers compute."""
         for name in ("50mbit", "home"):
-            cell = self._ours(LINES[name], seconds=self._extent.steady_seconds)
+            cell = self._measure_ours(LINES[name], seconds=self._extent.steady_seconds)
             result = self._run(replace(cell, snapshot_steps=0))
             shares = [figures.get("computing", 0.0) for figures in result.figures]
             self.findings.utilisation[name] = round(fmean(shares), 4)
@@ -418,7 +418,7 @@ class ExchangeBenchmark:
             options = {"round_steps": self._extent.round_steps}
             cell = Cell(system, line, seconds, 0, 2, options)
             if system == "ours_updates":
-                cell = self._ours(LINES["1000mbit"], seconds=seconds)
+                cell = self._measure_ours(LINES["1000mbit"], seconds=seconds)
             result = self._run(replace(cell, churn=between))
             self.findings.churn[system] = {
                 "outcome": result.outcome,
@@ -431,7 +431,7 @@ class ExchangeBenchmark:
         """Measure machines of speeds 1:2:4:7 against the sum of their speeds."""
         seconds = self._extent.steady_seconds
         alone = self._run(with_rests(Cell("alone", None, seconds), SPEEDS))
-        ours = self._run(with_rests(self._ours(LINES["100mbit"], seconds=seconds), SPEEDS))
+        ours = self._run(with_rests(self._measure_ours(LINES["100mbit"], seconds=seconds), SPEEDS))
         share = ours.tokens_per_second / alone.tokens_per_second
         self.findings.unequal_of_sum = round(share, 3)
         report("unequal", {"of_sum": self.findings.unequal_of_sum, "rates": ours.rates})

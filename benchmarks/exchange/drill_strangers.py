@@ -195,13 +195,13 @@ class Swarm:
 
     def delays(self, window: Window) -> list[float]:
         """Return the delays of honest updates that were published in a window, in seconds."""
-        return measure_delays(self._arrivals(), window.since, window.until)
+        return measure_delays(self._read_all_arrivals(), window.since, window.until)
 
     def missing(self, window: Window) -> int:
         """Count the honest updates that were published in a window and have not reached all."""
-        return count_missing(self._arrivals(), window.since, window.until)
+        return count_missing(self._read_all_arrivals(), window.since, window.until)
 
-    def _arrivals(self) -> dict[str, list[Arrival]]:
+    def _read_all_arrivals(self) -> dict[str, list[Arrival]]:
         return {m.key: read_arrivals(m.state_dir.path / "arrivals") for m in self.machines}
 
     # ---- attacks ------------------------------------------------------------------------------

@@ -397,9 +397,9 @@ class CpuMeter:
         self._is_timing = False
         self._thread = threading.get_ident()
         for owner, name in EXCHANGE_CALLS:
-            setattr(owner, name, self._timed(getattr(owner, name)))
+            setattr(owner, name, self._time_calls(getattr(owner, name)))
 
-    def _timed(self, call: Callable) -> Callable:
+    def _time_calls(self, call: Callable) -> Callable:
         def timed(*arguments: Any, **options: Any) -> Any:
             # A call inside a timed call is already counted.
             if threading.get_ident() != self._thread or self._is_timing:

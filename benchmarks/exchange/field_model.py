@@ -53,20 +53,20 @@ class FieldGPT(nn.Module):
             x: tokens, int64, if the first fragment is here; else hidden states.
         """
         for index in self.indices:
-            weights = self._weights(index)
+            weights = self._view_weights(index)
             if index == 0:
                 x = gpt2.embed(weights, x)
             elif index < self.last:
                 x = gpt2.block(weights, x, MODEL.heads)
             else:
-                x = gpt2.head(weights, self._weights(0), x)
+                x = gpt2.head(weights, self._view_weights(0), x)
         return x
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the loss of a batch, int64 [sequences, context + 1]."""
         return cross_entropy(self.transform(tokens[:, :-1]), tokens[:, 1:])
 
-    def _weights(self, index: int) -> gpt2.Weights:
+    def _view_weights(self, index: int) -> gpt2.Weights:
         module = self.fragments[str(index)]
         return {name.replace("_", "."): value for name, value in module.named_parameters()}
 

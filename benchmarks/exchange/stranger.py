@@ -126,7 +126,7 @@ class Stranger:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for victim in self.victims:
-                    tasks.create_task(self._haunt(victim))
+                    tasks.create_task(self._stay_linked(victim))
                 tasks.create_task(self._send_states())
                 tasks.create_task(self.attack())
         finally:
@@ -167,7 +167,7 @@ class Stranger:
             except ChannelClosedError:
                 continue
 
-    async def _haunt(self, victim: messages.Peer) -> None:
+    async def _stay_linked(self, victim: messages.Peer) -> None:
         """Be linked to a victim; dial again after each end of the link."""
         while True:
             try:

@@ -105,16 +105,16 @@ class PhantomAuthor(Stranger):
                 await self._collect_headers(channel, message)
             case messages.SnapshotRequest():
                 vector = message.vector or self._known_vector() | self._phantoms
-                await channel.send(pack(self._manifest(vector)))
+                await channel.send(pack(self._build_manifest(vector)))
                 self.record.counts["poisoned snapshots offered"] += 1
-            case messages.UpdateRequest() if message.author == self._author:
+            case messages.UpdateRequest() if message.author == self._author_name:
                 await channel.send(pack(self._own))
                 self.record.counts["headers of phantoms"] += 1
             case _:
                 return
 
     @property
-    def _author(self) -> str:
+    def _author_name(self) -> str:
         return f"{self.identity.key}.{INCARNATION}"
 
     async def _collect_headers(self, channel: Channel, state: messages.PeerState) -> None:
@@ -124,9 +124,9 @@ class PhantomAuthor(Stranger):
                 request = messages.UpdateRequest(author=author, first=seq, last=seq, headers=True)
                 await channel.send(pack(request))
 
-    def _manifest(self, vector: dict[str, int]) -> messages.SnapshotManifest:
+    def _build_manifest(self, vector: dict[str, int]) -> messages.SnapshotManifest:
         """Return a snapshot of poisoned weights at a version vector."""
-        own = {(self._author, self._phantoms[self._author]): self._own}
+        own = {(self._author_name, self._phantoms[self._author_name]): self._own}
         pushes = [
             push for at in vector.items() if (push := (self.headers | own).get(at)) is not None
         ]

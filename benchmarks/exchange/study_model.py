@@ -113,12 +113,12 @@ class Replica:
         self.optimizer = optimizer
         self.steps = 0
         self.warmup_steps_left = 0
-        self._weights = [_leaves(i, self.flat, self.gradient) for i in range(len(FRAGMENTS))]
+        self._weights = [_view_leaves(i, self.flat, self.gradient) for i in range(len(FRAGMENTS))]
 
     def compute_gradient(self, tokens: Tensor) -> float:
         """Compute the clipped gradient of a batch, and return its loss."""
         self.gradient.zero_()
-        loss = _loss(self._weights, tokens)
+        loss = _compute_loss(self._weights, tokens)
         loss.backward()
         self.gradient.div_(max(1.0, float(self.gradient.norm()) / CLIP_NORM))
         return loss.item()
@@ -151,7 +151,7 @@ class Replica:
         """
         own = self.flat.clone()
         self.flat[:] = flat
-        losses = [_loss(self._weights, tokens).item() for tokens in _held_out(sequences)]
+        losses = [_compute_loss(self._weights, tokens).item() for tokens in _held_out(sequences)]
         self.flat[:] = own
         return sum(losses) / len(losses)
 
@@ -161,7 +161,7 @@ def _held_out(sequences: int) -> list[Tensor]:
     return open_text().validation_batches(sequences, MODEL.context, batch_sequences=64)
 
 
-def _leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt2.Weights:
+def _view_leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt2.Weights:
     """Return a fragment's tensors as views of `flat` whose gradients are views of `gradient`."""
     leaves = {}
     gradients = gpt2.views(FRAGMENTS[i], gradient[SLICES[i]])
@@ -171,7 +171,7 @@ def _leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt2.Weights:
     return leaves
 
 
-def _loss(weights: list[gpt2.Weights], tokens: Tensor) -> Tensor:
+def _compute_loss(weights: list[gpt2.Weights], tokens: Tensor) -> Tensor:
     tokens = tokens.to(DEVICE)
     x = gpt2.embed(weights[0], tokens[:, :-1])
     for block in weights[1:-1]:

@@ -379,9 +379,9 @@ class Simulation:
                 self._step(machine, now)
                 is_checked = self.steps % CHECK_EVERY == 0
                 if is_checked and not torch.isfinite(machine.replica.flat).all():
-                    return self._result(float("nan"))
+                    return self._summarise_result(float("nan"))
         self._deliver_everything()
-        return self._result(self._validate(FINAL_SEQUENCES), updates=self.updates)
+        return self._summarise_result(self._validate(FINAL_SEQUENCES), updates=self.updates)
 
     def _step(self, machine: Machine, now: float) -> None:
         share = self.rate_share(machine, now)
@@ -463,7 +463,7 @@ class Simulation:
         agree = all(torch.equal(first, machine.anchor) for machine in self.machines)
         assert agree, "machines with the same updates differ"
 
-    def _result(self, loss: float, **more: Any) -> dict[str, Any]:
+    def _summarise_result(self, loss: float, **more: Any) -> dict[str, Any]:
         tokens = self.steps * STEP_TOKENS
         return make_result(self.curve, loss, bytes=self.bytes_sent, tokens=tokens, **more)
 

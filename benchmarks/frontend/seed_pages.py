@@ -65,7 +65,7 @@ class BusyRun:
             started=timezone.now() - timedelta(days=1), ledger_tokens=self.tokens
         )
         for member in self.members:
-            self._report(member)
+            self._send_report(member)
         rollup.drain_queue()
 
     @property
@@ -81,10 +81,10 @@ class BusyRun:
     def report_some(self, count: int) -> None:
         """Report on behalf of the next `count` machines."""
         for _ in range(count):
-            self._report(self.members[self._next % len(self.members)])
+            self._send_report(self.members[self._next % len(self.members)])
             self._next += 1
 
-    def _report(self, member: Membership) -> None:
+    def _send_report(self, member: Membership) -> None:
         self._seq += 1
         self.tokens += TOKENS_PER_POINT
         exchange = reports.ExchangeView(

@@ -54,7 +54,7 @@ class WorkerGroup:
         return StateDir(self.state_path(number)).identity.key
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def _process_environment(self) -> dict[str, str]:
         return {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.folder / "hardware.json")}
 
     def measure_hardware(self, stored: Path) -> None:
@@ -64,7 +64,7 @@ class WorkerGroup:
             return
         command = ("plan", "--model", "gpt-nano", "--threads", "1", "--home", str(self.folder))
         measuring = self.processes.start(
-            "measure", sys.executable, "-m", "barnraise", *command, **self._environment
+            "measure", sys.executable, "-m", "barnraise", *command, **self._process_environment
         )
         self.drill.wait_until(
             lambda: measuring.poll() == 0, "the measurement of this computer", 400
@@ -94,7 +94,11 @@ class WorkerGroup:
         """Start one machine's `barnraise join`."""
         command = ("join", slug, "--home", str(self.state_path(number)), "--threads", "1")
         self.processes.start(
-            f"worker-{number}", sys.executable, HERE / "volunteer.py", *command, **self._environment
+            f"worker-{number}",
+            sys.executable,
+            HERE / "volunteer.py",
+            *command,
+            **self._process_environment,
         )
 
     def status(self, number: int) -> dict[str, Any] | None:

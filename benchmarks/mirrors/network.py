@@ -41,20 +41,20 @@ class Network:
     def create(self) -> None:
         """Create the bridge and the namespaces, and remove those of drills that were killed."""
         _remove_leftovers()
-        _ip("link", "add", f"{self.tag}b", "type", "bridge")
-        _ip("addr", "add", f"{self.subnet}.1/24", "dev", f"{self.tag}b")
-        _ip("link", "set", f"{self.tag}b", "up")
+        _run_ip("link", "add", f"{self.tag}b", "type", "bridge")
+        _run_ip("addr", "add", f"{self.subnet}.1/24", "dev", f"{self.tag}b")
+        _run_ip("link", "set", f"{self.tag}b", "up")
         for n in range(self.count):
-            name = self._namespace(n)
+            name = self._namespace_name(n)
             host_end = f"{self.tag}h{n}"
             mirror_end = f"{self.tag}m{n}"
-            _ip("netns", "add", name)
-            _ip("link", "add", host_end, "type", "veth", "peer", "name", mirror_end)
-            _ip("link", "set", mirror_end, "netns", name)
-            _ip("link", "set", host_end, "master", f"{self.tag}b", "up")
-            _ip("-n", name, "addr", "add", f"{self.host(n)}/24", "dev", mirror_end)
-            _ip("-n", name, "link", "set", mirror_end, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
+            _run_ip("netns", "add", name)
+            _run_ip("link", "add", host_end, "type", "veth", "peer", "name", mirror_end)
+            _run_ip("link", "set", mirror_end, "netns", name)
+            _run_ip("link", "set", host_end, "master", f"{self.tag}b", "up")
+            _run_ip("-n", name, "addr", "add", f"{self.host(n)}/24", "dev", mirror_end)
+            _run_ip("-n", name, "link", "set", mirror_end, "up")
+            _run_ip("-n", name, "link", "set", "lo", "up")
 
     def host(self, n: int) -> str:
         """Return the address of mirror `n`."""
@@ -62,17 +62,17 @@ class Network:
 
     def command_prefix(self, n: int) -> tuple[str, ...]:
         """Return the command that runs other commands in the namespace of mirror `n`."""
-        return ("ip", "netns", "exec", self._namespace(n))
+        return ("ip", "netns", "exec", self._namespace_name(n))
 
     def cut(self, n: int) -> None:
         """Drop every packet to and from mirror `n`, without notice to either side."""
-        _ip("link", "set", f"{self.tag}h{n}", "down")
+        _run_ip("link", "set", f"{self.tag}h{n}", "down")
 
     def heal(self, n: int) -> None:
         """Connect mirror `n` again."""
-        _ip("link", "set", f"{self.tag}h{n}", "up")
+        _run_ip("link", "set", f"{self.tag}h{n}", "up")
 
-    def _namespace(self, n: int) -> str:
+    def _namespace_name(self, n: int) -> str:
         return f"{self.tag}n{n}"
 
 
@@ -89,20 +89,20 @@ class Loopback:
 
 
 def _remove_leftovers() -> None:
-    for pid in set(NAMESPACE.findall(_ip("netns", "list"))):
+    for pid in set(NAMESPACE.findall(_run_ip("netns", "list"))):
         if not psutil.pid_exists(int(pid)):
             _remove(f"{PREFIX}{pid}")
 
 
 def _remove(tag: str) -> None:
     """Remove what there is of a drill's network."""
-    for name in _ip("netns", "list").splitlines():
+    for name in _run_ip("netns", "list").splitlines():
         if name.startswith(f"{tag}n"):  # deletes both ends of the namespace's veth pair too
-            _ip("netns", "del", name.split()[0], check=False)
-    _ip("link", "del", f"{tag}b", check=False)
+            _run_ip("netns", "del", name.split()[0], check=False)
+    _run_ip("link", "del", f"{tag}b", check=False)
 
 
-def _ip(*arguments: str, check: bool = True) -> str:
+def _run_ip(*arguments: str, check: bool = True) -> str:
     """Run a command of `ip` and return its output."""
     errors = None if check else subprocess.DEVNULL
     result = subprocess.run(

@@ -175,9 +175,19 @@ class ReachNetwork:
         """Create the bridge, and remove everything at the end."""
         _remove_leftovers()
         try:
-            self._add_namespace(self._internet)
-            _run("ip", "-n", self._internet, "link", "add", "name", "bridge0", "type", "bridge")
-            _run("ip", "-n", self._internet, "link", "set", "bridge0", "up")
+            self._add_namespace(self._internet_namespace)
+            _run(
+                "ip",
+                "-n",
+                self._internet_namespace,
+                "link",
+                "add",
+                "name",
+                "bridge0",
+                "type",
+                "bridge",
+            )
+            _run("ip", "-n", self._internet_namespace, "link", "set", "bridge0", "up")
             yield self
         finally:
             for daemon in self._daemons:
@@ -186,7 +196,7 @@ class ReachNetwork:
             _remove(self.tag)
 
     @property
-    def _internet(self) -> str:
+    def _internet_namespace(self) -> str:
         return f"{self.tag}w"
 
     def add_public(self, ipv4: bool = True, ipv6: bool = False) -> Place:
@@ -219,19 +229,19 @@ class ReachNetwork:
         else:
             self._attach(router, number, True, home.ipv6)
         _link((router, "lan"), (machine, "eth0"))
-        _address(router, "lan", f"{HOME_IPV4}.1/24")
+        _add_address(router, "lan", f"{HOME_IPV4}.1/24")
         own = f"{HOME_IPV4}.{50 + number}"
-        _address(machine, "eth0", f"{own}/24")
+        _add_address(machine, "eth0", f"{own}/24")
         _run("ip", "-n", machine, "route", "add", "default", "via", f"{HOME_IPV4}.1")
         ipv6 = ""
         if home.ipv6:
             prefix = f"2a0b:4e07:{100 + number}"
             ipv6 = f"{prefix}::50"
-            _address(router, "lan", f"{prefix}::1/64")
-            _address(machine, "eth0", f"{ipv6}/64")
+            _add_address(router, "lan", f"{prefix}::1/64")
+            _add_address(machine, "eth0", f"{ipv6}/64")
             _run("ip", "-n", machine, "-6", "route", "add", "default", "via", f"{prefix}::1")
             _run(
-                *("ip", "-n", self._internet, "-6", "route", "add", f"{prefix}::/64"),
+                *("ip", "-n", self._internet_namespace, "-6", "route", "add", f"{prefix}::/64"),
                 *("via", f"{PUBLIC_IPV6}::{number}", "dev", "bridge0"),
             )
         self._translate(router, home, own)
@@ -245,7 +255,7 @@ class ReachNetwork:
             folder: Where the daemon's files go.
             protocol: "upnp", or "natpmp", which means PCP too.
         """
-        _nft(place.router, PORT_MAPPER_RULES)
+        _load_nft_rules(place.router, PORT_MAPPER_RULES)
         config = folder / f"{place.router}.conf"
         config.write_text(
             PORT_MAPPER_CONFIG.format(
@@ -281,7 +291,7 @@ class ReachNetwork:
             f' iifname "{device}" drop\n }}\n}}\n'
         )
         if is_cut:
-            _nft(place.namespace, rules)
+            _load_nft_rules(place.namespace, rules)
         else:
             place.run("nft", "delete", "table", "inet", "cut")
 
@@ -297,7 +307,7 @@ class ReachNetwork:
         else:
             device, address, route = "wan", f"{PUBLIC_IPV4}.{number}", ("dev", "wan")
         _run("ip", "-n", place.namespace, "-4", "addr", "flush", "dev", device)
-        _address(place.namespace, device, f"{address}/24")
+        _add_address(place.namespace, device, f"{address}/24")
         _run("ip", "-n", place.namespace, "route", "replace", "default", *route)
         public = place.public_ipv4 if place.router else address
         return replace(place, ipv4=address, public_ipv4=public)
@@ -313,23 +323,23 @@ class ReachNetwork:
     def _attach(self, namespace: str, number: int, ipv4: bool, ipv6: bool) -> None:
         """Connect a namespace's interface `wan` to the internet."""
         end = f"w{number}"
-        _link((namespace, "wan"), (self._internet, end))
-        _run("ip", "-n", self._internet, "link", "set", end, "master", "bridge0")
+        _link((namespace, "wan"), (self._internet_namespace, end))
+        _run("ip", "-n", self._internet_namespace, "link", "set", end, "master", "bridge0")
         if ipv4:
-            _address(namespace, "wan", f"{PUBLIC_IPV4}.{number}/24")
+            _add_address(namespace, "wan", f"{PUBLIC_IPV4}.{number}/24")
             _run("ip", "-n", namespace, "route", "add", "default", "dev", "wan")
         if ipv6:
             if number == 1 or not self._has_ipv6_gateway():
-                _address(self._internet, "bridge0", f"{PUBLIC_IPV6}::ffff/64")
-                _sysctl(self._internet, "net.ipv6.conf.all.forwarding=1")
-            _address(namespace, "wan", f"{PUBLIC_IPV6}::{number}/64")
+                _add_address(self._internet_namespace, "bridge0", f"{PUBLIC_IPV6}::ffff/64")
+                _set_sysctl(self._internet_namespace, "net.ipv6.conf.all.forwarding=1")
+            _add_address(namespace, "wan", f"{PUBLIC_IPV6}::{number}/64")
             _run(
                 *("ip", "-n", namespace, "-6", "route", "add", "default"),
                 *("via", f"{PUBLIC_IPV6}::ffff"),
             )
 
     def _has_ipv6_gateway(self) -> bool:
-        shown = _run("ip", "-n", self._internet, "-6", "addr", "show", "dev", "bridge0")
+        shown = _run("ip", "-n", self._internet_namespace, "-6", "addr", "show", "dev", "bridge0")
         return f"{PUBLIC_IPV6}::ffff" in shown
 
     def _add_carrier(self, router: str, number: int) -> None:
@@ -338,8 +348,8 @@ class ReachNetwork:
         self._add_namespace(carrier)
         self._attach(carrier, number, True, False)
         _link((carrier, "lan"), (router, "wan"))
-        _address(carrier, "lan", "100.64.0.1/24")
-        _address(router, "wan", "100.64.0.2/24")
+        _add_address(carrier, "lan", "100.64.0.1/24")
+        _add_address(router, "wan", "100.64.0.2/24")
         _run("ip", "-n", router, "route", "add", "default", "via", "100.64.0.1")
         self._translate(carrier, Home(), "100.64.0.2")
 
@@ -349,10 +359,10 @@ class ReachNetwork:
             forwards = f'    iifname "wan" udp dport {home.forwarded_port} dnat to {machine}'
         if home.blocks_udp:
             blocks = "    meta l4proto udp udp dport != 53 drop"
-        _sysctl(router, "net.ipv4.ip_forward=1")
+        _set_sysctl(router, "net.ipv4.ip_forward=1")
         if home.ipv6:
-            _sysctl(router, "net.ipv6.conf.all.forwarding=1")
-        _nft(router, NAT_RULES.format(mode=home.mode, forwards=forwards, blocks=blocks))
+            _set_sysctl(router, "net.ipv6.conf.all.forwarding=1")
+        _load_nft_rules(router, NAT_RULES.format(mode=home.mode, forwards=forwards, blocks=blocks))
 
 
 def listen(place: Place) -> None:
@@ -393,17 +403,17 @@ def _link(one: tuple[str, str], other: tuple[str, str]) -> None:
         _run("ip", "-n", namespace, "link", "set", device, "up")
 
 
-def _address(namespace: str, device: str, address: str) -> None:
+def _add_address(namespace: str, device: str, address: str) -> None:
     # Without "nodad" an IPv6 address cannot be used for its first second.
     extra = ["nodad"] if ":" in address else []
     _run("ip", "-n", namespace, "addr", "add", address, "dev", device, *extra)
 
 
-def _sysctl(namespace: str, setting: str) -> None:
+def _set_sysctl(namespace: str, setting: str) -> None:
     _run("ip", "netns", "exec", namespace, "sysctl", "-qw", setting)
 
 
-def _nft(namespace: str, rules: str) -> None:
+def _load_nft_rules(namespace: str, rules: str) -> None:
     _run("ip", "netns", "exec", namespace, "nft", "-f", "-", text=rules)
 
 

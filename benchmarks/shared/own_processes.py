@@ -40,7 +40,7 @@ class OwnProcesses:
                 identity = (process.pid, process.create_time())
                 is_own = self._is_own.get(identity)
                 if is_own is None:
-                    is_own = process.pid != os.getpid() and self._belongs(process)
+                    is_own = process.pid != os.getpid() and self._belongs_to_us(process)
                 if is_own or time.time() - identity[1] > SETTLED_SECONDS:
                     known[identity] = is_own
                 if is_own and process.status() != psutil.STATUS_ZOMBIE:
@@ -50,7 +50,7 @@ class OwnProcesses:
         self._is_own = known
         return own
 
-    def _belongs(self, process: psutil.Process) -> bool:
+    def _belongs_to_us(self, process: psutil.Process) -> bool:
         try:
             mark = process.environ().get(VARIABLE, "")
         except (psutil.AccessDenied, OSError):

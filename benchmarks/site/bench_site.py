@@ -125,7 +125,7 @@ async def run_load(
         "confirmed": posts.confirmed,
         "failed": posts.failed,
         "report_p50_ms": round(median(durations), 1),
-        "report_p99_ms": _p99(durations),
+        "report_p99_ms": _percentile_99(durations),
         "report_p99_ms_each_30_s": _p99_by_span(posts.milliseconds, counts_from - warm_up, 30.0),
         "effect_p50_s": round(percentile(delays, 0.5), 2),
         "effect_p95_s": round(percentile(delays, 0.95), 2),
@@ -137,11 +137,11 @@ async def run_load(
         "megabytes_a_second": round(watched_bytes / 1e6 / watched_seconds, 1),
         "cores": {name: round(share, 2) for name, share in cores.items()},
         "megabytes": {name: round(size / 1e6) for name, (_, size) in last.items()},
-        "memory_growth_mb": round(_growth(site_bytes) / 1e6, 1),
+        "memory_growth_mb": round(_measure_growth(site_bytes) / 1e6, 1),
     }
 
 
-def _p99(ascending: list[float]) -> float:
+def _percentile_99(ascending: list[float]) -> float:
     return round(ascending[int(0.99 * len(ascending))], 1)
 
 
@@ -153,7 +153,7 @@ def _p99_by_span(milliseconds: list[tuple[float, float]], start: float, span: fl
     spans: dict[int, list[float]] = {}
     for at, duration in milliseconds:
         spans.setdefault(int((at - start) // span), []).append(duration)
-    return [_p99(sorted(durations)) for n, durations in sorted(spans.items()) if n >= 0]
+    return [_percentile_99(sorted(durations)) for n, durations in sorted(spans.items()) if n >= 0]
 
 
 class LoadDelay:
@@ -173,12 +173,12 @@ class LoadDelay:
         """Return the p99 and the maximum."""
         ascending = sorted(self.milliseconds)
         return {
-            "load_late_p99_ms": _p99(ascending),
+            "load_late_p99_ms": _percentile_99(ascending),
             "load_late_most_ms": round(ascending[-1], 1),
         }
 
 
-def _growth(sizes: list[float]) -> float:
+def _measure_growth(sizes: list[float]) -> float:
     """Return the mean of the last third less that of the first.
 
     A single measurement may fall into the middle of a task.

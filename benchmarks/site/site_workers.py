@@ -108,11 +108,11 @@ class SimulatedWorker:
         while due < results.ends:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self.unconfirmed.append(self._next_report())
-            await self._post()
+            await self._post_report()
             due += every
         while self.unconfirmed and time.monotonic() < results.ends + RETRY_SECONDS:
             await asyncio.sleep(1.0)
-            await self._post()
+            await self._post_report()
 
     def _next_report(self) -> reports.Report:
         self.seq += 1
@@ -181,7 +181,7 @@ class SimulatedWorker:
             statement=coordinator_messages.SignedStatement(**signed.model_dump()),
         )
 
-    async def _post(self) -> None:
+    async def _post_report(self) -> None:
         path = f"/api/v1/runs/{self.run.slug}/reports"
         message = coordinator_messages.Reports(
             reports=self.unconfirmed[:MAX_REPORTS], attestations=self._next_attestations()

@@ -179,10 +179,10 @@ def format_cell(cell: Cell) -> str:
     limit = plan.bottleneck
     if plan.written_per_day:
         limit += f", {format_bytes(plan.written_per_day)}/day"
-    return f"{_round(cell.tokens_per_second)}, {where}; {limit}"
+    return f"{_round_rate(cell.tokens_per_second)}, {where}; {limit}"
 
 
-def _round(rate: float) -> str:
+def _round_rate(rate: float) -> str:
     """Return a rate with two digits, so that small changes of the arithmetic are not seen."""
     digits = 2 - len(str(int(rate))) if rate >= 1 else 2
     return f"{round(rate, digits):,.0f}" if rate >= 1 else f"{rate:.2g}"

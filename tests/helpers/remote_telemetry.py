@@ -26,10 +26,10 @@ def report(volunteer, run, *reports) -> None:
     drain_queue(wait=True)
 
 
-def frame(**changed) -> MachineRow:
+def membership_row(**changed) -> MachineRow:
     """Build the newest figures of the page's first machine; `changed` replaces fields."""
     fields = {
-        "of": 0,
+        "machine_index": 0,
         "age": 1.0,
         "latest": 9,
         "high_water_mark": 9,
@@ -57,14 +57,14 @@ def page(*machines, **rows) -> TelemetryPage:
 
     Args:
         machines: The run and the key of each machine; see `elsewhere`.
-        rows: Fields that are not empty, such as `frames`.
+        rows: Fields that are not empty, such as `memberships`.
     """
     empty = {
-        "frames": [],
-        "sums": [],
+        "memberships": [],
+        "rollups": [],
         "points": [],
         "events": [],
-        "places": TelemetryPosition(),
+        "position": TelemetryPosition(),
         "more": False,
     }
     return TelemetryPage(machines=list(machines), **{**empty, **rows})

@@ -211,7 +211,7 @@ TABLE = {
     "GET /api/v1/mirrors/fork-evidence": API,
     "POST /api/v1/mirrors/private-data {{}}": API,
     "POST /api/v1/mirrors/change-notice {{}}": API,
-    "POST /api/v1/mirrors/news {{}}": API,
+    "POST /api/v1/mirrors/telemetry {{}}": API,
     "POST /api/v1/mirrors/used-codes {{}}": API,
     "POST /api/v1/enrolments": "422 422 422 422 422",
     "GET /api/v1/enrolments/{code}": ALL,

@@ -380,11 +380,11 @@ def _build(cls: Any, raw: Any, where: str) -> Any:
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
                 raise SpecError({where + name: "is missing"})
             continue
-        values[name] = _typed(f.type, raw[name], where + name)
+        values[name] = _convert_value(f.type, raw[name], where + name)
     return cls(**values)
 
 
-def _typed(kind: Any, value: Any, where: str) -> Any:
+def _convert_value(kind: Any, value: Any, where: str) -> Any:
     """Return a JSON value as a field of this type."""
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, where + ".")
@@ -445,7 +445,7 @@ def problems(spec: RunSpec) -> dict[str, str]:
         )
     if wrong := _start(spec):
         problems_found["start"] = wrong
-    if wrong := _prompts(spec.prompts):
+    if wrong := _find_prompt_problem(spec.prompts):
         problems_found["prompts"] = wrong
     if spec.format != FORMAT:
         problems_found["format"] = f"this version trains format {FORMAT}, not {spec.format}"
@@ -474,7 +474,7 @@ def _check_model(model: ModelSpec, problems_found: _Problems) -> None:
 
 def _check_text(text: TextSpec, model: ModelSpec, problems_found: _Problems) -> None:
     problems_found.check_choice("text.source", text.source, SOURCES, "the source")
-    if "text.source" not in problems_found and (wrong := _places(text)):
+    if "text.source" not in problems_found and (wrong := _find_place_problem(text)):
         problems_found["text.places"] = wrong
     problems_found.check_choice("text.tokenizer", text.tokenizer, TOKENIZERS, "the tokenizer")
     if "model.vocabulary" not in problems_found:
@@ -607,7 +607,7 @@ def _start_model(start: Start) -> str:
     )
 
 
-def _prompts(prompts: tuple[str, ...]) -> str:
+def _find_prompt_problem(prompts: tuple[str, ...]) -> str:
     """Return what is wrong with the prompts for samples, or ""."""
     if len(prompts) > MAX_PROMPTS:
         return f"there are at most {MAX_PROMPTS} prompts; these are {len(prompts)}"
@@ -641,7 +641,7 @@ _SECRET_IN_QUERY = re.compile(
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
 
 
-def _places(text: TextSpec) -> str:
+def _find_place_problem(text: TextSpec) -> str:
     """Return what is wrong with the places of a text, or "".
 
     Whether an address leads to a text, and not into a private network, is verified by the download.

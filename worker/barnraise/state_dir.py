@@ -70,7 +70,7 @@ class StateDir:
                 f"{path / 'key'} is damaged: remove it and run `barnraise login URL` again"
             ) from None
         except OSError as error:
-            raise _unusable(path, error) from None
+            raise _build_folder_error(path, error) from None
 
     @classmethod
     def default_path(cls) -> Path:
@@ -152,10 +152,10 @@ class StateDir:
         try:
             return RunDir(self.path / "runs" / run, run, self.identity.key)
         except OSError as error:
-            raise _unusable(self.path, error) from None
+            raise _build_folder_error(self.path, error) from None
 
 
-def _unusable(path: Path, error: OSError) -> StateError:
+def _build_folder_error(path: Path, error: OSError) -> StateError:
     """Return an error about a folder that cannot be written: read-only, or of another user."""
     return StateError(
         f"nothing can be written to {path} ({error.strerror or error}): name another folder for "

@@ -53,10 +53,10 @@ class FieldWorker(Worker):
     def _time_steps(self) -> None:
         """Measure the time that the loop spends in steps: reading batches, and the arithmetic."""
         self.went_at = time.monotonic()
-        self.sample_micro_batches = self._timed(self.sample_micro_batches)
-        self.engine.step = self._timed(self.engine.step)
+        self.sample_micro_batches = self._time_calls(self.sample_micro_batches)
+        self.engine.step = self._time_calls(self.engine.step)
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _time_calls(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed_function(*arguments: Any, **options: Any) -> Any:
             started = time.monotonic()
             result = function(*arguments, **options)

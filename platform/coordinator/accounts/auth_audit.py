@@ -23,10 +23,10 @@ AUDIT_ACTIONS = {
 def connect_signals() -> None:
     """Connect to allauth's signals."""
     for signal, action in AUDIT_ACTIONS.items():
-        signal.connect(_recorder(action), weak=False, dispatch_uid=f"audit {action}")
+        signal.connect(_make_recorder(action), weak=False, dispatch_uid=f"audit {action}")
 
 
-def _recorder(action: str) -> Callable[..., None]:
+def _make_recorder(action: str) -> Callable[..., None]:
     def record_action(sender: Any, user: Any, authenticator: Any = None, **kwargs: Any) -> None:
         record(
             action, user, actor=user, **({"factor": authenticator.type} if authenticator else {})

@@ -29,7 +29,7 @@ from coordinator.lib import site_identity
 
 # Recovery codes alone make nobody enter a second factor.
 STRONG_FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
-NO_CREDENTIALS: dict[str, Any] = {"addresses": None, "factors": {}, "spent": {}}
+NO_CREDENTIALS: dict[str, Any] = {"addresses": None, "factors": {}, "used_codes": {}}
 NOTHING_RECORDED: dict[str, Any] = {"addresses": None, "factors": None}
 _is_recording: ContextVar[bool] = ContextVar("is_recording", default=True)
 
@@ -91,7 +91,7 @@ def record_addresses(person: UUID, deleted: EmailAddress | None = None) -> None:
     with writer.log_transaction():
         state = _recorded_state(person)
         recorded = [state["addresses"]] if state["addresses"] else []
-        if not _exists(person) or _missing(recorded):
+        if not _person_exists(person) or _find_missing(recorded):
             return
         rows = (
             EmailAddress.objects.filter(user=person)
@@ -112,7 +112,7 @@ def record_factors(person: UUID, deleted: Authenticator | None = None) -> None:
     not understand it.
     """
     with writer.log_transaction():
-        if not _exists(person):
+        if not _person_exists(person):
             return
         state = _recorded_state(person)
         rows = {
@@ -121,7 +121,7 @@ def record_factors(person: UUID, deleted: Authenticator | None = None) -> None:
             if "id" in row.data
         }
         own = _own_record(person)["factors"]
-        if own is None and _missing([about for _, about in state["factors"].values()]):
+        if own is None and _find_missing([about for _, about in state["factors"].values()]):
             return  # what this site has not received must not be lost here
         if deleted and deleted.data.get("id") in {**state["factors"], **(own or {})}:
             writer.record("access.remove", person, {"factors": [deleted.data["id"]]})
@@ -130,7 +130,7 @@ def record_factors(person: UUID, deleted: Authenticator | None = None) -> None:
             if (own or {}).get(factor, [None, None])[1] != about:
                 payload = {"factor": factor, "type": row.type, "about": about}
                 writer.record("access.add", person, payload)
-            used = sorted(used_code_numbers(row) - {*state["spent"].get(factor, [])})
+            used = sorted(used_code_numbers(row) - {*state["used_codes"].get(factor, [])})
             if used:
                 writer.record("access.spend", person, {"factor": factor, "codes": used})
 
@@ -166,7 +166,7 @@ def missing_credentials(person: User) -> str:
     The person may not log in as long as something is missing.
     """
     state = _recorded_state(person.pk)
-    if state["addresses"] and _missing([state["addresses"]]):
+    if state["addresses"] and _find_missing([state["addresses"]]):
         return "Your addresses have"
     needs_factor = any(type_ in STRONG_FACTORS for type_, _ in state["factors"].values())
     factors = Authenticator.objects.filter(user=person, type__in=STRONG_FACTORS)
@@ -175,7 +175,7 @@ def missing_credentials(person: User) -> str:
     return ""
 
 
-def _exists(person: UUID) -> bool:
+def _person_exists(person: UUID) -> bool:
     return User.objects.filter(pk=person, left=None).exists()
 
 
@@ -196,7 +196,9 @@ def state_used_here(person: object, state: dict[str, Any]) -> dict[str, Any]:
     return {
         "addresses": own["addresses"] or first["addresses"],
         "factors": factors,
-        "spent": {name: codes for name, codes in state["spent"].items() if name in factors},
+        "used_codes": {
+            name: codes for name, codes in state["used_codes"].items() if name in factors
+        },
     }
 
 
@@ -211,6 +213,6 @@ def _own_record(person: UUID) -> dict[str, Any]:
     return state["mirrors"].get(site_identity.identity().key, NOTHING_RECORDED)
 
 
-def _missing(digests: list[str]) -> set[str]:
+def _find_missing(digests: list[str]) -> set[str]:
     received = PrivateData.objects.filter(pk__in=digests).exclude(body="")
     return {*digests} - {*received.values_list("pk", flat=True)}

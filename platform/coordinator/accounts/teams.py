@@ -128,7 +128,7 @@ class Team(models.Model):
             False if the person is not in the team.
         """
         with writer.log_transaction():
-            places = self._places(person)
+            places = self._list_membership_ids(person)
             if not self.members.filter(person=person).delete()[0]:
                 return False
             writer.record("team.part", self.pk, {"places": places})
@@ -149,7 +149,9 @@ class Team(models.Model):
         with writer.log_transaction():
             changed = self.members.filter(person=person, leads=False).update(leads=True) == 1
             if changed:
-                writer.record("team.promote", self.pk, {"places": self._places(person)})
+                writer.record(
+                    "team.promote", self.pk, {"places": self._list_membership_ids(person)}
+                )
                 record("team.promote", self, actor=actor, person=person.pk)
         return changed
 
@@ -161,7 +163,7 @@ class Team(models.Model):
             self.delete()
             writer.record("team.disband", pk, {})
 
-    def _places(self, person: Any) -> list[str]:
+    def _list_membership_ids(self, person: Any) -> list[str]:
         """List the ids of the person's places.
 
         There are several if several mirrors added the person at the same time.

@@ -35,7 +35,7 @@ def install_error_handlers(api: NinjaAPI) -> None:
         RequestDataTooBig: lambda request, error: problem_response(
             413, "send less than 1 MiB at once"
         ),
-        **dict.fromkeys(OUTAGES, _outage),
+        **dict.fromkeys(OUTAGES, _outage_response),
     }
     for exception, handler in handlers.items():
         api.add_exception_handler(exception, handler)
@@ -62,7 +62,7 @@ def _spec_error(request: HttpRequest, error: SpecError) -> HttpResponse:
     return problem_response(422, str(error), error.problems)
 
 
-def _outage(request: HttpRequest, error: Exception) -> HttpResponse:
+def _outage_response(request: HttpRequest, error: Exception) -> HttpResponse:
     if sentence := outage_message(error):
         return problem_response(503, sentence)
     raise error  # not an outage: an error in the query

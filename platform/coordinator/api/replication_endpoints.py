@@ -97,7 +97,9 @@ def get_private_data(
         raise ApiError(422, str(error), {"key": str(error)}) from None
 
 
-@router.post("/mirrors/news", response=responses(SignedTelemetryPage), auth=authenticate_mirror)
+@router.post(
+    "/mirrors/telemetry", response=responses(SignedTelemetryPage), auth=authenticate_mirror
+)
 def get_telemetry(request: HttpRequest, wanted: TelemetryRequest) -> SignedTelemetryPage:
     """Get changes of the machines that report to this mirror, signed for the requesting mirror."""
     return export.build_signed_page(wanted, get_credential(request))
@@ -112,7 +114,7 @@ def post_change_notice(
     request: HttpRequest, notice: protocol.ChangeNotice
 ) -> protocol.Acknowledgement:
     """Announce that the mirror that signed this has new events."""
-    enforce_rate_limit(request, "nudges", 600, 60)
+    enforce_rate_limit(request, "change notices", 600, 60)
     tasks.schedule_pull(get_credential(request))
     return protocol.Acknowledgement()
 
@@ -122,7 +124,7 @@ def post_change_notice(
 )
 def post_used_codes(request: HttpRequest, used: protocol.UsedCodes) -> protocol.Acknowledgement:
     """Announce one-time codes that were used at the mirror that signed this."""
-    enforce_rate_limit(request, "spent", 6000, 60)
+    enforce_rate_limit(request, "used codes", 6000, 60)
     for mark in used.marks:
         one_time_codes.mark_used(mark)
     return protocol.Acknowledgement()

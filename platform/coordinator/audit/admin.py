@@ -24,7 +24,7 @@ class SubjectKindFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin) -> list[tuple[str, str]]:
         """Return the kinds that occur."""
-        kinds = cache.get_or_set("audit:kinds", self._kinds, KINDS_CACHE_SECONDS) or []
+        kinds = cache.get_or_set("audit:kinds", self._list_kinds, KINDS_CACHE_SECONDS) or []
         return [(kind, kind) for kind in kinds]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
@@ -32,7 +32,7 @@ class SubjectKindFilter(admin.SimpleListFilter):
         return queryset.filter(subject_kind=self.value()) if self.value() else queryset
 
     @staticmethod
-    def _kinds() -> list[str]:
+    def _list_kinds() -> list[str]:
         return sorted(
             AuditEntry.objects.order_by().values_list("subject_kind", flat=True).distinct()
         )

@@ -33,10 +33,10 @@ def record(
         action=action,
         subject_kind=subject._meta.model_name,
         subject_id=str(subject.pk),
-        subject_name=_storable(str(subject))[:MAX_NAME_CHARS],
+        subject_name=_make_storable(str(subject))[:MAX_NAME_CHARS],
         actor=actor if getattr(actor, "pk", None) else None,
         machine=machine,
-        detail=_storable(detail),
+        detail=_make_storable(detail),
         request_id=request_id.current(),
     )
 
@@ -74,12 +74,12 @@ def on_admin_change(sender: type, instance: LogEntry, created: bool, **kwargs: A
     )
 
 
-def _storable(value: Any) -> Any:
+def _make_storable(value: Any) -> Any:
     """Remove NUL, which Postgres cannot store, and cut long texts, in nested JSON."""
     if isinstance(value, str):
         return value.replace("\0", "")[:MAX_TEXT_CHARS]
     if isinstance(value, dict):
-        return {_storable(str(name)): _storable(item) for name, item in value.items()}
+        return {_make_storable(str(name)): _make_storable(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_storable(item) for item in value]
+        return [_make_storable(item) for item in value]
     return value

@@ -69,13 +69,13 @@ def leaderboard(by: str, period: str = "all") -> list[LeaderboardRow]:
     )
     rows_by_id = ranked.in_bulk([pk for pk, _ in totals])
     return [
-        _row(rank, rows_by_id[pk], tokens)
+        _build_row(rank, rows_by_id[pk], tokens)
         for rank, (pk, tokens) in enumerate(totals, 1)
         if pk in rows_by_id
     ]
 
 
-def _row(rank: int, ranked: models.Model, tokens: int) -> LeaderboardRow:
+def _build_row(rank: int, ranked: models.Model, tokens: int) -> LeaderboardRow:
     if isinstance(ranked, User):
         url = f"/volunteers/{ranked.pk}/" if ranked.is_active else ""
         return LeaderboardRow(rank, ranked.shown_name, tokens, url)

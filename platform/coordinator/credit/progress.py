@@ -87,14 +87,14 @@ def rank_change(person: User, today: date | None = None) -> RankChange | None:
 
 def _rank(person: User, until: date) -> tuple[int, int] | None:
     """Return a person's rank by the credit up to a day, and how many people have any."""
-    totals = totals_cache.get(until, lambda: _totals(until))
+    totals = totals_cache.get(until, lambda: _sum_credit(until))
     own = totals.get(person.pk)
     if not own:
         return None
     return 1 + sum(total > own for total in totals.values()), len(totals)
 
 
-def _totals(until: date) -> dict[UUID, int]:
+def _sum_credit(until: date) -> dict[UUID, int]:
     """Return person → tokens of all credit up to a day; it reads the credit of everybody."""
     return dict(
         Credit.objects.filter(day__lte=until)

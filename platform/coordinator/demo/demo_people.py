@@ -42,8 +42,8 @@ class DemoPeople:
     """
 
     def __init__(self, state: Path) -> None:
-        self.password = _stored(state / PASSWORD_FILE, f"barn-{secrets.token_hex(4)}")
-        self.staff_secret = _stored(state / STAFF_SECRET_FILE, totp.generate_totp_secret())
+        self.password = _read_or_create(state / PASSWORD_FILE, f"barn-{secrets.token_hex(4)}")
+        self.staff_secret = _read_or_create(state / STAFF_SECRET_FILE, totp.generate_totp_secret())
 
     def create(self, person: DemoPerson) -> User:
         """Create an account, or find the one of an earlier demo."""
@@ -68,7 +68,7 @@ class DemoPeople:
         return totp.format_hotp_value(totp.hotp_value(self.staff_secret, counter))
 
 
-def _stored(path: Path, fresh: str) -> str:
+def _read_or_create(path: Path, fresh: str) -> str:
     """Return what a file stores that only its owner may read; write it the first time."""
     if not path.exists():
         path.touch(mode=0o600)

@@ -94,14 +94,14 @@ class DemoMirror:
 
     def run(self, name: str, *command: str | Path, **environment: str) -> subprocess.Popen:
         """Run Python with these arguments as a process of this mirror."""
-        child = self._child(*command, **environment)
+        child = self._build_command(*command, **environment)
         return self.processes.start_child(name, child)
 
     def supervise(self, name: str, *command: str | Path, **environment: str) -> None:
         """Run Python with these arguments as a process that is started again when it ends."""
-        self.processes.supervise(name, self._child(*command, **environment))
+        self.processes.supervise(name, self._build_command(*command, **environment))
 
-    def _child(self, *command: str | Path, **environment: str) -> ChildCommand:
+    def _build_command(self, *command: str | Path, **environment: str) -> ChildCommand:
         arguments = (*self.through, sys.executable, *map(str, command))
         return ChildCommand(arguments, {**self.environment, **environment})
 

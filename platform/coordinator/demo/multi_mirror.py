@@ -52,14 +52,16 @@ class MirrorCluster:
         for mirror in self.others:
             mirror.start_servers()
         for mirror in self.others:
-            mirror.start_setup("--join", self.first.url, "--list", str(self._list))
+            mirror.start_setup("--join", self.first.url, "--list", str(self._list_path))
 
     def start(self, wait: Wait) -> None:
         """Start this site, then the others, each by its own `manage.py replication join`."""
         newest = mirror_list.newest_list()
         if (fresh := build_mirror_list(self.folder, self.all, newest)) is not None:
             mirror_list.publish(fresh, first=newest is None)
-        self._list.write_text(MirrorListVersion.objects.latest("version").signed.model_dump_json())
+        self._list_path.write_text(
+            MirrorListVersion.objects.latest("version").signed.model_dump_json()
+        )
         self.first.start()
         for mirror in self.others:
             wait(mirror.is_set_up, f"{mirror.name}, which takes over what the first one knows")
@@ -68,7 +70,7 @@ class MirrorCluster:
         self.setup_seconds = time.monotonic() - self._began
 
     @property
-    def _list(self) -> Path:
+    def _list_path(self) -> Path:
         return self.folder / "list.json"
 
     def failed_process(self) -> tuple[DemoMirror, str] | None:

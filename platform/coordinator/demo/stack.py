@@ -132,7 +132,7 @@ class DemoStack:
             owners: the number of each machine and its owner.
         """
         logins = {
-            n: self._start_login(n) for n, who in owners.items() if not self._enrolled(n, who)
+            n: self._start_login(n) for n, who in owners.items() if not self._enrol_worker(n, who)
         }
         people = {self.machine_name(number): owner for number, owner in owners.items()}
         pending = set(logins)
@@ -170,7 +170,7 @@ class DemoStack:
         )
         return self.processes.start(f"login-{number}", sys.executable, *map(str, command))
 
-    def _enrolled(self, number: int, owner: User) -> bool:
+    def _enrol_worker(self, number: int, owner: User) -> bool:
         try:
             membership = json.loads((self.worker_dir(number) / "coordinator.json").read_text())
         except FileNotFoundError:

@@ -76,8 +76,10 @@ class SupervisedSite:
             self._lock = None
 
     def _supervise(self, name: str, command: tuple[str, ...]) -> None:
-        self.supervisor.supervise(name, ChildCommand(command, self.environment), self._blocker)
+        self.supervisor.supervise(
+            name, ChildCommand(command, self.environment), self._find_full_disk
+        )
 
-    def _blocker(self) -> str:
+    def _find_full_disk(self) -> str:
         """Return why no process can work now: the disk of a server that this site runs is full."""
         return embedded_servers.full_disk(self.state, *self._servers)

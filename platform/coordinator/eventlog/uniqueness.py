@@ -41,7 +41,7 @@ def update_claims(changed: Collection[Aggregate]) -> list[Aggregate]:
     for aggregate, namespace in stored.keys() | wanted.keys():
         old = stored.get((aggregate, namespace))
         new = wanted.get((aggregate, namespace))
-        if old is None or new is None or _content(old) != _content(new):
+        if old is None or new is None or _claim_content(old) != _claim_content(new):
             contested[namespace] |= {claim.value for claim in (old, new) if claim}
     if not contested:
         return []
@@ -75,5 +75,5 @@ def _wanted_claims(
     return names, claims
 
 
-def _content(claim: UniquenessClaim) -> tuple[str, int, str]:
+def _claim_content(claim: UniquenessClaim) -> tuple[str, int, str]:
     return claim.value, claim.hlc, str(claim.uuid)

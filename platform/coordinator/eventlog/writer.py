@@ -332,10 +332,10 @@ def log_heads() -> dict[str, tuple[int, str]]:
     Two mirrors with one number and two digests send each other that event, which proves a fork
     (see `read_events`).
     """
-    return {origin.pk: _head(origin) for origin in Origin.objects.all()}
+    return {origin.pk: _read_head(origin) for origin in Origin.objects.all()}
 
 
-def _head(origin: Origin) -> tuple[int, str]:
+def _read_head(origin: Origin) -> tuple[int, str]:
     if origin.last_valid_seq is None or origin.head_seq <= origin.last_valid_seq:
         return origin.head_seq, origin.head_digest
     last = LogEvent.objects.filter(origin=origin, accepted=True).order_by("-seq").first()

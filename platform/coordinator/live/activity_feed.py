@@ -158,7 +158,7 @@ def _list_sources(run: Run) -> list[_Source]:
     ]
 
 
-def _event(event_id: object, at: float, kind: str, who: str, text: str) -> dict[str, Any]:
+def _build_event(event_id: object, at: float, kind: str, who: str, text: str) -> dict[str, Any]:
     return {"id": str(event_id), "at": round(at, 6), "kind": kind, "who": who, "what": text}
 
 
@@ -167,7 +167,7 @@ def _describe_decision(run: Run, entry: AuditEntry) -> dict[str, Any]:
     if reason := entry.detail.get("reason"):
         text += f": {reason}"
     kind = "weights" if entry.action in WEIGHT_DECISIONS else "run"
-    return _event(entry.pk, entry.at.timestamp(), kind, _actor_name(run, entry), text)
+    return _build_event(entry.pk, entry.at.timestamp(), kind, _actor_name(run, entry), text)
 
 
 def _actor_name(run: Run, entry: AuditEntry) -> str:
@@ -181,24 +181,24 @@ def _actor_name(run: Run, entry: AuditEntry) -> str:
 
 def _describe_machine_event(event: RunEvent) -> dict[str, Any]:
     text = MACHINES[RunEvent.Kind(event.kind)]
-    return _event(event.pk, event.at.timestamp(), "machine", event.machine.name, text)
+    return _build_event(event.pk, event.at.timestamp(), "machine", event.machine.name, text)
 
 
 def _describe_revocation(membership: Membership) -> dict[str, Any]:
     machine = membership.machine
     at = machine.revoked.timestamp()  # pyright: ignore[reportOptionalMemberAccess]  # see the filter
-    return _event(f"revoked-{machine.pk}", at, "machine", machine.name, "was revoked")
+    return _build_event(f"revoked-{machine.pk}", at, "machine", machine.name, "was revoked")
 
 
 def _describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     text = f"at {checkpoint.tokens:,} tokens, {checkpoint.digest[:12]}"
     at = checkpoint.announced.timestamp()
-    return _event(checkpoint.pk, at, "checkpoint", "Checkpoint", text)
+    return _build_event(checkpoint.pk, at, "checkpoint", "Checkpoint", text)
 
 
 def _describe_stall(notification: Notification) -> dict[str, Any]:
     at = notification.created.timestamp()
-    return _event(notification.pk, at, "run", "The run", "stalled: no machine reports")
+    return _build_event(notification.pk, at, "run", "The run", "stalled: no machine reports")
 
 
 def _silent_machines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -206,4 +206,4 @@ def _silent_machines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     silent = [row for row in rows if not row["alive"] and row["activity"] in WORKING]
     for row in sorted(silent, key=lambda row: row["last_seen"], reverse=True)[:MAX_PER_SOURCE]:
         event_id = f"silent-{row['id']}-{row['last_seen']:.0f}"
-        yield _event(event_id, row["last_seen"], "machine", row["name"], "stopped reporting")
+        yield _build_event(event_id, row["last_seen"], "machine", row["name"], "stopped reporting")

@@ -36,44 +36,46 @@ def generate_types() -> str:
     _, schema = models_json_schema([(model, "validation") for model in MESSAGES])
     definitions = schema["$defs"]
     names = {name: part.get("title", name) for name, part in definitions.items()}
-    types = {names[name]: _declaration(names[name], definitions[name], names) for name in names}
+    types = {
+        names[name]: _render_declaration(names[name], definitions[name], names) for name in names
+    }
     return "\n".join([HEADER, *(types[name] for name in sorted(types))])
 
 
-def _declaration(name: str, schema: JsonSchema, names: dict[str, str]) -> str:
+def _render_declaration(name: str, schema: JsonSchema, names: dict[str, str]) -> str:
     """Return an interface for an object, and a type alias for everything else."""
-    comment = _comment(schema.get("description", ""), indent="")
+    comment = _render_comment(schema.get("description", ""), indent="")
     if schema.get("type") != "object":
-        return f"{comment}export type {name} = {_expression(schema, names)};\n"
+        return f"{comment}export type {name} = {_render_type(schema, names)};\n"
     required = schema.get("required", [])
     lines = []
     for field, part in schema["properties"].items():
-        lines.append(_comment(part.get("description", ""), indent="  "))
+        lines.append(_render_comment(part.get("description", ""), indent="  "))
         optional = "" if field in required else "?"
-        lines.append(f"  {field}{optional}: {_expression(part, names)};\n")
+        lines.append(f"  {field}{optional}: {_render_type(part, names)};\n")
     return f"{comment}export interface {name} {{\n{''.join(lines)}}}\n"
 
 
-def _expression(schema: JsonSchema, names: dict[str, str]) -> str:
+def _render_type(schema: JsonSchema, names: dict[str, str]) -> str:
     """Return the TypeScript type of the values that a schema permits."""
     if "$ref" in schema:
         return names[schema["$ref"].removeprefix(_REFERENCE)]
     if "anyOf" in schema:
-        return " | ".join(_expression(part, names) for part in schema["anyOf"])
+        return " | ".join(_render_type(part, names) for part in schema["anyOf"])
     if "const" in schema:
         return json.dumps(schema["const"])
     if "enum" in schema:
         return " | ".join(json.dumps(value) for value in schema["enum"])
     if schema["type"] == "object":
-        return f"Record<string, {_expression(schema['additionalProperties'], names)}>"
+        return f"Record<string, {_render_type(schema['additionalProperties'], names)}>"
     if "prefixItems" in schema:
-        return f"[{', '.join(_expression(part, names) for part in schema['prefixItems'])}]"
+        return f"[{', '.join(_render_type(part, names) for part in schema['prefixItems'])}]"
     if schema["type"] == "array":
-        return f"{_expression(schema['items'], names)}[]"
+        return f"{_render_type(schema['items'], names)}[]"
     return _PRIMITIVES[schema["type"]]
 
 
-def _comment(text: str, indent: str) -> str:
+def _render_comment(text: str, indent: str) -> str:
     """Return a JSDoc comment with the text, or nothing if there is none."""
     lines = text.splitlines()
     if not lines:

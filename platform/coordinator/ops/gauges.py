@@ -41,11 +41,17 @@ def exposition() -> Iterator[str]:
         RedisError: Valkey does not answer.
         DatabaseError: Postgres does not answer.
     """
-    for gauge in (_runs(), _machines_alive(), _clock_offset(), _heartbeat_ages(), _queues()):
+    for gauge in (
+        _count_runs(),
+        _machines_alive(),
+        _clock_offset(),
+        _heartbeat_ages(),
+        _measure_queues(),
+    ):
         yield from gauge.lines()
 
 
-def _runs() -> Gauge:
+def _count_runs() -> Gauge:
     counts = dict(Run.objects.order_by().values_list("status").annotate(Count("pk")))
     values = [({"status": status.value}, float(counts.get(status.value, 0))) for status in Status]
     return Gauge("barnraise_runs", "Runs, by status", values)
@@ -78,7 +84,7 @@ def _heartbeat_ages() -> Gauge:
     )
 
 
-def _queues() -> Gauge:
+def _measure_queues() -> Gauge:
     lengths = {
         "reports": valkey_client().llen(report_queue.PENDING_KEY),
         "tasks": valkey_client().llen(TASK_QUEUE),

@@ -170,11 +170,11 @@ def find_reachable(entries: Sequence[MirrorEntry]) -> list[MirrorEntry]:
     if not entries:
         return []
     with ThreadPoolExecutor(len(entries)) as executor:
-        answers = executor.map(_answers, entries)
+        answers = executor.map(_probe, entries)
         return [entry for entry, answer in zip(entries, answers, strict=True) if answer]
 
 
-def _answers(entry: MirrorEntry) -> bool:
+def _probe(entry: MirrorEntry) -> bool:
     try:
         url = f"{entry.url.rstrip('/')}{API}/mirror"
         return httpx.get(url, timeout=PROBE_SECONDS, verify=_tls_context()).status_code == 200

@@ -40,7 +40,7 @@ class RequestKey:
             MessageError: It was not encrypted for this request.
         """
         try:
-            cipher = _cipher(self._private, answer.key, self.key, answer.key)
+            cipher = _derive_cipher(self._private, answer.key, self.key, answer.key)
             nonce = bytes.fromhex(answer.nonce)
             text = cipher.decrypt(nonce, bytes.fromhex(answer.text), None)
             items = PrivateItems.model_validate_json(text).items
@@ -69,14 +69,14 @@ def encrypt_private_data(request: PrivateDataRequest) -> EncryptedPrivateData:
     nonce = secrets.token_bytes(NONCE_BYTES)
     text = PrivateItems(items=items).model_dump_json().encode()
     try:
-        cipher = _cipher(private, request.key, request.key, key)
+        cipher = _derive_cipher(private, request.key, request.key, key)
     except ValueError:
         raise MessageError("the request's key is not an X25519 key") from None
     encrypted = cipher.encrypt(nonce, text, None)
     return EncryptedPrivateData(key=key, nonce=nonce.hex(), text=encrypted.hex())
 
 
-def _cipher(
+def _derive_cipher(
     private: X25519PrivateKey, other: str, request_key: str, answer_key: str
 ) -> ChaCha20Poly1305:
     """Derive the cipher from the shared secret and both public keys."""

@@ -71,7 +71,7 @@ def acquire(lease: str, since: datetime) -> LeaseDecision:
         HELD: do the work now. WAIT: ask again later. DONE: the work is done. A site without other
         mirrors always gets HELD.
     """
-    silence = _silence()
+    silence = _measure_silence()
     if not silence:
         return LeaseDecision.HELD
     with log_transaction():
@@ -94,7 +94,7 @@ def mark_done(*leases: str) -> None:
             record("lease.done", lease, {"mirror": site_identity.identity().key})
 
 
-def _silence() -> dict[str, float]:
+def _measure_silence() -> dict[str, float]:
     """Return, for each other mirror of the list, the seconds since it was last seen."""
     keys = [entry.key for entry in mirror_list.other_mirrors()]
     now = timezone.now()

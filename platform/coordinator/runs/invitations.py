@@ -54,7 +54,7 @@ class RunInvitation(models.Model):
     def find_by_token(cls, token: str) -> "RunInvitation | None":
         """Find the invitation of a link; None if it is not valid, or not any longer."""
         try:
-            pk = _signer().unsign(token)
+            pk = _create_signer().unsign(token)
         except BadSignature:
             return None
         valid = cls.objects.filter(pk=pk, withdrawn=None, expires__gt=timezone.now())
@@ -63,7 +63,7 @@ class RunInvitation(models.Model):
     @property
     def token(self) -> str:
         """The secret part of the link."""
-        return _signer().sign(self.pk.hex)
+        return _create_signer().sign(self.pk.hex)
 
     @property
     def is_valid(self) -> bool:
@@ -116,5 +116,5 @@ class Guest(models.Model):
         return f"{self.user}, invited to {self.run}"
 
 
-def _signer() -> Signer:
+def _create_signer() -> Signer:
     return Signer(salt="barnraise.invitation")

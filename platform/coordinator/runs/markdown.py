@@ -30,14 +30,14 @@ def render_html(text: str) -> SafeString:
     """
     cleaned = clean_markdown(text)
     # The renderer escapes everything that is not Markdown.
-    html = _renderer().render(cleaned)
+    html = _create_renderer().render(cleaned)
     if len(html) > MAX_HTML_CHARACTERS:
         html = f"<pre>{escape(cleaned)}</pre>"
     return mark_safe(html)
 
 
 @lru_cache(maxsize=1)
-def _renderer() -> MarkdownIt:
+def _create_renderer() -> MarkdownIt:
     markdown = (
         MarkdownIt("commonmark", {"html": False, "maxNesting": 20})
         .enable("table")

@@ -19,7 +19,7 @@ _CPU_UPDATES = (
 )
 
 
-def _gpu(
+def _describe_gpu(
     name: str, memory: int, device_memory: int, flops: float, bandwidth: float, link: float
 ) -> Hardware:
     """Describe a computer with a GPU.
@@ -79,6 +79,6 @@ LAPTOP = Hardware(
 )
 REFERENCE_MACHINES = (
     ("8 GB laptop", LAPTOP),
-    ("12 GB GPU", _gpu("a GPU with 12 GB", 32 * GB, 12 * GB, 25 * T, 360e9, 12e9)),
-    ("24 GB GPU", _gpu("a GPU with 24 GB", 64 * GB, 24 * GB, 70 * T, 900e9, 22e9)),
+    ("12 GB GPU", _describe_gpu("a GPU with 12 GB", 32 * GB, 12 * GB, 25 * T, 360e9, 12e9)),
+    ("24 GB GPU", _describe_gpu("a GPU with 24 GB", 64 * GB, 24 * GB, 70 * T, 900e9, 22e9)),
 )

@@ -160,16 +160,16 @@ def _parse_value(value: Any, type_: Any) -> Any:
     if type_ == LINES:
         lines = value.splitlines() if isinstance(value, str) else map(str, value)
         return tuple(line.strip() for line in lines if line.strip())
-    return _texts(value) if type_ == tuple[str, ...] else _number(value, type_)
+    return _split_texts(value) if type_ == tuple[str, ...] else _parse_number(value, type_)
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def _split_texts(value: Any) -> tuple[str, ...]:
     """Split a text at white space; take a list as it is. A dataset may be spelled hf:owner/name."""
     items = value.split() if isinstance(value, str) else [str(item) for item in value]
     return tuple(item.removeprefix("hf:") for item in items)
 
 
-def _number(value: Any, type_: Any) -> Any:
+def _parse_number(value: Any, type_: Any) -> Any:
     """Read a number as people write it: 1e6, 1_000_000 and 1,000,000 are the same whole number."""
     if type_ is str or not isinstance(value, str):
         return type_(value)

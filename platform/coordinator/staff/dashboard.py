@@ -42,18 +42,18 @@ def collect_dashboard() -> dict[str, Any]:
     since = heartbeats.delayed_since()
     totals = totals_cache.get(None, live_totals)
     try:
-        queues = _queues()
+        queues = _read_queues()
         errors = [{**row, "at": _local_time(row["at"])} for row in recent_errors.list_recent()]
     except redis.exceptions.RedisError:
         queues = None
         errors = None
     return {
         "counts": {
-            **counts_cache.get(None, _counts),
+            **counts_cache.get(None, _count_everything),
             "alive": totals.machines,
             "rate": totals.rate,
         },
-        "runs": _runs(totals),
+        "runs": _list_active_runs(totals),
         "lines": lines_cache.get(None, daily_lines),
         "backup": read_last_backup(settings.STATE_DIR),
         "disk": _free_disk(),
@@ -64,7 +64,7 @@ def collect_dashboard() -> dict[str, Any]:
     }
 
 
-def _counts() -> dict[str, Any]:
+def _count_everything() -> dict[str, Any]:
     """Count runs, machines, people, emails and webhook calls."""
     yesterday = timezone.now() - timedelta(days=1)
     by_status = dict(Run.objects.values_list("status").annotate(Count("pk")))
@@ -85,7 +85,7 @@ def _free_disk() -> dict[str, Any]:
     return {"free": usage.free, "share": usage.free / max(1, usage.total)}
 
 
-def _runs(totals: LiveTotals) -> list[dict[str, Any]]:
+def _list_active_runs(totals: LiveTotals) -> list[dict[str, Any]]:
     """List active runs, the newest first, with their machines and rates."""
     active = Run.objects.filter(status__in=ACTIVE_STATUSES).select_related("owner")
     runs = list(active.order_by("-pk")[:MAX_RUNS])
@@ -96,7 +96,7 @@ def _runs(totals: LiveTotals) -> list[dict[str, Any]]:
     return rows
 
 
-def _queues() -> dict[str, Any]:
+def _read_queues() -> dict[str, Any]:
     """Read the lengths of the queues, and the memory that Valkey uses."""
     with valkey_client().pipeline(transaction=False) as pipe:
         pipe.llen(report_queue.PENDING_KEY)

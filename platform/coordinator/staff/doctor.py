@@ -87,14 +87,18 @@ def check_database() -> Iterator[Finding]:
         missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
         version: int = connection.pg_version // 10_000
     except DatabaseError as error:
-        yield _fail("database", f"Postgres does not answer: {_first_line(error)}.")
+        yield _report_failure("database", f"Postgres does not answer: {_first_line(error)}.")
         return
     if version < MIN_POSTGRES:
-        yield _fail("database", f"Postgres {version} is too old: use {MIN_POSTGRES} or newer.")
+        yield _report_failure(
+            "database", f"Postgres {version} is too old: use {MIN_POSTGRES} or newer."
+        )
     elif missing:
-        yield _fail("database", f"{len(missing)} migrations are missing: run manage.py migrate.")
+        yield _report_failure(
+            "database", f"{len(missing)} migrations are missing: run manage.py migrate."
+        )
     else:
-        yield _ok("database", f"Postgres {version}, all migrations are applied.")
+        yield _report_ok("database", f"Postgres {version}, all migrations are applied.")
 
 
 def check_valkey() -> Iterator[Finding]:
@@ -105,19 +109,21 @@ def check_valkey() -> Iterator[Finding]:
         policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "")
         appends = client.config_get("appendonly").get("appendonly", "")
     except redis.exceptions.ResponseError:
-        yield _ok("live store", "Valkey answers; its configuration cannot be read.")
+        yield _report_ok("live store", "Valkey answers; its configuration cannot be read.")
         return
     except redis.exceptions.RedisError as error:
-        yield _fail("live store", f"Valkey does not answer: {_first_line(error)}.")
+        yield _report_failure("live store", f"Valkey does not answer: {_first_line(error)}.")
         return
     if policy != "noeviction":
-        yield _fail(
+        yield _report_failure(
             "live store", f"maxmemory-policy is {policy}: set noeviction, or reports are lost."
         )
     elif appends != "yes":
-        yield _warn("live store", "appendonly is off: a restart of Valkey loses queued reports.")
+        yield _report_warning(
+            "live store", "appendonly is off: a restart of Valkey loses queued reports."
+        )
     else:
-        yield _ok("live store", "Valkey answers and stores its queue on disk.")
+        yield _report_ok("live store", "Valkey answers and stores its queue on disk.")
 
 
 def check_background() -> Iterator[Finding]:
@@ -132,35 +138,37 @@ def check_background() -> Iterator[Finding]:
         time.sleep(min(heartbeats.INTERVALS.values()))  # a part counts from the first look at it
         ages = heartbeats.read_ages()
     except redis.exceptions.RedisError:
-        yield _fail("Celery and beat", "Not known: Valkey does not answer.")
+        yield _report_failure("Celery and beat", "Not known: Valkey does not answer.")
         return
     recorded: Any = valkey_client().hkeys(heartbeats.KEY)
     for part, (name, advice) in sentences.items():
         if part.value not in recorded:
-            yield _fail(name, f"It has never advanced: {advice}.")
+            yield _report_failure(name, f"It has never advanced: {advice}.")
         elif ages[part] > heartbeats.STOPPED_SECONDS:
-            yield _fail(name, f"It last advanced {ages[part]:.0f} s ago: {advice}.")
+            yield _report_failure(name, f"It last advanced {ages[part]:.0f} s ago: {advice}.")
         else:
-            yield _ok(name, f"It advanced {ages[part]:.0f} s ago.")
+            yield _report_ok(name, f"It advanced {ages[part]:.0f} s ago.")
 
 
 def check_mail() -> Iterator[Finding]:
     """Check that the mail server accepts this site's log-in; no email is sent."""
     backend = settings.EMAIL_BACKEND.rsplit(".", 2)[-2]
     if backend == "console":
-        yield _warn("mail", "Emails are only written to Celery's log: set EMAIL_URL.")
+        yield _report_warning("mail", "Emails are only written to Celery's log: set EMAIL_URL.")
         return
     if backend != "smtp":
-        yield _warn("mail", f"Emails go to the backend {backend}, not to a mail server.")
+        yield _report_warning("mail", f"Emails go to the backend {backend}, not to a mail server.")
         return
     try:
         mail: Any = get_connection()
         mail.open()
         mail.close()
     except (OSError, smtplib.SMTPException, ssl.SSLError) as error:
-        yield _fail("mail", f"{settings.EMAIL_HOST} refuses: {_first_line(error)}.")
+        yield _report_failure("mail", f"{settings.EMAIL_HOST} refuses: {_first_line(error)}.")
         return
-    yield _ok("mail", f"{settings.EMAIL_HOST} accepts the log-in. Send a test letter as well.")
+    yield _report_ok(
+        "mail", f"{settings.EMAIL_HOST} accepts the log-in. Send a test letter as well."
+    )
 
 
 def check_address() -> Iterator[Finding]:
@@ -169,26 +177,28 @@ def check_address() -> Iterator[Finding]:
     try:
         answer = httpx.get(f"{url}/api/v1/mirror", timeout=HTTP_SECONDS, follow_redirects=False)
     except httpx.HTTPError as error:
-        yield _fail("address", f"{url} does not answer: {_first_line(error)}.")
+        yield _report_failure("address", f"{url} does not answer: {_first_line(error)}.")
         return
     if answer.is_redirect and settings.HTTPS:
-        yield _fail(
+        yield _report_failure(
             "address",
             f"{url} redirects to itself: the proxy must send X-Forwarded-Proto, and "
             "BARNRAISE_PROXIES must name the proxy's address.",
         )
     elif answer.status_code != 200:
-        yield _fail(
+        yield _report_failure(
             "address",
             f"{url} answers {answer.status_code}: BARNRAISE_HOSTS must name "
             f"{urlsplit(url).hostname}.",
         )
     elif settings.HTTPS and "strict-transport-security" not in answer.headers:
-        yield _warn("address", f"{url} answers without Strict-Transport-Security.")
+        yield _report_warning("address", f"{url} answers without Strict-Transport-Security.")
     elif not settings.HTTPS:
-        yield _warn("address", f"{url} answers without TLS: set BARNRAISE_HTTPS behind a proxy.")
+        yield _report_warning(
+            "address", f"{url} answers without TLS: set BARNRAISE_HTTPS behind a proxy."
+        )
     else:
-        yield _ok("address", f"{url} answers with TLS and its header.")
+        yield _report_ok("address", f"{url} answers with TLS and its header.")
 
 
 def check_websockets() -> Iterator[Finding]:
@@ -200,16 +210,16 @@ def check_websockets() -> Iterator[Finding]:
             pass
     except websockets.exceptions.InvalidStatus as error:
         if error.response.status_code != 403:
-            yield _fail(
+            yield _report_failure(
                 "websockets",
                 f"{socket} answers {error.response.status_code}: the proxy must pass Upgrade and "
                 "Connection.",
             )
             return
     except (OSError, websockets.exceptions.WebSocketException, TimeoutError) as error:
-        yield _fail("websockets", f"{socket} cannot be opened: {_first_line(error)}.")
+        yield _report_failure("websockets", f"{socket} cannot be opened: {_first_line(error)}.")
         return
-    yield _ok("websockets", "The site answers websockets at its public address.")
+    yield _report_ok("websockets", "The site answers websockets at its public address.")
 
 
 def check_clock() -> Iterator[Finding]:
@@ -221,14 +231,18 @@ def check_clock() -> Iterator[Finding]:
             offset = time.time() - row[0]
             ahead = writer.clock_offset()
     except (DatabaseError, redis.exceptions.RedisError):
-        yield _warn("clock", "Not known: a server does not answer.")
+        yield _report_warning("clock", "Not known: a server does not answer.")
         return
     if abs(offset) > MAX_CLOCK_SECONDS:
-        yield _fail("clock", f"It is {offset:+.0f} s off Postgres's: synchronise both by NTP.")
+        yield _report_failure(
+            "clock", f"It is {offset:+.0f} s off Postgres's: synchronise both by NTP."
+        )
     elif abs(ahead) > MAX_CLOCK_SECONDS:
-        yield _fail("clock", f"It is {ahead:+.0f} s ahead of the other mirrors': use NTP.")
+        yield _report_failure(
+            "clock", f"It is {ahead:+.0f} s ahead of the other mirrors': use NTP."
+        )
     else:
-        yield _ok("clock", "It agrees with Postgres's and with the other mirrors'.")
+        yield _report_ok("clock", "It agrees with Postgres's and with the other mirrors'.")
 
 
 def check_disk() -> Iterator[Finding]:
@@ -236,46 +250,50 @@ def check_disk() -> Iterator[Finding]:
     usage = shutil.disk_usage(settings.STATE_DIR)
     free = f"{usage.free / 2**30:.1f} GiB of {usage.total / 2**30:.0f} GiB are free"
     if usage.free < MIN_FREE_BYTES:
-        yield _fail("disk", f"Only {free} in {settings.STATE_DIR}.")
+        yield _report_failure("disk", f"Only {free} in {settings.STATE_DIR}.")
     elif usage.free < MIN_FREE_SHARE * usage.total:
-        yield _warn("disk", f"Only {free} in {settings.STATE_DIR}.")
+        yield _report_warning("disk", f"Only {free} in {settings.STATE_DIR}.")
     else:
-        yield _ok("disk", f"{free} in {settings.STATE_DIR}.")
+        yield _report_ok("disk", f"{free} in {settings.STATE_DIR}.")
 
 
 def check_files() -> Iterator[Finding]:
     """Check that the pages' scripts and the worker's wheel are built."""
     if (settings.DIST / "manifest.json").exists():
-        yield _ok("pages", "Scripts and styles are built.")
+        yield _report_ok("pages", "Scripts and styles are built.")
     else:
-        yield _fail("pages", "Scripts and styles are missing: run frontend/build.py.")
+        yield _report_failure("pages", "Scripts and styles are missing: run frontend/build.py.")
     wheel = find_wheel()
     if wheel is None:
-        yield _warn("worker", "There is no package at /download/: run make wheel.")
+        yield _report_warning("worker", "There is no package at /download/: run make wheel.")
     else:
-        yield _ok("worker", f"/download/ offers version {wheel.version}.")
+        yield _report_ok("worker", f"/download/ offers version {wheel.version}.")
 
 
 def check_backups() -> Iterator[Finding]:
     """Check when the site was last backed up."""
     last = read_last_backup(settings.STATE_DIR)
     if last is None:
-        yield _warn("backup", "There is none: enable barnraise-backup.timer.")
+        yield _report_warning("backup", "There is none: enable barnraise-backup.timer.")
     elif last.is_late:
-        yield _warn("backup", f"The last one is {last.age_days:.0f} days old, in {last.folder}.")
+        yield _report_warning(
+            "backup", f"The last one is {last.age_days:.0f} days old, in {last.folder}."
+        )
     else:
-        yield _ok("backup", f"The last one is {last.age_days * 24:.0f} h old, in {last.folder}.")
+        yield _report_ok(
+            "backup", f"The last one is {last.age_days * 24:.0f} h old, in {last.folder}."
+        )
 
 
-def _ok(part: str, sentence: str) -> Finding:
+def _report_ok(part: str, sentence: str) -> Finding:
     return Finding(part, Health.OK, sentence)
 
 
-def _warn(part: str, sentence: str) -> Finding:
+def _report_warning(part: str, sentence: str) -> Finding:
     return Finding(part, Health.WARNING, sentence)
 
 
-def _fail(part: str, sentence: str) -> Finding:
+def _report_failure(part: str, sentence: str) -> Finding:
     return Finding(part, Health.FAILURE, sentence)
 
 

@@ -47,7 +47,7 @@ def load_history(run: Run) -> dict[str, list[list[float]]]:
         "clock": [[tokens, at] for tokens, _, at, _, _ in train],
         "learning_rate": [[tokens, rate] for tokens, _, _, rate, _ in train if rate is not None],
         "gradient_norm": [[tokens, norm] for tokens, *_, norm in train if norm is not None],
-        **_timelines(run),
+        **_load_timelines(run),
     }
 
 
@@ -143,12 +143,18 @@ def _load_training_losses(
         )
         cursor.execute(means, [*wanted, width])
         return [
-            (round(float(tokens)), round(loss, 5), round(at, 1), _shorten(rate), _shorten(norm))
+            (
+                round(float(tokens)),
+                round(loss, 5),
+                round(at, 1),
+                _round_significant(rate),
+                _round_significant(norm),
+            )
             for tokens, loss, at, rate, norm in cursor.fetchall()
         ]
 
 
-def _shorten(value: float | None) -> float | None:
+def _round_significant(value: float | None) -> float | None:
     """Round to five significant digits: a learning rate may be small."""
     return None if value is None else float(f"{value:.5g}")
 
@@ -184,13 +190,13 @@ def _find_slots(run: Run) -> _Slots | None:
         ranges = {width: (first, last) for width, first, last in cursor.fetchall()}
     if not ranges:
         return None
-    width, first, last = _finest(ranges)
+    width, first, last = _find_finest(ranges)
     narrow = math.ceil(narrow / width) * width
     wide = narrow * max(1, math.ceil((last - first + 1) / narrow / (MAX_POINTS - 1)))
     return _Slots(width, narrow, wide)
 
 
-def _timelines(run: Run) -> dict[str, list[list[float]]]:
+def _load_timelines(run: Run) -> dict[str, list[list[float]]]:
     """Return the curves over time, by the names in TIMELINES."""
     slots = _find_slots(run)
     curves: dict[str, list[list[float]]] = {name: [] for name in TIMELINES}
@@ -266,7 +272,7 @@ def _machine_rates(run: Run, machines: list[UUID]) -> dict[UUID, list[list[float
     return rates
 
 
-def _finest(ranges: dict[int, tuple[int, int]]) -> tuple[int, int, int]:
+def _find_finest(ranges: dict[int, tuple[int, int]]) -> tuple[int, int, int]:
     """Return (width, first, last) of the finest rollups that go back to the beginning."""
     beginning = min(first for first, _ in ranges.values())
     for width in BUCKET_WIDTHS:

@@ -156,7 +156,7 @@ def load_machine_history(machine: Machine, now: float | None = None) -> dict[str
     now = time.time() if now is None else now
     since = int(now - HISTORY_SECONDS)
     series: dict[str, list[list[float]]] = {name: [] for name in ("rate", "sent", "received")}
-    for minute, rate, sent, received in _traffic(machine, since):
+    for minute, rate, sent, received in _load_traffic(machine, since):
         series["rate"].append([minute, round(rate, 2)])
         series["sent"].append([minute, round(float(sent) / READING_SECONDS)])
         series["received"].append([minute, round(float(received) / READING_SECONDS)])
@@ -168,7 +168,7 @@ def load_machine_history(machine: Machine, now: float | None = None) -> dict[str
     return {"since": since, "until": round(now), "series": series}
 
 
-def _traffic(machine: Machine, since: int) -> list[tuple[int, float, int, int]]:
+def _load_traffic(machine: Machine, since: int) -> list[tuple[int, float, int, int]]:
     """Return (minute, tokens/s, bytes sent, bytes received), summed over the machine's runs."""
     with connection.cursor() as cursor:
         cursor.execute(

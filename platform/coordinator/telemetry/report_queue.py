@@ -102,7 +102,7 @@ def queue_reports(
         for point in _live_points(machine, report, now)
         if point["tokens"] <= most
     ]
-    values = [json.dumps(value) for value in (entry, _row(newest, now), *points)]
+    values = [json.dumps(value) for value in (entry, _table_row(newest, now), *points)]
     keys = [PENDING_KEY, workers_key(run), points_key(run)]
     keys += [f"limit:reports:{machine}:{s}:{int(now) // s}" for s, _ in MAX_COSTS]
     limits = [bound for limit in MAX_COSTS for bound in limit]
@@ -183,7 +183,7 @@ def publish_point(run: object, machine: object, point: dict[str, Any]) -> None:
         pipe.execute()
 
 
-def _row(report: Report, now: float) -> dict[str, Any]:
+def _table_row(report: Report, now: float) -> dict[str, Any]:
     """Select what the machines' table shows of a report."""
     # A report without a plan or exchange figures leaves the stored ones valid.
     names = {*SHOWN_FIELDS}

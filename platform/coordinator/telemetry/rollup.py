@@ -85,7 +85,7 @@ def drain_queue(*, wait: bool = False) -> int:
         How many entries were moved.
     """
     moved = 0
-    with _alone(wait) as is_alone:
+    with _drain_lock(wait) as is_alone:
         while is_alone:
             raw = _read_entries()
             if not raw:
@@ -117,7 +117,7 @@ def _read_entries() -> list[str]:
 
 
 @contextmanager
-def _alone(wait: bool) -> Iterator[bool]:
+def _drain_lock(wait: bool) -> Iterator[bool]:
     """Yield whether this process may drain the queue.
 
     The lock belongs to the database session: it outlives transactions, and is released when the
@@ -170,13 +170,13 @@ def _store_all(raw: list[str]) -> None:
         witnessed[pk] += attested
         received[pk] = when
     sent = {pk: (reports[pk], witnessed[pk], received[pk]) for pk in sorted(reports)}
-    if sent and not _stored(sent):
+    if sent and not _try_store(sent):
         for pk, theirs in sent.items():
-            if not _stored({pk: theirs}):
+            if not _try_store({pk: theirs}):
                 log.error("reports of membership %s were dropped: Postgres refuses them", pk)
 
 
-def _stored(sent: Sent) -> bool:
+def _try_store(sent: Sent) -> bool:
     try:
         with transaction.atomic():
             store_reports(sent)
@@ -230,7 +230,7 @@ def store_reports(sent: Sent) -> None:
         }
         again = any(r.seq in stored_beyond[member.pk] for r in reports)
         ordered = [fresh[seq] for seq in sorted(fresh)]
-        times = [_measured(member, r, received) for r in ordered]
+        times = [_measured_at(member, r, received) for r in ordered]
         for report, at in zip(ordered, times, strict=True):
             points += _loss_points(member, report, at, changed)
         happened += events.detect_events(member, ordered, times, changed)
@@ -323,7 +323,7 @@ def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> di
     return {pk: firsts[pk] for pk, mark in known if mark >= firsts[pk]}
 
 
-def _measured(member: Membership, report: Report, received: float) -> float:
+def _measured_at(member: Membership, report: Report, received: float) -> float:
     """Return when a report was measured, in seconds since 1970.
 
     A machine's clock may be wrong, but a report is neither older than the run nor newer than its
@@ -338,7 +338,8 @@ def _add_rollups(
     """Add reports to their buckets, and copy the newest one's figures into the membership."""
     for report in reports:
         into = sums[
-            member.pk, int(_measured(member, report, received)) // BUCKET_SECONDS * BUCKET_SECONDS
+            member.pk,
+            int(_measured_at(member, report, received)) // BUCKET_SECONDS * BUCKET_SECONDS,
         ]
         into["reports"] += 1
         into["rate_sum"] += report.rate
@@ -419,17 +420,17 @@ def _move_mark(
             one too.
     """
     beyond = fresh | set(stored_beyond)
-    member.high_water_mark = _contiguous(member.high_water_mark, beyond)
+    member.high_water_mark = _advance_mark(member.high_water_mark, beyond)
     waited = timezone.now() - min(stored_beyond.values(), default=timezone.now())
     left = [seq for seq in beyond if seq > member.high_water_mark]
     # A machine that leaves gaps on purpose would have the site read all that lies beyond them.
     if len(left) > MAX_BEYOND:
-        member.high_water_mark = _contiguous(sorted(left)[len(left) - MAX_BEYOND - 1], beyond)
+        member.high_water_mark = _advance_mark(sorted(left)[len(left) - MAX_BEYOND - 1], beyond)
     elif again and left and waited > timedelta(minutes=GAP_MINUTES):
         log.warning(
             "%s lost its reports %s to %s", member, member.high_water_mark + 1, min(left) - 1
         )
-        member.high_water_mark = _contiguous(min(left), beyond)
+        member.high_water_mark = _advance_mark(min(left), beyond)
     if stored_beyond:
         member.receipts.filter(seq__lte=member.high_water_mark).delete()
     return [
@@ -437,7 +438,7 @@ def _move_mark(
     ]
 
 
-def _contiguous(mark: int, beyond: set[int]) -> int:
+def _advance_mark(mark: int, beyond: set[int]) -> int:
     while mark + 1 in beyond:
         mark += 1
     return mark

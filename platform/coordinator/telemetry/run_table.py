@@ -90,13 +90,13 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     """
     now = time.time() if now is None else now
     live = report_queue.live_rows(run.pk)
-    members = _newest(run, live)
+    members = _select_newest(run, live)
     pks = [
         pk
         for pk, mirror, machine, _, _, latest, *_ in members
         if mirror or not _is_whole(live.get(machine), latest)
     ]
-    stored = _stored(pks) if pks else {}
+    stored = _load_figures(pks) if pks else {}
     machines = []
     for (
         pk,
@@ -133,14 +133,17 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         row["rate"] = row["rate"] if row["alive"] else 0.0
         if row["activity"] != Activity.FETCHING or row["tokens"]:
             machines.append(row)  # and not a machine that has downloaded the weights alone
-    common = {vector: _commonest(reports) for vector, reports in _at_one_vector(machines).items()}
+    common = {
+        vector: _find_commonest_anchor(reports)
+        for vector, reports in _at_one_vector(machines).items()
+    }
     for row in machines:
         compared = row["alive"] and row["anchor"] and row["vector"] in common
         row["agrees"] = row["anchor"] == common[row["vector"]] if compared else None
     return machines
 
 
-def _newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
+def _select_newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
     """Select each machine's row with the latest report; of two alike this site's own."""
     newest: dict[str, tuple[float, tuple]] = {}
     for row in (
@@ -191,7 +194,7 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": tokens,
         "budget": run.token_budget,
         "people": count.people,
-        "rate": sum_over_people(_speeds(run, rows), owner, speeds),
+        "rate": sum_over_people(_sum_speeds(run, rows), owner, speeds),
         "started": run.started.timestamp() if run.started else None,
         "ended": run.finished.timestamp() if run.finished else None,
         "updates": round(sum_over_people(_sum_by_person(rows, "updates_sent"), owner, updates)),
@@ -282,7 +285,7 @@ def _is_undisputed(reports: list[tuple[str, str]]) -> bool:
     return any(vote.confirmed for vote in votes) and sum(people[1:]) < PEOPLE_NEEDED
 
 
-def _commonest(reports: list[tuple[str, str]]) -> str | None:
+def _find_commonest_anchor(reports: list[tuple[str, str]]) -> str | None:
     """Return the anchor that most people report or, where all machines are one person's, most.
 
     None if two are equally common: of two that differ neither is known to be right.
@@ -313,7 +316,7 @@ def _live_count(run: Run, rows: list[dict[str, Any]], signed: dict[str, int]) ->
     return count_tokens(ledgers, str(run.owner_id), signed) or stored
 
 
-def _speeds(run: Run, rows: list[dict[str, Any]]) -> dict[str, float]:
+def _sum_speeds(run: Run, rows: list[dict[str, Any]]) -> dict[str, float]:
     """Sum each person's speed; nobody but the owner exceeds what one volunteer may state."""
     owner = str(run.owner_id)
     speeds = _sum_by_person(rows, "rate")
@@ -330,7 +333,7 @@ def _sum_by_person(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
     return sums
 
 
-def _stored(pks: list[str]) -> dict[str, dict[str, Any]]:
+def _load_figures(pks: list[str]) -> dict[str, dict[str, Any]]:
     """Return membership → its figures in Postgres."""
     rows = Membership.everywhere.filter(pk__in=pks).values("pk", *FIGURES)
     return {str(row.pop("pk")): row | {"anchor": row["anchor"] or None} for row in rows}

@@ -61,10 +61,12 @@ def install_choices(wheel_url: str) -> list[InstallChoice]:
     Args:
         wheel_url: the address of the worker's wheel.
     """
-    return [_choice(system, hardware, wheel_url) for system in SYSTEMS for hardware in HARDWARE]
+    return [
+        _build_choice(system, hardware, wheel_url) for system in SYSTEMS for hardware in HARDWARE
+    ]
 
 
-def _choice(system: str, hardware: str, wheel_url: str) -> InstallChoice:
+def _build_choice(system: str, hardware: str, wheel_url: str) -> InstallChoice:
     note = NOTES.get((system, hardware), "")
     if (system, hardware) not in BUILDS:
         return InstallChoice(system, hardware, "", "", note)

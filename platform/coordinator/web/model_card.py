@@ -116,7 +116,7 @@ def build_model_card(
     # One person may announce weights that nobody else has, and any loss of them.
     trusted = [line for line in lines if line.row.confirmed] or lines
     measured = [line for line in trusted if line.loss is not None and not line.row.disputed]
-    best = min(measured, key=_loss, default=None)
+    best = min(measured, key=_loss_of, default=None)
     newest = next((line for line in lines if line.row.people), lines[0] if lines else None)
     step = max(1, -(-len(lines) // MAX_SHOWN))
     shown, folded = [], []
@@ -133,6 +133,6 @@ def build_model_card(
     return ModelCard(slug, last, sharing, tuple(shown), tuple(folded))
 
 
-def _loss(line: CheckpointLine) -> float:
+def _loss_of(line: CheckpointLine) -> float:
     assert line.loss is not None
     return line.loss

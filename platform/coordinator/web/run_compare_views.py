@@ -55,7 +55,7 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
     found = [run for name in names if (run := visible.find(name)) is not None]
     runs = list({run.pk: run for run in found}.values())
     context = {
-        "columns": _columns(runs),
+        "columns": _build_columns(runs),
         "settings": differing_settings(runs),
         "family": [tree for tree in find_families(request.user, runs) if tree.forks],
         "chart_runs": json.dumps(
@@ -74,7 +74,7 @@ def compare_runs(request: HttpRequest) -> HttpResponse:
     return render(request, "run_compare.html", context)
 
 
-def _columns(runs: list[Run]) -> list[ComparedRun]:
+def _build_columns(runs: list[Run]) -> list[ComparedRun]:
     cards = load_run_cards(runs)
     return [ComparedRun(run, cards[run.pk], _hours_since_start(run)) for run in runs]
 

@@ -144,10 +144,10 @@ def list_runs(request: HttpRequest) -> HttpResponse:
     key = FIGURES.get(wanted.sort)
     if key:
         runs = list(selected[:MAX_SORTED])
-        rows = sorted(_rows(request, runs), key=key)[first : first + PAGE_SIZE + 1]
+        rows = sorted(_build_rows(request, runs), key=key)[first : first + PAGE_SIZE + 1]
     else:
         # One run more than the page shows reveals whether there is a next page.
-        rows = _rows(request, list(selected[first : first + PAGE_SIZE + 1]))
+        rows = _build_rows(request, list(selected[first : first + PAGE_SIZE + 1]))
     context = {
         "filter": wanted,
         "rows": rows[:PAGE_SIZE],
@@ -163,7 +163,7 @@ def list_runs(request: HttpRequest) -> HttpResponse:
     return render(request, "parts/run_list.html" if is_fragment else "runs.html", context)
 
 
-def _rows(request: HttpRequest, runs: list[Run]) -> list[RunRow]:
+def _build_rows(request: HttpRequest, runs: list[Run]) -> list[RunRow]:
     cards: dict[UUID, RunCard] = load_run_cards(runs)
     parents = {run.parent_id for run in runs if run.parent_id}
     shown = Run.objects.listed_for(request.user).exclude(spec_text="").in_bulk(parents)

@@ -37,15 +37,15 @@ def draw_card(title: str, facts: Sequence[str], share: float) -> bytes:
     picture = Image.new("RGB", SIZE, PAPER)
     draw = ImageDraw.Draw(picture)
     _draw_barn(draw, share)
-    draw.text((MARGIN, MARGIN), "Barnraise", GREEN, _font(SERIF, SERIF_WEIGHT, 34))
+    draw.text((MARGIN, MARGIN), "Barnraise", GREEN, _load_font(SERIF, SERIF_WEIGHT, 34))
     width = SIZE[0] - 3 * MARGIN - BARN_WIDTH
-    font = _font(SERIF, SERIF_WEIGHT, 62)
+    font = _load_font(SERIF, SERIF_WEIGHT, 62)
     y = MARGIN + 78.0
     for line in wrap_text(spell_in_latin(title), font, width, MAX_TITLE_LINES):
         draw.text((MARGIN, y), line, INK, font)
         y += 74
     y += 34
-    fact_font = _font(SANS, SANS_WEIGHT, 34)
+    fact_font = _load_font(SANS, SANS_WEIGHT, 34)
     for fact in facts[:4]:
         line = wrap_text(spell_in_latin(fact), fact_font, width, 1)
         draw.text((MARGIN, y), "".join(line), MUTED, fact_font)
@@ -67,10 +67,10 @@ def wrap_text(text: str, font: ImageFont.FreeTypeFont, width: float, max_lines: 
         rest = rest[taken:]
     if rest and lines:
         lines[-1] += ELLIPSIS
-    return [_shorten(line, font, width) for line in lines]
+    return [_shorten_line(line, font, width) for line in lines]
 
 
-def _shorten(line: str, font: ImageFont.FreeTypeFont, width: float) -> str:
+def _shorten_line(line: str, font: ImageFont.FreeTypeFont, width: float) -> str:
     if font.getlength(line) <= width:
         return line
     line = line.rstrip(ELLIPSIS)
@@ -114,7 +114,7 @@ def _draw_barn(draw: ImageDraw.ImageDraw, share: float) -> None:
 
 
 @lru_cache(maxsize=16)
-def _font(name: str, weight: int, size: int) -> ImageFont.FreeTypeFont:
+def _load_font(name: str, weight: int, size: int) -> ImageFont.FreeTypeFont:
     """Load one of the pages' own fonts, as Vite copied it."""
     part = next(row for key, row in load_manifest().items() if key.endswith(name))
     font = ImageFont.truetype(str(Path(settings.DIST) / part["file"]), size)

@@ -145,7 +145,7 @@ TABLE = [  # method, path, name of the message, status for each role
     ("GET", "/mirrors/fork-evidence", None, MIRRORS),
     ("POST", "/mirrors/private-data", None, MIRRORS),
     ("POST", "/mirrors/change-notice", None, MIRRORS),
-    ("POST", "/mirrors/news", None, MIRRORS),
+    ("POST", "/mirrors/telemetry", None, MIRRORS),
     ("POST", "/mirrors/used-codes", None, MIRRORS),
 ]
 

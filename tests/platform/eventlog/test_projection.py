@@ -504,7 +504,7 @@ def test_recovery_code_used_at_two_mirrors_is_used_once():
     ]
     spent = [{"factor": event_id(1), "codes": [3, 4]}, {"factor": event_id(1), "codes": [4, 9]}]
     facts = [(1, "add", sheets[0]), (2, "spend", spent[0]), (2, "spend", spent[1])]
-    assert fold_history("access", *facts)["spent"] == {event_id(1): [3, 4, 9]}
+    assert fold_history("access", *facts)["used_codes"] == {event_id(1): [3, 4, 9]}
     state = fold_history("access", *facts, (3, "add", sheets[1]))
     assert list(state["mirrors"][""]["factors"]) == [event_id(2)]
 

@@ -195,12 +195,12 @@ class StatusDisplay:
         if self._live is None:
             return
         try:
-            self._live.update(self._panel(status), refresh=True)
+            self._live.update(self._build_panel(status), refresh=True)
         except OSError as error:  # the terminal is gone: training does not need it
             log.debug("the status cannot be printed: %s", error)
             silence_terminals()
 
-    def _panel(self, status: dict[str, Any]) -> Any:
+    def _build_panel(self, status: dict[str, Any]) -> Any:
         is_ascii = not (errors.encoding or "").lower().startswith("utf")
         return build_panel(status, self._limits, self._describe_keys(), errors.width, is_ascii)
 

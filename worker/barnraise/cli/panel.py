@@ -32,11 +32,11 @@ def build_panel(
         is_ascii: whether it shows ASCII only.
     """
     lines = [
-        _headline(status, width, is_ascii),
-        _labelled("Loss", _describe_loss(status, width - LABEL_WIDTH, is_ascii)),
-        _labelled("Speed", _describe_speed(status, width - LABEL_WIDTH)),
-        _labelled("Time left", _describe_time_left(status)),
-        _labelled("Peers", _describe_link(status, width - LABEL_WIDTH, is_ascii)),
+        _build_headline(status, width, is_ascii),
+        _label_value("Loss", _describe_loss(status, width - LABEL_WIDTH, is_ascii)),
+        _label_value("Speed", _describe_speed(status, width - LABEL_WIDTH)),
+        _label_value("Time left", _describe_time_left(status)),
+        _label_value("Peers", _describe_link(status, width - LABEL_WIDTH, is_ascii)),
         _last_line(status, limits, keys, width),
     ]
     for line in lines:
@@ -73,7 +73,7 @@ def draw_sparkline(values: Sequence[float], width: int, is_ascii: bool = False) 
     return "".join(blocks[round((mean - low) * scale)] for mean in means)
 
 
-def _headline(status: dict[str, Any], width: int, is_ascii: bool) -> Text:
+def _build_headline(status: dict[str, Any], width: int, is_ascii: bool) -> Text:
     """Return the run's name, what the worker does, and how far the run is, with a bar."""
     activity = str(status["activity"])
     share = _share_done(status)
@@ -97,7 +97,7 @@ def _headline(status: dict[str, Any], width: int, is_ascii: bool) -> Text:
     return line
 
 
-def _labelled(label: str, value: Text | str) -> Text:
+def _label_value(label: str, value: Text | str) -> Text:
     return Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim"), value)
 
 
@@ -189,11 +189,11 @@ def _last_line(status: dict[str, Any], limits: str, keys: str, width: int) -> Te
     """
     room = width - cell_len(keys) - (2 if keys else 0)
     if reason := _describe_waiting(status):
-        line = _labelled("Waiting", Text(reason, "yellow"))
+        line = _label_value("Waiting", Text(reason, "yellow"))
     elif warning := status.get("warning"):  # older versions did not write it
-        line = _labelled("Warning", Text(warning, "yellow"))
+        line = _label_value("Warning", Text(warning, "yellow"))
     else:
-        line = _labelled("Limits", limits)
+        line = _label_value("Limits", limits)
         line.truncate(max(room, LABEL_WIDTH), overflow="ellipsis")
     if keys and LABEL_WIDTH < room >= cell_len(line.plain):
         line.append(" " * (width - cell_len(line.plain) - cell_len(keys)))

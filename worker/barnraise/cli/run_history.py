@@ -75,10 +75,11 @@ def describe_progress(
     """
     alive = [machine for machine in machines if machine["alive"]]
     rate = sum(machine["rate"] for machine in alive)
+    training, validation = (_format_last(curves, name) for name in ("train", "validation"))
     rows = [
         ("owner", escape(run["owner"])),
         ("tokens", f"{run['tokens']:,} of {run['token_budget']:,}"),
-        ("loss", f"{_last(curves, 'train')} training, {_last(curves, 'validation')} validation"),
+        ("loss", f"{training} training, {validation} validation"),
         ("machines", f"{len(alive)} of {len(machines)} at work, {rate:,.0f} tokens/s"),
     ]
     left = run["token_budget"] - run["tokens"]
@@ -87,7 +88,7 @@ def describe_progress(
     return rows
 
 
-def _last(curves: Curves, name: str) -> str:
+def _format_last(curves: Curves, name: str) -> str:
     return f"{curves[name][-1][1]:.3f}" if curves.get(name) else "–"
 
 

@@ -97,7 +97,7 @@ class ControlGroup:
     def _memory_groups(self) -> Iterator[tuple[Path, MemoryFiles]]:
         """Yield the group's folder and those around it, the innermost first."""
         for controller, files in (("memory", VERSION_1), ("", VERSION_2)):
-            for folder in self._folders(controller):
+            for folder in self._list_folders(controller):
                 yield folder, files
 
     def _limited_groups(self) -> Iterator[tuple[Path, MemoryFiles, int]]:
@@ -111,18 +111,18 @@ class ControlGroup:
     def cpu_quota(self) -> float | None:
         """Return how many CPUs' time the process may use; None for no limit."""
         quotas: list[float] = []
-        for folder in self._folders(""):
+        for folder in self._list_folders(""):
             words = _read(folder / "cpu.max").split()
             if len(words) == 2 and words[0].isdigit():
                 quotas.append(int(words[0]) / int(words[1]))
-        for folder in self._folders("cpu"):
+        for folder in self._list_folders("cpu"):
             quota = _read_number(folder / "cpu.cfs_quota_us")
             period = _read_number(folder / "cpu.cfs_period_us")
             if quota > 0 and period > 0:
                 quotas.append(quota / period)
         return min(quotas, default=None)
 
-    def _folders(self, controller: str) -> list[Path]:
+    def _list_folders(self, controller: str) -> list[Path]:
         """Return the folders of the group of a controller and of those around it.
 
         Args:

@@ -83,7 +83,7 @@ def _state_bytes(plan: Plan, tier: str) -> int:
         tiers = {"weights": plan.weights, "moments": plan.moments}.get(
             kind, (plan.exchange,) * (plan.last_fragment + 1)
         )
-        size += sum(plan.total_bytes(kind, i) for i in _ends(plan) if tiers[i] == tier)
+        size += sum(plan.total_bytes(kind, i) for i in _end_indices(plan) if tiers[i] == tier)
         size += tiers[1:-1].count(tier) * plan.total_bytes(kind, 1)
     return size
 
@@ -95,17 +95,17 @@ def _compute_bytes(plan: Plan) -> int:
     if plan.staged:
         size += sum(
             plan.record_bytes("weights", plan.fragments[i].size)
-            for i in _ends(plan)
+            for i in _end_indices(plan)
             if plan.weights[i] != "device"
         )
     if any(not plan.has_gradient_buffer(i) for i in plan.blocks):
         size += plan.gradient_slots * round_to_pages(4 * block)
-    size += sum(round_to_pages(4 * plan.fragments[i].size) for i in _ends(plan))
+    size += sum(round_to_pages(4 * plan.fragments[i].size) for i in _end_indices(plan))
     size += sum(map(plan.has_gradient_buffer, plan.blocks)) * round_to_pages(4 * block)
     return size + round_to_pages(4 * plan.model.vocabulary * plan.model.width)
 
 
-def _ends(plan: Plan) -> tuple[int, int]:
+def _end_indices(plan: Plan) -> tuple[int, int]:
     """Return the indices of the embedding and the final norm, which are no blocks."""
     return 0, plan.last_fragment
 
@@ -129,7 +129,7 @@ def _waiting_bytes(plan: Plan) -> int:
     size = plan.host_gradient_slots * round_to_pages(4 * plan.fragments[1].size)
     size += sum(
         round_to_pages(4 * plan.fragments[i].size)
-        for i in _ends(plan)
+        for i in _end_indices(plan)
         if plan.weights[i] != "device"
     )
     if plan.boundaries == "host":

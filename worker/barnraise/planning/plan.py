@@ -82,7 +82,7 @@ class Plan:
     @property
     def fragments(self) -> tuple[Fragment, ...]:
         """List the model's fragments in order."""
-        return _fragments(self.model)
+        return _fragments_of(self.model)
 
     @property
     def blocks(self) -> range:
@@ -241,13 +241,13 @@ class Plan:
 
     def total_bytes(self, kind: str, i: int) -> int:
         """Return the bytes of all records of one kind of fragment i's state."""
-        embedding, block, final_norm = self._totals[kind]
+        embedding, block, final_norm = self._total_bytes[kind]
         if i == 0:
             return embedding
         return final_norm if i == self.last_fragment else block
 
     @cached_property
-    def _totals(self) -> dict[str, list[int]]:
+    def _total_bytes(self) -> dict[str, list[int]]:
         """Map kind of state → bytes of the embedding, of a block (all are alike), of the norm."""
         return {
             kind: [sum(self.tile_record_bytes(kind, i)) for i in (0, 1, self.last_fragment)]
@@ -304,7 +304,7 @@ def moments_part_bytes(elements: int, bits: int, dtype: str) -> list[int]:
 
 
 @cache
-def _fragments(model: ModelSpec) -> tuple[Fragment, ...]:
+def _fragments_of(model: ModelSpec) -> tuple[Fragment, ...]:
     return model.fragments()
 
 

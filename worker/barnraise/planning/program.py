@@ -144,7 +144,7 @@ class _Stage:
     blocks: tuple[int, ...]
 
 
-def _updates(blocks: Iterable[int]) -> list[_Stage]:
+def _update_stages(blocks: Iterable[int]) -> list[_Stage]:
     return [_Stage(OperationKind.UPDATE, (i,)) for i in blocks]
 
 
@@ -187,12 +187,12 @@ class _Writer:
         plan = self.plan
         stages: list[_Stage] = []
         if pending and plan.staged:
-            stages += _updates(plan.update_order())
+            stages += _update_stages(plan.update_order())
         elif pending:
-            stages += _updates((0, self.last))
+            stages += _update_stages((0, self.last))
         for number, group in enumerate(plan.forward_groups):
             if pending and not plan.staged:
-                stages += _updates(group)
+                stages += _update_stages(group)
             if number == 0:
                 stages.append(_Stage(OperationKind.EMBED, ()))
             stages.append(_Stage(OperationKind.FORWARD, group))
@@ -204,15 +204,15 @@ class _Writer:
         for group in self.plan.backward_groups:
             stages.append(_Stage(OperationKind.BACKWARD, group))
             if immediate:
-                stages += _updates(reversed(group))
+                stages += _update_stages(reversed(group))
         stages.append(_Stage(OperationKind.EMBED_BACKWARD, ()))
         if immediate:
-            stages += _updates((self.last, 0))
+            stages += _update_stages((self.last, 0))
         return stages
 
     def flush(self) -> Program:
         """Write the program of the pending updates alone."""
-        self._run(_updates(self.plan.update_order()), [])
+        self._run(_update_stages(self.plan.update_order()), [])
         self._commit()
         return Program(tuple(self.ops), self.slot_of)
 
@@ -232,13 +232,13 @@ class _Writer:
             (i, t) for i in updated if plan.uses_ring(i) for t in range(plan.tile_count(i))
         ]
         horizon = [*stages, *after]
-        needs = [[i for i in stage.blocks if self._paged(stage, i)] for stage in horizon]
+        needs = [[i for i in stage.blocks if self._needs_slot(stage, i)] for stage in horizon]
         first_update = next(
             (k for k, stage in enumerate(stages) if stage.kind is OperationKind.UPDATE), None
         )
         for at, stage in enumerate(stages):
             if not (plan.staged and stage.kind is OperationKind.UPDATE):
-                self._page(needs, at)
+                self._load_ahead(needs, at)
             if first_update is not None and (
                 at == first_update or (stage.kind is OperationKind.HEAD and at < first_update)
             ):
@@ -247,7 +247,7 @@ class _Writer:
             if at == commit_after:
                 self._commit()
 
-    def _paged(self, stage: _Stage, i: int) -> bool:
+    def _needs_slot(self, stage: _Stage, i: int) -> bool:
         """Whether a stage needs fragment i in a slot, because it has no buffer of its own there."""
         if i in (0, self.last) or self.plan.weights[i] == "device":
             return False
@@ -256,7 +256,7 @@ class _Writer:
             return stage.kind is not OperationKind.UPDATE
         return self.plan.weights[i] == "disk"
 
-    def _page(self, needs: list[list[int]], at: int) -> None:
+    def _load_ahead(self, needs: list[list[int]], at: int) -> None:
         """Load the blocks that stage `at` needs, then those of later stages while slots suffice."""
 
         def next_use(i: int) -> int:
@@ -331,8 +331,8 @@ class _Writer:
                         OperationKind.FORWARD,
                         LaneName.COMPUTE,
                         blocks,
-                        self._slots(blocks),
-                        uses=tuple(self._weights(i) for i in blocks),
+                        self._slots_of(blocks),
+                        uses=tuple(self._weights_of(i) for i in blocks),
                         changes=(("stream",),),
                     )
                 )
@@ -375,14 +375,14 @@ class _Writer:
                 OperationKind.BACKWARD,
                 LaneName.COMPUTE,
                 blocks,
-                self._slots(blocks),
+                self._slots_of(blocks),
                 tuple(self.gradient_of[i] for i in blocks),
-                uses=tuple(self._weights(i) for i in blocks),
-                changes=(("stream",), *(self._gradient(i) for i in blocks)),
+                uses=tuple(self._weights_of(i) for i in blocks),
+                changes=(("stream",), *(self._gradient_of(i) for i in blocks)),
             )
         )
         for i in reversed(blocks):
-            self._finish_gradient(i, self._gradient(i), self.gradient_of[i])
+            self._finish_gradient(i, self._gradient_of(i), self.gradient_of[i])
 
     def _finish_gradient(self, i: int, gradient: Resource, slot: int) -> None:
         """Compute the norm of a complete gradient and move it to where it waits for its update."""
@@ -427,7 +427,7 @@ class _Writer:
         """Update fragment i, write what belongs on disk, and refresh the device's copy."""
         plan = self.plan
         updated_on_host = plan.staged and plan.weights[i] != "device"
-        weights = ("home", i) if plan.staged else self._weights(i)
+        weights = ("home", i) if plan.staged else self._weights_of(i)
         update = Operation(
             OperationKind.UPDATE,
             LaneName.OPTIMIZER if updated_on_host else LaneName.COMPUTE,
@@ -478,7 +478,7 @@ class _Writer:
             return ()
         if plan.staged and plan.weights[i] != "device":
             return (self._host_gradient(i),)
-        return (self._gradient(i),)
+        return (self._gradient_of(i),)
 
     def _update_tiles(self, i: int, update: Operation) -> None:
         """Update fragment i tile by tile through the ring."""
@@ -552,7 +552,7 @@ class _Writer:
 
     # ---- names of buffers ----
 
-    def _weights(self, i: int) -> Resource:
+    def _weights_of(self, i: int) -> Resource:
         return ("slot", self.slot_of[i]) if i in self.slot_of else ("home", i)
 
     def _end(self, i: int) -> Resource:
@@ -562,10 +562,10 @@ class _Writer:
         """
         return ("end", i) if self.plan.staged and self.plan.weights[i] != "device" else ("home", i)
 
-    def _slots(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
+    def _slots_of(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.slot_of.get(i, -1) for i in blocks)
 
-    def _gradient(self, i: int) -> Resource:
+    def _gradient_of(self, i: int) -> Resource:
         slot = self.gradient_of.get(i, -1)
         return ("gradient", "own", i) if slot < 0 else ("gradient", "pool", slot)
 

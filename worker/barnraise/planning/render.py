@@ -200,13 +200,13 @@ def draw_timeline(plan: Plan, hardware: Hardware, width: int = 80) -> list[Text]
     for name, lanes in LANES:
         in_lane = [span for span in spans if span.op.lane in lanes]
         if in_lane:
-            bar = _bar(in_lane, first, last, columns)
+            bar = _draw_lane(in_lane, first, last, columns)
             lines.append(Text.assemble((f"{name:<11} ", "bold"), bar))
     ruler = f"{'':<12}0{format_seconds(last - first):>{columns - 1}}"
     return [*lines, Text(ruler, "dim"), Text(f"{'':<12}{LEGEND}", "dim")]
 
 
-def _bar(spans: Iterable[Span], first: float, last: float, columns: int) -> Text:
+def _draw_lane(spans: Iterable[Span], first: float, last: float, columns: int) -> Text:
     """Draw one lane's line.
 
     A column shows the mark of the operation that fills most of it, a dot if the lane works in it

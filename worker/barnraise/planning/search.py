@@ -94,7 +94,11 @@ class _Search:
 
         Exact clipping is the recipe's own: it is preferred where it is nearly as fast.
         """
-        fitting = [plan for candidate in self._candidates() for plan in self._fill_tiers(candidate)]
+        fitting = [
+            plan
+            for candidate in self._generate_candidates()
+            for plan in self._fill_tiers(candidate)
+        ]
         if not fitting:
             return None
         clippings = sorted({plan.clipping for plan in fitting})
@@ -113,7 +117,7 @@ class _Search:
             return plan
         exact = replace(plan, crash_safety="exact")
         longest = EXACT_COSTS * plan.step_seconds
-        if self._bytes_written(exact) * DAY / longest >= EXACT_WRITES or not self._fits(exact):
+        if self._bytes_written(exact) * DAY / longest >= EXACT_WRITES or not self._check_fit(exact):
             return plan
         exact = self._simulate(exact)
         is_cheap = exact.step_seconds < longest and exact.written_per_day < EXACT_WRITES
@@ -143,7 +147,7 @@ class _Search:
                 best = min(best, simulated, key=lambda plan: plan.step_seconds)
         return best
 
-    def _candidates(self) -> Iterator[Plan]:
+    def _generate_candidates(self) -> Iterator[Plan]:
         """Yield plans of the smallest size; `_fill_tiers` distributes the memory that is left."""
         wanted = self.limits.clipping
         fragments = self.model.layers + 2
@@ -211,7 +215,7 @@ class _Search:
             plans.append(self._largest_that_fits(placed, fragments, self._with_resident))
             counts = sorted({fragments * k // RESIDENTS for k in range(1, RESIDENTS)} - {0})
             resident = (self._with_resident(placed, count) for count in counts)
-            plans += filter(self._fits, resident)
+            plans += filter(self._check_fit, resident)
         if placed.kept_inputs == "block" and not placed.on_disk:
             layers = self.model.layers
             plans = [self._largest_that_fits(way, layers, self._with_retained) for way in plans]
@@ -219,7 +223,7 @@ class _Search:
 
     def fits(self) -> bool:
         """Whether any plan fits."""
-        smallest = [plan for plan in self._candidates() if plan.sequences == 1]
+        smallest = [plan for plan in self._generate_candidates() if plan.sequences == 1]
         return any(map(self._in_memory, smallest)) or any(map(self._fits_on_disk, smallest))
 
     def _fits_on_disk(self, plan: Plan) -> bool:
@@ -235,7 +239,7 @@ class _Search:
         daily = self.budgets.disk_writes_per_day
         return daily is not None and self._bytes_written(plan) > daily
 
-    def _fits(self, plan: Plan) -> bool:
+    def _check_fit(self, plan: Plan) -> bool:
         """Return whether a plan fits; remember it if it came nearest so far."""
         needs = memory_model.host_bytes(plan), memory_model.device_bytes(plan), plan.file_bytes()
         budgets = self.budgets.memory, self.budgets.device_memory, self.budgets.disk
@@ -255,7 +259,7 @@ class _Search:
         low = 0
         while low < high:
             middle = (low + high + 1) // 2
-            if self._fits(change(plan, middle)):
+            if self._check_fit(change(plan, middle)):
                 low = middle
             else:
                 high = middle - 1
@@ -271,7 +275,7 @@ class _Search:
             plan, tile=tile_elements(self.model, whole=True), crash_safety="round", ring=0
         )
         plan = self._with_window(plan) if self.staged else plan
-        return self._with_boundaries(plan, self._fits)
+        return self._with_boundaries(plan, self._check_fit)
 
     def _with_boundaries(self, plan: Plan, fits: Callable[[Plan], object]) -> list[Plan]:
         """Keep inputs where they are computed or, on a GPU, in RAM; return what fits.
@@ -348,7 +352,7 @@ class _Search:
             plan = replace(plan, slots=min(2 * group + 1, layers), host_gradient_slots=group + 2)
         for tier in ("host", "disk") if self.staged else ("disk",):
             placed = replace(plan, weights=("host", *[tier] * layers, "host"))
-            if fitting := self._with_boundaries(placed, self._fits):
+            if fitting := self._with_boundaries(placed, self._check_fit):
                 return fitting
         return []
 
@@ -378,7 +382,7 @@ class _Search:
 
     def _replace_if_fits(self, plan: Plan, **changes: Any) -> Plan:
         changed = replace(plan, **changes)
-        return changed if self._fits(changed) else plan
+        return changed if self._check_fit(changed) else plan
 
     # ---- 3 estimate and 4 simulate ----
 
@@ -492,10 +496,10 @@ class _Search:
             best: the best plan that fits, but writes too much; None if none fits.
             advise: whether to list the nearest changes that would fit.
         """
-        text = self._shortage() if best is None else self._excess_writes(best)
+        text = self._describe_shortage() if best is None else self._excess_writes(best)
         if not advise:
             return text
-        nearest = self._nearest(writes=best is not None)
+        nearest = self._list_nearest(writes=best is not None)
         return f"{text}. What would fit: {'; '.join(nearest)}" if nearest else text
 
     def _excess_writes(self, plan: Plan) -> str:
@@ -506,7 +510,7 @@ class _Search:
             f"to disk, and may write {format_bytes(daily)} a day"
         )
 
-    def _shortage(self) -> str:
+    def _describe_shortage(self) -> str:
         """Explain what the plan that came nearest to fit lacks."""
         assert self.shortest is not None
         host, device, disk = self.shortest
@@ -527,7 +531,7 @@ class _Search:
         needs = "; ".join(short) or "other limits than these"
         return f"this model does not fit: it needs at least {needs}"
 
-    def _nearest(self, writes: bool) -> list[str]:
+    def _list_nearest(self, writes: bool) -> list[str]:
         """List up to three changes, each enough by itself.
 
         Args:

@@ -87,7 +87,7 @@ class Timeline:
         return Span(op, begin, end)
 
 
-def _coarse(plan: "Plan") -> "Plan":
+def _merge_tiles(plan: "Plan") -> "Plan":
     """Merge tiles of a plan whose blocks have many, with a ring of about as many bytes.
 
     Merging hardly changes what overlaps, but makes the simulation much faster.
@@ -103,7 +103,7 @@ class StepSimulation:
     """Simulate a plan's steps on `hardware`, until each takes as long as the one before."""
 
     def __init__(self, plan: "Plan", hardware: Hardware) -> None:
-        self.plan = _coarse(plan)
+        self.plan = _merge_tiles(plan)
         self.hardware = hardware
         self._seconds_of: dict[tuple[object, ...], float] = {}  # durations computed so far
 
@@ -147,7 +147,9 @@ class StepSimulation:
         """
         busy = self.busy_seconds()
         return max(
-            self._end(self.spans) + self._undeferred, *busy.values(), self._sustained_disk_seconds
+            self._end(self.spans) + self._deferred_update_seconds,
+            *busy.values(),
+            self._sustained_disk_seconds,
         )
 
     @cached_property
@@ -162,7 +164,7 @@ class StepSimulation:
         return seconds
 
     @property
-    def _undeferred(self) -> float:
+    def _deferred_update_seconds(self) -> float:
         """Return the seconds of the updates that follow the step under exact clipping.
 
         They are 0 if the updates run during the step.
@@ -177,7 +179,7 @@ class StepSimulation:
         seconds = dict.fromkeys(LaneName, 0.0)
         for span in self.spans:
             seconds[span.op.lane] += span.end - span.begin
-        seconds[LaneName.COMPUTE] += self._undeferred
+        seconds[LaneName.COMPUTE] += self._deferred_update_seconds
         waiting = self.plan.stored_activations - self.plan.micro_batches
         seconds[LaneName.OUT] += waiting * self._input_seconds(self.hardware.from_device)
         seconds[LaneName.IN] += waiting * self._input_seconds(self.hardware.to_device)
@@ -221,13 +223,13 @@ class StepSimulation:
             case OperationKind.STORE | OperationKind.WRITE | OperationKind.SPILL:
                 return self._bytes_written(op) / self.hardware.disk_write
             case OperationKind.LOAD:
-                return self._size(op) * self.plan.streamed_bytes / self.hardware.to_device
+                return self._count_elements(op) * self.plan.streamed_bytes / self.hardware.to_device
             case OperationKind.OFFLOAD:
-                return self._size(op) * 4 / self.hardware.from_device
+                return self._count_elements(op) * 4 / self.hardware.from_device
             case OperationKind.NORM:
-                return self._size(op) * SQUARED_BYTES / self.hardware.compute_stream
+                return self._count_elements(op) * SQUARED_BYTES / self.hardware.compute_stream
             case OperationKind.UPDATE:
-                elements = self._size(op)
+                elements = self._count_elements(op)
                 if op.tile >= 0:
                     begin, end = self.plan.tile_bounds(op.blocks[0], op.tile)
                     elements = end - begin
@@ -237,7 +239,7 @@ class StepSimulation:
             case _:
                 return self._computation_seconds(op)
 
-    def _size(self, op: Operation) -> int:
+    def _count_elements(self, op: Operation) -> int:
         """Return the number of elements of an operation's fragment."""
         return self.plan.fragments[op.blocks[0]].size
 

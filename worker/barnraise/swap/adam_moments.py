@@ -85,7 +85,7 @@ class AdamMoments:
         low = None if self.low is None else self.low[begin:end]
         return AdamMoments(self.m[begin:end], self.v[begin:end], scales, low)
 
-    def _pieces(self) -> Iterator[tuple[slice, "AdamMoments"]]:
+    def _split_pieces(self) -> Iterator[tuple[slice, "AdamMoments"]]:
         """Yield the pieces in which a conversion takes little of a device's memory."""
         for begin, end in device_pieces(self.m):
             yield slice(begin, end), self.part(begin, end)
@@ -95,7 +95,7 @@ class AdamMoments:
         if self.scales is None:
             return self.m.cpu(), self.v.cpu()
         m, v = (torch.empty(self.m.numel()) for _ in range(2))
-        for piece, moments in self._pieces():
+        for piece, moments in self._split_pieces():
             decoded = precision.decode_moments(moments._eight_bit())
             m[piece].copy_(decoded[0])
             v[piece].copy_(decoded[1])
@@ -108,7 +108,7 @@ class AdamMoments:
             self.v.copy_(v)
             return
         device = self.m.device
-        for piece, moments in self._pieces():
+        for piece, moments in self._split_pieces():
             encoded = moments._eight_bit()
             precision.encode_moments(m[piece].to(device), v[piece].to(device), encoded)
 

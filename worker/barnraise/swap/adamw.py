@@ -80,10 +80,10 @@ class AdamWKernel:
         )
         if not isinstance(divisor, Tensor):
             assert divisor >= 1.0, f"clipping must not enlarge a gradient: its divisor is {divisor}"
-            divisor = None if divisor == 1.0 else _scalar(divisor, device)
+            divisor = None if divisor == 1.0 else _create_scalar(divisor, device)
         return cls(
             spans=decay_spans(fragment) if step.weight_decay else [(0, fragment.size, False)],
-            step_count=_scalar(step.number, device),
+            step_count=_create_scalar(step.number, device),
             learning_rate=step.learning_rate,
             weight_decay=step.weight_decay,
             gradient_divisor=divisor,
@@ -132,7 +132,7 @@ class AdamWKernel:
         )
 
 
-def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
+def _create_scalar(value: float | Tensor, device: torch.device) -> Tensor:
     """Return an fp32 scalar, filled by the device: copying it there would wait for the device."""
     return torch.full((), float(value), dtype=torch.float32, device=device)
 

@@ -55,16 +55,18 @@ class Buffers:
         plan, block = self._plan, self._plan.fragments[1]
         record_bytes = plan.record_bytes("weights", block.size)
         self._slots = [compute.allocate(record_bytes) for _ in range(plan.slots)]
-        self._slot_leaves = [Leaves(block, self._typed(raw, block.size)) for raw in self._slots]
+        self._slot_leaves = [
+            Leaves(block, self._view_streamed(raw, block.size)) for raw in self._slots
+        ]
         self._leaves: dict[int, Leaves] = {}
         for fragment in plan.fragments:
             i = fragment.index
             raw = self._store.memory_buffer("weights", i)
             if raw is not None and (not plan.staged or plan.weights[i] == "device"):
-                self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
+                self._leaves[i] = Leaves(fragment, self._view_streamed(raw, fragment.size))
             elif i in (0, plan.last_fragment):
                 raw = compute.allocate(plan.record_bytes("weights", fragment.size))
-                self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
+                self._leaves[i] = Leaves(fragment, self._view_streamed(raw, fragment.size))
 
     def _allocate_gradients(self, compute: Arena) -> None:
         """Allocate the pool of gradients, and gradients of fragments that have one of their own."""
@@ -128,7 +130,7 @@ class Buffers:
         self.head_gradient = torch.empty(0)
         self.host_scalars = None
 
-    def _typed(self, raw: Tensor, n: int) -> Tensor:
+    def _view_streamed(self, raw: Tensor, n: int) -> Tensor:
         """View the first n elements of a uint8 buffer in the streamed type."""
         return raw[: n * self._dtype.itemsize].view(self._dtype)
 
@@ -163,17 +165,17 @@ class Buffers:
         raw = self._store.memory_buffer("weights", i)
         if raw is None:
             raw = self._read_slots[i % self._plan.host_slots]
-        return self._typed(raw, self._plan.fragments[i].size)
+        return self._view_streamed(raw, self._plan.fragments[i].size)
 
     # ---- gradients -----------------------------------------------------------------------------
 
     def gradient(self, i: int, slot: int) -> Tensor:
         """Return fragment i's gradient, fp32 [n], where it is computed."""
-        return self._floats(self._gradients[i] if slot < 0 else self._pool[slot], i)
+        return self._view_floats(self._gradients[i] if slot < 0 else self._pool[slot], i)
 
     def host_gradient(self, i: int) -> Tensor:
         """Return fragment i's gradient, fp32 [n], in host memory, for a staged update."""
-        return self._floats(self._host_gradient_buffer(i), i)
+        return self._view_floats(self._host_gradient_buffer(i), i)
 
     def waiting_gradient(self, i: int) -> Tensor:
         """Return fragment i's gradient, fp32 [n], where it waits for exact clipping in memory."""
@@ -190,7 +192,7 @@ class Buffers:
             return self._host_end_gradients[i]
         return self._host_gradients[self._plan.host_gradient_slot(i)]
 
-    def _floats(self, raw: Tensor, i: int) -> Tensor:
+    def _view_floats(self, raw: Tensor, i: int) -> Tensor:
         return raw[: 4 * self._plan.fragments[i].size].view(torch.float32)
 
     # ---- scratch -------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ class Buffers:
         else:
             parts = {"moments": self._store.memory_record("moments", i, t)}
         if "weights" in parts:
-            weights = self._typed(parts["weights"], n)
+            weights = self._view_streamed(parts["weights"], n)
         elif slot >= 0:
             weights = self.leaves(i, slot).flat[begin:end]
         else:

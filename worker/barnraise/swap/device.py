@@ -297,15 +297,15 @@ def register_host_memory(address: int, size: int) -> int:
     Returns:
         0, or the driver's error number if the system refuses.
     """
-    return int(_runtime().cudaHostRegister(address, size, 0))
+    return int(_cuda_runtime().cudaHostRegister(address, size, 0))
 
 
 def unregister_host_memory(address: int) -> None:
     """Unpin pages that were registered."""
-    _runtime().cudaHostUnregister(address)
+    _cuda_runtime().cudaHostUnregister(address)
 
 
-def _runtime() -> Any:
+def _cuda_runtime() -> Any:
     """Return CUDA's runtime library, which torch loads but does not annotate.
 
     Under ROCm it has the same names.

@@ -164,10 +164,10 @@ class Executor:
             OperationKind.LOAD: self._load,
             OperationKind.EMBED: self._embed,
             OperationKind.FORWARD: self._forward,
-            OperationKind.HEAD: self._head,
+            OperationKind.HEAD: self._head_task,
             OperationKind.BACKWARD: self._backward,
             OperationKind.EMBED_BACKWARD: self._embed_backward,
-            OperationKind.NORM: self._norm,
+            OperationKind.NORM: self._norm_task,
             OperationKind.OFFLOAD: self._offload,
             OperationKind.SPILL: self._spill,
             OperationKind.FETCH: self._fetch,
@@ -201,7 +201,7 @@ class Executor:
                 return
             task = self.handlers[op.kind](op)
             event = self.lanes[op.lane].submit(
-                self._guarded(op, task),
+                self._guard_task(op, task),
                 self._hazards.dependencies(op),
                 label=op,
                 urgency=op.blocks[0] if op.blocks else 0,
@@ -209,7 +209,7 @@ class Executor:
             self._hazards.record(op, event)
         self._cached = dict(program.cached)
 
-    def _guarded(self, op: Operation, task: Task) -> Callable[[], None]:
+    def _guard_task(self, op: Operation, task: Task) -> Callable[[], None]:
         """Return a task that remembers the first failure, and fails if there was one before."""
 
         def run() -> None:
@@ -219,7 +219,7 @@ class Executor:
                 task()
             except (OSError, RuntimeError, MemoryError) as error:
                 if self._failure is None:
-                    subject = f"the {op.kind} of {self._subject(op)} failed"
+                    subject = f"the {op.kind} of {self._describe_subject(op)} failed"
                     self._failure = _as_state_error(error, subject)
                 raise self._failure from error
             except BaseException as error:
@@ -228,7 +228,7 @@ class Executor:
 
         return run
 
-    def _subject(self, op: Operation) -> str:
+    def _describe_subject(self, op: Operation) -> str:
         return self._plan.fragments[op.blocks[0]].name if op.blocks else "the state"
 
     def drain(self) -> None:
@@ -310,9 +310,9 @@ class Executor:
         return lambda: self._active_passes.embed(self.buffers.end_leaves(0))
 
     def _forward(self, op: Operation) -> Task:
-        return lambda: self._active_passes.forward(op.blocks, self._leaves(op))
+        return lambda: self._active_passes.forward(op.blocks, self._leaves_of(op))
 
-    def _head(self, op: Operation) -> Task:
+    def _head_task(self, op: Operation) -> Task:
         def head() -> None:
             passes = self._active_passes
             final = self.buffers.end_leaves(self._plan.last_fragment)
@@ -336,7 +336,7 @@ class Executor:
         return head
 
     def _backward(self, op: Operation) -> Task:
-        leaves = self._leaves(op)
+        leaves = self._leaves_of(op)
 
         def backward() -> None:
             for i, fragment_leaves, slot in zip(op.blocks, leaves, op.gradients, strict=True):
@@ -359,7 +359,7 @@ class Executor:
             self._active_update.is_interrupted = True
         return is_interrupted
 
-    def _leaves(self, op: Operation) -> list[Leaves]:
+    def _leaves_of(self, op: Operation) -> list[Leaves]:
         return [self.buffers.leaves(i, slot) for i, slot in zip(op.blocks, op.slots, strict=True)]
 
     def _embed_backward(self, op: Operation) -> Task:
@@ -373,7 +373,7 @@ class Executor:
 
         return backward
 
-    def _norm(self, op: Operation) -> Task:
+    def _norm_task(self, op: Operation) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
         norms = self._active_passes.norms
 

@@ -126,18 +126,18 @@ class ForwardBackward:
         self.is_interrupted = self.is_interrupted or self._should_stop()
         return self.is_interrupted
 
-    def _precision(self) -> contextlib.AbstractContextManager:
+    def _autocast_context(self) -> contextlib.AbstractContextManager:
         if self._plan.dtype == "bfloat16":
             return torch.autocast(torch.device(self._plan.device).type, torch.bfloat16)
         return contextlib.nullcontext()
 
-    def _block(self, leaves: Leaves, x: Tensor) -> Tensor:
-        with self._precision():
+    def _forward_block(self, leaves: Leaves, x: Tensor) -> Tensor:
+        with self._autocast_context():
             return self._functions.block(leaves.weights, x, self._heads)
 
-    def _graph(self, leaves: Leaves, leaf: Tensor, wanted: bool) -> Tensor:
+    def _build_graph(self, leaves: Leaves, leaf: Tensor, wanted: bool) -> Tensor:
         """Return what a block's backward starts from; it holds the output only if `wanted`."""
-        with torch.enable_grad(), self._precision():
+        with torch.enable_grad(), self._autocast_context():
             x, expanded = self._functions.block_start(leaves.weights, leaf, self._heads)
             output = BlockEnd.apply(x, expanded, leaves, wanted)
         assert isinstance(output, Tensor)
@@ -162,14 +162,14 @@ class ForwardBackward:
             for i, block_leaves in zip(group, leaves, strict=True):
                 if i >= self._first_retained:
                     leaf = x.detach().requires_grad_()
-                    y = self._graph(block_leaves, leaf, wanted=True)
+                    y = self._build_graph(block_leaves, leaf, wanted=True)
                     self._graphs[i, m] = leaf, y
                     x = y.detach()
                     continue
                 if i != first and i in self._checkpoints:
                     self._activations.store(i, m, x)
                 with torch.no_grad():
-                    x = self._block(block_leaves, x)
+                    x = self._forward_block(block_leaves, x)
             self._activations.store(group[-1] + 1, m, x)
 
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
@@ -187,7 +187,7 @@ class ForwardBackward:
             if self.check_interruption():
                 return
             x = self._activations.pop(self._plan.last_fragment, m)
-            with self._precision():
+            with self._autocast_context():
                 loss, dx = head_step(
                     final.weights,
                     token,
@@ -205,21 +205,21 @@ class ForwardBackward:
         for m in range(len(self._batches)):
             if self.check_interruption():
                 return
-            inputs = self._inputs(group, leaves_of, m)
+            inputs = self._recompute_inputs(group, leaves_of, m)
             dy = self._activations.pop(GRADIENT_STREAM, m)
             for i in reversed(group):
                 if i >= self._first_retained:
                     leaf, y = self._graphs.pop((i, m))
                 else:
                     leaf = inputs.pop(i).detach().requires_grad_()
-                    y = self._graph(leaves_of[i], leaf, wanted=False)
+                    y = self._build_graph(leaves_of[i], leaf, wanted=False)
                 y.backward(dy)
                 assert leaf.grad is not None
                 dy = leaf.grad
                 del leaf, y
             self._activations.store(GRADIENT_STREAM, m, dy)
 
-    def _inputs(
+    def _recompute_inputs(
         self, group: Sequence[int], leaves_of: dict[int, Leaves], m: int
     ) -> dict[int, Tensor]:
         """Return the inputs of the group's recomputed blocks: stored ones, or recomputed too."""
@@ -230,7 +230,7 @@ class ForwardBackward:
                 inputs[i] = self._activations.pop(i, m)
             else:
                 with torch.no_grad():
-                    inputs[i] = self._block(leaves_of[i - 1], inputs[i - 1])
+                    inputs[i] = self._forward_block(leaves_of[i - 1], inputs[i - 1])
         return inputs
 
     def embed_backward(self, gradient: gpt2.Weights, token_gradient: Tensor) -> None:

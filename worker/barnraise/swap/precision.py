@@ -223,35 +223,35 @@ def _decode(scratch: Scratch, m: Tensor, v: Tensor, moments: Moments8) -> None:
     bits, halves = scratch.int16_scratch, scratch.fp16_scratch
     bits.copy_(moments.m.view(torch.int8)).mul_(1 << DROPPED_BITS)
     bits.bitwise_and_(~UPPER_EXPONENT_BIT)  # the sign was extended into it
-    _blocks(m.copy_(halves)).mul_(moments.m_scale.div(M_TOP)[:, None])
+    _view_blocks(m.copy_(halves)).mul_(moments.m_scale.div(M_TOP)[:, None])
     bits.copy_(moments.v).mul_(1 << DROPPED_BITS)
-    _blocks(v.copy_(halves)).mul_(moments.v_scale.div(V_TOP)[:, None])
+    _view_blocks(v.copy_(halves)).mul_(moments.v_scale.div(V_TOP)[:, None])
 
 
 def _encode(scratch: Scratch, m: Tensor, v: Tensor, moments: Moments8, dither: Tensor) -> None:
     """Write the bytes of m and v, fp32; overwrite m and v."""
     bits, halves = scratch.int16_scratch, scratch.fp16_scratch
-    blocks = _blocks(m)
+    blocks = _view_blocks(m)
     torch.maximum(blocks.amax(1), blocks.amin(1).neg_(), out=moments.m_scale)
     moments.m_scale.clamp_min_(SMALLEST_SCALE)
     blocks.mul_(moments.m_scale.reciprocal().mul_(M_TOP)[:, None])
     halves.copy_(m)  # what is too small becomes subnormal, and then zero
     row = dither[:, : blocks.shape[1]]
-    _blocks(bits).add_(row[0])  # to the magnitude: the sign is a bit of its own
+    _view_blocks(bits).add_(row[0])  # to the magnitude: the sign is a bit of its own
     bits.bitwise_right_shift_(DROPPED_BITS)
     # Move the sign down to the byte's upper bit.
     bits.sub_(torch.bitwise_right_shift(bits, 8, out=scratch.int16_spare), alpha=128)
     moments.m.view(torch.int8).copy_(bits)
 
-    blocks = _blocks(v)
+    blocks = _view_blocks(v)
     torch.amax(blocks, 1, out=moments.v_scale).clamp_min_(SMALLEST_SCALE)
     blocks.mul_(moments.v_scale.reciprocal().mul_(V_TOP)[:, None])
     halves.copy_(v)
-    _blocks(bits).add_(row[1])
+    _view_blocks(bits).add_(row[1])
     moments.v.copy_(bits.bitwise_right_shift_(DROPPED_BITS).clamp_min_(1))
 
 
-def _blocks(flat: Tensor) -> Tensor:
+def _view_blocks(flat: Tensor) -> Tensor:
     """View a tile as [blocks, BLOCK]; a last block that is not whole is a tile of its own."""
     return flat.view(-1, min(BLOCK, flat.numel()))
 

@@ -124,12 +124,12 @@ class Sampler:
         ]
         # On a GPU the table comes and goes like a layer: it may be as large as one.
         embedding = gpt2.views(self._fragments[0], self._load(0))
-        final = self._weights(len(self._fragments) - 1, stays=True)
+        final = self._load_weights(len(self._fragments) - 1, stays=True)
         while active := [sequence for sequence in active if sequence.left > 0]:
             for sequence in active:
                 self._embed_pending(embedding, sequence, capacity)
             for layer in range(self._model.layers):
-                weights = self._weights(1 + layer)
+                weights = self._load_weights(1 + layer)
                 for sequence in active:
                     self._pass_layer(weights, layer, sequence)
                 del weights  # free it before the next layer is loaded
@@ -182,7 +182,7 @@ class Sampler:
         ]
         sequence.stream = torch.cat(parts, dim=1)
 
-    def _weights(self, index: int, stays: bool = False) -> gpt2.Weights:
+    def _load_weights(self, index: int, stays: bool = False) -> gpt2.Weights:
         """Return a fragment's weights; they stay in memory if asked to, or if the budget allows."""
         weights = self._resident.get(index)
         if weights is not None:

@@ -61,7 +61,7 @@ class StateStore:
         self.plan, self.folder = plan, folder
         self.header: str | None = None
         self.invalid_kinds: set[str] = set()
-        self.written_today, self._day = 0, _today()
+        self.written_today, self._day = 0, _utc_date()
         self._memory: dict[tuple[str, int], Tensor] = {}
         self._newest: dict[Key, Slot] = {}  # what was written last
         self._committed: dict[Key, Slot] = {}  # what the manifest names
@@ -81,21 +81,21 @@ class StateStore:
         """Allocate the records that memory holds; a device copies from the weights alone."""
         for kind, i in self._kinds_and_fragments():
             size = self.plan.total_bytes(kind, i)
-            match self._tier(kind, i):
+            match self._tier_of(kind, i):
                 case "device":
                     self._memory[kind, i] = self.device.allocate(size)
                 case "host":
                     self._memory[kind, i] = self.host.allocate(size, kind == "weights")
 
     @property
-    def _file(self) -> DirectFile:
+    def _disk_file(self) -> DirectFile:
         assert self._disk is not None, "this state lies in memory, or is closed"
         return self._disk
 
     def _kinds_and_fragments(self) -> Iterator[tuple[str, int]]:
         return ((kind, i) for kind in STATE_KINDS for i in range(self.plan.last_fragment + 1))
 
-    def _tier(self, kind: str, i: int) -> str:
+    def _tier_of(self, kind: str, i: int) -> str:
         plan = self.plan
         return {"weights": plan.weights[i], "moments": plan.moments[i]}.get(kind, plan.exchange)
 
@@ -135,7 +135,9 @@ class StateStore:
 
     def store_tile(self, kind: str, i: int, t: int, record: Tensor) -> None:
         """Write a changed record of `load_tile` to disk, if disk is its tier or follows memory."""
-        if self.folder is not None and (self._tier(kind, i) == "disk" or self.plan.commits_steps):
+        if self.folder is not None and (
+            self._tier_of(kind, i) == "disk" or self.plan.commits_steps
+        ):
             self.write(kind, i, t, record)
 
     def record_slice(self, kind: str, i: int, t: int) -> slice:
@@ -161,12 +163,12 @@ class StateStore:
             target.zero_()
             return
         slot, expected = self._newest[kind, i, t]
-        self._file.read(self._offset(kind, i, t, slot), target)
+        self._disk_file.read(self._offset_of(kind, i, t, slot), target)
         if checksum(target) != expected:
             self.mark_invalid(kind)
             name = self.plan.fragments[i].name
             raise DamageError(
-                f"{self._file.path}: the {kind} of {name} are not what was written there. "
+                f"{self._disk_file.path}: the {kind} of {name} are not what was written there. "
                 "Training stopped; joining again goes on from what is intact. Check this disk"
             )
 
@@ -185,11 +187,11 @@ class StateStore:
         if record.device.type != "cpu":
             record = page_aligned(record.numel()).copy_(record)
         digest = checksum(record)
-        self._file.write(self._offset(kind, i, t, slot), record)
+        self._disk_file.write(self._offset_of(kind, i, t, slot), record)
         with self._lock:
             self._newest[key] = (slot, digest)
-            if self._day != _today():
-                self._day, self.written_today = _today(), 0
+            if self._day != _utc_date():
+                self._day, self.written_today = _utc_date(), 0
             self.written_today += record.numel()
 
     def write_memory_records(self, kinds: Sequence[str]) -> None:
@@ -217,7 +219,7 @@ class StateStore:
         Raises:
             OSError: the disk failed. The last manifest is still valid then.
         """
-        self._file.sync()
+        self._disk_file.sync()
         self.header = header
         valid = training_valid or self.plan.commits_steps
         self.invalid_kinds = set() if valid else set(TRAINING_KINDS)
@@ -249,16 +251,16 @@ class StateStore:
 
     def newest_offset(self, kind: str, i: int, t: int) -> int:
         """Return the offset in the file of the record that was written last."""
-        return self._offset(kind, i, t, self._newest[kind, i, t][0])
+        return self._offset_of(kind, i, t, self._newest[kind, i, t][0])
 
-    def _offset(self, kind: str, i: int, t: int, slot: int) -> int:
+    def _offset_of(self, kind: str, i: int, t: int, slot: int) -> int:
         return self._offsets[kind, i, t] + slot * self._sizes[kind, i, t]
 
     def writes_left_today(self, daily: int | None) -> int | None:
         """Return the bytes that may still be written on this UTC day; None without a limit."""
         if daily is None:
             return None
-        return max(0, daily - (self.written_today if self._day == _today() else 0))
+        return max(0, daily - (self.written_today if self._day == _utc_date() else 0))
 
     def close(self) -> None:
         """Free the memory and close the file; nothing of the state can be read after it."""
@@ -402,6 +404,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         ) from None
 
 
-def _today() -> str:
+def _utc_date() -> str:
     """Return the UTC date in ISO 8601."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()

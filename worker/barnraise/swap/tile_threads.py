@@ -33,24 +33,24 @@ class Scratch:
 
     def fp32_scratch(self, number: int) -> Tensor:
         """Return fp32 [n] buffer `number`."""
-        return self._flat(f"fp32 {number}")
+        return self._flat_buffer(f"fp32 {number}")
 
     @property
     def int16_scratch(self) -> Tensor:
         """Return an int16 [n] buffer."""
-        return self._flat("int16").view(torch.int16)[: self._n]
+        return self._flat_buffer("int16").view(torch.int16)[: self._n]
 
     @property
     def int16_spare(self) -> Tensor:
         """Return a second int16 [n] buffer."""
-        return self._flat("int16").view(torch.int16)[self._n :]
+        return self._flat_buffer("int16").view(torch.int16)[self._n :]
 
     @property
     def fp16_scratch(self) -> Tensor:
         """Return `int16_scratch` as fp16 [n]: the same memory."""
         return self.int16_scratch.view(torch.float16)
 
-    def _flat(self, name: str) -> Tensor:
+    def _flat_buffer(self, name: str) -> Tensor:
         flat = self._flats.get(name)
         if flat is None or flat.numel() < self._n:
             flat = self._flats[name] = torch.empty(self._n, device=self._device)
@@ -111,7 +111,7 @@ def for_each_tile(work: Callable[..., object], *flats: Tensor) -> None:
     @torch.no_grad()
     def work_off_tiles() -> None:
         for size, *tile in tiles:  # shared by the threads: an idle one gets the next tile
-            work(_scratch(device, size), *tile)
+            work(_scratch_of(device, size), *tile)
 
     if min(threads, len(sizes)) < 2:
         work_off_tiles()
@@ -133,7 +133,7 @@ def _tile_sizes(n: int, threads: int, largest: int) -> list[int]:
     return sizes
 
 
-def _scratch(device: torch.device, n: int) -> Scratch:
+def _scratch_of(device: torch.device, n: int) -> Scratch:
     return Scratch(n, _thread_buffers.by_device.setdefault(device, {}), device)
 
 

@@ -11,7 +11,7 @@ def is_busy(error: BaseException) -> bool:
     """Return whether an answer, or an error that caused this one, was that of a busy server."""
     return any(
         getattr(getattr(cause, "response", None), "status_code", 0) in BUSY_STATUSES
-        for cause in _causes(error)
+        for cause in _list_causes(error)
     )
 
 
@@ -20,11 +20,11 @@ def is_connection_error(error: BaseException) -> bool:
     return any(
         isinstance(cause, ConnectionError | TimeoutError)
         or type(cause).__module__.partition(".")[0] in _LIBRARIES
-        for cause in _causes(error)
+        for cause in _list_causes(error)
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _list_causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
         yield cause

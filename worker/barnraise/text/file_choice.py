@@ -201,10 +201,12 @@ def is_about_data(path: str) -> bool:
         stem += suffix  # such as LICENSE.apache
         if suffix in FORMATS_BY_SUFFIX:
             return False
-    return bool(_ABOUT_DATA.fullmatch(stem) or _ABOUT_DATA_IN_CAPITALS.fullmatch(_bare(name)))
+    return bool(
+        _ABOUT_DATA.fullmatch(stem) or _ABOUT_DATA_IN_CAPITALS.fullmatch(_strip_suffix(name))
+    )
 
 
-def _bare(name: str) -> str:
+def _strip_suffix(name: str) -> str:
     """Return a name without its last suffix, in its own letter case."""
     return PurePosixPath(name).stem
 

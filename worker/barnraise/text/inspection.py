@@ -152,7 +152,7 @@ def inspect_source(
     try:
         for index in range(len(source.files)):
             _inspect_file(source, index, inspection, (keys, sizes, sampler), progress)
-        _summarise(inspection, keys, sizes)
+        _summarise_documents(inspection, keys, sizes)
         _check(inspection, source, options)
         inspection.tokens = _estimate_tokens(sampler.contents, inspection, options)
     except TextError as error:
@@ -252,7 +252,7 @@ def _read_documents(
             totals = [0, 0, 0]
 
 
-def _summarise(inspection: Inspection, keys: array, sizes: _Sizes) -> None:
+def _summarise_documents(inspection: Inspection, keys: array, sizes: _Sizes) -> None:
     """Count the documents without copies."""
     if not keys:
         return

@@ -85,12 +85,12 @@ def parse_place(text: str) -> Place:
         raise TextError(f"{text}: addresses begin with https:// or http://, not {scheme}://")
     path = Path(text)
     before, sharp, column = text.rpartition("#")
-    if sharp and before and not _exists(path):
+    if sharp and before and not _path_exists(path):
         return PathPlace(Path(before), column)
     return PathPlace(path)
 
 
-def _exists(path: Path) -> bool:
+def _path_exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:  # the name is too long, or a folder may not be read

@@ -130,18 +130,20 @@ def read_file(
         with damage_named(file.path):
             stream = open_decompressed(file.open)
             try:
-                yield from _count(_read_stream(file, stream, report, options, scratch), report)
+                yield from _count_pieces(
+                    _read_stream(file, stream, report, options, scratch), report
+                )
             finally:
                 stream.close()
     except TextError as error:
-        raise type(error)(_sentence(file.path, str(error))) from None
+        raise type(error)(_problem_sentence(file.path, str(error))) from None
 
 
-def _sentence(path: str, problem: str) -> str:
+def _problem_sentence(path: str, problem: str) -> str:
     return problem if problem.startswith(path) else f"{path}: {problem}"
 
 
-def _count(pieces: Iterable[Piece], report: FileReport) -> Iterator[Piece]:
+def _count_pieces(pieces: Iterable[Piece], report: FileReport) -> Iterator[Piece]:
     for piece in pieces:
         report.documents += 1
         report.characters += len(piece.text)
@@ -206,12 +208,12 @@ def _parse_rows(
     if kind in (CSV, TSV):
         first = next(texts, "")
         dialect = CsvDialect(kind, first[:65536], options.column)
-        return parse_csv(split_lines(_chain(first, texts), keep_ends=True), dialect, counts)
+        return parse_csv(split_lines(_prepend_piece(first, texts), keep_ends=True), dialect, counts)
     assert kind == JSON
     return parse_json(_join(texts), counts)
 
 
-def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
+def _prepend_piece(first: str, rest: Iterable[str]) -> Iterator[str]:
     yield first
     yield from rest
 

@@ -78,7 +78,7 @@ class MixingWorker(StepWorker):
         """Take the round's steps, or those until a pause or the run's end interrupts it."""
         recipe = self.spec.recipe
         while not self.is_round_over(round_schedule):
-            # A machine that was held up for long continues with the others' weights.
+            # A machine that stood still for long continues with the others' weights.
             if self.mixing.steps_behind > MAX_STEPS_BEHIND:
                 self.adopt_weights()
 
@@ -128,7 +128,9 @@ class MixingWorker(StepWorker):
         if state is None and self.is_leaving():
             return
         if state is None:
-            log.warning("%s has not sent its weights: going on with the own ones", leader[:8])
+            log.warning(
+                "%s has not sent its weights: training goes on with this machine's", leader[:8]
+            )
             return
         step, data = state
         try:

@@ -284,7 +284,7 @@ class Worker:
             # Take local steps on this machine's replica. An interrupted round ends for every
             # fragment (None); a complete one only for the fragments that are due.
             is_complete = self.train_locally(round_schedule)
-            fragments_due = round_schedule.fragments_due(self._now()) if is_complete else None
+            fragments_due = round_schedule.fragments_due(self._run_time()) if is_complete else None
 
             if self.engine.round_tokens:
                 # Publish what the round changed.
@@ -321,7 +321,7 @@ class Worker:
         """
         recipe = self.spec.recipe
         step_tokens = recipe.step_sequences * self.spec.model.context
-        while not round_schedule.is_over(self.engine.round_tokens // step_tokens, self._now()):
+        while not round_schedule.is_over(self.engine.round_tokens // step_tokens, self._run_time()):
             # Sample the step's batch. Data and step number determine each other.
             step = self.metrics.step
             micro_batches = self.sample_micro_batches(step)
@@ -905,7 +905,7 @@ class Worker:
 
         self.exchange_until(is_done, FINISH_SECONDS)
 
-    def _now(self) -> float:
+    def _run_time(self) -> float:
         """Return the run's time: seconds since 1970 by the coordinator's clock."""
         return self.joined.coordinator.now()
 

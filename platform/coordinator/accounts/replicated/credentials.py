@@ -105,14 +105,14 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """
     if not facts or any(fact.action == "forget" for fact in facts):
         return None
-    spent: dict[str, set[int]] = {}
+    used: dict[str, set[int]] = {}
     for fact in facts:
         if fact.action == "spend":
-            spent.setdefault(fact.payload.factor, set()).update(fact.payload.codes)
+            used.setdefault(fact.payload.factor, set()).update(fact.payload.codes)
     mirrors = dict.fromkeys(fact.mirror for fact in facts if fact.action != "spend")
     return {
         "mirrors": {mirror: _fold_mirror(facts, mirror) for mirror in mirrors},
-        "spent": {factor: sorted(codes) for factor, codes in spent.items()},
+        "used_codes": {factor: sorted(codes) for factor, codes in used.items()},
     }
 
 
@@ -202,7 +202,7 @@ def _store_factors(person_id: str, state: State) -> None:
         }
         if kind == CODES:
             data["used_mask"] = sum(
-                1 << code for code in state["spent"].get(name, []) if 0 <= code < 64
+                1 << code for code in state["used_codes"].get(name, []) if 0 <= code < 64
             )
         if row is None:
             Authenticator.objects.bulk_create(

@@ -111,7 +111,7 @@ def store(key: str, state: State | None) -> None:
         return
     if not User.objects.filter(pk=state["owner"]).exists():
         raise DependencyMissingError(f"person:{state['owner']}")
-    fields = _fields(state, private_data.load(state["about"], MachineContent))
+    fields = _row_fields(state, private_data.load(state["about"], MachineContent))
     machine = machines.first()
     if machine and str(machine.pk) != state["id"]:
         machine = _change_id(machine, state["id"])
@@ -119,7 +119,7 @@ def store(key: str, state: State | None) -> None:
         Machine.objects.bulk_create([Machine(id=state["id"], key=key, **fields)])
 
 
-def _fields(state: State, about: dict | None) -> dict:
+def _row_fields(state: State, about: dict | None) -> dict:
     revoked = None
     if state["revoked"] and mirror_list.binds_this_site(state["revoked"]):
         own_key = site_identity.identity().key
@@ -153,7 +153,7 @@ def store_batch(states: dict[str, State]) -> set[str]:
         if state["owner"] not in people or ids[number] > 1 or keys.get(number, key) != key:
             continue
         if key not in numbers or (numbers[key] == number and (about or not state["about"])):
-            rows[key] = Machine(id=number, key=key, **_fields(state, about))
+            rows[key] = Machine(id=number, key=key, **_row_fields(state, about))
     updated_fields = ["owner_id", "enrolled", "revoked", *BLANK_DESCRIPTION]
     bulk_upsert(list(rows.values()), update=updated_fields)
     return set(rows)

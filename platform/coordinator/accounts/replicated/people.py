@@ -121,7 +121,7 @@ def store(person_id: str, state: State | None) -> None:
         return
     own_key = site_identity.identity().key
     left = state["left"]
-    fields = _fields(state, private_data.load(record_at(state, own_key), ProfileContent))
+    fields = _row_fields(state, private_data.load(record_at(state, own_key), ProfileContent))
     person = people.first()
     if person is not None and (person.is_staff or person.is_superuser):
         # Staff are each site's own: no other mirror's event changes their account here.
@@ -153,7 +153,7 @@ def store(person_id: str, state: State | None) -> None:
         deletion.erase_personal_data(person, datetime.fromisoformat(left))
 
 
-def _fields(state: State, about: dict | None) -> dict:
+def _row_fields(state: State, about: dict | None) -> dict:
     banned = banned_since(state)
     return {
         "date_joined": datetime.fromisoformat(state["joined"]),
@@ -194,7 +194,7 @@ def store_batch(states: dict[str, State]) -> set[str]:
             or counts[email] > 1
         ):
             continue
-        rows[person_id] = User(pk=person_id, **_fields(state, about))
+        rows[person_id] = User(pk=person_id, **_row_fields(state, about))
     bulk_upsert(list(rows.values()))
     return set(rows)
 

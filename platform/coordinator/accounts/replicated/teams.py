@@ -77,7 +77,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
             people.setdefault(fact.payload.person, []).append(fact.payload)
     if not people:
         return None
-    members = [_member(sorted(places, key=_since), promoted) for places in people.values()]
+    members = [
+        _fold_member(sorted(places, key=_membership_order), promoted) for places in people.values()
+    ]
     members.sort(key=lambda member: (member["joined"], member["places"]))
     members[0]["leads"] |= not any(member["leads"] for member in members)
     named = [fact for fact in facts if fact.action == "rename"] or [founded]
@@ -91,11 +93,11 @@ def fold(facts: Sequence[Fact]) -> State | None:
     }
 
 
-def _since(place: TeamJoined) -> tuple:
+def _membership_order(place: TeamJoined) -> tuple:
     return place.joined, place.place
 
 
-def _member(places: list[TeamJoined], promoted: set[str]) -> State:
+def _fold_member(places: list[TeamJoined], promoted: set[str]) -> State:
     leads = any(place.leads or place.place in promoted for place in places)
     first, every = places[0], [place.place for place in places]
     return {

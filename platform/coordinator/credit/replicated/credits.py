@@ -103,7 +103,7 @@ def store(credit_id: str, state: State | None) -> None:
 def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> None:
     rows = Credit.objects.filter(run=run, machine=machine, incarnation=incarnation)
     locked = list(rows.order_by("day").select_for_update(of=("self",)))
-    reach = _reach(days)
+    reach = _last_update(days)
     covered = sum(values["tokens"] for values in days.values())
     covered -= sum(row.published_tokens for row in locked)
     published_last = dict.fromkeys(
@@ -143,7 +143,7 @@ def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> Non
         )
 
 
-def _reach(days: Days) -> int:
+def _last_update(days: Days) -> int:
     """Return the last update of all days; 0 if there is none."""
     return max((values["last"] for values in days.values()), default=0)
 
@@ -214,7 +214,7 @@ def store_batch(states: dict[str, State]) -> set[str]:
             continue
         written.add(credit_id)
         days = states[credit_id]["days"]
-        reach = _reach(days)
+        reach = _last_update(days)
         rows += [
             Credit(
                 run_id=run,

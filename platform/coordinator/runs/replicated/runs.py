@@ -151,14 +151,14 @@ def fold(facts: Sequence[Fact]) -> State | None:
       for good.
     """
     creation = next((fact for fact in facts if fact.action == "create"), None)
-    if creation is None or _payloads(facts, "forget"):
+    if creation is None or _payloads_of(facts, "forget"):
         return None
     created: RunCreated = creation.payload
     draft: RunDraftEdited = _highest_version(creation, created.settings, facts, "edit")
     policy: RunJoinPolicyChanged = _highest_version(creation, created.terms, facts, "arrange")
-    launch = next(iter(_payloads(facts, "launch")), None)
-    archived = [payload.at for payload in _payloads(facts, "archive")]
-    extra_tokens = sum(payload.tokens for payload in _payloads(facts, "extend"))
+    launch = next(iter(_payloads_of(facts, "launch")), None)
+    archived = [payload.at for payload in _payloads_of(facts, "archive")]
+    extra_tokens = sum(payload.tokens for payload in _payloads_of(facts, "extend"))
     return {
         "word": draft.slug or created.word,
         "born": _slug_claim(creation, draft.slug, facts),
@@ -169,16 +169,16 @@ def fold(facts: Sequence[Fact]) -> State | None:
         "created": created.created.isoformat(),
         **draft.model_dump(exclude={"slug"}),
         "terms": policy.model_dump(),
-        "manifest": _manifest(_payloads(facts, "manifest"), draft, launch),
-        "requested": bool(_payloads(facts, "request")),
+        "manifest": _fold_manifest(_payloads_of(facts, "manifest"), draft, launch),
+        "requested": bool(_payloads_of(facts, "request")),
         "launch": launch and launch.model_dump(mode="json"),
-        **_lifecycle(_payloads(facts, "status_changed"), launch),
+        **_fold_lifecycle(_payloads_of(facts, "status_changed"), launch),
         "extra": min(MAX_TOKEN_BUDGET, extra_tokens),
         "archived": archived[-1].isoformat() if archived and archived[-1] else None,
     }
 
 
-def _payloads(facts: Sequence[Fact], action: str) -> list[Any]:
+def _payloads_of(facts: Sequence[Fact], action: str) -> list[Any]:
     return [fact.payload for fact in facts if fact.action == action]
 
 
@@ -202,7 +202,7 @@ def _slug_claim(creation: Fact, slug: str | None, facts: Sequence[Fact]) -> list
     return [first.hlc, str(first.id)]
 
 
-def _manifest(
+def _fold_manifest(
     posted: list[RunManifestPosted], draft: RunDraftEdited, launch: RunLaunched | None
 ) -> dict[str, Any] | None:
     for manifest in posted:
@@ -215,7 +215,7 @@ def _manifest(
     return None
 
 
-def _lifecycle(changes: list[RunStatusChanged], launch: RunLaunched | None) -> State:
+def _fold_lifecycle(changes: list[RunStatusChanged], launch: RunLaunched | None) -> State:
     candidates = [(Status.DRAFT, 0), *([(Status.RECRUITING, 0)] if launch else [])]
     candidates += [(change.status, change.epoch) for change in changes]
     status, _ = max(
@@ -258,7 +258,7 @@ def store(run_id: str, state: State | None) -> list[str] | None:
         raise DependencyMissingError("its private data")
     content = (draft or {"draft": json.loads(launch["spec"])}) | (launch or {})
     missing: list[str] = []
-    columns = _columns(state, content, missing)
+    columns = _row_columns(state, content, missing)
     columns["slug"] = _resolve_slug(run_id, content["slug"], state["word"])
     if not Run.objects.filter(pk=run_id).update(**columns):
         Run.objects.bulk_create([Run(pk=run_id, **columns)])
@@ -275,7 +275,7 @@ def _resolve_slug(run_id: str, slug: str, word: str) -> str:
     return slug
 
 
-def _columns(state: State, content: dict[str, Any], missing: list[str]) -> dict[str, Any]:
+def _row_columns(state: State, content: dict[str, Any], missing: list[str]) -> dict[str, Any]:
     policy, launch = state["terms"], state["launch"]
     spec_text = launch["spec"] if launch else ""
     team = policy["team"] if policy["access"] == "team" else None

@@ -36,8 +36,8 @@ from coordinator.telemetry.remote.protocol import (
 )
 
 M = TypeVar("M", bound=Model)
-THEIRS = ("membership__run", "membership__machine__key")
-OF_SUM, OF_POINT = RollupRow._fields[1:], LossRow._fields[1:]
+MEMBERSHIP_COLUMNS = ("membership__run", "membership__machine__key")
+ROLLUP_COLUMNS, POINT_COLUMNS = RollupRow._fields[1:], LossRow._fields[1:]
 FIRST = {UUIDField: str(UUID(int=0)), BigAutoField: "0"}  # what is before every id
 
 
@@ -58,49 +58,56 @@ def build_signed_page(wanted: TelemetryRequest, to: str) -> SignedTelemetryPage:
     text = build_page(wanted.after).model_dump_json()
     identity = site_identity.identity()
     signature = PageSignature(mirror=identity.key, to=to, nonce=wanted.nonce, digest=digest(text))
-    return SignedTelemetryPage(signature=identity.sign("news", signature), text=text)
+    return SignedTelemetryPage(signature=identity.sign("telemetry", signature), text=text)
 
 
 def build_page(after: TelemetryPosition) -> TelemetryPage:
     """Build the page after a position, by five queries, each answered from an index."""
     machines: dict[tuple[str, str], int] = {}
 
-    def of(run: UUID, key: str) -> int:
+    def index_of(run: UUID, key: str) -> int:
         return machines.setdefault((str(run), key), len(machines))
 
-    members = _beyond(
+    members = _select_after(
         Membership.objects.filter(latest__gt=0).select_related("machine"),
-        after.frames,
+        after.memberships,
         MAX_MACHINE_ROWS,
     )
-    sums = _beyond(Rollup.objects.all(), after.sums, MAX_ROLLUPS, *THEIRS, *OF_SUM)
-    points = _beyond(LossPoint.objects.all(), after.points, MAX_LOSSES, *THEIRS, *OF_POINT)
-    events = _beyond(
+    rollups = _select_after(
+        Rollup.objects.all(), after.rollups, MAX_ROLLUPS, *MEMBERSHIP_COLUMNS, *ROLLUP_COLUMNS
+    )
+    points = _select_after(
+        LossPoint.objects.all(), after.points, MAX_LOSSES, *MEMBERSHIP_COLUMNS, *POINT_COLUMNS
+    )
+    events = _select_after(
         RunEvent.objects.all(), after.events, MAX_EVENTS, "run", "machine__key", "kind", "at"
     )
-    witnesses, has_more_witnesses = _witnesses(after.witnesses)
+    witnesses, has_more_witnesses = _select_witnesses(after.witnesses)
     now = time.time()
     return TelemetryPage(
-        frames=[_frame(m, of(m.run_id, m.machine.key), now, after.frames.moment) for m in members],
-        sums=[RollupRow(of(run, key), *figures) for _, _, run, key, *figures in sums],
-        points=[LossRow(of(run, key), *figures) for _, _, run, key, *figures in points],
+        memberships=[
+            _build_machine_row(m, index_of(m.run_id, m.machine.key), now, after.memberships.changed)
+            for m in members
+        ],
+        rollups=[RollupRow(index_of(run, key), *figures) for _, _, run, key, *figures in rollups],
+        points=[LossRow(index_of(run, key), *figures) for _, _, run, key, *figures in points],
         events=[
-            EventRow(of(run, key), str(pk), kind, at.timestamp())
+            EventRow(index_of(run, key), str(pk), kind, at.timestamp())
             for _, pk, run, key, kind, at in events
         ],
         witnesses=[
-            WitnessRow(of(run, key), head, statement)
+            WitnessRow(index_of(run, key), head, statement)
             for _, _, run, key, head, statement in witnesses
         ],
-        places=TelemetryPosition(
-            frames=_place(((m.changed, m.pk) for m in members), after.frames),
-            sums=_place(sums, after.sums),
-            points=_place(points, after.points),
-            events=_place(events, after.events),
-            witnesses=_place(witnesses, after.witnesses),
+        position=TelemetryPosition(
+            memberships=_position_after(((m.changed, m.pk) for m in members), after.memberships),
+            rollups=_position_after(rollups, after.rollups),
+            points=_position_after(points, after.points),
+            events=_position_after(events, after.events),
+            witnesses=_position_after(witnesses, after.witnesses),
         ),
         more=len(members) == MAX_MACHINE_ROWS
-        or len(sums) == MAX_ROLLUPS
+        or len(rollups) == MAX_ROLLUPS
         or len(points) == MAX_LOSSES
         or len(events) == MAX_EVENTS
         or has_more_witnesses,
@@ -108,7 +115,7 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
     )
 
 
-def _beyond(rows: QuerySet[M], after: RowPosition, most: int, *names: str) -> list[Any]:
+def _select_after(rows: QuerySet[M], after: RowPosition, most: int, *names: str) -> list[Any]:
     """Select the first rows after a position.
 
     Args:
@@ -121,19 +128,19 @@ def _beyond(rows: QuerySet[M], after: RowPosition, most: int, *names: str) -> li
     last = after.id or FIRST[type(pk)]
     beyond = GreaterThan(
         RowValue(F("changed"), F("id")),
-        RowValue(Value(after.moment), Value(pk.to_python(last), type(pk)())),
+        RowValue(Value(after.changed), Value(pk.to_python(last), type(pk)())),
     )
     selected = rows.filter(beyond, changed__isnull=False).order_by("changed", "id")[:most]
     return list(selected.values_list("changed", "id", *names) if names else selected)
 
 
-def _witnesses(after: RowPosition) -> tuple[list[Any], bool]:
+def _select_witnesses(after: RowPosition) -> tuple[list[Any], bool]:
     """Select the next witness rows, about `WITNESS_BYTES` at most, and whether more may follow."""
     names = ("run", "witness__key", "header", "statement")
     known = UpdateWitness.objects.filter(witness__isnull=False)
     rows = []
     size = 0
-    selected = _beyond(known, after, MAX_WITNESS_ROWS, *names)
+    selected = _select_after(known, after, MAX_WITNESS_ROWS, *names)
     for changed, pk, run, key, header, statement in selected:
         size += len(json.dumps([header, statement]))
         if rows and size > WITNESS_BYTES:
@@ -143,22 +150,24 @@ def _witnesses(after: RowPosition) -> tuple[list[Any], bool]:
     return rows, len(selected) == MAX_WITNESS_ROWS
 
 
-def _place(rows: Iterable[Any], before: RowPosition) -> RowPosition:
+def _position_after(rows: Iterable[Any], before: RowPosition) -> RowPosition:
     *_, last = before, *(RowPosition(row[0], str(row[1])) for row in rows)
     return last
 
 
-def _frame(member: Membership, of: int, now: float, known: int) -> MachineRow:
+def _build_machine_row(
+    member: Membership, machine_index: int, now: float, known: int
+) -> MachineRow:
     """Build a machine's row.
 
     Args:
         member: the membership.
-        of: its index in the page's machines.
+        machine_index: its index in the page's machines.
         now: seconds since 1970.
         known: the change stamp up to which the receiver has plans.
     """
     return MachineRow(
-        of=of,
+        machine_index=machine_index,
         age=max(0.0, now - member.last_report.timestamp()),
         anchor=member.anchor or None,
         has_final_checkpoint=member.final_checkpoint_at is not None,

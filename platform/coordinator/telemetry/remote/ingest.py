@@ -30,10 +30,10 @@ from coordinator.telemetry.remote.protocol import (
 )
 from coordinator.telemetry.rollup import attestations_received
 
-PATIENCE = timedelta(seconds=30)  # for the event of a run or machine
-AHEAD = 60.0  # seconds that another mirror's clock may be ahead
-EARLY = 3600.0  # seconds that a rollup may begin before its run
-LATELY = 600.0  # seconds; newer losses are shown to watchers at once
+EVENT_PATIENCE = timedelta(seconds=30)  # to wait for the event of a run or machine
+MAX_AHEAD = 60.0  # seconds that another mirror's clock may be ahead
+MAX_EARLY = 3600.0  # seconds that a rollup may begin before its run
+RECENT_SECONDS = 600.0  # seconds; newer losses are shown to watchers at once
 UPDATED_FIELDS = (
     *MEMBERSHIP_FIELDS,
     "exchange",
@@ -63,12 +63,12 @@ class PageIngestResult(NamedTuple):
 class ProvenWitness(NamedTuple):
     """A valid attestation: the index of its machine in the page, and the author's key."""
 
-    of: int
+    machine_index: int
     author: str
     attestation: Attestation
 
 
-def store_page(key: str, after: TelemetryPosition, news: TelemetryPage) -> PageIngestResult:
+def store_page(key: str, after: TelemetryPosition, page: TelemetryPage) -> PageIngestResult:
     """Store a page of the mirror `key`, all or nothing; a page that arrives twice changes nothing.
 
     If the page names a machine or run whose event has not arrived yet, the rest is stored and the
@@ -77,21 +77,21 @@ def store_page(key: str, after: TelemetryPosition, news: TelemetryPage) -> PageI
     Args:
         key: the mirror's key.
         after: the position that the page was requested for.
-        news: the page.
+        page: the page.
     """
     now = timezone.now()
-    proven = _prove_witnesses(news)  # costs time: before any lock
+    proven = _prove_witnesses(page)  # costs time: before any lock
     with transaction.atomic():
         cursor = RemoteCursor.objects.select_for_update().get(pk=key)
         if cursor.position != after:
             return PageIngestResult()  # another process has stored it
-        members = _members(key, news)
+        members = _find_members(key, page)
         changed_members = {
             member.pk: member for member in members if member and member._state.adding
         }
-        for frame in news.frames:
-            if member := members[frame.of]:
-                _copy_figures(member, frame, now)
+        for row in page.memberships:
+            if member := members[row.machine_index]:
+                _copy_figures(member, row, now)
                 changed_members[member.pk] = member
         Membership.everywhere.bulk_create(
             changed_members.values(),
@@ -99,32 +99,32 @@ def store_page(key: str, after: TelemetryPosition, news: TelemetryPage) -> PageI
             unique_fields=["pk"],
             update_fields=UPDATED_FIELDS,
         )
-        sums, future = _sums(news, members, now.timestamp())
+        rollups, future = _build_rollups(page, members, now.timestamp())
         Rollup.objects.bulk_create(
-            sums,
+            rollups,
             update_conflicts=True,
             unique_fields=["membership", "width", "bucket"],
             update_fields=TOTALS,
         )
-        points = list(_points(news, members, now.timestamp()))
+        points = list(_build_loss_points(page, members, now.timestamp()))
         LossPoint.objects.bulk_create(points, ignore_conflicts=True)
         RunEvent.objects.bulk_create(
-            _events(key, news, members, now.timestamp()), ignore_conflicts=True
+            _build_events(key, page, members, now.timestamp()), ignore_conflicts=True
         )
-        unknown = _first_unknown(news, members, proven)
-        waits = bool(unknown) and now < (cursor.waits or now) + PATIENCE
+        unknown = _first_unknown(page, members, proven)
+        waits = bool(unknown) and now < (cursor.waits or now) + EVENT_PATIENCE
         cursor.waits = (cursor.waits or now) if waits else None
         if not waits:
-            cursor.after = news.places.model_dump(mode="json")
-            transaction.on_commit(lambda: _show(points, now.timestamp()))
+            cursor.after = page.position.model_dump(mode="json")
+            transaction.on_commit(lambda: _publish_recent_points(points, now.timestamp()))
         cursor.save(update_fields=["after", "waits"])
         witnesses = _select_witnesses(members, proven)
         attestations_received.send(None, attestations=witnesses, changed=None)
-    rows = len(changed_members) + len(sums) + len(points) + len(news.events) + len(witnesses)
-    unproven = len(news.witnesses) - len(proven)
+    rows = len(changed_members) + len(rollups) + len(points) + len(page.events) + len(witnesses)
+    unproven = len(page.witnesses) - len(proven)
     left_out = "" if waits or not unknown else unknown
     return PageIngestResult(
-        rows, left_out or _describe_invalid(future, unproven), news.more and not waits
+        rows, left_out or _describe_invalid(future, unproven), page.more and not waits
     )
 
 
@@ -135,11 +135,11 @@ def _describe_invalid(future: int, unproven: int) -> str:
 
 
 def _first_unknown(
-    news: TelemetryPage, members: list[Membership | None], proven: list[ProvenWitness]
+    page: TelemetryPage, members: list[Membership | None], proven: list[ProvenWitness]
 ) -> str:
     """Describe a machine or run of the page that no event describes yet; "" if there is none."""
     if None in members:
-        run, machine = news.machines[members.index(None)]
+        run, machine = page.machines[members.index(None)]
         return f"names the machine {machine[:8]} in the run {run}, and no event of both has arrived"
     authors = {witness.author for witness in proven}
     if authors:
@@ -147,17 +147,17 @@ def _first_unknown(
     return f"names the author {min(authors)[:8]}, and no event of it has arrived" if authors else ""
 
 
-def _prove_witnesses(news: TelemetryPage) -> list[ProvenWitness]:
+def _prove_witnesses(page: TelemetryPage) -> list[ProvenWitness]:
     """Return the witness rows whose two signatures are valid and belong together."""
     proven = []
-    for row in news.witnesses:
-        run, machine = news.machines[row.of]
+    for row in page.witnesses:
+        run, machine = page.machines[row.machine_index]
         attestation = Attestation(head=row.head, statement=row.statement)
         try:
             header = check_attestation(attestation, run, machine)
         except MessageError:
             continue
-        proven.append(ProvenWitness(row.of, header.peer, attestation))
+        proven.append(ProvenWitness(row.machine_index, header.peer, attestation))
     return proven
 
 
@@ -167,9 +167,9 @@ def _select_witnesses(
     """Group the attestations of machines that may report here themselves by machine."""
     witnesses: dict[int, tuple[Membership, list[Attestation]]] = {}
     for witness in proven:
-        member = members[witness.of]
+        member = members[witness.machine_index]
         if member and not member.machine.revoked and member.machine.owner.is_active:
-            witnesses.setdefault(witness.of, (member, []))[1].append(witness.attestation)
+            witnesses.setdefault(witness.machine_index, (member, []))[1].append(witness.attestation)
     excluded = excluded_machines([member for member, _ in witnesses.values()])
     return [
         (member, attestations)
@@ -178,63 +178,63 @@ def _select_witnesses(
     ]
 
 
-def _members(key: str, news: TelemetryPage) -> list[Membership | None]:
+def _find_members(key: str, page: TelemetryPage) -> list[Membership | None]:
     """Return the memberships of the page's machines, in its order; new ones are not saved yet.
 
     None stands for a machine or run that this site does not know.
     """
-    runs = Run.objects.in_bulk({run for run, _ in news.machines})
+    runs = Run.objects.in_bulk({run for run, _ in page.machines})
     runs = {str(pk): run for pk, run in runs.items()}
     machines = {
         machine.key: machine
         for machine in Machine.objects.select_related("owner").filter(
-            key__in={machine for _, machine in news.machines}
+            key__in={machine for _, machine in page.machines}
         )
     }
     rows = Membership.everywhere.select_for_update(of=("self",)).filter(
         mirror=key, run__in=runs, machine__in=machines.values()
     )
-    there = {(member.run_id, member.machine_id): member for member in rows}
+    memberships = {(member.run_id, member.machine_id): member for member in rows}
     members: list[Membership | None] = []
-    for run, machine in ((runs.get(run), machines.get(machine)) for run, machine in news.machines):
+    for run, machine in ((runs.get(run), machines.get(machine)) for run, machine in page.machines):
         if run is None or machine is None:
             members.append(None)
             continue
-        place = run.pk, machine.pk
-        if place not in there:
-            there[place] = Membership(
+        pair = run.pk, machine.pk
+        if pair not in memberships:
+            memberships[pair] = Membership(
                 mirror=key, run=run, machine=machine, last_seen=NEVER, changed=None
             )
-        there[place].run = run
-        there[place].machine = machine
-        members.append(there[place])
+        memberships[pair].run = run
+        memberships[pair].machine = machine
+        members.append(memberships[pair])
     return members
 
 
-def _copy_figures(member: Membership, frame: MachineRow, now: datetime) -> None:
+def _copy_figures(member: Membership, row: MachineRow, now: datetime) -> None:
     for name in MEMBERSHIP_FIELDS:
-        setattr(member, name, getattr(frame, name))
-    member.exchange = frame.exchange and frame.exchange.model_dump()
-    member.plan = frame.plan.model_dump() if frame.plan else member.plan
-    member.anchor = frame.anchor or ""
+        setattr(member, name, getattr(row, name))
+    member.exchange = row.exchange and row.exchange.model_dump()
+    member.plan = row.plan.model_dump() if row.plan else member.plan
+    member.anchor = row.anchor or ""
     member.final_checkpoint_at = (
-        (member.final_checkpoint_at or now) if frame.has_final_checkpoint else None
+        (member.final_checkpoint_at or now) if row.has_final_checkpoint else None
     )
-    member.last_report = member.last_seen = now - timedelta(seconds=frame.age)
+    member.last_report = member.last_seen = now - timedelta(seconds=row.age)
 
 
-def _sums(
-    news: TelemetryPage, members: list[Membership | None], now: float
+def _build_rollups(
+    page: TelemetryPage, members: list[Membership | None], now: float
 ) -> tuple[list[Rollup], int]:
     """Return rollups, each once, and how many had impossible times."""
     rollups: dict[tuple, Rollup] = {}
     future = 0
-    for row in news.sums:
-        if (member := members[row.of]) is None:
+    for row in page.rollups:
+        if (member := members[row.machine_index]) is None:
             continue
         if (
             row.bucket % row.width
-            or not member.run.created.timestamp() - EARLY <= row.bucket <= now + AHEAD
+            or not member.run.created.timestamp() - MAX_EARLY <= row.bucket <= now + MAX_AHEAD
         ):
             future += 1
             continue
@@ -245,11 +245,11 @@ def _sums(
     return list(rollups.values()), future
 
 
-def _points(
-    news: TelemetryPage, members: list[Membership | None], now: float
+def _build_loss_points(
+    page: TelemetryPage, members: list[Membership | None], now: float
 ) -> Iterator[LossPoint]:
-    for row in news.points:
-        if (member := members[row.of]) and row.tokens <= member.run.max_plausible_tokens:
+    for row in page.points:
+        if (member := members[row.machine_index]) and row.tokens <= member.run.max_plausible_tokens:
             yield LossPoint(
                 membership=member,
                 seq=row.seq,
@@ -257,19 +257,19 @@ def _points(
                 kind=row.kind,
                 tokens=row.tokens,
                 loss=row.loss,
-                at=_when(member, row.at, now),
+                at=_clamp_time(member, row.at, now),
                 learning_rate=row.learning_rate,
                 gradient_norm=row.gradient_norm,
                 changed=None,
             )
 
 
-def _events(
-    key: str, news: TelemetryPage, members: list[Membership | None], now: float
+def _build_events(
+    key: str, page: TelemetryPage, members: list[Membership | None], now: float
 ) -> Iterator[RunEvent]:
-    for row in news.events:
-        if member := members[row.of]:
-            at = datetime.fromtimestamp(_when(member, row.at, now), UTC)
+    for row in page.events:
+        if member := members[row.machine_index]:
+            at = datetime.fromtimestamp(_clamp_time(member, row.at, now), UTC)
             yield RunEvent(
                 id=row.id,
                 run_id=member.run_id,
@@ -281,14 +281,14 @@ def _events(
             )
 
 
-def _when(member: Membership, at: float, now: float) -> float:
+def _clamp_time(member: Membership, at: float, now: float) -> float:
     """Limit a time to the age of the run, as `rollup` does with reports."""
     return min(max(at, member.run.created.timestamp()), now)
 
 
-def _show(points: list[LossPoint], now: float) -> None:
+def _publish_recent_points(points: list[LossPoint], now: float) -> None:
     for point in points:
-        if point.at > now - LATELY:
+        if point.at > now - RECENT_SECONDS:
             point_fields = {name: getattr(point, name) for name in ("kind", "tokens", "loss", "at")}
             report_queue.publish_point(
                 point.membership.run_id, point.membership.machine_id, point_fields

@@ -33,21 +33,21 @@ PAGE_BYTES = 4 << 20  # of its text; such pages have half of that at most
 MACHINES = MAX_MACHINE_ROWS + MAX_ROLLUPS + MAX_LOSSES + MAX_EVENTS + MAX_WITNESS_ROWS
 
 Seq = Annotated[int, Field(ge=0, lt=1 << 53)]
-Which = Annotated[int, Field(ge=0, lt=MACHINES)]  # of the page's `machines`
+MachineIndex = Annotated[int, Field(ge=0, lt=MACHINES)]  # of the page's `machines`
 
 
 class RowPosition(NamedTuple):
     """The position of a row in the order of (change stamp, id)."""
 
-    moment: Seq = 0
+    changed: Seq = 0
     id: Annotated[str, Field(pattern=r"^([0-9]{1,19}|[0-9a-f-]{36})$")] | None = None
 
 
 class TelemetryPosition(Message):
     """Positions of the last rows received, one for each kind of row."""
 
-    frames: RowPosition = RowPosition()
-    sums: RowPosition = RowPosition()
+    memberships: RowPosition = RowPosition()
+    rollups: RowPosition = RowPosition()
     points: RowPosition = RowPosition()
     events: RowPosition = RowPosition()
     witnesses: RowPosition = RowPosition()
@@ -74,7 +74,7 @@ class MachineRow(Message):
     it holds the final weights. `plan` is set only if it changed after the requested position.
     """
 
-    of: Which
+    machine_index: MachineIndex
     age: Seconds
     latest: Seq
     high_water_mark: Seq
@@ -118,7 +118,7 @@ MEMBERSHIP_FIELDS = (
 class RollupRow(NamedTuple):
     """A row of `models.Rollup`."""
 
-    of: Which
+    machine_index: MachineIndex
     width: Literal[10, 60, 3600]
     bucket: Annotated[int, Field(ge=0, lt=1 << 36)]
     reports: Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -134,7 +134,7 @@ class RollupRow(NamedTuple):
 class LossRow(NamedTuple):
     """A measured loss, at a position in report `seq`."""
 
-    of: Which
+    machine_index: MachineIndex
     seq: Seq
     position: Annotated[int, Field(ge=0, lt=64)]
     kind: Literal["train", "validation"]
@@ -148,7 +148,7 @@ class LossRow(NamedTuple):
 class EventRow(NamedTuple):
     """A machine joined, paused, resumed, finished or left."""
 
-    of: Which
+    machine_index: MachineIndex
     id: Id
     kind: Literal["joined", "paused", "resumed", "finished", "left"]
     at: UnixTime
@@ -157,10 +157,10 @@ class EventRow(NamedTuple):
 class WitnessRow(NamedTuple):
     """A machine witnessed an author's updates: the two signed parts of an `Attestation`.
 
-    `of` is the machine that signed the statement.
+    `machine_index` is the machine that signed the statement.
     """
 
-    of: Which
+    machine_index: MachineIndex
     head: SignedHeader
     statement: SignedStatement
 
@@ -168,30 +168,30 @@ class WitnessRow(NamedTuple):
 class TelemetryPage(Message):
     """One page of rows.
 
-    `machines` are the (run, machine key) that the rows refer to by index. `places` is the position
-    after this page; `more`: there are rows after it.
+    `machines` are the (run, machine key) that the rows refer to by index. `position` is that of the
+    page's last rows; `more`: there are rows after it.
     """
 
     machines: list[tuple[Id, PublicKey]] = Field(max_length=MACHINES)
-    frames: list[MachineRow] = Field(max_length=MAX_MACHINE_ROWS)
-    sums: list[RollupRow] = Field(max_length=MAX_ROLLUPS)
+    memberships: list[MachineRow] = Field(max_length=MAX_MACHINE_ROWS)
+    rollups: list[RollupRow] = Field(max_length=MAX_ROLLUPS)
     points: list[LossRow] = Field(max_length=MAX_LOSSES)
     events: list[EventRow] = Field(max_length=MAX_EVENTS)
     witnesses: list[WitnessRow] = Field(default=[], max_length=MAX_WITNESS_ROWS)
-    places: TelemetryPosition
+    position: TelemetryPosition
     more: bool
 
     @model_validator(mode="after")
-    def names_its_own(self) -> "TelemetryPage":
+    def check_machine_indices(self) -> "TelemetryPage":
         """Check that every row refers to a machine of the page."""
-        rows = (*self.frames, *self.sums, *self.points, *self.events, *self.witnesses)
-        if max((row.of for row in rows), default=-1) >= len(self.machines):
+        rows = (*self.memberships, *self.rollups, *self.points, *self.events, *self.witnesses)
+        if max((row.machine_index for row in rows), default=-1) >= len(self.machines):
             raise ValueError("a row is of a machine that the page does not name")
         return self
 
 
 class PageSignature(Message):
-    """What a mirror signs of a page (kind "news"): receiver, nonce and the page's BLAKE3."""
+    """What a mirror signs of a page (kind "telemetry"): receiver, nonce and the page's BLAKE3."""
 
     mirror: PublicKey
     to: PublicKey
@@ -203,11 +203,11 @@ def _example_page() -> dict[str, Any]:
     """Build the documentation's example: a signed page without rows."""
     page = TelemetryPage(
         machines=[],
-        frames=[],
-        sums=[],
+        memberships=[],
+        rollups=[],
         points=[],
         events=[],
-        places=TelemetryPosition(),
+        position=TelemetryPosition(),
         more=False,
     )
     signature = PageSignature(mirror="a1" * 32, to="b2" * 32, nonce="c3" * 16, digest="d4" * 32)

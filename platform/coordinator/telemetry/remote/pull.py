@@ -89,23 +89,23 @@ def fetch_page(peer: MirrorClient, after: TelemetryPosition) -> TelemetryPage:
         PeerError: the mirror does not answer, or not with a valid page.
     """
     wanted = TelemetryRequest(after=after, nonce=secrets.token_hex(16))
-    page = peer.request("POST", "/mirrors/news", wanted, SignedTelemetryPage)
+    reply = peer.request("POST", "/mirrors/telemetry", wanted, SignedTelemetryPage)
     try:
-        signature = open_signed(page.signature, "news", PageSignature, peer.key)
-        news = TelemetryPage.model_validate_json(page.text)
+        signature = open_signed(reply.signature, "telemetry", PageSignature, peer.key)
+        page = TelemetryPage.model_validate_json(reply.text)
     except MessageError as error:
         raise PeerError(f"{peer.name}: {error}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:60] or "it"
         raise PeerError(
-            f"{peer.name}: its news is malformed: {where}: {first['msg'][:100]}"
+            f"{peer.name}: its page of telemetry is malformed: {where}: {first['msg'][:100]}"
         ) from None
     if signature != PageSignature(
         mirror=peer.key,
         to=site_identity.identity().key,
         nonce=wanted.nonce,
-        digest=digest(page.text),
+        digest=digest(reply.text),
     ):
-        raise PeerError(f"{peer.name} answered with news that is not for this request")
-    return news
+        raise PeerError(f"{peer.name} answered with a page that is not for this request")
+    return page

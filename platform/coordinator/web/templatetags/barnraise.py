@@ -281,11 +281,11 @@ def spark_line(values: Sequence[float], label: str) -> SafeString:
 @register.simple_tag
 def quilt(name: object) -> SafeString:
     """Draw the barn quilt of a run, by its id."""
-    return _quilt(str(name))
+    return _draw_quilt(str(name))
 
 
 @lru_cache(maxsize=4096)
-def _quilt(name: str) -> SafeString:
+def _draw_quilt(name: str) -> SafeString:
     patches = format_html_join("", '<polygon class="{}" points="{}"/>', svg_art.quilt(name))
     ground = SafeString('<rect class="quilt-ground" width="6" height="6"/>')
     return format_html(

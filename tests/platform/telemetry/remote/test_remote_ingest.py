@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
-from helpers.remote_telemetry import OTHER, elsewhere, frame, ingest_page, page, report
+from helpers.remote_telemetry import OTHER, elsewhere, ingest_page, membership_row, page, report
 
 from coordinator.eventlog.models import LogEvent
 from coordinator.fleet.lifecycle_facts import (
@@ -82,12 +82,12 @@ def test_mirror_without_reports_shows_the_run_like_the_reporting_mirror(training
 def test_export_contains_only_changes_and_each_plan_once(training_run, numbered_report, plan):
     run, ada, _ = training_run
     first = export.build_page(TelemetryPosition())
-    assert len(first.frames) == 2 and first.frames[0].plan == plan and not first.more
-    empty_page = export.build_page(first.places)
+    assert len(first.memberships) == 2 and first.memberships[0].plan == plan and not first.more
+    empty_page = export.build_page(first.position)
     assert (
         empty_page.machines,
-        empty_page.frames,
-        empty_page.sums,
+        empty_page.memberships,
+        empty_page.rollups,
         empty_page.points,
         empty_page.events,
     ) == (
@@ -97,18 +97,20 @@ def test_export_contains_only_changes_and_each_plan_once(training_run, numbered_
         [],
         [],
     )
-    assert empty_page.places == first.places
+    assert empty_page.position == first.position
     report(ada, run, numbered_report(4, plan=plan))
-    second = export.build_page(first.places)
-    assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.frames] == [None]
-    assert {rollup.width for rollup in second.sums} == {10, 60, 3600} and [
+    second = export.build_page(first.position)
+    assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.memberships] == [
+        None
+    ]
+    assert {rollup.width for rollup in second.rollups} == {10, 60, 3600} and [
         p.seq for p in second.points
     ] == [4]
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
     report(ada, run, numbered_report(5, plan=changed))
-    assert export.build_page(second.places).frames[0].plan == changed
+    assert export.build_page(second.position).memberships[0].plan == changed
     assert (
-        sum(frame.plan is not None for frame in export.build_page(TelemetryPosition()).frames) == 1
+        sum(row.plan is not None for row in export.build_page(TelemetryPosition()).memberships) == 1
     ), "a new reader does not get the plan"
 
 
@@ -126,10 +128,10 @@ def test_export_continues_on_the_next_page_without_duplicates(training_run, monk
     pages = 0
     while True:
         exported = export.build_page(position)
-        points += [(exported.machines[p.of], p.seq, p.position) for p in exported.points]
-        sums += [(exported.machines[s.of], s.width, s.bucket) for s in exported.sums]
+        points += [(exported.machines[p.machine_index], p.seq, p.position) for p in exported.points]
+        sums += [(exported.machines[s.machine_index], s.width, s.bucket) for s in exported.rollups]
         pages = pages + 1
-        position = exported.places
+        position = exported.position
         if not exported.more:
             break
     assert pages > 2 and len(points) == len(set(points)) == LossPoint.objects.count()
@@ -141,13 +143,16 @@ def test_rows_of_other_mirrors_are_not_exported(training_run):
     before = export.build_page(TelemetryPosition())
     now = int(time.time())
     rows = {
-        "sums": [RollupRow(0, 10, now // 10 * 10, 1, 1.0, 1, 1, 1, 1, 1)],
+        "rollups": [RollupRow(0, 10, now // 10 * 10, 1, 1.0, 1, 1, 1, 1, 1)],
         "points": [LossRow(0, 77, 0, "train", 5, 1.0, now)],
         "events": [EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", now)],
     }
-    assert ingest_page(page(elsewhere(run, ada), frames=[frame()], **rows)).rows == 4
+    assert ingest_page(page(elsewhere(run, ada), memberships=[membership_row()], **rows)).rows == 4
     after = export.build_page(TelemetryPosition())
-    assert after == before.model_copy(update={"frames": after.frames}) and len(after.frames) == 2
+    assert (
+        after == before.model_copy(update={"memberships": after.memberships})
+        and len(after.memberships) == 2
+    )
 
 
 def test_page_ingested_twice_changes_nothing(training_run):
@@ -156,8 +161,10 @@ def test_page_ingested_twice_changes_nothing(training_run):
     telemetry_page = page(
         elsewhere(run, ada),
         elsewhere(run, ada),
-        frames=[frame(), frame(of=1)],
-        sums=[RollupRow(of, 10, now // 10 * 10, 2, 1000.0, 1, 1, 1, 1, 1) for of in (0, 1)],
+        memberships=[membership_row(), membership_row(machine_index=1)],
+        rollups=[
+            RollupRow(index, 10, now // 10 * 10, 2, 1000.0, 1, 1, 1, 1, 1) for index in (0, 1)
+        ],
         points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)] * 2,
     )
     for _ in range(2):
@@ -170,10 +177,17 @@ def test_page_ingested_twice_changes_nothing(training_run):
 def test_page_of_an_outdated_position_is_ignored(training_run):
     run, ada, _ = training_run
     ingest_page(
-        page(elsewhere(run, ada), frames=[frame()], places=TelemetryPosition(frames=(5, None)))
+        page(
+            elsewhere(run, ada),
+            memberships=[membership_row()],
+            position=TelemetryPosition(memberships=(5, None)),
+        )
     )
     assert (
-        ingest_page(page(elsewhere(run, ada), frames=[frame(tokens=1)]), after=TelemetryPosition())
+        ingest_page(
+            page(elsewhere(run, ada), memberships=[membership_row(tokens=1)]),
+            after=TelemetryPosition(),
+        )
         == ingest.PageIngestResult()
     )
     assert Membership.everywhere.get(mirror=OTHER).tokens == 9000
@@ -184,7 +198,9 @@ def test_page_of_an_outdated_position_is_ignored(training_run):
 
 def test_machine_at_two_mirrors_is_shown_once_with_its_newest_report(training_run, numbered_report):
     run, ada, _ = training_run
-    ingest_page(page(elsewhere(run, ada), frames=[frame(age=30.0, tokens=2, rate=7.0)]))
+    ingest_page(
+        page(elsewhere(run, ada), memberships=[membership_row(age=30.0, tokens=2, rate=7.0)])
+    )
     (machine_row,) = [
         row for row in run_table.machine_rows(run) if row["id"] == str(ada.machine.pk)
     ]
@@ -193,7 +209,7 @@ def test_machine_at_two_mirrors_is_shown_once_with_its_newest_report(training_ru
         last_report=timezone.now() - timedelta(minutes=1)
     )
     valkey_client().delete(report_queue.workers_key(run.pk))
-    ingest_page(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
+    ingest_page(page(elsewhere(run, ada), memberships=[membership_row(age=1.0)]))
     snapshot = RunSnapshot.capture(run)
     assert (snapshot.run["workers_known"], snapshot.run["rate"]) == (2, 1000.0)
     assert snapshot.workers[str(ada.machine.pk)]["tokens"] == 9000
@@ -235,7 +251,11 @@ def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(training_run):
         for p in LossPoint.objects.filter(membership__machine=ada.machine)
     ]
     curves = history.load_history(run)
-    ingest_page(page(elsewhere(run, ada), frames=[frame()], sums=rollup_rows, points=points))
+    ingest_page(
+        page(
+            elsewhere(run, ada), memberships=[membership_row()], rollups=rollup_rows, points=points
+        )
+    )
     assert history.load_history(run)["rate"] == before
     assert history.load_history(run)["validation"] == curves["validation"], "a point is shown twice"
     curves = history.load_machine_curves(run)
@@ -244,14 +264,21 @@ def test_rate_reported_to_two_mirrors_in_one_bucket_is_averaged(training_run):
 
 def test_gap_in_own_reports_is_filled_by_reports_to_another_mirror(training_run, numbered_report):
     run, ada, _ = training_run
-    ingest_page(page(elsewhere(run, ada), frames=[frame(latest=8, high_water_mark=8)]))
+    ingest_page(
+        page(elsewhere(run, ada), memberships=[membership_row(latest=8, high_water_mark=8)])
+    )
     report(ada, run, numbered_report(9), numbered_report(10))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 10
     report(ada, run, numbered_report(15))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 10, (
         "the gap from 11 to 14 was skipped"
     )
-    ingest_page(page(elsewhere(run, ada), frames=[frame(latest=1 << 40, high_water_mark=1 << 40)]))
+    ingest_page(
+        page(
+            elsewhere(run, ada),
+            memberships=[membership_row(latest=1 << 40, high_water_mark=1 << 40)],
+        )
+    )
     report(ada, run, numbered_report(16))
     assert Membership.objects.get(machine=ada.machine).high_water_mark == 16
     report(ada, run, numbered_report(17))
@@ -266,7 +293,7 @@ def test_machine_from_another_mirror_records_no_second_join(
     run, *_ = training_run
     carl = volunteer(person("carl@example.org"), seed=3)
     carl.join(run)
-    ingest_page(page(elsewhere(run, carl), frames=[frame()]))
+    ingest_page(page(elsewhere(run, carl), memberships=[membership_row()]))
     report(carl, run, numbered_report(10))
     assert not RunEvent.objects.filter(machine=carl.machine).exists()
 
@@ -279,7 +306,10 @@ def test_lifecycle_facts_include_machines_of_other_mirrors(person, draft, manife
     Membership.objects.update(ticket_expires=timezone.now() + timedelta(hours=1))
     assert gather_facts(run).alive == 1
     ingest_page(
-        page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, has_final_checkpoint=True)])
+        page(
+            elsewhere(run, bob),
+            memberships=[membership_row(ledger_tokens=70_000, has_final_checkpoint=True)],
+        )
     )
     facts = gather_facts(run)
     assert (facts.alive, facts.ledger_tokens, facts.others_safe, facts.others_ever) == (
@@ -299,11 +329,11 @@ def test_lying_mirror_changes_nobodys_count(person, launched_run, volunteer, num
     bob.join(run)
     for machine in (ada, bob):
         report(machine, run, numbered_report(5, ledger_tokens=5000))
-    lie = frame(age=0.0, latest=99, ledger_tokens=10**15)
+    lie = membership_row(age=0.0, latest=99, ledger_tokens=10**15)
     for machine in (ada, bob, carl):
-        ingest_page(page(elsewhere(run, machine), frames=[lie]))
+        ingest_page(page(elsewhere(run, machine), memberships=[lie]))
     assert gather_facts(run).ledger_tokens == 5000
-    true = frame(age=2.0, ledger_tokens=4000)
-    ingest_page(page(elsewhere(run, carl), frames=[true]), key="c" * 64)
+    true = membership_row(age=2.0, ledger_tokens=4000)
+    ingest_page(page(elsewhere(run, carl), memberships=[true]), key="c" * 64)
     everywhere = list(Membership.everywhere.filter(run=run).values(*COLUMNS))
     assert sorted(ledgers_by_person(everywhere).values()) == [[4000], [5000], [5000]]

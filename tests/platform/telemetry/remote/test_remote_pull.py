@@ -12,7 +12,7 @@ from django.utils import timezone
 from helpers.event_log_builder import LogBuilder
 from helpers.fake_mirror import FakeMirror
 from helpers.mirror_lists import signed_list
-from helpers.remote_telemetry import OTHER, elsewhere, frame, ingest_page, page
+from helpers.remote_telemetry import OTHER, elsewhere, ingest_page, membership_row, page
 
 from barnraise.protocol.mirror_list import Expulsion, MirrorEntry
 from barnraise.protocol.signing import Identity, digest
@@ -51,9 +51,9 @@ def test_pull_waits_a_bounded_time_for_an_unknown_machine(training_run):
     telemetry_page = page(
         (str(run.pk), unknown.key),
         elsewhere(run, ada),
-        frames=[frame(), frame(of=1)],
+        memberships=[membership_row(), membership_row(machine_index=1)],
         more=True,
-        places=TelemetryPosition(frames=(7, None)),
+        position=TelemetryPosition(memberships=(7, None)),
     )
     result = ingest_page(telemetry_page)
     assert (result.left_out, result.more) == ("", False) and RemoteCursor.objects.get(
@@ -65,7 +65,7 @@ def test_pull_waits_a_bounded_time_for_an_unknown_machine(training_run):
     RemoteCursor.objects.update(waits=timezone.now() - ingest.PATIENCE)
     result = ingest_page(telemetry_page)
     assert unknown.key[:8] in result.left_out and result.more
-    assert RemoteCursor.objects.get(key=OTHER).position.frames.moment == 7
+    assert RemoteCursor.objects.get(key=OTHER).position.memberships.changed == 7
 
 
 def test_pulled_rows_with_impossible_times_are_left_out(training_run):
@@ -76,7 +76,7 @@ def test_pulled_rows_with_impossible_times_are_left_out(training_run):
     result = ingest_page(
         page(
             elsewhere(run, ada),
-            sums=[RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
+            rollups=[RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
             points=[
                 LossRow(0, 1, 0, "train", 10**12, 1.0, now),
                 LossRow(0, 2, 0, "train", 10, 1.0, now + 1e6),
@@ -112,10 +112,10 @@ def serve_page(fake_mirror: FakeMirror, telemetry_page: TelemetryPage, **changed
             **changed,
         }
         signer = changed.get("signer", fake_mirror.identity)
-        signed = signer.sign("news", PageSignature(**signature))
+        signed = signer.sign("telemetry", PageSignature(**signature))
         return SignedTelemetryPage(signature=signed, text=text)
 
-    fake_mirror.routes["POST /mirrors/news"] = answer
+    fake_mirror.routes["POST /mirrors/telemetry"] = answer
 
 
 def test_pull_continues_after_the_last_position(
@@ -123,12 +123,12 @@ def test_pull_continues_after_the_last_position(
 ):
     run, ada, _ = training_run
     now = time.time()
-    position = TelemetryPosition(frames=(7, None))
+    position = TelemetryPosition(memberships=(7, None))
     served = page(
         elsewhere(run, ada),
-        frames=[frame()],
+        memberships=[membership_row()],
         points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)],
-        places=position,
+        position=position,
     )
     serve_page(fake_mirror, served)
     cursor = report_queue.points_cursor(run.pk)
@@ -163,7 +163,7 @@ PAGE_WITH_INVALID_EVENT = (
         ({"to": OTHER}, "news that is not for this request"),
         ({"digest": "0" * 64}, "news that is not for this request"),
         ({"signer": Identity(b"y" * 32)}, "is signed by"),
-        ({"text": '{"machines": 7}'}, "its news is malformed: machines"),
+        ({"text": '{"machines": 7}'}, "its page of telemetry is malformed: machines"),
         ({"text": PAGE_WITH_INVALID_EVENT}, "events"),
         (answer_with_html, "something that is not Barnraise's API"),
     ],
@@ -171,16 +171,18 @@ PAGE_WITH_INVALID_EVENT = (
 def test_page_not_signed_for_this_mirror_is_refused(fake_mirror, training_run, altered, sentence):
     run, ada, _ = training_run
     if callable(altered):
-        fake_mirror.routes["POST /mirrors/news"] = altered
+        fake_mirror.routes["POST /mirrors/telemetry"] = altered
     else:
-        serve_page(fake_mirror, page(elsewhere(run, ada), frames=[frame()]), **altered)
+        serve_page(
+            fake_mirror, page(elsewhere(run, ada), memberships=[membership_row()]), **altered
+        )
     assert pull.pull_all() == 0 and sentence in RemoteCursor.objects.get().why
     assert not Membership.everywhere.filter(mirror=fake_mirror.identity.key).exists()
     request_count = len(fake_mirror.requests)
     assert pull.pull_all() == 0 and len(fake_mirror.requests) == request_count, (
         "the mirror was asked again at once"
     )
-    serve_page(fake_mirror, page(elsewhere(run, ada), frames=[frame()]))
+    serve_page(fake_mirror, page(elsewhere(run, ada), memberships=[membership_row()]))
     RemoteCursor.objects.update(tried=timezone.now() - timedelta(minutes=5))
     assert pull.pull_all() == 1 and RemoteCursor.objects.get().why == ""
 
@@ -193,7 +195,7 @@ def test_mirror_whose_log_pull_fails_is_not_asked_for_telemetry(fake_mirror):
 @pytest.mark.parametrize("failures", [0, 3])
 def test_corrected_clock_delays_no_remote_telemetry(fake_mirror, training_run, failures):
     run, ada, _ = training_run
-    serve_page(fake_mirror, page(elsewhere(run, ada), frames=[frame()]))
+    serve_page(fake_mirror, page(elsewhere(run, ada), memberships=[membership_row()]))
     later = timezone.now() + timedelta(hours=1)
     RemoteCursor.objects.create(key=fake_mirror.identity.key, tried=later, failures=failures)
     assert pull.pull_all() == 1
@@ -204,7 +206,9 @@ def test_corrected_clock_delays_no_remote_telemetry(fake_mirror, training_run, f
 def test_rows_of_an_expelled_mirror_are_deleted(fake_mirror, training_run):
     run, ada, _ = training_run
     event = EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
-    serve_page(fake_mirror, page(elsewhere(run, ada), frames=[frame()], events=[event]))
+    serve_page(
+        fake_mirror, page(elsewhere(run, ada), memberships=[membership_row()], events=[event])
+    )
     pull.pull_all()
     assert RunEvent.objects.filter(mirror=fake_mirror.identity.key).exists()
     expelled_entry = fake_mirror.list_entry.model_copy(
@@ -225,7 +229,7 @@ def test_rows_of_an_expelled_mirror_are_deleted(fake_mirror, training_run):
 
 
 def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
-    path = "/api/v1/mirrors/news"
+    path = "/api/v1/mirrors/telemetry"
     body = TelemetryRequest(nonce="0" * 32).model_dump_json().encode()
 
     def request_telemetry(identity: Identity):
@@ -245,7 +249,7 @@ def test_telemetry_is_served_to_listed_mirrors_only(fake_mirror, training_run):
     assert signature["to"] == fake_mirror.identity.key and signature["digest"] == digest(
         signed_page.text
     )
-    assert len(TelemetryPage.model_validate_json(signed_page.text).frames) == 2
+    assert len(TelemetryPage.model_validate_json(signed_page.text).memberships) == 2
 
 
 def test_export_and_ingest_query_counts_do_not_grow_with_machines(
@@ -254,7 +258,7 @@ def test_export_and_ingest_query_counts_do_not_grow_with_machines(
     run, ada, _ = training_run
     others = [volunteer(run.owner, seed) for seed in range(10, 40)]
     counts = []
-    position = export.build_page(TelemetryPosition()).places
+    position = export.build_page(TelemetryPosition()).position
     for machine in others:
         machine.join(run)
     for reporting, seq in (([ada], 4), ([ada, *others], 5)):
@@ -265,9 +269,9 @@ def test_export_and_ingest_query_counts_do_not_grow_with_machines(
             exported = export.build_page(position)
         with CaptureQueriesContext(connection) as ingest_queries:
             ingest_page(exported)
-        assert len(exported.frames) == len(reporting) and len(export_queries) == 5
+        assert len(exported.memberships) == len(reporting) and len(export_queries) == 5
         size = len(exported.model_dump_json()) / len(reporting)
         assert size < 2000, f"{size:.0f} bytes a report"
         counts.append(len(ingest_queries))
-        position = exported.places
+        position = exported.position
     assert counts[1] <= counts[0] + 1, counts

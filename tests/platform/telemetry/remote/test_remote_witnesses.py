@@ -77,7 +77,7 @@ def test_witnesses_at_two_mirrors_add_up_to_credit_at_both(witnessed_run):
         forget_all()
         report_here(run, there, witness_of(there, run, ada, 2, 2000))
         sent = export.build_page(TelemetryPosition())
-        assert len(sent.witnesses) == 1 and not export.build_page(sent.places).witnesses
+        assert len(sent.witnesses) == 1 and not export.build_page(sent.position).witnesses
         forget_all()
         report_here(run, here, witness_of(here, run, ada, 3, 3000))
         assert credited_tokens() == 0
@@ -168,7 +168,7 @@ def test_pages_of_witnesses_are_bounded_in_number_and_bytes(witnessed_run, monke
             exported = export.build_page(position)
             assert len(exported.witnesses) <= limit
             received += [row.statement.signature for row in exported.witnesses]
-            position, more = exported.places, exported.more
+            position, more = exported.position, exported.more
         assert len(received) == len(set(received)) == 12
     with pytest.raises(ValueError, match="at most 100"):
         witness_page(run, *[(machines[0], witness_of(machines[0], run, machines[1], 2, 200))] * 101)

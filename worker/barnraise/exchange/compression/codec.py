@@ -95,7 +95,7 @@ def encode(
     codes = torch.empty(scheme.values_sent(n), dtype=torch.uint8)
     positions = torch.empty(0 if scheme.dense else scheme.values_sent(n), dtype=torch.int16)
     bound = MAX_CODES[scheme.bits] * (MAX_UPDATE_UNITS // MAX_CODES[scheme.bits])
-    for start, chunks, size in _blocks(n):
+    for start, chunks, size in _split_blocks(n):
         first = start // CHUNK
         sent_values = scheme.values_sent(size)
         rows = values[start : start + chunks * size].view(chunks, size).clamp(-bound, bound)
@@ -147,7 +147,7 @@ def decode(payload: bytes, n: int) -> torch.Tensor:
     levels = levels.astype(np.int32)
     _validate_padding(scheme, n, raw_positions, raw_codes)
     units = np.zeros(n, np.int32)
-    for start, chunks, size in _blocks(n):
+    for start, chunks, size in _split_blocks(n):
         first = start // CHUNK
         sent_values = scheme.values_sent(size)
         begin = first * scheme.kept
@@ -196,7 +196,7 @@ def _read_header(payload: bytes, n: int) -> QuantizationScheme:
     return scheme
 
 
-def _blocks(n: int) -> Iterator[tuple[int, int, int]]:
+def _split_blocks(n: int) -> Iterator[tuple[int, int, int]]:
     """Yield (start, chunks, elements of a chunk) of each block; a short last chunk is its own."""
     whole = n - n % CHUNK
     for start in range(0, whole, BLOCK):

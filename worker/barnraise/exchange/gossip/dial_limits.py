@@ -82,7 +82,7 @@ class DialLimits:
             record = self._addresses.get(address)
             if record is not None and record.is_proven and not record.failures:
                 return (address,)
-        ready.sort(key=lambda address: self._failures(address))
+        ready.sort(key=lambda address: self._count_failures(address))
         return _few_of_each_host(ready)
 
     def choose_punched(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ class DialLimits:
             record.next_dial = now + delay * (0.75 + self._jitter() / 2)
             self._store(address, record)
 
-    def _failures(self, address: str) -> int:
+    def _count_failures(self, address: str) -> int:
         record = self._addresses.get(address)
         return record.failures if record else 0
 

@@ -382,7 +382,7 @@ class PartialView:
         if room <= 0:
             return []
         volunteers = self._count_volunteers(links)
-        candidates = self._candidates(links, now)
+        candidates = self._list_candidates(links, now)
         chosen: list[Peer] = []
         while len(chosen) < room and any(candidates.values()):
             source = next(source for source in self._sources if candidates[source])
@@ -481,14 +481,14 @@ class PartialView:
                 soon = now + REDIAL_MIN * (1 + self._random.random())
                 known.next_dial = min(known.next_dial, soon)
 
-    def _candidates(self, links: Links, now: float) -> dict[PeerSource, list[str]]:
+    def _list_candidates(self, links: Links, now: float) -> dict[PeerSource, list[str]]:
         """Return the keys that may be dialled now by source, the last to be used first.
 
         Peers that were met come first, then those that have failed least, in random order: most
         peers may be behind routers, and the few others must not wait for their repeated dials.
         Hearsay alternates between its reporters: one that reports much is not dialled more.
         """
-        due = [key for key, known in self._unlinked(links) if known.next_dial <= now]
+        due = [key for key, known in self._list_unlinked(links) if known.next_dial <= now]
         self._random.shuffle(due)
         due.sort(key=self._count_failures, reverse=True)
         candidates: dict[PeerSource, list[str]] = {source: [] for source in PeerSource}
@@ -610,7 +610,7 @@ class PartialView:
         next_dial = min(
             (
                 known.next_dial
-                for _, known in self._unlinked(links)
+                for _, known in self._list_unlinked(links)
                 if not known.volunteer
                 or volunteers[known.volunteer] < self._max_links(known.volunteer)
             ),
@@ -618,7 +618,7 @@ class PartialView:
         )
         return min(next_request, next_dial)
 
-    def _unlinked(self, links: Links) -> list[tuple[str, KnownPeer]]:
+    def _list_unlinked(self, links: Links) -> list[tuple[str, KnownPeer]]:
         """Return the known peers that are neither connected nor being dialled."""
         return [
             (key, known)

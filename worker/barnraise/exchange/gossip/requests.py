@@ -250,8 +250,8 @@ class RequestScheduler:
             elif incoming.is_slow and self._has_other_source(links, incoming.source, author, seq):
                 ended.append((incoming.source, author, seq))
                 self._on_stalled(incoming, author, seq, now)
-        self._failed_until = _later(self._failed_until, now)
-        self._stalled_until = _later(self._stalled_until, now)
+        self._failed_until = _drop_past(self._failed_until, now)
+        self._stalled_until = _drop_past(self._stalled_until, now)
         return ended
 
     def _on_stalled(self, incoming: IncomingUpdate, author: str, seq: int, now: float) -> None:
@@ -288,7 +288,7 @@ class RequestScheduler:
         if not self._ahead:
             return []
         load = self._count_incoming(links)
-        grace = self._grace(links)
+        grace = self._grace_seconds(links)
         requests: list[tuple[str, str, int]] = []
         examined = 0
         for author, keys in list(self._ahead.items()):
@@ -349,7 +349,7 @@ class RequestScheduler:
                 load[incoming.source] += 1
         return load
 
-    def _grace(self, links: Mapping[str, UpdateSource]) -> float:
+    def _grace_seconds(self, links: Mapping[str, UpdateSource]) -> float:
         """Return how many seconds an announced update has to arrive before it is requested."""
         if not any(link.eager for link in links.values()):
             return 0.0
@@ -400,7 +400,7 @@ class RequestScheduler:
         return requests
 
 
-def _later(
+def _drop_past(
     times: Mapping[tuple[str, str, int], float], now: float
 ) -> dict[tuple[str, str, int], float]:
     """Return the entries whose time has not come."""

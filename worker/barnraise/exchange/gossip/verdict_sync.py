@@ -185,7 +185,7 @@ class VerdictSync:
         """Return the answer to a peer's names: the proofs that it lacks, and our own names."""
         own = self._index.names_under(received.prefix)
         theirs = set(received.names)
-        peer = self._renewed(key, now)
+        peer = self._renew_allowances(key, now)
         missing: list[str] = []
         for name in own:
             size = self._index.sizes[name]
@@ -203,13 +203,13 @@ class VerdictSync:
         self, key: str, message: VerdictSummary | VerdictNames, now: float
     ) -> list[VerdictAction]:
         """Return a description as an action, within the peer's allowance."""
-        peer = self._renewed(key, now)
+        peer = self._renew_allowances(key, now)
         if peer.answers <= 0:
             return []
         peer.answers -= 1
         return [CompareVerdicts(key, message)]
 
-    def _renewed(self, key: str, now: float) -> PeerVerdicts:
+    def _renew_allowances(self, key: str, now: float) -> PeerVerdicts:
         """Return a peer, with new allowances if an interval has passed."""
         peer = self._peers.setdefault(key, PeerVerdicts())
         if now >= peer.window_ends_at:

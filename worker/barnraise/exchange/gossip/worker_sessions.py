@@ -60,7 +60,9 @@ class SeenSessions:
         sessions = self._seen.pop(statement.peer, {})
         known = sessions.pop(statement.session, None)
         newest = (statement.issued, signed)
-        sessions[statement.session] = newest if known is None else max(known, newest, key=_issued)
+        sessions[statement.session] = (
+            newest if known is None else max(known, newest, key=_issued_at)
+        )
         while len(sessions) > MAX_SESSIONS:
             del sessions[next(iter(sessions))]
         self._seen[statement.peer] = sessions
@@ -80,5 +82,5 @@ class SeenSessions:
                 yield signed
 
 
-def _issued(statement: tuple[float, Signed]) -> float:
+def _issued_at(statement: tuple[float, Signed]) -> float:
     return statement[0]

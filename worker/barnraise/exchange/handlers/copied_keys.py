@@ -55,14 +55,14 @@ class CopiedKeys:
         self._repeats = RepeatedWarnings(log)
         self.refusal: str | None = None
 
-    def _own(self) -> OwnSession:
+    def _own_session(self) -> OwnSession:
         """Return this worker's session; its start follows a clock that is corrected later."""
         uptime = time.monotonic() - self._started_at
         return OwnSession(self._session, self._signer.clock() - uptime)
 
     def sign_session(self) -> Signed:
         """Return a statement that this worker runs now."""
-        own = self._own()
+        own = self._own_session()
         statement = WorkerSession(
             run=self._signer.run,
             peer=self._signer.identity.key,
@@ -97,7 +97,7 @@ class CopiedKeys:
         if not self._limit.try_consume(1, time.monotonic()):
             return
         other = self._open(notice.statement, self._signer.identity.key)
-        own = self._own()
+        own = self._own_session()
         if not proves_copy(own, other, self._signer.clock()):
             return
         self._repeats.warn("copied", "%s", COPIED_KEY)
@@ -115,7 +115,7 @@ class CopiedKeys:
             started=0.0,
             issued=update.time_ms / 1000,
         )
-        if proves_copy(self._own(), statement, self._signer.clock()):
+        if proves_copy(self._own_session(), statement, self._signer.clock()):
             self._repeats.warn("copied", "%s", COPIED_KEY)
 
     def _open(self, signed: Signed, key: str) -> WorkerSession:

@@ -64,7 +64,7 @@ class Resync:
                     "place, once most volunteers agree on it"
                 )
             snapshot = await self._snapshots.fetch(FETCH_TIMEOUT)
-            if snapshot is not None and snapshot.confirmed and self._fits(snapshot):
+            if snapshot is not None and snapshot.confirmed and self._is_compatible(snapshot):
                 self._snapshot = snapshot
                 self._has_logged = False
         finally:
@@ -79,7 +79,7 @@ class Resync:
         """
         snapshot = self._snapshot
         self._snapshot = None
-        if snapshot is None or not self._fits(snapshot):
+        if snapshot is None or not self._is_compatible(snapshot):
             return False
         await self._run_on_disk(
             self._ledger.rebase, snapshot.heads, snapshot.manifest.fragments, snapshot.verdicts
@@ -87,5 +87,5 @@ class Resync:
         self._snapshots.adopt_tickets(snapshot)
         return True
 
-    def _fits(self, snapshot: FetchedSnapshot) -> bool:
+    def _is_compatible(self, snapshot: FetchedSnapshot) -> bool:
         return self._ledger.can_rebase(snapshot.manifest.vector, snapshot.verdicts)

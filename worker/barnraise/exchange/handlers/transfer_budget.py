@@ -93,22 +93,22 @@ class TransferBudget(Generic[Name]):
         remaining = dict(self._reservations)
         dropped: list[Name] = []
         while True:
-            totals = _totals(remaining)
+            totals = _sum_by_volunteer(remaining)
             mine = totals.get(volunteer, ReservedTotal()).plus(size)
             everything = ReservedTotal(
                 sum(total.size for total in totals.values()) + size, len(remaining) + 1
             )
             if mine.exceeds(self._volunteer_limit):
-                victim = _stalest(remaining, now, volunteer, STALE_AFTER)
+                victim = _find_stalest(remaining, now, volunteer, STALE_AFTER)
             elif everything.exceeds(self._limit):
                 most = max(totals, key=lambda other: (totals[other].size, totals[other].count))
                 has_more = totals[most].size > mine.size or (
                     totals[most].size == mine.size and totals[most].count > mine.count
                 )
                 if has_more:
-                    victim = _stalest(remaining, now, most, -math.inf)
+                    victim = _find_stalest(remaining, now, most, -math.inf)
                 else:
-                    victim = _stalest(remaining, now, None, STALE_AFTER)
+                    victim = _find_stalest(remaining, now, None, STALE_AFTER)
             else:
                 break
             if victim is None:
@@ -135,7 +135,7 @@ class TransferBudget(Generic[Name]):
         ]
 
 
-def _totals(reservations: Mapping[Name, Reservation]) -> dict[str, ReservedTotal]:
+def _sum_by_volunteer(reservations: Mapping[Name, Reservation]) -> dict[str, ReservedTotal]:
     """Return what each volunteer has reserved."""
     totals: dict[str, ReservedTotal] = {}
     for reservation in reservations.values():
@@ -144,7 +144,7 @@ def _totals(reservations: Mapping[Name, Reservation]) -> dict[str, ReservedTotal
     return totals
 
 
-def _stalest(
+def _find_stalest(
     reservations: Mapping[Name, Reservation],
     now: float,
     volunteer: str | None,

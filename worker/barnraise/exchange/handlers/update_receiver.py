@@ -682,7 +682,7 @@ class UpdateReceiver:
         try:
             units = self._decode_payloads(incomplete.update, keep)
         except MessageError as error:
-            return _DiskResult(True, error=error, damaged=self._damaged(incomplete.update))
+            return _DiskResult(True, error=error, damaged=self._find_damaged(incomplete.update))
         outcome = None
         if append_is_due:
             (outcome,) = self._append([incomplete])
@@ -697,7 +697,7 @@ class UpdateReceiver:
             self._ledger.peer_store.store_ticket(ready.push.ticket)
         return self._ledger.append_all([(ready.signed, ready.update) for ready in batch])
 
-    def _damaged(self, update: Update) -> tuple[str, ...]:
+    def _find_damaged(self, update: Update) -> tuple[str, ...]:
         """Return the payloads that the disk has changed since they arrived, in the disk thread."""
         blobs = self._ledger.blobs
         return tuple(
@@ -779,7 +779,7 @@ class UpdateReceiver:
     def _record_pace(self, incomplete: IncompleteUpdate, now: float) -> None:
         """Count an update that enters the ledger in its author's pace."""
         incomplete.is_ahead = self._pace.is_ahead(incomplete.update.peer, now)
-        self._pace.on_update(_paced(incomplete))
+        self._pace.on_update(_describe_pace(incomplete))
 
     def _decode_payloads(self, update: Update, keep: bool) -> Units:
         """Check an update's payloads, in the disk thread.
@@ -848,7 +848,7 @@ class UpdateReceiver:
             ready = self._incomplete.get((author, seq + 1))
             if ready is None or not ready.is_verified:
                 break
-            paced = _paced(ready)
+            paced = _describe_pace(ready)
             if batch and not (self._is_due(ready) and self._pace.fits_batch(paced, now)):
                 break
             if not batch and self._is_early(ready):
@@ -894,7 +894,7 @@ class UpdateReceiver:
     def _seconds_early(self, incomplete: IncompleteUpdate) -> float:
         """Return the seconds until an update's time comes, and its author's pace allows it."""
         now = self._clock()
-        ready_at = self._pace.ready_at(_paced(incomplete), now)
+        ready_at = self._pace.ready_at(_describe_pace(incomplete), now)
         return max(self._seconds_ahead(incomplete), ready_at - now)
 
     def _is_early(self, incomplete: IncompleteUpdate) -> bool:
@@ -996,7 +996,7 @@ class UpdateReceiver:
         await self._run_on_disk(self._ledger.delete_unneeded)
 
 
-def _paced(incomplete: IncompleteUpdate) -> PacedUpdate:
+def _describe_pace(incomplete: IncompleteUpdate) -> PacedUpdate:
     """Return what its author's pace depends on, of an update."""
     update = incomplete.update
     return PacedUpdate(

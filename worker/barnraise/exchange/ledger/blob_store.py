@@ -111,7 +111,7 @@ class BlobStore:
     def partial_size(self, digest: str) -> int:
         """Return how many bytes of an incomplete blob have arrived."""
         try:
-            return self._part(digest).stat().st_size
+            return self._part_path(digest).stat().st_size
         except FileNotFoundError:
             return 0
 
@@ -161,7 +161,7 @@ class BlobStore:
     ) -> AppendResult:
         if self.has(digest):
             return AppendResult.COMPLETE
-        part = self._part(digest)
+        part = self._part_path(digest)
         length = self.partial_size(digest)
         # Most updates of small models arrive in one piece.
         if offset == length == 0 and len(data) == total:
@@ -203,7 +203,7 @@ class BlobStore:
     def _part_lock(self, digest: str) -> threading.Lock:
         return self._part_locks[int(digest[:4], 16) % _PART_LOCKS]
 
-    def _part(self, digest: str) -> Path:
+    def _part_path(self, digest: str) -> Path:
         return self.path(digest).with_suffix(".part")
 
     # ---- removing
@@ -211,7 +211,7 @@ class BlobStore:
     def delete(self, digest: str) -> None:
         """Delete a blob, complete or not."""
         self.path(digest).unlink(missing_ok=True)
-        self._part(digest).unlink(missing_ok=True)
+        self._part_path(digest).unlink(missing_ok=True)
 
     def pin(self, digests: Iterable[str]) -> None:
         """Keep `remove_unless_pinned` from removing these blobs, here already or not.
@@ -237,7 +237,7 @@ class BlobStore:
     def discard_partial(self, digest: str) -> None:
         """Remove what has arrived of an incomplete blob; a complete one stays."""
         with self._part_lock(digest):
-            self._part(digest).unlink(missing_ok=True)
+            self._part_path(digest).unlink(missing_ok=True)
 
 
 def _compute_digest(path: Path) -> str:

@@ -376,7 +376,7 @@ class Ledger:
     def _set_heads(self, heads: dict[str, LedgerHead]) -> None:
         """Replace all heads, and count the tokens again. The caller holds the lock."""
         self._heads = heads
-        claims = self._claims(heads)
+        claims = self._collect_claims(heads)
         by_key: dict[str, dict[str, TokenClaim]] = {}
         for author, claim in claims.items():
             by_key.setdefault(author.partition(".")[0], {})[author] = claim
@@ -386,9 +386,9 @@ class Ledger:
         """Count the tokens of one key again. The caller holds the lock."""
         prefix = f"{key}."
         heads = {author: h for author, h in self._heads.items() if author.startswith(prefix)}
-        return count_tokens(self._claims(heads))
+        return count_tokens(self._collect_claims(heads))
 
-    def _claims(self, heads: Mapping[str, LedgerHead]) -> dict[str, TokenClaim]:
+    def _collect_claims(self, heads: Mapping[str, LedgerHead]) -> dict[str, TokenClaim]:
         """Return what the updates that count state, of authors with these heads."""
         vector = {author: head.seq for author, head in heads.items()}
         retracted = self.verdicts.retracted_within(vector)

@@ -119,12 +119,14 @@ def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -
     """
     update = open_header(signed, rules)
     if ticket is None or digest(ticket.body) != update.ticket:
-        raise MessageError(f"{_name(update)} came without the ticket that it names")
+        raise MessageError(f"{_describe_update(update)} came without the ticket that it names")
     permission = open_ticket(ticket, update.peer, rules)
     if permission.volunteer != update.volunteer:
-        raise MessageError(f"{_name(update)} names another volunteer than its ticket")
+        raise MessageError(f"{_describe_update(update)} names another volunteer than its ticket")
     if not to_milliseconds(permission.issued) <= update.time_ms <= _last_time_ms(permission):
-        raise MessageError(f"{_name(update)} is of a time for which its ticket is not valid")
+        raise MessageError(
+            f"{_describe_update(update)} is of a time for which its ticket is not valid"
+        )
     validate_claim(update, permission, update.started_ms)
     return update
 
@@ -140,7 +142,7 @@ def open_header(signed: Signed, rules: UpdateRules) -> Update:
         MessageError: If it does not have it, with the reason.
     """
     update = open_signed(signed, "update", Update, key=signed.key)
-    name = _name(update)
+    name = _describe_update(update)
     if update.peer != signed.key:
         raise MessageError(f"{name} is signed by {signed.key[:8]}")
     if update.run != rules.run:
@@ -214,12 +216,12 @@ def validate_claim(update: Update, ticket: Ticket, previous_ms: int) -> None:
         MessageError: If its time is not after the previous one's, or it states too many tokens.
     """
     if update.time_ms <= previous_ms:
-        raise MessageError(f"{_name(update)} is not later than the update before it")
+        raise MessageError(f"{_describe_update(update)} is not later than the update before it")
     allowed = allowed_tokens(ticket, previous_ms, update.time_ms)
     if update.tokens > allowed:
         raise MessageError(
-            f"{_name(update)} states {update.tokens:,} tokens; its ticket and its time allow "
-            f"{allowed:,}"
+            f"{_describe_update(update)} states {update.tokens:,} tokens; its ticket and its time "
+            f"allow {allowed:,}"
         )
 
 
@@ -251,7 +253,7 @@ def _last_time_ms(ticket: Ticket) -> int:
     return to_milliseconds(ticket.expires + ORPHANED_TICKET_GRACE_SECONDS)
 
 
-def _name(update: Update) -> str:
+def _describe_update(update: Update) -> str:
     return f"update {update.seq} of {update.peer[:8]}"
 
 

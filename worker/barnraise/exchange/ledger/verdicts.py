@@ -81,7 +81,7 @@ class VerdictSet:
         forks = dict(self.forks)
         for author, fork in other.forks.items():
             forks[author] = min(
-                forks.get(author, fork), fork, key=lambda entry: (entry[0], _text(entry[1]))
+                forks.get(author, fork), fork, key=lambda entry: (entry[0], _proof_text(entry[1]))
             )
         return VerdictSet(
             rulings, forks, {**self.parsed, **other.parsed}, self.volunteers or other.volunteers
@@ -324,5 +324,5 @@ def _verify_fork(fork: Fork, rules: UpdateRules) -> None:
         raise MessageError("the proof of a fork is not two different updates with one identity")
 
 
-def _text(proof: Proof) -> str:
+def _proof_text(proof: Proof) -> str:
     return proof.model_dump_json()

@@ -60,7 +60,7 @@ POLL_SECONDS = 0.2  # between two questions whether to stop waiting
 STATE_REQUEST = MixingFrame(FrameKind.STATE_REQUEST, 0, bytes(ROSTER_BYTES))
 
 
-def _never() -> bool:
+def _never_stop() -> bool:
     return False
 
 
@@ -204,7 +204,7 @@ class MeshLinks:
         self,
         is_done: Callable[[StepInbox], bool],
         seconds: float,
-        should_stop: Callable[[], bool] = _never,
+        should_stop: Callable[[], bool] = _never_stop,
     ) -> bool:
         """Wait until something holds of the inbox.
 
@@ -275,7 +275,7 @@ class MeshLinks:
         self._state = (step, weights)
 
     def fetch_state(
-        self, key: str, seconds: float, should_stop: Callable[[], bool] = _never
+        self, key: str, seconds: float, should_stop: Callable[[], bool] = _never_stop
     ) -> tuple[int, bytearray] | None:
         """Fetch a neighbour's weights in 32 bits.
 

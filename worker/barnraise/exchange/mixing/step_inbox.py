@@ -114,7 +114,7 @@ class GroupArrivals:
     has_gone_on: bool
 
 
-def _nobody(step: int) -> Collection[str]:
+def _no_neighbours(step: int) -> Collection[str]:
     return ()
 
 
@@ -145,7 +145,7 @@ class StepInbox:
         self._payload_bytes = payload_bytes
         self._neighbours: dict[str, _Neighbour] = {}
         self._step = 0
-        self._group_at: Callable[[int], Collection[str]] = _nobody
+        self._group_at: Callable[[int], Collection[str]] = _no_neighbours
 
     def add_neighbour(self, key: str) -> None:
         """Add a neighbour whose channel has opened."""
@@ -160,7 +160,9 @@ class StepInbox:
         """Return the keys of all neighbours with an open channel."""
         return sorted(self._neighbours)
 
-    def start_step(self, step: int, group_at: Callable[[int], Collection[str]] = _nobody) -> None:
+    def start_step(
+        self, step: int, group_at: Callable[[int], Collection[str]] = _no_neighbours
+    ) -> None:
         """Drop what belongs to earlier steps.
 
         Args:

@@ -109,11 +109,11 @@ def _pair_on_ring(machines: int, machine: int, step: int, site_size: int) -> tup
 
 def _pair_on_hypercube(machines: int, machine: int, step: int, site_size: int) -> tuple[int, ...]:
     """Pair machines whose numbers differ in one bit, another bit each step."""
-    partner = machine ^ (1 << step % _bits(machines))
+    partner = machine ^ (1 << step % _count_dimensions(machines))
     return (machine,) if partner >= machines else tuple(sorted((machine, partner)))
 
 
-def _alternate(machines: int, machine: int, step: int, site_size: int) -> tuple[int, ...]:
+def _alternate_partners(machines: int, machine: int, step: int, site_size: int) -> tuple[int, ...]:
     """Average within the site, then with another site on the hypercube of sites.
 
     Half of the pairs of sites do it the other way round, so that the links between sites are used
@@ -121,14 +121,14 @@ def _alternate(machines: int, machine: int, step: int, site_size: int) -> tuple[
     """
     sites = machines // site_size
     site = machine // site_size
-    bit = (step // 2) % _bits(sites)
+    bit = (step // 2) % _count_dimensions(sites)
     pair = _pair_on_hypercube(sites, site, bit, 1)
     low_bits = pair[0] & ((1 << bit) - 1)
     pair_number = (pair[0] >> (bit + 1) << bit) | low_bits
     is_late = pair_number & 1
     if step % 2 == (1 - is_late):
-        return tuple(member for each in pair for member in _site(each, site_size))
-    return tuple(_site(site, site_size))
+        return tuple(member for each in pair for member in _machines_of_site(each, site_size))
+    return tuple(_machines_of_site(site, site_size))
 
 
 def _average_all(machines: int, machine: int, step: int, site_size: int) -> tuple[int, ...]:
@@ -136,21 +136,23 @@ def _average_all(machines: int, machine: int, step: int, site_size: int) -> tupl
     return tuple(range(machines))
 
 
-def _site(site: int, site_size: int) -> range:
+def _machines_of_site(site: int, site_size: int) -> range:
     return range(site * site_size, (site + 1) * site_size)
 
 
-def _bits(count: int) -> int:
+def _count_dimensions(count: int) -> int:
     """Return the dimensions of the smallest hypercube with so many corners, at least 1."""
     return max(1, (count - 1).bit_length())
 
 
 RING = Topology("ring", _pair_on_ring, lambda machines, _: machines)
-EXPONENTIAL = Topology("exponential", _pair_on_hypercube, lambda machines, _: _bits(machines))
+EXPONENTIAL = Topology(
+    "exponential", _pair_on_hypercube, lambda machines, _: _count_dimensions(machines)
+)
 ALTERNATING = Topology(
     "alternating-exponential-ring",
-    _alternate,
-    lambda machines, site_size: 2 * _bits(machines // site_size),
+    _alternate_partners,
+    lambda machines, site_size: 2 * _count_dimensions(machines // site_size),
 )
 COMPLETE = Topology("complete", _average_all, lambda machines, _: 1)
 TOPOLOGIES = {each.name: each for each in (RING, EXPONENTIAL, ALTERNATING, COMPLETE)}

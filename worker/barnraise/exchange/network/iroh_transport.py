@@ -111,7 +111,7 @@ class IrohTransport:
             try:  # this machine may have no IPv6; or the port is in use
                 return await _bind([address], self._secret, alpns)
             except iroh.IrohError as error:
-                raise OSError(f"cannot listen on {address}: {_reason(error)}") from None
+                raise OSError(f"cannot listen on {address}: {_format_cause(error)}") from None
 
     def addresses(self) -> list[str]:
         """Return host:port pairs of this machine's own, at most 16, the most useful first."""
@@ -134,7 +134,7 @@ class IrohTransport:
             try:
                 await self._endpoint.insert_relay(iroh.RelayConfig(url=url))
             except iroh.IrohError as error:
-                log.warning("the relay %s cannot be used: %s", url, _reason(error))
+                log.warning("the relay %s cannot be used: %s", url, _format_cause(error))
         self._relays = urls
 
     @property
@@ -166,7 +166,9 @@ class IrohTransport:
                 connection = await self._endpoint.connect(address, alpn)
                 return IrohChannel(connection, await connection.open_bi())
         except (iroh.IrohError, TimeoutError) as error:
-            raise ChannelClosedError(f"no answer from {peer.key[:8]}: {_reason(error)}") from None
+            raise ChannelClosedError(
+                f"no answer from {peer.key[:8]}: {_format_cause(error)}"
+            ) from None
 
     async def probe(self, peer: Peer) -> bool:
         """Dial a peer as a stranger; see `Transport.probe`."""
@@ -176,7 +178,7 @@ class IrohTransport:
         try:
             endpoint = await _bind(bound, os.urandom(32), [])
         except iroh.IrohError as error:
-            log.debug("no socket for a probe: %s", _reason(error))
+            log.debug("no socket for a probe: %s", _format_cause(error))
             return False
         try:
             address = iroh.EndpointAddr(
@@ -186,7 +188,7 @@ class IrohTransport:
                 connection = await endpoint.connect(address, PROBE_ALPN)
                 await connection.closed()  # by the peer, once it has counted the probe
         except (iroh.IrohError, TimeoutError) as error:
-            log.debug("a probe of %s was not answered: %s", peer.key[:8], _reason(error))
+            log.debug("a probe of %s was not answered: %s", peer.key[:8], _format_cause(error))
             return False
         finally:
             self._spawn(_close_probe(endpoint, self._host == ANY_HOST))
@@ -252,7 +254,9 @@ class IrohTransport:
                 channel = IrohChannel(connection, await connection.accept_bi())
         except (iroh.IrohError, TimeoutError) as error:
             self._repeats.warn(
-                "not established", "an incoming connection was not established: %s", _reason(error)
+                "not established",
+                "an incoming connection was not established: %s",
+                _format_cause(error),
             )
         finally:
             if connection is not None and channel is None:
@@ -378,7 +382,7 @@ class IrohChannel:
             self._connection.close(0, reason.encode()[:200])
 
     def _close_reason(self, error: iroh.IrohError) -> str:
-        return self._connection.close_reason() or _reason(error)
+        return self._connection.close_reason() or _format_cause(error)
 
 
 async def _bind(addresses: list[str], secret: bytes, alpns: list[bytes]) -> iroh.Endpoint:
@@ -449,7 +453,7 @@ def _remote_address(connection: iroh.Connection) -> str:
     return next((path.remote_addr for path in paths if path.is_ip), "")
 
 
-def _reason(error: Exception) -> str:
+def _format_cause(error: Exception) -> str:
     """Return an error's cause in one line.
 
     The last line of iroh's text is the cause; those before it name the layers of its source.

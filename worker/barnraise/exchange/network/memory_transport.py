@@ -272,7 +272,7 @@ class MemoryChannel:
         assert len(frame) <= MAX_FRAME_BYTES
         network = self.owner.network
         loop = asyncio.get_running_loop()
-        await self._until(lambda: self._unreceived_bytes + len(frame) <= SEND_WINDOW)
+        await self._wait_until(lambda: self._unreceived_bytes + len(frame) <= SEND_WINDOW)
         if self._closed:
             raise ChannelClosedError(self._closed or "")
         self._unreceived_bytes += len(frame)
@@ -287,7 +287,7 @@ class MemoryChannel:
 
     async def receive(self) -> bytes:
         """Return the next frame; see `Channel.receive`."""
-        await self._until(lambda: bool(self._arrived))
+        await self._wait_until(lambda: bool(self._arrived))
         if not self._arrived:
             raise ChannelClosedError(self._closed or "")
         frame = self._arrived.popleft()
@@ -295,7 +295,7 @@ class MemoryChannel:
         _call_on_loop(self._other.owner.loop, self._other._on_received, len(frame))
         return frame
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
+    async def _wait_until(self, ready: Callable[[], bool]) -> None:
         while not ready() and not self._closed:
             self._changed.clear()
             await self._changed.wait()

@@ -35,20 +35,20 @@ class TokenBucket:
         """
         if math.isinf(self.rate):
             return 0.0
-        self._level = self._refilled(now) - amount
+        self._level = self._refilled_tokens(now) - amount
         self._filled_at = now
         return max(0.0, -self._level / self.rate)
 
     def try_consume(self, amount: float, now: float) -> bool:
         """Consume `amount` units if the bucket holds them; return whether it did."""
-        level = self._refilled(now)
+        level = self._refilled_tokens(now)
         if level < amount:
             return False
         self._level = level - amount
         self._filled_at = now
         return True
 
-    def _refilled(self, now: float) -> float:
+    def _refilled_tokens(self, now: float) -> float:
         if not math.isfinite(self._filled_at):
             return self._burst
         return min(self._burst, self._level + max(0.0, now - self._filled_at) * self.rate)

@@ -35,20 +35,20 @@ class GrowthMeter:
             time: Its time, in seconds since 1970.
             now: The time now.
         """
-        self._leak(now)
+        self._subtract_allowance(now)
         self._rates[key] = rate
         if time > self.started_at:
             self._excess += tokens
 
     def on_retraction(self, tokens: int, time: float, now: float) -> None:
         """Record that such an update was retracted."""
-        self._leak(now)
+        self._subtract_allowance(now)
         if time > self.started_at:
             self._excess = max(0.0, self._excess - tokens)
 
     def grows_too_fast(self, now: float) -> bool:
         """Return whether more tokens arrived lately than the tickets allow to be trained."""
-        self._leak(now)
+        self._subtract_allowance(now)
         return self._excess > SLACK_SECONDS * self.allowed_rate
 
     @property
@@ -56,7 +56,7 @@ class GrowthMeter:
         """Return the tokens per second that the tickets of all authors seen allow together."""
         return sum(self._rates.values())
 
-    def _leak(self, now: float) -> None:
+    def _subtract_allowance(self, now: float) -> None:
         elapsed = max(0.0, now - max(self._leaked_at, self.started_at))
         self._leaked_at = max(now, self._leaked_at)
         self._excess = max(0.0, self._excess - elapsed * self.allowed_rate)

@@ -157,7 +157,7 @@ def predict_updates(swarm: Swarm, schedule: RoundSchedule | None = None) -> Pred
         )
     round_bytes = others * schedule.scheme.payload_size(swarm.parameters)
     slowdown = max(1.0, round_bytes / (UPLINK_SHARE * rate) / (schedule.steps * step_seconds))
-    return _prediction(
+    return _build_prediction(
         swarm,
         (UPDATES, str(schedule.scheme)),
         (schedule.steps, schedule.steps),
@@ -181,7 +181,7 @@ def predict_all_reduce(swarm: Swarm) -> Prediction:
         + sent / rate
         + messages * swarm.line.delay_seconds
     )
-    return _prediction(swarm, (ALL_REDUCE, "ring, 32 bits"), (1, 1), seconds, sent)
+    return _build_prediction(swarm, (ALL_REDUCE, "ring, 32 bits"), (1, 1), seconds, sent)
 
 
 def predict_decentralized_adam(
@@ -217,7 +217,7 @@ def predict_decentralized_adam(
         )
         block_seconds = relative * block_mean
     detail = f"{topology.name}, {bits} bits"
-    prediction = _prediction(
+    prediction = _build_prediction(
         swarm,
         (DECENTRALIZED_ADAM, detail),
         (interval, interval * topology.consensus_steps(swarm.machines)),
@@ -365,7 +365,7 @@ def full_copy_tokens_per_second(machines: int, flops: float, parameters: int) ->
     return machines * flops / (8 * parameters)
 
 
-def _prediction(
+def _build_prediction(
     swarm: Swarm,
     name: tuple[str, str],
     steps: tuple[int, int],

@@ -56,15 +56,19 @@ class RoundHistory:
         if self.is_overdue(now):
             return 0.0
         stated = self.rounds[-1][2] - self.rounds[0][2]
-        return sum(tokens for _, tokens, _ in list(self.rounds)[1:]) / max(self._span(), stated)
+        return sum(tokens for _, tokens, _ in list(self.rounds)[1:]) / max(
+            self._span_seconds(), stated
+        )
 
     def is_overdue(self, now: float) -> bool:
         """Return whether the next round is long overdue, or fewer than two rounds have arrived."""
         if len(self.rounds) < 2:
             return True
-        return now - self.rounds[-1][0] > MAX_MISSED_ROUNDS * self._span() / (len(self.rounds) - 1)
+        return now - self.rounds[-1][0] > MAX_MISSED_ROUNDS * self._span_seconds() / (
+            len(self.rounds) - 1
+        )
 
-    def _span(self) -> float:
+    def _span_seconds(self) -> float:
         """Return the seconds between the first and the last remembered round."""
         return self.rounds[-1][0] - self.rounds[0][0]
 

@@ -149,14 +149,14 @@ def _add_metadata(writer: GGUFWriter, trained: TrainedModel, dtype: torch.dtype)
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([f"{left} {right}" for left, right in _merges(tokenizer)])
+    writer.add_token_merges([f"{left} {right}" for left, right in _list_merges(tokenizer)])
     writer.add_bos_token_id(tokenizer.end_id)
     writer.add_eos_token_id(tokenizer.end_id)
     writer.add_pad_token_id(tokenizer.end_id)
     writer.add_add_bos_token(False)
 
 
-def _merges(tokenizer: ExportedTokenizer) -> tuple[tuple[str, str], ...]:
+def _list_merges(tokenizer: ExportedTokenizer) -> tuple[tuple[str, str], ...]:
     """Return the merges; plain bytes have one that never applies.
 
     llama.cpp does not load a file without merges. No text has the byte 0xFF, still less two.

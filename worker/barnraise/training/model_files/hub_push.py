@@ -39,7 +39,7 @@ class HubRepository:
         """
         if not REPOSITORY.fullmatch(name):
             raise StateError(f"'{name}' is not a repository; write it as owner/name")
-        _library()
+        _import_hub()
         from huggingface_hub import get_token
 
         if not get_token():
@@ -64,7 +64,7 @@ class HubRepository:
         Raises:
             StateError: the hub refused or does not answer; with what to do.
         """
-        library = _library()
+        library = _import_hub()
         api = library.HfApi()
         try:
             created = api.create_repo(
@@ -82,7 +82,7 @@ class HubRepository:
         return str(created)
 
 
-def _library() -> Any:
+def _import_hub() -> Any:
     try:
         import huggingface_hub
     except ImportError:

@@ -48,12 +48,12 @@ def write_card(facts: CardFacts) -> str:
         "tags": ["gpt2", "barnraise"],
     }
     if spec.text.source == "huggingface":
-        header["datasets"] = [_dataset(spec.text.places[0])]
+        header["datasets"] = [_dataset_of(spec.text.places[0])]
     if spec.start.model and spec.start.model != "folder":
         header["base_model"] = spec.start.model.partition("@")[0]
     lines = [f"{name}: {json.dumps(value)}" for name, value in header.items()]
     rows = [
-        ("Run", f"{_plain(facts.name)} (`{facts.run}`)"),
+        ("Run", f"{_strip_markup(facts.name)} (`{facts.run}`)"),
         ("Text", _describe_text(spec)),
         ("Tokens trained on", f"{facts.tokens:,}"),
         ("Contributors", f"{facts.machines:,} machine{'' if facts.machines == 1 else 's'}"),
@@ -69,7 +69,7 @@ def write_card(facts: CardFacts) -> str:
             *lines,
             "---",
             "",
-            f"# {_plain(facts.name)}",
+            f"# {_strip_markup(facts.name)}",
             "",
             "A GPT that volunteers trained together with Barnraise.",
             "",
@@ -92,13 +92,13 @@ def write_card(facts: CardFacts) -> str:
     )
 
 
-def _dataset(place: str) -> str:
+def _dataset_of(place: str) -> str:
     """Return owner/name of a dataset that a run's text comes from."""
     return "/".join(place.partition("#")[0].partition("@")[0].split("/")[:2])
 
 
 def _describe_text(spec: RunSpec) -> str:
-    places = ", ".join(f"`{_plain(place)}`" for place in spec.text.places)
+    places = ", ".join(f"`{_strip_markup(place)}`" for place in spec.text.places)
     return f"{SOURCE_NAMES.get(spec.text.source, spec.text.source)} {places}".strip()
 
 
@@ -116,6 +116,6 @@ def _describe_model(model: ModelSpec) -> str:
     )
 
 
-def _plain(text: str) -> str:
+def _strip_markup(text: str) -> str:
     """Return a text without characters that mean something in Markdown's tables or HTML."""
     return "".join(" " if c in "|<>`\n\r" else c for c in text)

@@ -38,13 +38,13 @@ class TrainedModel:
             StateError: A fragment is missing or of another shape.
         """
         for fragment in fragments or self.model.fragments():
-            self._units(fragment)
+            self._units_of(fragment)
 
     def load(self, fragment: Fragment) -> Tensor:
         """Return a fragment's weights, fp32 [n]."""
-        return units_to_float(self._units(fragment))
+        return units_to_float(self._units_of(fragment))
 
-    def _units(self, fragment: Fragment) -> Tensor:
+    def _units_of(self, fragment: Fragment) -> Tensor:
         units = self.tensors.get(f"anchor.{fragment.index}")
         if units is None or units.shape != (fragment.size,):
             raise StateError(f"the state has no {fragment.name} of this model to export")

@@ -136,19 +136,19 @@ class Command(BaseCommand):
                 print_news(stack, console)
                 statuses = {n: stack.read_status(n, run) for n in WORKERS}
                 if console.is_terminal:
-                    live.update(Group(_table(statuses), _staff_line(people)), refresh=True)
+                    live.update(Group(_build_table(statuses), _staff_line(people)), refresh=True)
                 elif time.monotonic() - printed_at > 5:
                     printed_at = time.monotonic()
                     for number, status in statuses.items():
                         name = stack.machine_name(number)
-                        print(f"{name}: {_plain(status)}", flush=True)
+                        print(f"{name}: {_format_line(status)}", flush=True)
                 time.sleep(0.25)
         stack.check_processes()
 
     def conclude(self, stack: DemoStack, run: Run, url: str, started: float) -> None:
         """Print one line of JSON; fail if the workers disagree or the loss did not fall."""
         stack.wait(
-            lambda: _refreshed(run).state is Status.FINISHED, "the run's finish", FINISH_SECONDS
+            lambda: _reload_run(run).state is Status.FINISHED, "the run's finish", FINISH_SECONDS
         )
         statuses = [stack.read_status(number, run) or {} for number in WORKERS]
         firsts = [s["validation_first"] for s in statuses if s.get("validation_first")]
@@ -235,12 +235,12 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _refreshed(run: Run) -> Run:
+def _reload_run(run: Run) -> Run:
     run.refresh_from_db()
     return run
 
 
-def _plain(status: dict[str, Any] | None) -> str:
+def _format_line(status: dict[str, Any] | None) -> str:
     if status is None:
         return "starting"
     loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
@@ -256,7 +256,7 @@ def _staff_line(people: DemoPeople) -> Text:
     return Text(f"\nThe staff's second factor now: {people.staff_code()}", style="dim")
 
 
-def _table(statuses: dict[int, dict[str, Any] | None]) -> Table:
+def _build_table(statuses: dict[int, dict[str, Any] | None]) -> Table:
     table = Table(box=None, pad_edge=True)
     table.add_column("machine")
     for name in ("step", "loss", "validation", "tokens/s", "sent", "received", "ledger tokens"):

@@ -98,10 +98,10 @@ class Command(BaseCommand):
     def handle(self, *, action: str, **options: Any) -> None:
         """Run the step; report errors as one sentence."""
         steps: dict[str, Callable[..., None]] = {
-            "keygen": self._keygen,
+            "keygen": self._create_key,
             "sign": self._sign,
             "begin": self._propose_first,
-            "roots": self._roots,
+            "roots": self._change_roots,
             "add": self._add,
             "expel": self._expel,
             "renew": self._renew,
@@ -118,7 +118,7 @@ class Command(BaseCommand):
 
     # ---- on an offline machine
 
-    def _keygen(self, file: Path, **_: Any) -> None:
+    def _create_key(self, file: Path, **_: Any) -> None:
         if file.exists():
             raise CommandError(f"{file} exists: a root key is never written over")
         self.stdout.write(Identity.load_or_create(file).key)
@@ -146,7 +146,7 @@ class Command(BaseCommand):
         )
         self._propose(first, **options)
 
-    def _roots(self, root: list[str], threshold: int, **options: Any) -> None:
+    def _change_roots(self, root: list[str], threshold: int, **options: Any) -> None:
         proposal = _next_version(options["to"])
         changed = proposal.model_copy(update={"roots": root, "threshold": threshold})
         self._propose(changed, **options)
