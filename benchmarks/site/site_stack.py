@@ -17,6 +17,8 @@ WEB_COMMAND = (
     "127.0.0.1",
     "--no-access-log",
     "--no-proxy-headers",
+    "--http",
+    "coordinator.lib.http_protocol:BoundedHttpProtocol",
     "--ws-per-message-deflate",
     "false",
     "--timeout-worker-healthcheck",

@@ -18,7 +18,7 @@ from django.core.management import call_command, get_commands
 from helpers.paths import ROOT
 
 from coordinator.celery import app
-from coordinator.demo.commands import WITHOUT_PARTS
+from coordinator.demo.commands import BOUNDED_HEADERS, WITHOUT_PARTS
 from coordinator.lib import mail_settings
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
@@ -171,7 +171,7 @@ def test_deploy_file_runs_the_four_services_with_commands_that_exist(read):
         assert commands[name][commands[name].index("-Q") + 1] == queue
         assert set(WITHOUT_PARTS) <= set(commands[name])
     assert {"beat", "--pidfile="} <= set(commands["beat"])
-    assert {"--no-proxy-headers", "--ws-max-size"} <= set(commands["web"])
+    assert {"--no-proxy-headers", "--ws-max-size", *BOUNDED_HEADERS} <= set(commands["web"])
 
 
 def test_every_documented_setting_reaches_the_containers():

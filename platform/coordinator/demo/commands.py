@@ -3,12 +3,13 @@
 import sys
 
 WITHOUT_PARTS = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+BOUNDED_HEADERS = ("--http", "coordinator.lib.http_protocol:BoundedHttpProtocol")
 CELERY = (sys.executable, "-m", "celery", "-A", "coordinator.celery:app")
 
 
 def web_command(port: int, host: str = "127.0.0.1") -> tuple[str, ...]:
     """Return the command of a web server."""
-    options = ("--no-access-log", "--no-proxy-headers", "--ws-max-size", "4096")
+    options = ("--no-access-log", "--no-proxy-headers", "--ws-max-size", "4096", *BOUNDED_HEADERS)
     application = ("-m", "uvicorn", "coordinator.asgi:application")
     return (sys.executable, *application, "--host", host, "--port", str(port), *options)
 
