@@ -144,6 +144,7 @@ def test_format_is_found_from_content_and_name(look, name):
     assert found.bytes == len(expected) == found.characters
 
 
+PEM = "-----BEGIN PRIVATE KEY-----\n"
 NO_TEXT = {
     "empty.txt": (b"", "empty"),
     "blank.txt": (b" \n\n\t \n", "white space"),
@@ -162,6 +163,10 @@ NO_TEXT = {
     "wide key.txt": ("-----BEGIN RSA PRIVATE KEY-----\nabc".encode("utf-16"), "a private key"),
     "old key.txt": ("---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nabc", "a private key"),
     "age.txt": ("AGE-SECRET-KEY-1" + "Q" * 58, "a private key"),
+    "late key.txt": (LINES * 3000 + PEM, "a private key"),
+    "late key.txt.gz": (gzip.compress(f"{LINES * 3000}{PEM}abc".encode()), "a private key"),
+    "late wide key.txt": ((LINES * 3000 + PEM).encode("utf-16"), "a private key"),
+    "keys.jsonl": ("\n".join([json.dumps({"text": PEM + "a"})] * 2), "a private key"),
     "unfinished.txt": (LINES.encode() * 30 + bytes(100_000), "are NUL"),
     "passwords.txt": (LINES, "rename it if it holds none"),
     "noise.txt": (bytes(range(256)) * 30, "a binary file"),
@@ -182,6 +187,17 @@ def test_file_without_text_is_refused_by_name(look, name):
     except TextError as error:
         refusal = str(error)
     assert reason in refusal and name in refusal, refusal
+
+
+def test_late_rows_with_private_keys_are_skipped_and_counted(look):
+    rows = [*({"text": text} for text in TEXTS * 60), {"text": f"my key: {PEM}abc"}]
+    for name, content in (
+        ("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)),
+        ("a.parquet", table(text=[row["text"] for row in rows])),
+    ):
+        found = look(name, content)
+        assert not found.refusal and found.files[0].documents == len(rows) - 1, found.refusal
+        assert "1 rows hold private keys and are skipped" in found.warnings[0]
 
 
 NOISE = random.Random(1).randbytes(2000)

@@ -11,6 +11,7 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from barnraise.errors import TextError
+from barnraise.text.private_keys import head_holds_private_key
 
 TEXT = "text"
 JSON_LINES = "jsonl"
@@ -22,6 +23,7 @@ ARROW = "arrow"
 ZIP = "zip"
 
 INSTALL_ADVICE = "pip install 'barnraise[text]'"
+HOLDS_PRIVATE_KEY = "it holds a private key"  # why a file is left out
 HEAD_BYTES = 64 << 10  # of a file that are enough to recognise its format
 FORMATS_BY_SUFFIX = {
     **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org"), TEXT),
@@ -86,9 +88,6 @@ _FOREIGN_MAGIC = (
 # A web page may begin with a declaration of XML and comments.
 _WEB_PAGE = re.compile(
     r"(?:<\?xml[^>]*>|<!--(?:(?!-->).)*-->|\s)*(?:<!doctype\s+html|<html[\s>])", re.I | re.S
-)
-_PRIVATE_KEY = re.compile(
-    rb"-{4,5} ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)? ?-{4,5}|AGE-SECRET-KEY-1[A-Z0-9]{40}"
 )
 _UNICODE_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 # Control characters that text has: tab, line ends, form feed, backspace, escape.
@@ -173,9 +172,7 @@ def _find_foreign(head: bytes) -> str:
         return "an archive of unknown content (tar)"
     if _WEB_PAGE.match(decode_head(head)):
         return "a web page (HTML)"
-    if _PRIVATE_KEY.search(head) or _PRIVATE_KEY.search(head.replace(b"\0", b"")):  # in UTF-16
-        return "it holds a private key"
-    return ""
+    return HOLDS_PRIVATE_KEY if head_holds_private_key(head) else ""
 
 
 def _is_binary(head: bytes) -> bool:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from barnraise.errors import TextError
 from barnraise.text.encoding import normalise_line_ends, replace_surrogates
-from barnraise.text.file_format import CSV
+from barnraise.text.file_format import CSV, HOLDS_PRIVATE_KEY
+from barnraise.text.private_keys import holds_private_key
 
 Row = Mapping[str, Any]
 RenderChat = Callable[[list[dict[str, Any]]], str]  # raises TextError
@@ -52,6 +53,7 @@ class RowCounts:
         long_line: where the first of them ends.
         merged_lines: lines of CSV that a stray quote merges into one row, which is skipped.
         merged_line: where the first of these rows begins.
+        rows_with_keys: rows that hold private keys, which are skipped.
     """
 
     column: str = ""
@@ -68,6 +70,7 @@ class RowCounts:
     long_line: int = 0
     merged_lines: int = 0
     merged_line: int = 0
+    rows_with_keys: int = 0
 
     def describe_long_rows(self) -> str:
         """Say how many rows have too many fields, and where the first is."""
@@ -495,9 +498,14 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
         if not text.strip():
             counts.skipped += 1
             continue
+        if holds_private_key(text):
+            counts.rows_with_keys += 1
+            continue
         counts.bad_characters += bad_characters
         usable += 1
         yield text
+    if counts.rows_with_keys and not usable:
+        raise TextError(HOLDS_PRIVATE_KEY)
     if not usable:
         if counts.column not in columns.names and "." not in counts.column:
             raise TextError(

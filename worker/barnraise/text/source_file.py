@@ -21,6 +21,7 @@ from barnraise.text.file_format import (
     ARROW,
     CSV,
     HEAD_BYTES,
+    HOLDS_PRIVATE_KEY,
     INSTALL_ADVICE,
     JSON,
     JSON_LINES,
@@ -29,6 +30,7 @@ from barnraise.text.file_format import (
     TSV,
     find_format,
 )
+from barnraise.text.private_keys import watch_for_private_keys
 from barnraise.text.rows import (
     MAX_SKIPPED_SHARE,
     SAMPLE_ROWS,
@@ -184,10 +186,16 @@ def _read_stream(
 
 
 def _read_text(texts: Iterable[str]) -> Iterator[Piece]:
-    """Yield a text in pieces. A text of white space only has none."""
+    """Yield a text in pieces.
+
+    Raises:
+        TextError: it is white space only, or holds a private key.
+    """
     previous = ""
     has_text = False
-    for piece in cut_stream(texts, PIECE_CHARACTERS):
+    for piece, has_key in watch_for_private_keys(cut_stream(texts, PIECE_CHARACTERS)):
+        if has_key:
+            raise TextError(HOLDS_PRIVATE_KEY)
         if previous:
             yield Piece(previous, is_last=False)
         has_text = has_text or not piece.isspace()
@@ -278,6 +286,10 @@ def _report_rows(counts: RowCounts, report: FileReport) -> None:
         report.warnings.append(f"{report.path}: {counts.describe_merged_lines()}; they are skipped")
     if counts.long_rows:
         report.warnings.append(f"{report.path}: {counts.describe_long_rows()}; they are skipped")
+    if counts.rows_with_keys:
+        report.warnings.append(
+            f"{report.path}: {counts.rows_with_keys:,} rows hold private keys and are skipped"
+        )
     if counts.cut_line:
         report.warnings.append(
             f"{report.path}: line {counts.cut_line:,}, the last one, is cut off and is skipped"
