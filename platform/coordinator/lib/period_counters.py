@@ -14,19 +14,20 @@ def counter_key(name: str, seconds: int) -> str:
     return f"limit:{name}:{int(time.time()) // seconds}"
 
 
-def count_in_period(name: str, seconds: int) -> int:
-    """Count one more event in the current period; return the count.
+def count_in_period(name: str, seconds: int, amount: int = 1) -> int:
+    """Count one more event in the current period, or several; return the count.
 
     Args:
         name: What is counted, and of whom.
         seconds: The length of a period; periods of one name have one length.
+        amount: What to add.
 
     Raises:
         redis.exceptions.RedisError: Valkey does not answer.
     """
     counter = counter_key(name, seconds)
     with valkey_client().pipeline() as pipe:
-        pipe.incr(counter)
+        pipe.incrby(counter, amount)
         pipe.expire(counter, seconds)
         count, _ = cast(list[Any], pipe.execute())
     return int(count)

@@ -1,6 +1,8 @@
 """Call another mirror over HTTPS: one signed request, one checked answer, both bounded."""
 
+import math
 import ssl
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -14,7 +16,6 @@ from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists
 from barnraise.protocol.signed_http import (
-    API,
     HttpOptions,
     ProblemError,
     RequestFailedError,
@@ -41,6 +42,9 @@ MAX_ANSWER_BYTES = 16 << 20  # far more than a page of events has
 READ_SECONDS = 5.0  # between two pieces of an answer
 ANSWER_SECONDS = 20.0  # for a whole answer
 PROBE_SECONDS = 1.5  # for an unreachable mirror to answer a probe
+PULL_SECONDS = 10.0  # for all answers of one pull in the background
+NOTICE_SECONDS = 3.0  # for the answer to a notice
+EVENT_SECONDS = 0.002  # of waiting that are no waste for each event that arrives
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
@@ -63,24 +67,46 @@ class MirrorClient:
     """Call one mirror. Every method raises PeerError.
 
     Requests are signed by this site's key and addressed to `key`, the mirror's.
+
+    Args:
+        url: the mirror's address.
+        key: its key; "" while it is not known.
+        name: its name, for messages.
+        most_seconds: that all requests together may wait in vain; further ones are refused. In the
+            background other tasks wait behind them.
     """
 
-    def __init__(self, url: str, key: str = "", name: str = "") -> None:
+    def __init__(
+        self, url: str, key: str = "", name: str = "", most_seconds: float = math.inf
+    ) -> None:
         self.key = key
         self.name = name or url
+        self._most_seconds = most_seconds
+        self._waited = 0.0
+        self._events = 0
         options = HttpOptions(
             user_agent="barnraise-mirror",
-            timeout_seconds=READ_SECONDS,
-            max_seconds=ANSWER_SECONDS,
+            timeout_seconds=min(READ_SECONDS, most_seconds),
+            max_seconds=min(ANSWER_SECONDS, most_seconds),
             max_bytes=MAX_ANSWER_BYTES,
             verify=_tls_context(),
         )
         self._http = SignedHttpClient(url, site_identity.identity(), key, self.name, options)
 
     @classmethod
-    def for_listed(cls, entry: MirrorEntry) -> "MirrorClient":
+    def for_listed(cls, entry: MirrorEntry, most_seconds: float = math.inf) -> "MirrorClient":
         """Create the client of a mirror of the list."""
-        return cls(entry.url, entry.key, entry.name)
+        return cls(entry.url, entry.key, entry.name, most_seconds)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it works in the background, for a bounded time."""
+        return math.isfinite(self._most_seconds)
+
+    @property
+    def wasted_seconds(self) -> float:
+        """How long the mirror kept this site waiting, but for the events that came."""
+        return max(0.0, self._waited - self._events * EVENT_SECONDS)
 
     def __enter__(self) -> "MirrorClient":
         return self
@@ -120,9 +146,11 @@ class MirrorClient:
 
     def fetch_events(self, origin: str, after: int, limit: int = PAGE_EVENTS) -> LogPart:
         """Fetch events of a log from number `after` + 1."""
-        return self.request(
+        part = self.request(
             "GET", f"/mirrors/logs/{origin}?after={after}&most={limit}", None, LogPart
         )
+        self._events += len(part.events)
+        return part
 
     def fetch_fork_evidence(self) -> ForkEvidenceList:
         """Fetch the pairs of events that prove forks."""
@@ -150,6 +178,12 @@ class MirrorClient:
         self, method: str, path: str, message: BaseModel | None, shape: type[Answer]
     ) -> Answer:
         """Send one signed request and return its answer, which must have this shape."""
+        if self.wasted_seconds >= self._most_seconds:
+            raise PeerError(
+                f"{self.name} kept this site waiting for {self._most_seconds:g} seconds: the rest "
+                "is pulled later"
+            )
+        started = time.monotonic()
         try:
             return self._http.request(method, path, message, shape)
         except RequestFailedError as error:
@@ -157,6 +191,8 @@ class MirrorClient:
         except ProblemError as error:
             sentence = f"{self.name} refuses: {error.problem.error}"
             raise PeerError(sentence, unreachable=error.status == 503) from None
+        finally:
+            self._waited += time.monotonic() - started
 
 
 @lru_cache(maxsize=1)
@@ -176,7 +212,8 @@ def find_reachable(entries: Sequence[MirrorEntry]) -> list[MirrorEntry]:
 
 def _probe(entry: MirrorEntry) -> bool:
     try:
-        url = f"{entry.url.rstrip('/')}{API}/mirror"
-        return httpx.get(url, timeout=PROBE_SECONDS, verify=_tls_context()).status_code == 200
-    except (httpx.HTTPError, httpx.InvalidURL):
+        with MirrorClient(entry.url, name=entry.name, most_seconds=PROBE_SECONDS) as client:
+            client.fetch_view()
+    except PeerError:
         return False
+    return True

@@ -5,6 +5,7 @@ rejected changes nothing, and the next pull continues from there.
 """
 
 import logging
+import math
 import random
 import time
 from collections.abc import Container, Iterator
@@ -22,8 +23,13 @@ from coordinator.eventlog.models import ForkProof, LogEvent, Origin
 from coordinator.eventlog.writer import is_restore_pending, log_heads, record_peer_clock, resume
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import RestorePendingError, UserError
-from coordinator.replication import mirror_list
-from coordinator.replication.client import MirrorClient, PeerError, find_reachable
+from coordinator.replication import log_limits, mirror_list, slow_mirrors
+from coordinator.replication.client import (
+    PULL_SECONDS,
+    MirrorClient,
+    PeerError,
+    find_reachable,
+)
 from coordinator.replication.models import PeerStatus
 from coordinator.replication.prefetch import LogPage, fetch_pages, prefetched
 from coordinator.replication.protocol import MAX_PRIVATE_ITEMS, PROTOCOLS, LogHead, LogHeads
@@ -59,6 +65,9 @@ def pull_from_all(patient: bool = True) -> dict[str, PullResult]:
         The results, by the mirrors' keys.
     """
     entries = mirror_list.other_mirrors()
+    if patient:
+        entries = [entry for entry in entries if not slow_mirrors.is_resting(entry.key)]
+    most_seconds = PULL_SECONDS if patient else math.inf
     now = timezone.now()
     random.shuffle(entries)
     resting = {}  # key → whether it was unreachable
@@ -70,7 +79,7 @@ def pull_from_all(patient: bool = True) -> dict[str, PullResult]:
     unreachable = [entry for entry in entries if resting.get(entry.key)]
     back = {entry.key for entry in find_reachable(unreachable)}
     return {
-        entry.key: pull_from(entry)
+        entry.key: pull_from(entry, most_seconds)
         for entry in entries
         if entry.key not in resting or entry.key in back
     }
@@ -82,14 +91,20 @@ def retry_delay(status: PeerStatus) -> timedelta:
     return timedelta(seconds=longest * random.uniform(0.5, 1.0))
 
 
-def pull_from(entry: MirrorEntry) -> PullResult:
-    """Pull from one mirror once and store its status; log an error that is new."""
+def pull_from(entry: MirrorEntry, most_seconds: float = math.inf) -> PullResult:
+    """Pull from one mirror once and store its status; log an error that is new.
+
+    Args:
+        entry: The mirror.
+        most_seconds: For which it may keep this site waiting.
+    """
     result = PullResult()
     started = timezone.now()
     observed: dict[str, object] = {}
     unreachable = False
+    client = MirrorClient.for_listed(entry, most_seconds)
     try:
-        with MirrorClient.for_listed(entry) as client:
+        with client:
             heads = client.fetch_heads()
             record_peer_clock(entry.key, heads.time)
             observed = {
@@ -103,6 +118,8 @@ def pull_from(entry: MirrorEntry) -> PullResult:
     except (PeerError, RestorePendingError) as error:
         result.refused.append(error.sentence)
         unreachable = isinstance(error, PeerError) and error.unreachable
+    if client.is_limited:
+        slow_mirrors.record_wait(entry.key, client.wasted_seconds, unreachable)
     problem = "; ".join(result.refused)[:MAX_ERROR_CHARS]
     before = PeerStatus.objects.filter(pk=entry.key).first() or PeerStatus(key=entry.key)
     failures = min(100, before.failures + 1)
@@ -277,7 +294,15 @@ def _ingest_page(
     client: MirrorClient, page: LogPage, keys: Container[str], result: PullResult
 ) -> bool:
     """Store a page; return whether the log can be pulled further."""
-    ingested = ingest.ingest_events(page.part.events, read=page.open_events, keys=keys, defer=True)
+    events = page.part.events
+    if client.is_limited and not log_limits.admit(events):
+        result.refused.append(
+            f"{client.name}: the mirror {events[0].key[:8]} has added more than "
+            f"{log_limits.MAX_DAILY_BYTES >> 20:,} MiB to its logs today: the rest is pulled "
+            "tomorrow"
+        )
+        return False
+    ingested = ingest.ingest_events(events, read=page.open_events, keys=keys, defer=True)
     result.stored += ingested.stored
     result.refused += [f"{client.name}: {sentence}" for sentence in ingested.rejected.values()]
     return not ingested.rejected and not ingested.forked

@@ -12,9 +12,14 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from coordinator.lib import heartbeats
-from coordinator.replication import mirror_list
+from coordinator.replication import mirror_list, slow_mirrors
 from coordinator.replication import pull as pull_module
-from coordinator.replication.client import MirrorClient, PeerError
+from coordinator.replication.client import (
+    NOTICE_SECONDS,
+    PULL_SECONDS,
+    MirrorClient,
+    PeerError,
+)
 from coordinator.replication.models import PeerStatus
 
 log = logging.getLogger("coordinator.replication")
@@ -34,8 +39,8 @@ def pull_task(key: str | None = None) -> None:
         return
     cache.delete(PULL_SCHEDULED + key)
     for entry in mirror_list.other_mirrors():
-        if entry.key == key:
-            pull_module.pull_from(entry)
+        if entry.key == key and not slow_mirrors.is_resting(key):
+            pull_module.pull_from(entry, PULL_SECONDS)
 
 
 def schedule_pull(key: str) -> None:
@@ -52,19 +57,22 @@ def schedule_pull(key: str) -> None:
 def notify_mirrors() -> None:
     """Send all other mirrors a change notice; one that misses it pulls by its own schedule.
 
-    Mirrors that were unreachable last time are skipped, because other tasks wait behind this one.
+    Mirrors that were unreachable last time, and slow ones, are skipped, because other tasks wait
+    behind this one.
     """
     cache.delete(NOTICE_SCHEDULED)
     unreachable = PeerStatus.objects.filter(unreachable=True).values_list("key", flat=True)
     skipped = set(unreachable)
     for entry in mirror_list.other_mirrors():
-        if entry.key in skipped:
+        if entry.key in skipped or slow_mirrors.is_resting(entry.key):
             continue
+        client = MirrorClient.for_listed(entry, NOTICE_SECONDS)
         try:
-            with MirrorClient.for_listed(entry) as client:
+            with client:
                 client.send_change_notice()
         except PeerError as error:
             log.debug("%s", error.sentence)
+        slow_mirrors.record_wait(entry.key, client.wasted_seconds)
 
 
 @shared_task(name="replication.send_used_codes")
@@ -76,7 +84,7 @@ def send_used_codes(marks: list[str]) -> None:
     """
     for entry in mirror_list.other_mirrors():
         try:
-            with MirrorClient.for_listed(entry) as client:
+            with MirrorClient.for_listed(entry, NOTICE_SECONDS) as client:
                 client.send_used_codes(marks)
         except PeerError as error:
             log.warning("a code that was used here may work there once more: %s", error.sentence)

@@ -21,7 +21,7 @@ from barnraise.protocol.signing import Identity, digest
 from coordinator.eventlog.models import ForkProof, LogEvent, Origin, PeerClock
 from coordinator.eventlog.projection import state_hash
 from coordinator.lib import site_identity
-from coordinator.replication import client, mirror_list, tasks
+from coordinator.replication import client, log_limits, mirror_list, slow_mirrors, tasks
 from coordinator.replication import pull as pull_module
 from coordinator.replication.models import MirrorListVersion, PeerStatus
 from coordinator.replication.protocol import ForkEvidence, LogPart
@@ -278,6 +278,48 @@ def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
     assert pull_module.pull_from_all()[fake_mirror.identity.key].stored == 10
     tasks.notify_mirrors()
     assert fake_mirror.requests[-1] == "POST /mirrors/change-notice"
+
+
+def test_slow_mirror_is_cut_off_and_left_alone_for_a_while(fake_mirror, log, monkeypatch):
+    """Each answer comes in time; all together would hold up the tasks that wait behind."""
+    key = fake_mirror.identity.key
+    monkeypatch.setattr(pull_module, "PULL_SECONDS", 1.5)
+    monkeypatch.setattr(slow_mirrors, "FREE_SECONDS", 0.5)
+    fake_mirror.page_size = 1
+    page = fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"]
+
+    def answer_slowly(query, who):
+        time.sleep(0.3)
+        return page(query, who)
+
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = answer_slowly
+    result = pull_module.pull_from_all()[key]
+    assert 0 < result.stored < 10 and "kept this site waiting for 1.5" in result.refused[0]
+    assert PeerStatus.objects.get().failures == 0, "what came is no failure"
+    requests = len(fake_mirror.requests)
+    assert pull_module.pull_from_all() == {}
+    tasks.pull_task(key)
+    tasks.notify_mirrors()
+    assert len(fake_mirror.requests) == requests, "a slow mirror was called again at once"
+    fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = page
+    pull(fake_mirror)
+    assert count_stored(log) == 10, "an operator's pull waits as long as it takes"
+
+
+def test_mirror_gets_as_long_a_rest_as_it_wasted_time():
+    assert slow_mirrors.rest_seconds(0.9) == 0
+    assert slow_mirrors.rest_seconds(2.0) == 2
+    assert slow_mirrors.rest_seconds(10.0) == 90
+
+
+def test_mirror_that_writes_without_end_is_put_off_until_tomorrow(fake_mirror, log, monkeypatch):
+    key = fake_mirror.identity.key
+    monkeypatch.setattr(log_limits, "MAX_DAILY_BYTES", sum(len(e.body) for e in log.events[:7]))
+    fake_mirror.page_size = 3
+    result = pull_module.pull_from_all()[key]
+    assert result.stored == 6 and "the rest is pulled tomorrow" in result.refused[0]
+    assert pull_module.pull_from_all()[key].stored == 0
+    assert pull(fake_mirror).stored == 4
 
 
 def test_mirror_is_pulled_once_its_database_is_back(fake_mirror, log, monkeypatch):

@@ -1,8 +1,8 @@
 """Send signed requests to a coordinator and check its answers.
 
 Workers and other mirrors use the same client. Each request carries a token that is bound to the
-receiving mirror's key, the method, the path and the body. Answers are bounded in bytes and, where
-`max_seconds` is given, in time. A sender with a wrong clock signs with the mirror's own time, which
+receiving mirror's key, the method, the path and the body. Answers are bounded in bytes and
+in time. A sender with a wrong clock signs with the mirror's own time, which
 it learns from a signed 401.
 """
 
@@ -17,6 +17,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from barnraise.errors import BarnraiseError, MessageError
+from barnraise.protocol.answer_deadline import AnswerDeadline, LimitedRequest
 from barnraise.protocol.coordinator_messages import Problem, ServerTime
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, open_signed
@@ -24,6 +25,7 @@ from barnraise.protocol.signing import Identity, open_signed
 API = "/api/v1"
 # What the system adds to its reasons: "[Errno 111] ", "[SSL: …] ", " (_ssl.c:1006)".
 SYSTEM_NOTES = re.compile(r"\[(?:Errno|WinError|SSL)[^\]]*\] ?| \(_ssl\.c:\d+\)")
+TOO_SLOW = 504  # the HTTP status of a gateway that has waited too long
 CLOCK_TOLERANCE = 1.0  # seconds: a smaller correction would not change the answer
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -32,7 +34,8 @@ Answer = TypeVar("Answer", bound=BaseModel)
 class RequestFailedError(BarnraiseError):
     """The other side gave no answer that can be used; nothing was read from it.
 
-    `status` is the HTTP status, 0 where there was no answer at all.
+    `status` is the HTTP status, 0 where there was no answer at all, `TOO_SLOW` where it took too
+    long.
     """
 
     def __init__(self, sentence: str, status: int = 0) -> None:
@@ -55,7 +58,7 @@ class HttpOptions:
 
     user_agent: str = "barnraise"
     timeout_seconds: float = 15.0  # between two pieces of an answer
-    max_seconds: float | None = None  # for all of an answer
+    max_seconds: float = 120.0  # for all of a request and its answer
     max_bytes: int = 1 << 20
     clock: Callable[[], float] = time.time
     verify: ssl.SSLContext | bool = True
@@ -92,6 +95,7 @@ class SignedHttpClient:
         self.body_bytes = 0  # of requests and answers together
         self._options = options or HttpOptions()
         self._clock_offset = 0.0  # the mirror's clock minus ours, in seconds
+        self._deadline = AnswerDeadline(self._options.max_seconds)
         self._is_clock_known = False  # whether the mirror has stated its time or accepted ours
         self._http = httpx.Client(
             timeout=self._options.timeout_seconds,
@@ -179,35 +183,46 @@ class SignedHttpClient:
             token = self.identity.sign_request(self.key, method, path, body, self.now())
             sent["Authorization"] = f"Barnraise {token}"
         content = bytearray()
+        extensions = {"trace": self._deadline.remember_connection}
+        request = LimitedRequest()
         try:
-            with self._http.stream(method, self.url + path, content=body, headers=sent) as response:
+            with (
+                self._deadline.limit() as request,
+                self._http.stream(
+                    method, self.url + path, content=body, headers=sent, extensions=extensions
+                ) as response,
+            ):
                 self._read_bounded(response, content)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if request.has_timed_out:
+                raise self._too_slow() from None
             reason = describe_failure(error)
             raise RequestFailedError(f"{self.name} does not answer ({reason})") from None
         finally:
             self.body_bytes += len(body) + len(content)
+        if request.has_timed_out:
+            raise self._too_slow()
         return response.status_code, bytes(content)
+
+    def _too_slow(self) -> RequestFailedError:
+        return RequestFailedError(
+            f"{self.name} takes more than {self._options.max_seconds:g} seconds for one answer and "
+            "was cut off",
+            TOO_SLOW,
+        )
 
     def _read_bounded(self, response: httpx.Response, content: bytearray) -> None:
         """Append the answer's body to `content`.
 
         Raises:
-            RequestFailedError: the answer exceeds a limit of bytes or seconds.
+            RequestFailedError: the answer has too many bytes.
         """
-        options = self._options
-        deadline = None if options.max_seconds is None else time.monotonic() + options.max_seconds
+        most = self._options.max_bytes
         for piece in response.iter_bytes():
             content += piece
-            if len(content) > options.max_bytes:
+            if len(content) > most:
                 raise RequestFailedError(
-                    f"{self.name} sent more than {options.max_bytes:,} bytes and was cut off",
-                    response.status_code,
-                )
-            if deadline is not None and time.monotonic() > deadline:
-                raise RequestFailedError(
-                    f"{self.name} takes more than {options.max_seconds:g} seconds for one answer "
-                    "and was cut off",
+                    f"{self.name} sent more than {most:,} bytes and was cut off",
                     response.status_code,
                 )
 

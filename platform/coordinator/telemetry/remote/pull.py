@@ -13,8 +13,8 @@ from barnraise.protocol.mirror_list import MirrorEntry
 from barnraise.protocol.signing import digest, open_signed
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
-from coordinator.replication import mirror_list
-from coordinator.replication.client import MirrorClient, PeerError
+from coordinator.replication import mirror_list, slow_mirrors
+from coordinator.replication.client import PULL_SECONDS, MirrorClient, PeerError
 from coordinator.replication.models import PeerStatus
 from coordinator.telemetry.models import RemoteCursor, RunEvent
 from coordinator.telemetry.remote import ingest
@@ -54,16 +54,18 @@ def pull_from(listed: MirrorEntry) -> int:
     """Pull from one mirror until it has nothing more, for at most `PAGES` pages.
 
     Returns:
-        How many rows arrived; 0 while the mirror is left alone after a failure.
+        How many rows arrived; 0 while the mirror is left alone after a failure or a long wait.
     """
     cursor, _ = RemoteCursor.objects.get_or_create(key=listed.key)
     rows = 0
     why = ""
-    if cursor.is_backing_off(timezone.now()):
+    if cursor.is_backing_off(timezone.now()) or slow_mirrors.is_resting(listed.key):
         return 0
     outcome: dict[str, Any] = {}
+    unreachable = False
+    peer = MirrorClient.for_listed(listed, PULL_SECONDS)
     try:
-        with MirrorClient.for_listed(listed) as peer:
+        with peer:
             for _ in range(PAGES):
                 after = cursor.position
                 result = ingest.store_page(listed.key, after, fetch_page(peer, after))
@@ -76,6 +78,8 @@ def pull_from(listed: MirrorEntry) -> int:
     except PeerError as error:
         why = error.sentence[:300]
         outcome = {"failures": min(100, cursor.failures + 1)}
+        unreachable = error.unreachable
+    slow_mirrors.record_wait(listed.key, peer.wasted_seconds, unreachable)
     RemoteCursor.objects.filter(pk=listed.key).update(tried=timezone.now(), why=why, **outcome)
     if why and why != cursor.why:
         log.warning("%s", why)

@@ -62,7 +62,7 @@ def test_pull_waits_a_bounded_time_for_an_unknown_machine(training_run):
     assert Membership.everywhere.filter(mirror=OTHER).count() == 1, (
         "the known machine was not stored"
     )
-    RemoteCursor.objects.update(waits=timezone.now() - ingest.PATIENCE)
+    RemoteCursor.objects.update(waits=timezone.now() - ingest.EVENT_PATIENCE)
     result = ingest_page(telemetry_page)
     assert unknown.key[:8] in result.left_out and result.more
     assert RemoteCursor.objects.get(key=OTHER).position.memberships.changed == 7
@@ -159,9 +159,9 @@ PAGE_WITH_INVALID_EVENT = (
 @pytest.mark.parametrize(
     "altered, sentence",
     [
-        ({"nonce": "f" * 32}, "news that is not for this request"),
-        ({"to": OTHER}, "news that is not for this request"),
-        ({"digest": "0" * 64}, "news that is not for this request"),
+        ({"nonce": "f" * 32}, "a page that is not for this request"),
+        ({"to": OTHER}, "a page that is not for this request"),
+        ({"digest": "0" * 64}, "a page that is not for this request"),
         ({"signer": Identity(b"y" * 32)}, "is signed by"),
         ({"text": '{"machines": 7}'}, "its page of telemetry is malformed: machines"),
         ({"text": PAGE_WITH_INVALID_EVENT}, "events"),
