@@ -1,5 +1,6 @@
 """The memory model agrees with what the store, the buffers and a step allocate on each tier."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -14,11 +15,13 @@ from hypothesis import given, settings
 from barnraise.exchange.compression.codec import BLOCK, encode
 from barnraise.planning import memory_model
 from barnraise.planning.plan import Plan
+from barnraise.planning.program import LaneName
 from barnraise.spec import MAX_PROMPTS, ModelSpec
 from barnraise.swap import tile_threads
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import AdamWStep, sum_of_squares
 from barnraise.swap.buffers import Buffers
+from barnraise.swap.lanes import WorkerLane
 from barnraise.swap.sampler import SamplingSettings, TokenRange
 from barnraise.swap.state_store import STATE_FILE, StateStore
 
@@ -146,6 +149,31 @@ def test_step_memory_is_at_most_predicted_and_within_five_percent(model, micro_b
     assert static + predicted <= (static + measured) * 1.05, (
         f"{predicted:,} bytes were predicted, {measured:,} allocated"
     )
+
+
+@pytest.mark.parametrize("lane", [LaneName.OUT, LaneName.IN])
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_step_memory_is_at_most_predicted_if_a_lane_is_slow(lane, micro_batches, monkeypatch):
+    """A busy machine lets the copies of one lane lag behind."""
+    model = ModelSpec(layers=4, width=128, heads=4, context=64, vocabulary=512)
+    plan = plan_of(model, micro_batches, boundaries="host", staged=True, slots=1)
+    engine = engine_of(plan, recipe=RECIPE)
+    batches = list(sample_text(4 * micro_batches, model=model).split(4))
+    engine.step(batches)
+    submit = WorkerLane.submit
+
+    def submit_slowly(self, call, *arguments, **options):
+        def run_slowly() -> object:
+            time.sleep(0.03)
+            return call()
+
+        return submit(self, run_slowly if self.name == lane else call, *arguments, **options)
+
+    monkeypatch.setattr(WorkerLane, "submit", submit_slowly)
+    measured = peak_allocated(lambda: engine.step(batches))
+    engine.close()
+    predicted = memory_model.activations(plan)
+    assert measured <= predicted, f"{measured - predicted:,} bytes more than predicted"
 
 
 def consume(parts) -> None:

@@ -68,9 +68,7 @@ class HostActivations(Activations):
 
     def store(self, i: int, m: int, x: Tensor) -> None:
         """Begin to copy the input of block i for micro-batch m to host memory."""
-        self._copies_out = [copy for copy in self._copies_out if not copy[0].is_finished]
-        while len(self._copies_out) > COPIES_OUT:
-            self._copies_out.pop(0)[0].wait()
+        self._limit_copies_out()
         place = self._free.pop()
         self._places[i, m] = place, x.shape
         target = self._pool[place][: x.numel()].view(x.shape)
@@ -103,8 +101,9 @@ class HostActivations(Activations):
 
     def finish(self) -> None:
         """End a step: wait until no copy uses memory that is about to be freed."""
-        while self._copies_out:
-            self._copies_out.pop()[0].wait()
+        for event, _ in self._copies_out:
+            event.wait()
+        self._copies_out.clear()
         for event, _ in self._copies_in.values():  # an interrupted step has not used them
             event.wait()
         self._copies_in.clear()
@@ -117,7 +116,15 @@ class HostActivations(Activations):
         is_latest = self._latest is not None and self._latest[0] == (i, m)
         return is_latest or (i, m) in self._copies_in
 
+    def _limit_copies_out(self) -> None:
+        """Free the tensors whose copies have ended, and wait until few are under way."""
+        self._copies_out = [copy for copy in self._copies_out if not copy[0].is_finished]
+        while len(self._copies_out) > COPIES_OUT:
+            self._copies_out[0][0].wait()  # before the tensor is released, by this thread
+            del self._copies_out[0]
+
     def _copy_in(self, i: int, m: int) -> tuple[LaneEvent, Tensor]:
+        self._limit_copies_out()
         place, shape = self._places[i, m]
         source = self._pool[place][: shape.numel()].view(shape)
         stream = self._lanes[LaneName.COMPUTE].stream

@@ -71,9 +71,9 @@ class LaneEvent:
                 self._cuda_event.synchronize()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Task:
-    call: Callable[[], object]
+    call: Callable[[], object] | None  # until it runs
     dependencies: list[LaneEvent]
     event: LaneEvent
     label: object
@@ -211,7 +211,6 @@ class WorkerLane:
                 self._queue.remove(task)
                 self._busy = True
             self._run(task)
-            del task  # while the lane waits for the next task, it must not hold tensors of this one
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
@@ -226,17 +225,29 @@ class WorkerLane:
 
     def _run(self, task: _Task) -> None:
         try:
-            for event in task.dependencies:
-                event.wait(self.stream)
-            started = time.perf_counter()
-            cuda_event = self._call(task.call)
-            if self._observer is not None:
-                if cuda_event is not None:
-                    cuda_event.synchronize()  # a trace shows when the work was done, not started
-                self._observer(self.name, task.label, started, time.perf_counter())
-            task.event.complete(cuda_event)
+            cuda_event = self._execute(task)
         except BaseException as error:  # is raised where the event is waited for
             task.event.complete(error=error)
+        else:
+            task.event.complete(cuda_event)
+
+    def _execute(self, task: _Task) -> "StreamEvent | None":
+        """Run a task after what it depends on; return the event that its stream records after it.
+
+        Once the task's own event is complete, the lane holds none of its tensors: the thread that
+        waits for the event frees their memory.
+        """
+        for event in task.dependencies:
+            event.wait(self.stream)
+        call, task.call = task.call, None
+        assert call is not None, "a task runs once"
+        started = time.perf_counter()
+        cuda_event = self._call(call)
+        if self._observer is not None:
+            if cuda_event is not None:
+                cuda_event.synchronize()  # a trace shows when the work was done, not started
+            self._observer(self.name, task.label, started, time.perf_counter())
+        return cuda_event
 
     def _call(self, call: Callable[[], object]) -> "StreamEvent | None":
         """Run a task on the lane's stream; return the event that its stream records after it."""
