@@ -2,7 +2,7 @@
 
 const FRAME_MS = 100; // by which a delta may come early
 const MAX_PAGE_SHARE = 0.005; // of the main thread's time that drawing the page may take
-const MAX_PAGE_MS = 3_000; // between two drawings of the page on the slowest device
+const MAX_PAGE_MS = 5_000; // between two drawings of the page on the slowest device
 
 const MAX_CHART_SHARE = 0.002; // of the main thread's time that one chart's new points may take
 const MIN_CHART_MS = 4_000; // between two drawings of new points on a fast device
@@ -12,7 +12,7 @@ const MAX_CHART_MS = 15_000; // the same on the slowest device
  * Return the least milliseconds between two drawings of the page if one takes `cost` milliseconds.
  *
  * Deltas come once a second. A device for which drawing each of them is too much work draws every
- * second or third of them, and stays responsive.
+ * second to fifth of them, and stays responsive.
  */
 export function findPageInterval(cost: number): number {
   return Math.min(MAX_PAGE_MS, cost / MAX_PAGE_SHARE) - FRAME_MS;

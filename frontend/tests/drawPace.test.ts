@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
 import { findChartInterval, findPageInterval, findPixelTime } from "../src/drawPace";
 
-test("findPageInterval draws each delta on a fast device and every third on a slow one", () => {
-  expect([1, 5, 10, 1000].map(findPageInterval)).toEqual([100, 900, 1900, 2900]);
+test("findPageInterval draws each delta on a fast device and every fifth on a slow one", () => {
+  expect([1, 5, 10, 1000].map(findPageInterval)).toEqual([100, 900, 1900, 4900]);
 });
 
 test("findChartInterval follows what new points cost and what they change", () => {

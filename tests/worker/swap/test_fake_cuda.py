@@ -21,17 +21,17 @@ WIDE = replace(preset("gpt3-1.3b"), layers=3, context=1024)
 PLANS = {
     "fp32": card_plan(dtype="float32"),
     "8-bit moments, all resident": card_plan(resident=4, moments_bits=8),
-    "layer, some resident": card_plan(resident=3, clipping="layer"),
     "boundaries in RAM": card_plan(boundaries="host", micro_batches=4),
     "disk": on_disk(card_plan()),
     "disk, layer, weights in RAM": on_disk(
         card_plan(clipping="layer", dtype="float32"), "host", "restart"
     ),
     "retained": card_plan(resident=4, retained_blocks=2),
-    "none, fp32, all resident": card_plan(resident=4, clipping="none", dtype="float32"),
 }
 # Other combinations of the same kinds, and models of other sizes.
 MORE_PLANS = {
+    "none, fp32, all resident": card_plan(resident=4, clipping="none", dtype="float32"),
+    "layer, some resident": card_plan(resident=3, clipping="layer"),
     "some resident": card_plan(resident=3, micro_batches=3),
     "wide": card_plan(WIDE),
     "wide, fp32": card_plan(WIDE, dtype="float32", sequences=2),
