@@ -21,6 +21,7 @@ WIDE = replace(preset("gpt3-1.3b"), layers=3, context=1024)
 PLANS = {
     "fp32": card_plan(dtype="float32"),
     "8-bit moments, all resident": card_plan(resident=4, moments_bits=8),
+    "layer, some resident": card_plan(resident=3, clipping="layer"),
     "boundaries in RAM": card_plan(boundaries="host", micro_batches=4),
     "disk": on_disk(card_plan()),
     "disk, layer, weights in RAM": on_disk(
@@ -31,7 +32,6 @@ PLANS = {
 # Other combinations of the same kinds, and models of other sizes.
 MORE_PLANS = {
     "none, fp32, all resident": card_plan(resident=4, clipping="none", dtype="float32"),
-    "layer, some resident": card_plan(resident=3, clipping="layer"),
     "some resident": card_plan(resident=3, micro_batches=3),
     "wide": card_plan(WIDE),
     "wide, fp32": card_plan(WIDE, dtype="float32", sequences=2),
