@@ -83,7 +83,7 @@ def _read_cookie(request: HttpRequest) -> tuple[str, list[str]]:
 def record_wrong_password(request: HttpRequest, email: str) -> None:
     """Count a guess from a browser without an earlier sign-in to this account."""
     if not recognise_device(request, email):
-        count_in_period(f"guesses:{_account_counter(email)}", HOUR)
+        count_in_period(f"guesses:{_account_digest(email)}", HOUR)
 
 
 def password_suffices(request: HttpRequest, email: str) -> bool:
@@ -92,7 +92,7 @@ def password_suffices(request: HttpRequest, email: str) -> bool:
     While an account is being guessed from many networks, a right password from a browser that has
     not signed in before may be one of the guesses, unless a second factor follows.
     """
-    if read_count(f"guesses:{_account_counter(email)}", HOUR) < MAX_GUESSES:
+    if read_count(f"guesses:{_account_digest(email)}", HOUR) < MAX_GUESSES:
         return True
     if recognise_device(request, email):
         return True
@@ -104,13 +104,13 @@ def password_suffices(request: HttpRequest, email: str) -> bool:
 def may_send_email(request: HttpRequest, email: str) -> bool:
     """Count an email that a request without a session causes; return whether it may be sent."""
     source = login_source(request, email)
-    counted = f"emails:{_account_counter(email)}:{digest(source)[:16]}"
+    counted = f"emails:{_account_digest(email)}:{digest(source)[:16]}"
     if count_in_period(counted, EMAIL_SECONDS) > MAX_EMAILS:
         return False
     if source.startswith("device "):
         return True
-    return count_in_period(f"emails:{_account_counter(email)}", HOUR) <= MAX_EMAILS_AN_HOUR
+    return count_in_period(f"emails:{_account_digest(email)}", HOUR) <= MAX_EMAILS_AN_HOUR
 
 
-def _account_counter(email: str) -> str:
+def _account_digest(email: str) -> str:
     return digest(email.strip().lower())[:32]

@@ -57,7 +57,7 @@ def read_ages() -> dict[Part, float]:
         RedisError: Valkey does not answer.
     """
     _latest.update(_recorded.get(None, _read_recorded))
-    return _read_ages()
+    return _compute_ages()
 
 
 def stopped_parts() -> dict[Part, float]:
@@ -77,7 +77,7 @@ def delayed_since() -> float | None:
     try:
         ages = read_ages()
     except redis.exceptions.RedisError:
-        ages = _read_ages()
+        ages = _compute_ages()
     late = [part for part, age in ages.items() if age > INTERVALS[part] + DELAYED_SECONDS]
     return min((_latest[part] for part in late), default=None)
 
@@ -88,7 +88,7 @@ def forget() -> None:
     _latest.clear()
 
 
-def _read_ages() -> dict[Part, float]:
+def _compute_ages() -> dict[Part, float]:
     now = time.time()
     return {part: max(0.0, now - _latest.setdefault(part, now)) for part in Part}
 

@@ -49,7 +49,7 @@ def collect_dashboard() -> dict[str, Any]:
         errors = None
     return {
         "counts": {
-            **counts_cache.get(None, _count_everything),
+            **counts_cache.get(None, _count_totals),
             "alive": totals.machines,
             "rate": totals.rate,
         },
@@ -64,7 +64,7 @@ def collect_dashboard() -> dict[str, Any]:
     }
 
 
-def _count_everything() -> dict[str, Any]:
+def _count_totals() -> dict[str, Any]:
     """Count runs, machines, people, emails and webhook calls."""
     yesterday = timezone.now() - timedelta(days=1)
     by_status = dict(Run.objects.values_list("status").annotate(Count("pk")))

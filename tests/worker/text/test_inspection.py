@@ -166,6 +166,11 @@ NO_TEXT = {
     "late key.txt": (LINES * 3000 + PEM, "a private key"),
     "late key.txt.gz": (gzip.compress(f"{LINES * 3000}{PEM}abc".encode()), "a private key"),
     "late wide key.txt": ((LINES * 3000 + PEM).encode("utf-16"), "a private key"),
+    "lines.jsonl": (
+        "\n".join(json.dumps(x) for x in (*TEXTS, PEM.strip(), "MII")),
+        "a private key",
+    ),
+    "late.csv": (CSV * 99 + f"1,{PEM}MII,", "a private key"),
     "keys.jsonl": ("\n".join([json.dumps({"text": PEM + "a"})] * 2), "a private key"),
     "unfinished.txt": (LINES.encode() * 30 + bytes(100_000), "are NUL"),
     "passwords.txt": (LINES, "rename it if it holds none"),
@@ -197,7 +202,7 @@ def test_late_rows_with_private_keys_are_skipped_and_counted(look):
     ):
         found = look(name, content)
         assert not found.refusal and found.files[0].documents == len(rows) - 1, found.refusal
-        assert "1 rows hold private keys and are skipped" in found.warnings[0]
+        assert "rows that hold private keys are skipped: 1" in found.warnings[0]
 
 
 NOISE = random.Random(1).randbytes(2000)

@@ -1,12 +1,15 @@
 """Private keys are recognised wherever they are in a text."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from barnraise.errors import TextError
 from barnraise.text.private_keys import (
     head_holds_private_key,
     holds_private_key,
-    watch_for_private_keys,
+    is_first_line_of_key,
+    refuse_private_keys,
 )
 
 KEYS = (
@@ -35,7 +38,14 @@ def test_key_is_found_however_the_text_is_cut(key, cuts, before):
     text = "x" * before + key + "y" * 300
     ends = [*cuts, len(text)]
     pieces = [text[a:b] for a, b in zip([0, *cuts], ends, strict=True)]
-    watched = list(watch_for_private_keys(pieces))
-    assert [piece for piece, _ in watched] == pieces
-    assert watched[-1][1]
-    assert not any(found for (_, found), end in zip(watched, ends, strict=True) if end <= before)
+    with pytest.raises(TextError, match="private key"):
+        list(refuse_private_keys(pieces))
+    reader = refuse_private_keys(pieces)
+    before_key = [piece for piece, end in zip(pieces, ends, strict=True) if end <= before]
+    assert [next(reader) for _ in before_key] == before_key
+    assert list(refuse_private_keys([text.replace(key, "")])) == ["x" * before + "y" * 300]
+
+
+def test_first_line_of_a_key_is_recognised_only_alone():
+    assert all(is_first_line_of_key(f" {key}\n") for key in KEYS[:4])
+    assert not any(is_first_line_of_key(f"{key} MII") for key in KEYS)

@@ -1,9 +1,8 @@
 """Send signed requests to a coordinator and check its answers.
 
 Workers and other mirrors use the same client. Each request carries a token that is bound to the
-receiving mirror's key, the method, the path and the body. Answers are bounded in bytes and
-in time. A sender with a wrong clock signs with the mirror's own time, which
-it learns from a signed 401.
+receiving mirror's key, the method, the path and the body. Answers are bounded in bytes and in time.
+A sender with a wrong clock signs with the mirror's own time, which it learns from a signed 401.
 """
 
 import re

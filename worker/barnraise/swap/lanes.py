@@ -237,10 +237,10 @@ class WorkerLane:
         Once the task's own event is complete, the lane holds none of its tensors: the thread that
         waits for the event frees their memory.
         """
-        for event in task.dependencies:
-            event.wait(self.stream)
         call, task.call = task.call, None
         assert call is not None, "a task runs once"
+        for event in task.dependencies:
+            event.wait(self.stream)
         started = time.perf_counter()
         cuda_event = self._call(call)
         if self._observer is not None:

@@ -11,7 +11,7 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from barnraise.errors import TextError
-from barnraise.text.private_keys import head_holds_private_key
+from barnraise.text.private_keys import HOLDS_PRIVATE_KEY, head_holds_private_key
 
 TEXT = "text"
 JSON_LINES = "jsonl"
@@ -23,7 +23,6 @@ ARROW = "arrow"
 ZIP = "zip"
 
 INSTALL_ADVICE = "pip install 'barnraise[text]'"
-HOLDS_PRIVATE_KEY = "it holds a private key"  # why a file is left out
 HEAD_BYTES = 64 << 10  # of a file that are enough to recognise its format
 FORMATS_BY_SUFFIX = {
     **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org"), TEXT),

@@ -15,8 +15,12 @@ from typing import Any, NamedTuple
 
 from barnraise.errors import TextError
 from barnraise.text.encoding import normalise_line_ends, replace_surrogates
-from barnraise.text.file_format import CSV, HOLDS_PRIVATE_KEY
-from barnraise.text.private_keys import holds_private_key
+from barnraise.text.file_format import CSV
+from barnraise.text.private_keys import (
+    HOLDS_PRIVATE_KEY,
+    holds_private_key,
+    is_first_line_of_key,
+)
 
 Row = Mapping[str, Any]
 RenderChat = Callable[[list[dict[str, Any]]], str]  # raises TextError
@@ -471,7 +475,8 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
     """Yield the text of each row that has one, with normalised line ends.
 
     Raises:
-        TextError: the column cannot be chosen or is not there; no row has a text.
+        TextError: the column cannot be chosen or is not there; no row has a text; a private key is
+            spread over rows.
     """
     iterator = iter(rows)
     first = list(islice(iterator, SAMPLE_ROWS))
@@ -498,6 +503,8 @@ def read_texts(rows: Iterable[Row], options: RowOptions, counts: RowCounts) -> I
         if not text.strip():
             counts.skipped += 1
             continue
+        if is_first_line_of_key(text):  # the other lines are rows of their own
+            raise TextError(HOLDS_PRIVATE_KEY)
         if holds_private_key(text):
             counts.rows_with_keys += 1
             continue

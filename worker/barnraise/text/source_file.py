@@ -21,7 +21,6 @@ from barnraise.text.file_format import (
     ARROW,
     CSV,
     HEAD_BYTES,
-    HOLDS_PRIVATE_KEY,
     INSTALL_ADVICE,
     JSON,
     JSON_LINES,
@@ -30,7 +29,7 @@ from barnraise.text.file_format import (
     TSV,
     find_format,
 )
-from barnraise.text.private_keys import watch_for_private_keys
+from barnraise.text.private_keys import refuse_private_keys
 from barnraise.text.rows import (
     MAX_SKIPPED_SHARE,
     SAMPLE_ROWS,
@@ -193,9 +192,7 @@ def _read_text(texts: Iterable[str]) -> Iterator[Piece]:
     """
     previous = ""
     has_text = False
-    for piece, has_key in watch_for_private_keys(cut_stream(texts, PIECE_CHARACTERS)):
-        if has_key:
-            raise TextError(HOLDS_PRIVATE_KEY)
+    for piece in refuse_private_keys(cut_stream(texts, PIECE_CHARACTERS)):
         if previous:
             yield Piece(previous, is_last=False)
         has_text = has_text or not piece.isspace()
@@ -288,7 +285,7 @@ def _report_rows(counts: RowCounts, report: FileReport) -> None:
         report.warnings.append(f"{report.path}: {counts.describe_long_rows()}; they are skipped")
     if counts.rows_with_keys:
         report.warnings.append(
-            f"{report.path}: {counts.rows_with_keys:,} rows hold private keys and are skipped"
+            f"{report.path}: rows that hold private keys are skipped: {counts.rows_with_keys:,}"
         )
     if counts.cut_line:
         report.warnings.append(
