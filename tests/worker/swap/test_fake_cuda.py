@@ -28,10 +28,10 @@ PLANS = {
         card_plan(clipping="layer", dtype="float32"), "host", "restart"
     ),
     "retained": card_plan(resident=4, retained_blocks=2),
+    "none, fp32, all resident": card_plan(resident=4, clipping="none", dtype="float32"),
 }
 # Other combinations of the same kinds, and models of other sizes.
 MORE_PLANS = {
-    "none, fp32, all resident": card_plan(resident=4, clipping="none", dtype="float32"),
     "some resident": card_plan(resident=3, micro_batches=3),
     "wide": card_plan(WIDE),
     "wide, fp32": card_plan(WIDE, dtype="float32", sequences=2),
