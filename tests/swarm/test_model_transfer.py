@@ -7,6 +7,7 @@ import pytest
 from helpers.live_site import Person, Site, wait_until
 
 PATIENCE = 600  # seconds; other processes may use the machine that runs the tests
+SMALL_MODEL = ("model.layers=2", "model.width=32", "model.heads=2", "model.context=32")
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def person(site: Site) -> Person:
 
 
 def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
-    settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes")
+    settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes", *SMALL_MODEL)
     run = site.launch_run("Keepsake", 60_000, *settings)
     for machine in ("keeper", "guest"):
         person.enrol(machine)
@@ -55,9 +56,8 @@ def test_warm_started_run_begins_with_the_other_runs_final_weights(site, person)
 
     Each run waits for two machines, so that none has finished before the other joins.
     """
-    small = {"layers": 2, "width": 32, "heads": 2, "context": 32, "vocabulary": 300}
-    settings = [f"model.{name}={size}" for name, size in small.items()]
-    run = site.launch_run("Forebear", 20_000, "recipe.learning_rate=3e-3", *settings, quorum=2)
+    settings = ("recipe.learning_rate=3e-3", *SMALL_MODEL, "model.vocabulary=300")
+    run = site.launch_run("Forebear", 20_000, *settings, quorum=2)
     for machine in ("elder", "heir", "cousin"):
         person.enrol(machine)
     parents = [site.barnraise(name, "join", run, "--threads", "1") for name in ("elder", "cousin")]
