@@ -378,7 +378,7 @@ def list_confirmed_anchors(
 
 
 def prune_checkpoints(run: Run) -> int:
-    """Delete a run's oldest checkpoints beyond `MAX_CHECKPOINTS` that at most one machine held.
+    """Delete a run's oldest checkpoints beyond `MAX_CHECKPOINTS` that at most one person held.
 
     Returns:
         How many were deleted.
@@ -386,14 +386,15 @@ def prune_checkpoints(run: Run) -> int:
     beyond = run.checkpoints.order_by("-tokens", "-pk").values("pk")[MAX_CHECKPOINTS:]
     unconfirmed = (
         Checkpoint.objects.filter(pk__in=beyond)
-        .annotate(count=models.Count("holdings"))
-        .filter(count__lt=2)
+        .annotate(people=models.Count("holdings__machine__owner", distinct=True))
+        .filter(people__lt=2)
     )
     deleted = 0
     for checkpoint in unconfirmed:
         with writer.log_transaction():
             name, published = checkpoint.aggregate_name, checkpoint.published
-            deleted += checkpoint.delete()[0]
+            checkpoint.delete()
+            deleted += 1
             if published:
                 writer.record("checkpoint.forget", name, {})
     return deleted

@@ -26,13 +26,12 @@ TIMELINES = ("rate", "machines", "sent", "received", "staleness")  # curves over
 def load_history(run: Run) -> dict[str, list[list[float]]]:
     """Load a run's curves.
 
-    Training losses, learning rates and gradient norms are means over all machines, in bins of
-    tokens; validation losses are medians over people, as in lists of runs and on the model's card.
-    "clock" says when the training losses were measured. The curves over time are sums over
-    machines of each one's mean, over at least one and a half report intervals, so that every
+    Training losses, learning rates and gradient norms are medians over people of each one's mean,
+    in bins of tokens; validation losses are medians over people, as in lists of runs and on the
+    model's card. "clock" says when the training losses were measured. The curves over time are sums
+    over machines of each one's mean, over at least one and a half report intervals, so that every
     machine that is alive is in every sum; "staleness" is a mean over machines. A machine that
-    changed mirrors has rows of both: its losses then weigh twice in a mean, but it counts once in
-    every sum.
+    changed mirrors has rows of both, and counts once in every sum.
 
     Returns:
         "train", "validation": [[tokens, nats per token], …]; "learning_rate", "gradient_norm":
@@ -130,18 +129,32 @@ _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)
 def _load_training_losses(
     run: Run,
 ) -> list[tuple[int, float, float, float | None, float | None]]:
-    """Return (tokens, nats per token, seconds since 1970, learning rate, gradient norm), means."""
+    """Return (tokens, nats per token, seconds since 1970, learning rate, gradient norm).
+
+    Each is the median over people of their means in a bin of tokens; of two people it is the mean.
+    """
+    middle = "percentile_cont(0.5) WITHIN GROUP (ORDER BY {0})".format
     with connection.cursor() as cursor:
         points = f"telemetry_losspoint WHERE {_MEMBERS} AND kind = 'train' AND tokens <= %s"
         wanted = [run.pk, run.max_plausible_tokens]
         cursor.execute(f"SELECT max(tokens) FROM {points}", wanted)
         most = _first_value(cursor)
         width = max(1, math.ceil(((most or 0) + 1) / MAX_POINTS))
-        means = (
-            "SELECT avg(tokens), avg(loss), avg(at), avg(learning_rate), avg(gradient_norm) "
-            f"FROM {points} GROUP BY tokens / %s ORDER BY 1"
+        cursor.execute(
+            f"""
+            WITH person AS (
+                SELECT p.tokens / %s AS bin, owner_id, avg(p.tokens) AS tokens, avg(loss) AS loss,
+                    avg(at) AS at, avg(learning_rate) AS rate, avg(gradient_norm) AS norm
+                FROM telemetry_losspoint p JOIN fleet_membership m ON m.id = membership_id
+                JOIN accounts_machine a ON a.id = m.machine_id
+                WHERE m.run_id = %s AND kind = 'train' AND p.tokens <= %s
+                GROUP BY bin, owner_id
+            )
+            SELECT avg(tokens), {middle("loss")}, {middle("at")}, {middle("rate")}, {middle("norm")}
+            FROM person GROUP BY bin ORDER BY 1
+            """,
+            [width, *wanted],
         )
-        cursor.execute(means, [*wanted, width])
         return [
             (
                 round(float(tokens)),

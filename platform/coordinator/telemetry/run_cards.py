@@ -26,7 +26,7 @@ class RunCard:
         validation: the last validation loss in nats per token, a median over people, of two the
             higher one; None before the first.
         best: the lowest of these medians; None before the first.
-        training: the mean training loss at the curve's end; None before the first.
+        training: the training loss at the curve's end, a median over people; None before the first.
         curve: training losses at equal distances in tokens, the oldest first.
         rate: tokens/s of the machines that report.
         machines: how many report.
@@ -107,9 +107,14 @@ def _load_losses(runs: list[Run]) -> dict[UUID, _Losses]:
         cursor.execute(
             f"""
             WITH points AS ({_POINTS}),
-            ends AS (SELECT run_id, max(tokens) + 1.0 AS last FROM points GROUP BY run_id)
-            SELECT run_id, floor(tokens * %s / last) AS slot, avg(loss) FROM points JOIN ends
-            USING (run_id) GROUP BY run_id, slot ORDER BY run_id, slot
+            ends AS (SELECT run_id, max(tokens) + 1.0 AS last FROM points GROUP BY run_id),
+            people AS (
+                SELECT run_id, floor(tokens * %s / last) AS slot, avg(loss) AS loss
+                FROM points JOIN ends USING (run_id) JOIN accounts_machine a ON a.id = machine_id
+                GROUP BY run_id, slot, a.owner_id
+            )
+            SELECT run_id, slot, percentile_cont(0.5) WITHIN GROUP (ORDER BY loss) FROM people
+            GROUP BY run_id, slot ORDER BY run_id, slot
             """,
             [*bounds, "train", float(CURVE_POINTS)],
         )

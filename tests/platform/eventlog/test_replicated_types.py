@@ -386,7 +386,7 @@ def test_forgotten_checkpoint_is_not_rebuilt(
     drain_queue()
     tasks.record_events()
     monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 0)
-    assert checkpoints.prune_checkpoints(run) == 2
+    assert checkpoints.prune_checkpoints(run) == 1
     assert rebuilt_rows("checkpoint.forget")["Checkpoint"] == []
 
 

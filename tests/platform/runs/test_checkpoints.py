@@ -296,8 +296,11 @@ def test_oldest_unconfirmed_checkpoints_are_pruned_above_the_limit(
         for n in range(6)
     ]
     bob = volunteer(person("bob@example.org"), 2)
+    bobs_other = volunteer(bob.machine.owner, 3)
     for machine in (ada.machine, bob.machine):
         CheckpointHolder.objects.create(checkpoint=created[0], machine=machine)
+    for machine in (bob.machine, bobs_other.machine):  # one person confirms nothing
+        CheckpointHolder.objects.create(checkpoint=created[1], machine=machine)
     assert prune_checkpoints(run) == 2 and prune_checkpoints(run) == 0
     assert {checkpoint.tokens for checkpoint in Checkpoint.objects.all()} == {0, 3, 4, 5}
 

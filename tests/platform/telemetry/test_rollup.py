@@ -22,6 +22,7 @@ from coordinator.telemetry import report_queue, rollup, run_table
 from coordinator.telemetry.history import MAX_POINTS, load_history
 from coordinator.telemetry.models import BUCKET_WIDTHS, LossPoint, ReportReceipt, Rollup
 from coordinator.telemetry.rollup import drain_queue, store_reports
+from coordinator.telemetry.run_cards import load_run_cards
 from coordinator.telemetry.tasks import drain_reports
 
 pytestmark = pytest.mark.django_db
@@ -355,6 +356,39 @@ def test_history_is_thinned_for_the_chart_and_averages_machines(
     assert curves["train"] == sorted(curves["train"])
     assert curves["validation"] == []
     assert len(curves["rate"]) <= MAX_POINTS and {rate for _, rate in curves["rate"]} == {10.0}
+
+
+def test_training_curve_of_three_people_is_not_moved_by_one_of_them(
+    person, launched_run, volunteer
+):
+    """One person with many machines, an invented loss, norm and time has one voice in each bin."""
+    run, ada = launched_run(person())
+    honest = [ada, volunteer(person("bob@example.org"), 2)]
+    mallory = person("mallory@example.org")
+    liars = [volunteer(mallory, n) for n in range(3, 7)]
+    for machine in honest[1:] + liars:
+        machine.join(run)
+    members = {member.machine_id: member for member in Membership.objects.filter(run=run)}
+    LossPoint.objects.bulk_create(
+        LossPoint(
+            membership=members[machine.machine.pk],
+            seq=i,
+            position=0,
+            kind="train",
+            tokens=i * 10,
+            loss=9.0 if machine in liars else 2.0 + n / 10,
+            gradient_norm=1e9 if machine in liars else 1.0,
+            learning_rate=1e-3,
+            at=9e9 if machine in liars else 1000.0,
+        )
+        for n, machine in enumerate(honest + liars)
+        for i in range(2000)
+    )
+    curves = load_history(run)
+    assert {loss for _, loss in curves["train"]} == {2.1}  # the middle of 2.0, 2.1 and 9.0
+    assert {norm for _, norm in curves["gradient_norm"]} == {1.0}
+    assert {at for _, at in curves["clock"]} == {1000.0}
+    assert set(load_run_cards([run])[run.pk].curve) == {2.1}
 
 
 def test_history_adds_the_rates_of_machines(person, launched_run, numbered_report, volunteer):
