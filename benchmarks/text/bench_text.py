@@ -20,10 +20,11 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from barnraise.spec import TextSpec
+from barnraise.text.held_out import find_smallest
 from barnraise.text.places import PathPlace
 from barnraise.text.reading import open_source
-from barnraise.text.shards import TextPlan, build_shards
-from barnraise.text.spool import DocumentSpool
+from barnraise.text.shards import TextPlan, build_shards, split_pieces
+from barnraise.text.spool import BLOCK, DIGEST_DTYPE, LAST_FLAG, LENGTH_MASK, DocumentSpool
 from barnraise.training.preparation import fill_spool
 
 RUN = "01890000-0000-7000-8000-000000000000"
@@ -86,7 +87,8 @@ def read_baseline(spool: DocumentSpool) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     with spool.open_content() as content:
-        for length in (spool.pieces & 0x3FFFFFFF).tolist():
+        pieces = spool.pieces
+        for length in (pieces.read(0, len(pieces)) & LENGTH_MASK).tolist():
             batch.append(content.read(length).decode())
             size += length
             if size >= 1 << 20:
@@ -122,7 +124,13 @@ def main() -> None:
     parser.add_argument("--tokenizer", choices=("bpe", "bytes"), default="bpe")
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--text", type=Path, help="JSON lines; generated if it is not there yet")
+    parser.add_argument(
+        "--documents", type=int, help="measure only the table of so many documents of 2 kB"
+    )
     arguments = parser.parse_args()
+    if arguments.documents:
+        print(json.dumps(measure_table(arguments.documents, arguments.folder)))
+        return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         path = arguments.text or folder / "text.jsonl"
@@ -140,6 +148,46 @@ def main() -> None:
             max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1e3
         )
     print(json.dumps(figures))
+
+
+def measure_table(documents: int, parent: Path | None) -> dict[str, object]:
+    """Split a text that exists only as the lengths and digests of its documents.
+
+    The memory that grows with a text is that of this table, so 50 GB need not be there.
+    """
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(dir=parent) as name:
+        spool = DocumentSpool(Path(name) / "spool")
+        spool.finish()
+        with (
+            (spool.folder / "digests.bin").open("wb") as digests,
+            (spool.folder / "pieces.bin").open("wb") as pieces,
+        ):
+            for begin in range(0, documents, BLOCK):
+                block = np.zeros(min(BLOCK, documents - begin), DIGEST_DTYPE)
+                block["high"] = random.integers(0, 2**64, len(block), dtype=np.uint64)
+                block["pieces"] = 1
+                block.tofile(digests)
+                lengths = random.integers(1000, 3000, len(block), dtype=np.uint32)
+                (lengths | np.uint32(LAST_FLAG)).tofile(pieces)
+        del block, lengths
+        started = time.perf_counter()
+        with MemoryWatch() as memory:
+            before = psutil.Process().memory_full_info().uss
+            plan = TextPlan(TextSpec(tokenizer="bytes"), 256, RUN)
+            table, held_out = split_pieces(spool, plan)
+            sample = find_smallest(table.keys, table.used & ~held_out, 64_000)
+            table.find_offsets(sample)
+            text_gb = table.used_bytes / 1e9
+    return {
+        "documents": documents,
+        "text_gb": round(text_gb, 1),
+        "held_out_documents": int(held_out.sum()),
+        "before_mb": round(before / 1e6),
+        "peak_mb": round(memory.peak / 1e6),
+        "bytes_a_document": round((memory.peak - before) / documents, 1),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
 
 
 def cpu_seconds() -> float:

@@ -1,7 +1,9 @@
-"""Choose which pieces of a text are held out for validation. Pure."""
+"""Choose pieces of a text by their keys, above all those held out for validation. Pure."""
 
 import numpy as np
 import numpy.typing as npt
+
+from barnraise.text.spool import BLOCK
 
 CANDIDATES_FACTOR = 2.0  # pieces that are looked at, as a multiple of the share
 ALL_CANDIDATES = 100_000  # up to so many pieces, all are looked at
@@ -29,12 +31,12 @@ def choose_held_out(
     Returns:
         For each piece whether it is held out.
     """
-    total = int(lengths[used].sum(dtype=np.int64))
+    total = int(np.sum(lengths, where=used, dtype=np.int64))
     target = max(int(share * total), min(least_bytes, total // 2))
-    candidates = np.flatnonzero(used)
-    if len(candidates) > ALL_CANDIDATES:
+    bound = 1.0
+    if int(used.sum()) > ALL_CANDIDATES:
         bound = min(1.0, CANDIDATES_FACTOR * target / total)
-        candidates = candidates[keys[candidates] <= np.uint64(int(bound * (2**64 - 1)))]
+    candidates = find_below(keys, used, bound)
     order = candidates[np.argsort(keys[candidates], kind="stable")]
     held_out = np.zeros(len(keys), np.bool_)
     left = target
@@ -52,3 +54,41 @@ def choose_held_out(
     if int(held_out.sum()) == int(used.sum()):
         held_out[order[-1]] = False
     return held_out
+
+
+def find_below(
+    keys: npt.NDArray[np.uint64], chosen: npt.NDArray[np.bool_], bound: float
+) -> npt.NDArray[np.int64]:
+    """Return the indices of the chosen pieces whose keys are below a part of all keys, ascending.
+
+    Args:
+        keys: of all pieces.
+        chosen: the pieces that count.
+        bound: the part, 0 to 1.
+    """
+    greatest = np.uint64(min(2**64 - 1, int(bound * (2**64 - 1))))
+    found = [np.empty(0, np.int64)]
+    for begin in range(0, len(keys), BLOCK):
+        block = slice(begin, begin + BLOCK)
+        found.append(begin + np.flatnonzero(chosen[block] & (keys[block] <= greatest)))
+    return np.concatenate(found)
+
+
+def find_smallest(
+    keys: npt.NDArray[np.uint64], chosen: npt.NDArray[np.bool_], count: int
+) -> npt.NDArray[np.int64]:
+    """Return the indices of the chosen pieces with the smallest keys, in the order of the keys.
+
+    Args:
+        keys: of all pieces; random.
+        chosen: the pieces that count.
+        count: how many to return; all, if they are fewer.
+    """
+    total = int(chosen.sum())
+    count = min(count, total)
+    bound = 1.0 if total <= ALL_CANDIDATES else min(1.0, CANDIDATES_FACTOR * count / total)
+    candidates = find_below(keys, chosen, bound)
+    while len(candidates) < count:
+        bound = min(1.0, 2 * bound)
+        candidates = find_below(keys, chosen, bound)
+    return candidates[np.argsort(keys[candidates], kind="stable")[:count]]

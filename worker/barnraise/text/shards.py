@@ -20,7 +20,7 @@ from barnraise.errors import TextError
 from barnraise.protocol.coordinator_messages import Shard, TextManifest
 from barnraise.spec import TextSpec
 from barnraise.text.documents import PIECE_CHARACTERS
-from barnraise.text.held_out import choose_held_out
+from barnraise.text.held_out import choose_held_out, find_smallest
 from barnraise.text.progress import ReportProgress, ignore_progress
 from barnraise.text.source_file import FileReport, Piece
 from barnraise.text.spool import DocumentSpool, PieceTable, build_table
@@ -175,7 +175,7 @@ def split_pieces(spool: DocumentSpool, plan: TextPlan) -> tuple[PieceTable, npt.
     wanted = max(plan.text.held_out * total, min(least, total / 2))
     piece_characters = max(MIN_PIECE_CHARACTERS, int(wanted / HELD_OUT_PIECES))
     is_short = piece_characters < PIECE_CHARACTERS
-    if is_short and int(table.lengths[table.used].max()) > piece_characters:
+    if is_short and int(np.max(table.lengths, where=table.used, initial=0)) > piece_characters:
         table = build_table(spool, piece_characters)
     if int(table.used.sum()) < 2:
         table = build_table(spool, max(1, total // 4))
@@ -201,18 +201,16 @@ def _sample_pieces(
     spool: DocumentSpool, table: PieceTable, held_out: npt.NDArray[np.bool_]
 ) -> list[bytes]:
     """Read pieces of the training part, in the order of their keys, up to the sample's size."""
-    training = np.flatnonzero(table.used & ~held_out)
-    average = max(1, int(table.lengths[training].mean()))
-    count = min(len(training), 4 * TOKENIZER_SAMPLE_BYTES // average + 16)
-    keys = table.keys[training]
-    smallest = training[np.argpartition(keys, count - 1)[:count]]
-    smallest = smallest[np.argsort(table.keys[smallest], kind="stable")]
-    offsets = np.cumsum(table.lengths, dtype=np.int64) - table.lengths
+    training = table.used & ~held_out
+    total = int(training.sum())
+    average = max(1, int(np.sum(table.lengths, where=training, dtype=np.int64)) // max(1, total))
+    smallest = find_smallest(table.keys, training, 4 * TOKENIZER_SAMPLE_BYTES // average + 16)
+    offsets = table.find_offsets(smallest)
     sample: list[bytes] = []
     left = TOKENIZER_SAMPLE_BYTES
     with spool.open_content() as content:
-        for index in smallest.tolist():
-            content.seek(int(offsets[index]))
+        for index, offset in zip(smallest.tolist(), offsets.tolist(), strict=True):
+            content.seek(offset)
             sample.append(content.read(int(table.lengths[index])))
             left -= len(sample[-1])
             if left <= 0:

@@ -5,7 +5,7 @@ pieces.bin     the length of each piece (uint32); the two highest bits are flags
 digests.bin    of each document the first 16 bytes of its BLAKE3, and its number of pieces
 reading.json   how much of these is complete: after a kill, reading continues at the next file
 
-Memory does not depend on the length of the text, except for some bytes a document.
+Memory does not depend on the length of the text, except for about 20 bytes a piece.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,9 @@ LAST_FLAG = 1 << 31  # the document ends with this piece
 MARKS_FLAG = 1 << 30  # the piece spells special tokens by their numbers
 LENGTH_MASK = MARKS_FLAG - 1
 DIGEST_DTYPE = np.dtype([("high", ">u8"), ("low", ">u8"), ("pieces", "<u4")])
+PIECE_DTYPE = np.dtype("<u4")
 BUCKET_DOCUMENTS = 1 << 20  # documents whose digests are compared at a time
+BLOCK = 1 << 20  # documents or pieces that are computed with at a time
 READING_FILE = "reading.json"
 _DATA_FILES = ("documents.bin", "pieces.bin", "digests.bin")
 
@@ -176,49 +178,75 @@ class DocumentSpool:
     # ---- reading
 
     @property
-    def documents(self) -> npt.NDArray[np.void]:
-        """Return each document's digest and number of pieces, memory-mapped."""
-        return _map(self.folder / "digests.bin", DIGEST_DTYPE)
+    def documents(self) -> "RowFile":
+        """Return each document's digest and number of pieces."""
+        return RowFile(self.folder / "digests.bin", DIGEST_DTYPE)
 
     @property
-    def pieces(self) -> npt.NDArray[np.uint32]:
-        """Return each piece's length and flags, memory-mapped."""
-        return _map(self.folder / "pieces.bin", np.dtype("<u4"))
+    def pieces(self) -> "RowFile":
+        """Return each piece's length and flags."""
+        return RowFile(self.folder / "pieces.bin", PIECE_DTYPE)
 
     def open_content(self) -> BinaryIO:
         """Open the pieces' content."""
         return (self.folder / "documents.bin").open("rb")
 
 
-def _map(path: Path, dtype: np.dtype) -> npt.NDArray:
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype)
-    return np.memmap(path, dtype, mode="r")
+@dataclass(frozen=True)
+class RowFile:
+    """Numbers in a file. They are read in blocks: mapped pages would count as memory.
+
+    Attributes:
+        path: the file.
+        dtype: of a row.
+    """
+
+    path: Path
+    dtype: np.dtype
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.path.stat().st_size // self.dtype.itemsize
+
+    def read(self, begin: int, count: int) -> npt.NDArray[Any]:
+        """Read at most `count` rows from `begin` on."""
+        return np.fromfile(self.path, self.dtype, count, offset=begin * self.dtype.itemsize)
+
+    def read_blocks(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        """Yield all rows in blocks, each with its place."""
+        for begin in range(0, len(self), BLOCK):
+            rows = self.read(begin, BLOCK)
+            yield slice(begin, begin + len(rows)), rows
 
 
-def find_duplicates(documents: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+def find_duplicates(documents: RowFile) -> npt.NDArray[np.bool_]:
     """Return which documents are copies of an earlier one.
 
     The digests are compared in buckets of their first bits, so that memory stays bounded.
+
+    Args:
+        documents: rows of `DIGEST_DTYPE`.
     """
     duplicates = np.zeros(len(documents), np.bool_)
     buckets = 1
     while len(documents) > buckets * BUCKET_DOCUMENTS:
         buckets *= 2
     shift = np.uint64(64 - (buckets.bit_length() - 1))
-    step = 4 * BUCKET_DOCUMENTS
-    count = len(documents)
     for bucket in range(buckets):
-        chosen = np.arange(count)
-        if buckets > 1:
-            parts = (documents["high"][begin : begin + step] for begin in range(0, count, step))
-            found = (np.flatnonzero(part >> shift == bucket) for part in parts)
-            chosen = np.concatenate([step * number + part for number, part in enumerate(found)])
-        high = documents["high"][chosen].astype("u8")
-        low = documents["low"][chosen].astype("u8")
-        order = np.lexsort((chosen, low, high))
-        same = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
-        duplicates[chosen[order[1:][same]]] = True
+        chosen, rows = [np.empty(0, np.int64)], [np.empty(0, DIGEST_DTYPE)]
+        for place, block in documents.read_blocks():
+            here = np.arange(len(block))
+            if buckets > 1:
+                here = np.flatnonzero(block["high"].astype("u8") >> shift == bucket)
+            chosen.append(place.start + here)
+            rows.append(block[here])
+        numbers, digests = np.concatenate(chosen), np.concatenate(rows)
+        order = np.lexsort((numbers, digests["low"], digests["high"]))
+        ordered = digests[order]
+        same = (ordered["high"][1:] == ordered["high"][:-1]) & (
+            ordered["low"][1:] == ordered["low"][:-1]
+        )
+        duplicates[numbers[order[1:][same]]] = True
     return duplicates
 
 
@@ -243,26 +271,57 @@ class PieceTable:
     @property
     def used_bytes(self) -> int:
         """Return the bytes of the text without copies."""
-        return int(self.lengths[self.used].sum(dtype=np.int64))
+        return int(np.sum(self.lengths, where=self.used, dtype=np.int64))
+
+    def find_offsets(self, pieces: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where the content of each of these pieces begins, in bytes."""
+        offsets = np.zeros(len(pieces), np.int64)
+        before = 0
+        for begin in range(0, len(self.lengths), BLOCK):
+            lengths = self.lengths[begin : begin + BLOCK]
+            ends = before + np.cumsum(lengths, dtype=np.int64)
+            here = np.flatnonzero((pieces >= begin) & (pieces < begin + BLOCK))
+            places = pieces[here] - begin
+            offsets[here] = ends[places] - lengths[places]
+            before = int(ends[-1])
+        return offsets
 
 
 def build_table(spool: DocumentSpool, piece_characters: int = PIECE_CHARACTERS) -> PieceTable:
     """Describe the pieces of a spool; cut those that are longer than `piece_characters`."""
-    documents = spool.documents
-    used_documents = ~find_duplicates(documents)
-    flags = np.asarray(spool.pieces)
-    counts = documents["pieces"].astype(np.int64)
+    used_documents = ~find_duplicates(spool.documents)
+    counts = None
+    lengths, ends, has_marks = _read_pieces(spool.pieces)
     if piece_characters < PIECE_CHARACTERS:
-        flags, counts = _cut_again(spool, flags, counts, piece_characters)
-    keys = np.repeat(documents["high"].astype("u8"), counts)
-    _mix_numbers(keys, counts)
-    return PieceTable(
-        flags & np.uint32(LENGTH_MASK),
-        (flags & np.uint32(LAST_FLAG)) != 0,
-        (flags & np.uint32(MARKS_FLAG)) != 0,
-        np.repeat(used_documents, counts),
-        keys,
-    )
+        counts, lengths, ends, has_marks = _cut_again(spool, piece_characters)
+    used = np.empty(len(lengths), np.bool_)
+    keys = np.empty(len(lengths), np.uint64)
+    begin = 0
+    for place, block in spool.documents.read_blocks():
+        block_counts = block["pieces"].astype(np.int64) if counts is None else counts[place]
+        pieces = slice(begin, begin + int(block_counts.sum()))
+        used[pieces] = np.repeat(used_documents[place], block_counts)
+        keys[pieces] = np.repeat(block["high"].astype("u8"), block_counts)
+        _mix_numbers(keys[pieces], block_counts)
+        begin = pieces.stop
+    return PieceTable(lengths, ends, has_marks, used, keys)
+
+
+_Pieces = tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
+
+
+def _read_pieces(pieces: RowFile) -> _Pieces:
+    """Return each piece's length, whether its document ends with it, and whether it has marks."""
+    lengths = np.empty(len(pieces), np.uint32)
+    ends, has_marks = np.empty(len(pieces), np.bool_), np.empty(len(pieces), np.bool_)
+    for place, flags in pieces.read_blocks():
+        lengths[place], ends[place], has_marks[place] = _split_flags(flags)
+    return lengths, ends, has_marks
+
+
+def _split_flags(flags: npt.NDArray[np.uint32]) -> _Pieces:
+    is_last, has_marks = flags & np.uint32(LAST_FLAG) != 0, flags & np.uint32(MARKS_FLAG) != 0
+    return flags & np.uint32(LENGTH_MASK), is_last, has_marks
 
 
 def _mix_numbers(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:
@@ -275,24 +334,32 @@ def _mix_numbers(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) ->
 
 
 def _cut_again(
-    spool: DocumentSpool,
-    flags: npt.NDArray[np.uint32],
-    counts: npt.NDArray[np.int64],
-    piece_characters: int,
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """Cut the pieces of a short text further, so that a part of it can be held out."""
+    spool: DocumentSpool, piece_characters: int
+) -> tuple[
+    npt.NDArray[np.int64],
+    npt.NDArray[np.uint32],
+    npt.NDArray[np.bool_],
+    npt.NDArray[np.bool_],
+]:
+    """Cut the pieces of a short text further, so that a part of it can be held out.
+
+    Returns:
+        The pieces of each document, and of each piece what `_read_pieces` returns.
+    """
     new_flags: list[int] = []
     new_counts: list[int] = []
-    pieces = iter(flags.tolist())
+    pieces = iter(spool.pieces.read(0, len(spool.pieces)).tolist())
+    counts = spool.documents.read(0, len(spool.documents))["pieces"].tolist()
     with spool.open_content() as content:
-        for count in counts.tolist():
+        for count in counts:
             before = len(new_flags)
             for _ in range(count):
                 flag = next(pieces)
                 text = content.read(flag & LENGTH_MASK)
                 new_flags += _cut_piece(text, flag, piece_characters)
             new_counts.append(len(new_flags) - before)
-    return np.array(new_flags, np.uint32), np.array(new_counts, np.int64)
+    flags = np.array(new_flags, np.uint32)
+    return np.array(new_counts, np.int64), *_split_flags(flags)
 
 
 def _cut_piece(content: bytes, flag: int, piece_characters: int) -> Iterator[int]:

@@ -92,7 +92,9 @@ def tokenise(
     parts = np.where(table.used, held_out.astype(np.uint8), np.uint8(2))
     ends = _find_ends(table, parts)
     tokenizer_text = tokenizer.to_str() if tokenizer else ""
-    identity = blake3(tokenizer_text.encode() + parts.tobytes() + table.lengths.tobytes())
+    identity = blake3(tokenizer_text.encode())
+    identity.update(parts.data)
+    identity.update(table.lengths.view(np.uint8).data)
     output = _TokenFiles(spool.folder, identity.hexdigest())
     total = int(table.lengths.sum(dtype=np.int64))
     with contextlib.closing(output):
