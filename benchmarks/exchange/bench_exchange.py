@@ -492,8 +492,8 @@ class ExchangeBenchmark:
             line = Line(f"{share:g} steps a model", megabits, megabits, HOME_LINE.delay_seconds)
             for system, (sent_bytes, messages) in sent.items():
                 rows = [self._measure_against_model(system, line, sent_bytes, messages)]
-                # A connection that loses packets as it fills the line for the first time is slow
-                # for a dozen steps, which are all steps of a quick measurement.
+                # Now and then a connection is slow for its first dozen steps on a line, and these
+                # are all steps of a quick measurement.
                 if rows[0] and rows[0]["error"] > MAX_MODEL_ERROR:
                     for _ in range(self._extent.repeats - 1):
                         rows.append(self._measure_against_model(system, line, sent_bytes, messages))
