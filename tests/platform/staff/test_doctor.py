@@ -54,7 +54,9 @@ def test_servers_that_answer_are_found_well(valkey):
     assert only(doctor.check_clock()).verdict is Health.OK
 
 
-def test_background_parts_that_stand_still_are_named(valkey):
+def test_background_parts_that_stand_still_are_named(valkey, monkeypatch):
+    monkeypatch.setitem(heartbeats.INTERVALS, heartbeats.Part.EVENTS, 0.5)
+    monkeypatch.setitem(heartbeats.INTERVALS, heartbeats.Part.REPORTS, 0.5)
     valkey.hset(heartbeats.KEY, heartbeats.Part.SCHEDULE, time.time() - 90)
     valkey.hdel(heartbeats.KEY, heartbeats.Part.EVENTS)
     heartbeats.forget()
@@ -62,6 +64,16 @@ def test_background_parts_that_stand_still_are_named(valkey):
     assert found["beat"].verdict is Health.FAILURE and "exactly once" in found["beat"].sentence
     assert found["Celery, reports"].verdict is Health.OK
     assert "never advanced" in found["Celery, events"].sentence
+
+
+def test_part_of_a_site_that_has_just_started_is_waited_for(valkey):
+    valkey.hdel(heartbeats.KEY, heartbeats.Part.EVENTS)
+    heartbeats.forget()
+    timer = threading.Timer(1.5, heartbeats.record, [heartbeats.Part.EVENTS])
+    timer.start()
+    found = {finding.part: finding.verdict for finding in doctor.check_background()}
+    timer.join()
+    assert found["Celery, events"] is Health.OK
 
 
 def test_mail_is_tried_without_sending(settings):
