@@ -19,7 +19,7 @@ def holds_private_key(text: str) -> bool:
 
 
 def is_first_line_of_key(text: str) -> bool:
-    """Return whether a text is no more than the first line of a private key."""
+    """Return whether a text consists of the first line of a private key alone."""
     return _KEY_IN_TEXT.fullmatch(text.strip()) is not None
 
 

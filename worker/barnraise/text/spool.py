@@ -290,10 +290,12 @@ class PieceTable:
 def build_table(spool: DocumentSpool, piece_characters: int = PIECE_CHARACTERS) -> PieceTable:
     """Describe the pieces of a spool; cut those that are longer than `piece_characters`."""
     used_documents = ~find_duplicates(spool.documents)
-    counts = None
-    lengths, ends, has_marks = _read_pieces(spool.pieces)
+    counts = None  # of pieces, where they are not those of the spool
     if piece_characters < PIECE_CHARACTERS:
-        counts, lengths, ends, has_marks = _cut_again(spool, piece_characters)
+        counts, flags = _cut_again(spool, piece_characters)
+        lengths, ends, has_marks = _split_flags(flags)
+    else:
+        lengths, ends, has_marks = _read_pieces(spool.pieces)
     used = np.empty(len(lengths), np.bool_)
     keys = np.empty(len(lengths), np.uint64)
     begin = 0
@@ -335,16 +337,11 @@ def _mix_numbers(keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) ->
 
 def _cut_again(
     spool: DocumentSpool, piece_characters: int
-) -> tuple[
-    npt.NDArray[np.int64],
-    npt.NDArray[np.uint32],
-    npt.NDArray[np.bool_],
-    npt.NDArray[np.bool_],
-]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
     """Cut the pieces of a short text further, so that a part of it can be held out.
 
     Returns:
-        The pieces of each document, and of each piece what `_read_pieces` returns.
+        The number of pieces of each document, and each piece's length and flags.
     """
     new_flags: list[int] = []
     new_counts: list[int] = []
@@ -358,8 +355,7 @@ def _cut_again(
                 text = content.read(flag & LENGTH_MASK)
                 new_flags += _cut_piece(text, flag, piece_characters)
             new_counts.append(len(new_flags) - before)
-    flags = np.array(new_flags, np.uint32)
-    return np.array(new_counts, np.int64), *_split_flags(flags)
+    return np.array(new_counts, np.int64), np.array(new_flags, np.uint32)
 
 
 def _cut_piece(content: bytes, flag: int, piece_characters: int) -> Iterator[int]:
