@@ -227,6 +227,7 @@ def test_author_with_another_header_for_one_machine_is_cut_off_by_a_proof(world,
     parts = Update.model_validate_json(sound.header.body).fragments
     lying = [part.model_copy(update={"sketch": "0" * 16}) for part in parts]
     with connect_raw_peer(world, b) as send:
+        wait_until(lambda: b.exchange.stats.peers == 1)
         send(push(world, STRANGER, fragments=lying))
         send_payloads(world, send)
         wait_until(lambda: b.exchange.stats.peers == 0)
