@@ -534,7 +534,9 @@ def test_unrequested_pieces_are_ignored(world):
     a = world.machine(1).start()
     with connect_raw_peer(world, a) as send:
         send(BlobPart(digest="a" * 64, offset=0, total=10), b"0123456789")
-        time.sleep(0.2)
+        send(push(world, STRANGER))  # messages are handled in their order
+        send_payloads(world, send)
+        wait_until(a.ledger.vector)
         assert a.exchange.stats.peers == 1
         assert not a.ledger.blobs.has("a" * 64)
         assert not a.ledger.blobs.partial_size("a" * 64)
