@@ -138,7 +138,7 @@ class SignedHttpClient:
 
         Raises:
             RequestFailedError: no answer came, it was too large or too slow, or it is not an
-                answer of the API.
+                answer of the API; or the client is closed.
             ProblemError: the mirror refuses.
         """
         body = b"" if message is None else message.model_dump_json().encode()
@@ -197,6 +197,10 @@ class SignedHttpClient:
                 raise self._too_slow() from None
             reason = describe_failure(error)
             raise RequestFailedError(f"{self.name} does not answer ({reason})") from None
+        except RuntimeError:  # httpx's, if another thread has closed the client
+            if not self._http.is_closed:
+                raise
+            raise RequestFailedError(f"{self.name} was not asked: the client is closed") from None
         finally:
             self.body_bytes += len(body) + len(content)
         if request.has_timed_out:
