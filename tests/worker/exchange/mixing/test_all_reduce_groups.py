@@ -124,8 +124,8 @@ def test_member_that_pauses_ends_the_step_of_the_others(machines):
 
 def test_machines_that_do_not_reach_each_other_train_alone_and_say_so(machines, monkeypatch):
     monkeypatch.setattr(gradient_group, "MEET_SECONDS", 0.5)
-    monkeypatch.setattr(group_agreement, "GATHER_SECONDS", 0.5)
-    monkeypatch.setattr(group_agreement, "FOLLOW_SECONDS", 0.5)
+    monkeypatch.setattr(group_agreement, "GATHER_SECONDS", 2.0)
+    monkeypatch.setattr(group_agreement, "FOLLOW_SECONDS", 10.0)
     machines.start(*KEYS[:2])
 
     def refuse(*arguments):

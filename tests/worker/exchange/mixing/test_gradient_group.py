@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.wait_for import wait_until
 
 from barnraise.exchange.mixing import gradient_group
 from barnraise.exchange.mixing.gradient_group import GradientGroup, GroupConnector, GroupLostError
@@ -38,6 +39,12 @@ class Members:
             shares_state=True,
             addresses=addresses(port),
         )
+
+    @property
+    def store(self) -> torch.distributed.Store:
+        """Return what the members have reported to the leader."""
+        server = self.connectors[self.invitation.members[0]]._server
+        return torch.distributed.PrefixStore(self.invitation.group, server)
 
     def connect(self, *keys: str, find_problem: Callable[[], str] = whole) -> list[Future]:
         return [
@@ -108,7 +115,9 @@ def test_collective_is_abandoned_when_the_group_is_not_whole():
 def test_group_without_a_member_does_not_come_about_and_names_it(monkeypatch):
     monkeypatch.setattr(gradient_group, "MEET_SECONDS", 0.5)
     members = Members(KEYS, loopback)
-    leader, follower = members.connect(*KEYS[:2])
+    (follower,) = members.connect(KEYS[1])
+    wait_until(lambda: members.store.check(["reached/1"]))
+    (leader,) = members.connect(KEYS[0])
     with pytest.raises(GroupLostError, match=f"{KEYS[2][:8]} did not reach this machine") as error:
         leader.result(LIMIT)
     assert error.value.missing == (KEYS[2],) and not error.value.were_met
