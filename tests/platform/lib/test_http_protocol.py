@@ -63,7 +63,7 @@ async def test_slow_header_ends_the_connection(monkeypatch):
 
 async def test_connection_without_a_new_request_ends_whatever_it_sends(monkeypatch):
     """Line ends between requests begin none, and end uvicorn's own wait for the next one."""
-    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 1.0)  # the request must arrive in time
     async with serve() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST)
