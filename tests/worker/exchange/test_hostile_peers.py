@@ -692,3 +692,28 @@ def test_flood_of_messages_slows_only_its_sender(world, monkeypatch):
         time.sleep(1.0)
         newest_rate = a.exchange.server.gossip.links[STRANGER.key].rate
         assert 50 < newest_rate < 399, "the other messages still wait"
+
+
+def test_useless_updates_of_a_stranger_take_no_weight(world, caplog):
+    """Its updates are valid and state all tokens that its ticket permits; they contain noise."""
+    machines = [world.machine(n).start() for n in (1, 2, 3, 9)]
+    honest, stranger = machines[:3], machines[3]
+    first = honest[0]
+    for machine in machines[1:]:
+        machine.add_peers(first)
+    wait_until(lambda: first.exchange.stats.peers == 3)
+
+    def train_round(seed: int) -> None:
+        for machine in honest:
+            machine.publish_round(seed)  # all honest machines learn the same
+        stranger.publish_round(1000 + seed, tokens=1 << 20)
+        world.wait_for_agreement(*machines)
+
+    for seed in range(4):
+        train_round(seed)
+    for machine in honest:
+        # Next to so fast a machine only the stranger's claim could count.
+        assert machine.exchange.compute_weight(1e6) > 0.95
+    findings = [record.message for record in caplog.records if "nobody's" in record.message]
+    assert len(findings) == 3, "each machine says so once"
+    assert all(stranger.identity.key[:8] in finding for finding in findings)

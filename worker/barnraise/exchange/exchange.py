@@ -44,6 +44,7 @@ from barnraise.exchange.network.line_meter import LineRates
 from barnraise.exchange.network.nat_type import ReachFacts
 from barnraise.exchange.network.transport import Transport
 from barnraise.exchange.pacing.author_pace import PaceLimits
+from barnraise.exchange.pacing.contribution import ContributionMeter
 from barnraise.exchange.pacing.growth_meter import GrowthMeter
 from barnraise.exchange.pacing.peer_estimates import PeerEstimates
 from barnraise.exchange.pacing.round_schedule import RoundSchedule
@@ -127,8 +128,12 @@ class Exchange:
             reincarnate=config.reincarnate,
         )
         self._author = LocalAuthor(author_config, ledger)
-        self._queue = UpdateQueue(rules.sizes, ledger.blobs, self._refetch_payload)
         ticket = open_signed(config.ticket, "ticket", Ticket)
+        self._volunteer = ticket.volunteer
+        self._contribution = ContributionMeter(rules.sizes, secrets.randbits(63))
+        self._queue = UpdateQueue(
+            rules.sizes, ledger.blobs, self._refetch_payload, self._on_decoded
+        )
         server_config = ServerConfig(
             identity=config.identity,
             announced=config.announced,
@@ -147,7 +152,9 @@ class Exchange:
         self.thread = ServerThread(self.server)
         self._anchor_scrub = AnchorScrub(spec, ledger)
         self._growth = GrowthMeter(config.clock())
-        self._estimates = PeerEstimates(spec, self.server.gossip, ticket.volunteer)
+        self._estimates = PeerEstimates(
+            spec, self.server.gossip, self._contribution, self._volunteer
+        )
         self._clock = config.clock
         self._saved_vector: dict[str, int] = {}  # of the last training state on disk
         self._replayed: list[ReceivedUpdate] = []  # what the ledger has past the anchor
@@ -253,7 +260,12 @@ class Exchange:
             tokens: Tokens that this machine trained on for the update.
         """
         return UpdateWriter(
-            self._author, self._ledger.blobs, self._fragment_count, tokens, self._on_published
+            self._author,
+            self._ledger.blobs,
+            self._fragment_count,
+            tokens,
+            self._on_published,
+            self._contribution.record_own_part,
         )
 
     def publish(self, parts: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
@@ -281,6 +293,11 @@ class Exchange:
         self._record_growth(update)
         self._estimates.on_update_published(update, self._clock())
         self.thread.call(self.server.on_published, update)
+
+    def _on_decoded(self, volunteer: str, fragment: int, units: torch.Tensor) -> None:
+        """Record what an update changes. Called while it is added to the anchor."""
+        if volunteer != self._volunteer:
+            self._contribution.record_part(volunteer, fragment, units)
 
     def poll_updates(self) -> list[ReceivedUpdate]:
         """Return the changes since the last call, each author's in order. Never blocks.
@@ -408,6 +425,8 @@ class Exchange:
         if reason is not None:
             self._has_logged_low_share = True
             log.warning("%s", reason)
+        for finding in self._estimates.describe_new_idlers():
+            log.warning("%s", finding)
         if not self._ledger.base_heads():
             return share
         return share * weight_ramp(self.last_published_seq // updates_per_round)

@@ -38,6 +38,7 @@ class UpdateWriter:
         fragment_count: int,
         tokens: int,
         on_published: Callable[[Update], None],
+        on_added: Callable[[int, torch.Tensor], None] = lambda fragment, units: None,
     ) -> None:
         """Begin an update.
 
@@ -47,12 +48,14 @@ class UpdateWriter:
             fragment_count: Number of the model's fragments.
             tokens: Tokens that this machine trained on for the update.
             on_published: Called with the header once it is in the ledger.
+            on_added: Called with the index and the units of each part.
         """
         self._author = author
         self._blobs = blobs
         self._fragment_count = fragment_count
         self._tokens = tokens
         self._on_published = on_published
+        self._on_added = on_added
         self._parts: list[FragmentUpdate] = []
         self._header: Update | None = None
         self._disk_threads = ThreadPoolExecutor(STORE_THREADS, "barnraise-payloads")
@@ -79,6 +82,7 @@ class UpdateWriter:
             OSError: When the disk refuses the payload.
         """
         self._skip_to(fragment)
+        self._on_added(fragment, units)
         digest = blake3(payload).hexdigest()
         self._blobs.pin([digest])  # until the ledger names it
         part = FragmentUpdate(digest=digest, size=len(payload), sketch=compute_sketch(units))

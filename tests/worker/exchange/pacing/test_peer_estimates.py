@@ -11,6 +11,7 @@ from hypothesis import given
 from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.gossip.gossip import LinkState
 from barnraise.exchange.ledger.validation import EMPTY_PART
+from barnraise.exchange.pacing.contribution import ContributionMeter
 from barnraise.exchange.pacing.delay_compensation import (
     MAX_IN_FLIGHT,
     MAX_RELATIVE_SIZE,
@@ -40,6 +41,7 @@ def update(
     return Update(
         run="01890000-0000-7000-8000-000000000000",
         peer=key,
+        volunteer=key,
         incarnation=incarnation,
         seq=seq,
         started_ms=0,
@@ -76,7 +78,9 @@ class FakeGossip:
 def two_peers(recipe: Recipe = RECIPE) -> tuple[FakeGossip, PeerEstimates]:
     """Let three updates of Ben and of Cleo arrive, every ten seconds at 100 tokens/s each."""
     gossip = FakeGossip()
-    estimates = PeerEstimates(RunSpec(MODEL, recipe=recipe), gossip)
+    sizes = [fragment.size for fragment in MODEL.fragments()]
+    contribution = ContributionMeter(sizes, seed=1)
+    estimates = PeerEstimates(RunSpec(MODEL, recipe=recipe), gossip, contribution)
     estimates.on_update_published(update(ME, 3), 0.0)
     for author in (BEN, CLEO):
         gossip.link(author).vector = {ME: 3, BEN: 3, CLEO: 3}
@@ -189,7 +193,7 @@ def test_low_share_is_described_with_its_reason():
     gossip, estimates = two_peers()
     assert estimates.describe_low_share(100.0, 31.0) is None
     for link in gossip.links.values():
-        link.rate = 1000.0
+        link.rate, link.volunteer = 1000.0, ""  # a volunteer's own machines do not lie to it
     for author in (BEN, CLEO):
         estimates.on_update_received(update(author, 4, tokens=1 << 26), 40.0)
     reason = estimates.describe_low_share(1.0, 40.0)

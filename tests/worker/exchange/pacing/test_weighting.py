@@ -10,17 +10,21 @@ from hypothesis import given
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.pacing.weighting import (
+    FULL_AGREEMENT,
     GRACE_SECONDS,
     MAX_EXCESS,
     MIN_ROUND_FRACTION,
     PeerClaim,
     RoundHistory,
+    contribution_factors,
     credible_rates,
+    limit_volunteers,
     training_share,
     typical_step_seconds,
 )
 
 RATES = st.floats(0.1, 1e6)
+AGREEMENTS = st.dictionaries(st.sampled_from(("ann", "ben")), st.floats(-1, 1))
 ANNOUNCED = st.none() | st.floats(0, 1e15)
 CLAIMS = st.builds(
     PeerClaim, st.sampled_from(("", "ann", "ben")), ANNOUNCED, st.none() | RATES, st.floats(0, 200)
@@ -52,6 +56,45 @@ def test_credible_rates_are_bounded_by_measurement_and_own_rate(own, claims, now
         ]
         assert sum(new) <= own * (1 + 1e-9), "the new machines of one volunteer count as one"
     assert 0 < training_share(own, rates) <= 1
+
+
+@given(RATES, st.lists(RATES, max_size=5), st.floats(0, 1e15))
+def test_one_unproven_volunteer_takes_at_most_half_of_the_weight(own, honest, claimed):
+    claims = [PeerClaim(str(n), rate, rate) for n, rate in enumerate(honest)]
+    before = training_share(own, limit_volunteers(own, claims, honest, {}))
+    among_liars = [*claims, PeerClaim("eve", claimed, claimed), PeerClaim("eve", 0.0, claimed)]
+    rates = limit_volunteers(own, among_liars, [*honest, claimed, claimed], {})
+    assert training_share(own, rates) >= before / 2 * (1 - 1e-9)
+
+
+@given(RATES, st.lists(CLAIMS, max_size=20), AGREEMENTS)
+def test_unproven_volunteers_outweigh_neither_the_proven_nor_the_slower(own, claims, agreements):
+    rates = credible_rates(own, claims, 1e6)
+    limited = limit_volunteers(own, claims, rates, agreements)
+    factors = contribution_factors(agreements)
+    sums = {name: 0.0 for name in ("", "ann", "ben")}
+    for claim, rate, most in zip(claims, limited, rates, strict=True):
+        sums[claim.volunteer] += rate
+        assert 0 <= rate <= most * factors.get(claim.volunteer, 1.0) * (1 + 1e-9)
+        if not claim.volunteer or agreements.get(claim.volunteer, 0.0) >= FULL_AGREEMENT:
+            assert rate == most, "the own machines do not lie, and these contribute"
+    unproven = [name for name in ("ann", "ben") if agreements.get(name, 0.0) < FULL_AGREEMENT]
+    for name in unproven:
+        rest = sum(rate for other, rate in sums.items() if other != name)
+        assert sums[name] <= (own + rest) * (1 + 1e-9)
+
+
+def test_equal_volunteers_count_in_full():
+    claims = [PeerClaim(name, 100.0, 100.0) for name in ("ann", "ben", "cleo")]
+    assert limit_volunteers(100.0, claims, [100.0] * 3, {}) == [100.0] * 3
+
+
+def test_volunteer_that_contributes_counts_in_full_however_fast():
+    claims = [PeerClaim("ann", 900.0, 900.0), PeerClaim("ben", 900.0, 900.0)]
+    assert limit_volunteers(100.0, claims, [900.0, 900.0], {"ann": 0.4}) == [900.0, 900.0]
+    assert limit_volunteers(100.0, claims, [900.0, 900.0], {}) == [100.0, 200.0]
+    agreements = {"ann": 0.4, "ben": 0.01}
+    assert limit_volunteers(100.0, claims, [900.0, 900.0], agreements) == [900.0, 0.0]
 
 
 def test_inflated_rate_before_two_rounds_counts_as_own_and_then_as_nothing():

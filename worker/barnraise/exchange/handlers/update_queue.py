@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,7 @@ log = logging.getLogger("barnraise.exchange")
 
 # int32 [size] for each fragment with a payload, else None; empty where nothing is kept in memory
 Units = Sequence[torch.Tensor | None]
+OnDecoded = Callable[[str, int, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ReceivedUpdate:
         refetch: Requests a payload of (digest, bytes) from the peers, blocking; returns whether it
             arrived.
         units: What the payloads decode to, where that is in memory.
+        on_decoded: Called with the volunteer of an update, a fragment's index and its units.
     """
 
     header: Update | Retraction
@@ -38,6 +40,7 @@ class ReceivedUpdate:
     blobs: BlobStore
     refetch: Callable[[str, int], bool] = lambda digest, size: False
     units: Units = ()
+    on_decoded: OnDecoded | None = None
 
     @property
     def retracts(self) -> bool:
@@ -64,10 +67,13 @@ class ReceivedUpdate:
         if multiplier == 0 or not part.size:
             return None
         if multiplier > 0 and self.units:
-            units = self.units[index]
-            assert units is not None
-            return units.clone()
-        units = decode(self._read_payload(update, part), self.sizes[index])
+            kept = self.units[index]
+            assert kept is not None
+            units = kept.clone()
+        else:
+            units = decode(self._read_payload(update, part), self.sizes[index])
+        if self.on_decoded is not None and multiplier > 0:
+            self.on_decoded(update.volunteer, index, units)
         return units if multiplier > 0 else units.neg_()
 
     def _read_payload(self, update: Update, part: FragmentUpdate) -> bytes:
@@ -100,6 +106,7 @@ class UpdateQueue:
         sizes: tuple[int, ...],
         blobs: BlobStore,
         refetch: Callable[[str, int], bool],
+        on_decoded: OnDecoded | None = None,
     ) -> None:
         """Create an empty, closed queue.
 
@@ -107,10 +114,12 @@ class UpdateQueue:
             sizes: Elements of each fragment.
             blobs: The ledger's payload files.
             refetch: See `ReceivedUpdate`.
+            on_decoded: See `ReceivedUpdate`; not called for what `wrap` returns.
         """
         self._sizes = sizes
         self._blobs = blobs
         self._refetch = refetch
+        self._on_decoded = on_decoded
         self._queue: deque[ReceivedUpdate] = deque()  # appended here, drained by the training loop
         self.lock = asyncio.Lock()
         self.is_open = False
@@ -128,13 +137,13 @@ class UpdateQueue:
             self.is_open = False
             self._queue.clear()
 
-    def wrap(self, header: Update | Retraction, units: Units = ()) -> ReceivedUpdate:
+    def wrap(self, header: Update | Retraction) -> ReceivedUpdate:
         """Return a change in the form that the training loop receives."""
-        return ReceivedUpdate(header, self._sizes, self._blobs, self._refetch, units)
+        return ReceivedUpdate(header, self._sizes, self._blobs, self._refetch)
 
     def append(self, header: Update | Retraction, units: Units = ()) -> None:
         """Queue a change that is durable in the ledger."""
-        self._queue.append(self.wrap(header, units))
+        self._queue.append(replace(self.wrap(header), units=units, on_decoded=self._on_decoded))
 
     def drain(self) -> list[ReceivedUpdate]:
         """Remove and return all changes. Called by the training loop; never blocks."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from barnraise.exchange.gossip.gossip import LinkState
+from barnraise.exchange.pacing.contribution import ContributionMeter
 from barnraise.exchange.pacing.delay_compensation import (
     InFlightUpdate,
     estimate_relative_sizes,
@@ -21,9 +22,11 @@ from barnraise.exchange.pacing.round_schedule import (
 from barnraise.exchange.pacing.weighting import (
     PeerClaim,
     RoundHistory,
+    contribution_factors,
     credible_rates,
     grace_seconds,
     is_low_share,
+    limit_volunteers,
     training_share,
     typical_step_seconds,
 )
@@ -49,17 +52,27 @@ class PeerEstimates:
     Args:
         spec: The run's spec.
         link_table: The connected peers.
+        contribution: Compares the contents of updates.
         volunteer: Digest of this machine's own volunteer, who does not lie to this machine.
     """
 
-    def __init__(self, spec: RunSpec, link_table: LinkTable, volunteer: str = "") -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        link_table: LinkTable,
+        contribution: ContributionMeter,
+        volunteer: str = "",
+    ) -> None:
         self._recipe = spec.recipe
         self._parameters = spec.model.parameters
         self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
         self._step_tokens = spec.recipe.step_sequences * spec.model.context
         self._max_steps = max(1, spec.max_tokens_per_update // self._step_tokens)
         self._link_table = link_table
+        self._contribution = contribution
         self._volunteer = volunteer
+        self._volunteers: dict[str, str] = {}  # peer → its volunteer, of those with histories
+        self._described_idlers: set[str] = set()  # volunteers
         self._histories: dict[str, RoundHistory] = {}  # by peer, the last one heard of at the end
         self._met_at: dict[str, float] = {}  # volunteer → when one of its machines was first linked
         self._in_flight: dict[tuple[str, int], InFlightUpdate] = {}  # by author and seq
@@ -72,8 +85,12 @@ class PeerEstimates:
         history = self._histories.pop(update.peer, None) or RoundHistory()
         history.record_round(now, update.tokens, update.time_ms / 1000)
         self._histories[update.peer] = history
+        self._volunteers[update.peer] = update.volunteer
+        if update.volunteer != self._volunteer:
+            self._contribution.record_tokens(update.volunteer, update.tokens)
         if len(self._histories) > MAX_HISTORIES:
-            del self._histories[next(iter(self._histories))]
+            oldest = next(iter(self._histories))
+            del self._histories[oldest], self._volunteers[oldest]
 
     def on_update_published(self, update: Update, clock: float) -> None:
         """Record that the training loop published an update, at `clock` in seconds since 1970."""
@@ -82,6 +99,8 @@ class PeerEstimates:
             for part, tokens in zip(update.fragments, self._published_tokens, strict=True)
         ]
         self._last_published_at = clock
+        changed = sum(part.size > 0 for part in update.fragments)
+        self._contribution.record_own_tokens(update.tokens, changed / len(self._sizes))
 
     def training_share(self, rate: float, now: float) -> float:
         """Return this machine's share of all training, in (0, 1]; 1 when it is alone.
@@ -109,6 +128,23 @@ class PeerEstimates:
             f"{rate:,.0f} tokens/s and {len(rates)} others {sum(rates.values()):,.0f}, of these "
             f"{fastest[:8]} {rates[fastest]:,.0f}, by its updates"
         )
+
+    def describe_new_idlers(self) -> list[str]:
+        """Return a sentence about each volunteer whose updates have turned out to say nothing.
+
+        Each is described once.
+        """
+        factors = contribution_factors(self._contribution.agreements())
+        silent = {volunteer for volunteer, factor in factors.items() if not factor}
+        news = silent - self._described_idlers
+        self._described_idlers |= news
+        machines = {volunteer: key[:8] for key, volunteer in self._volunteers.items()}
+        return [
+            f"the updates of {machines[volunteer]} state tokens, and their content agrees with "
+            "nobody's: they take no weight from this machine's updates. The run's owner can "
+            "exclude the volunteer"
+            for volunteer in sorted(news & machines.keys())
+        ]
 
     def predict_in_flight(
         self, in_flight: Iterable[Update], rate: float, now: float
@@ -185,10 +221,18 @@ class PeerEstimates:
         }
         for key, history in self._histories.items():
             if key not in links and history.measured_rate(now):
-                claims[key] = PeerClaim(measured=history.measured_rate(now))
+                volunteer = self._other_volunteer(self._volunteers[key])
+                claims[key] = PeerClaim(volunteer, measured=history.measured_rate(now))
         grace = grace_seconds(self._recipe.round_steps * self._step_tokens / rate if rate else 0.0)
         rates = credible_rates(rate, [*claims.values()], now, grace)
+        if rate:
+            agreements = self._contribution.agreements()
+            rates = limit_volunteers(rate, [*claims.values()], rates, agreements)
         return dict(zip(claims, rates, strict=True))
+
+    def _other_volunteer(self, volunteer: str) -> str:
+        """Return a volunteer; the empty string if it is this machine's own."""
+        return "" if volunteer == self._volunteer else volunteer
 
     def _claim(self, key: str, link: LinkState, now: float) -> PeerClaim:
         """Return what is known of the speed of a connected peer."""

@@ -4,11 +4,14 @@ With such weights, concurrent updates average instead of adding up. What a peer 
 evidence: it can only lower the rate that its rounds in the ledger show. Until two rounds of a peer
 have arrived it counts at most as much as this machine, and only for a while: if it did not count
 at all, three machines that start together would each count for the whole.
+
+The tokens that rounds state are no proof either: volunteers whose updates contain nothing count for
+less, by what `contribution.py` measures.
 """
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 MAX_EXCESS = 1.5  # times the measured rate that an announced rate counts at most
@@ -17,6 +20,10 @@ GRACE_ROUNDS = 8.0  # of this machine's rounds for which it does, where these ar
 MAX_MISSED_ROUNDS = 4.0  # rounds that a peer may be late before it counts as gone
 MIN_ROUND_FRACTION = 0.25  # of the recipe's steps that peers can shorten this machine's rounds to
 LOW_SHARE = 0.1  # of an equal share, below which a machine's share is worth a line in the log
+# Agreement with this machine's updates up to which a volunteer's tokens count for nothing, and from
+# which they count in full. Honest machines have 0.2 to 0.8, noise has 0 ± 0.02.
+NO_AGREEMENT = 0.05
+FULL_AGREEMENT = 0.15
 RAMP_ROUNDS = 4  # rounds after which a machine that joined late has its full weight
 _ROUNDS = 8  # rounds of a peer that are remembered
 
@@ -78,7 +85,7 @@ class PeerClaim:
     """How fast another machine trains, as it says and as its rounds show.
 
     Attributes:
-        volunteer: Digest of its volunteer; empty if that is unknown or is this machine's own.
+        volunteer: Digest of its volunteer; empty if that is this machine's own.
         announced: Tokens per second that it announces, 0 before it does; None if no link leads to
             it.
         measured: Tokens per second of its rounds in the ledger; None before the second one.
@@ -135,6 +142,71 @@ def credible_rates(
         else rate
         for claim, rate in zip(claims, rates, strict=True)
     ]
+
+
+def limit_volunteers(
+    own_rate: float,
+    claims: Sequence[PeerClaim],
+    rates: Sequence[float],
+    agreements: Mapping[str, float],
+) -> list[float]:
+    """Lower the rates of volunteers whose updates do not show the training that they state.
+
+    Where the content of most volunteers' updates agrees with this machine's, those whose content
+    does not count for less, or for nothing. A volunteer whose content does not show that it
+    contributes counts for no more than this machine, those that do contribute and those that are
+    slower. So one that states any number of tokens leaves the others half of their weight at least,
+    also where nobody can be judged. If it did train that fast, this machine's updates would be
+    small next to its updates, so that their weight would hardly matter.
+
+    Args:
+        own_rate: Tokens per second at which this machine trains.
+        claims: What is known of the others.
+        rates: The tokens per second at which they would count, in the same order.
+        agreements: Volunteer → how far its updates agree with this machine's, in [-1, 1], of those
+            of whom enough is known; see `contribution.py`.
+
+    Returns:
+        A rate for each claim, in their order.
+    """
+    factors = contribution_factors(agreements)
+    sums: dict[str, float] = defaultdict(float)  # volunteer → tokens per second
+    for claim, rate in zip(claims, rates, strict=True):
+        sums[claim.volunteer] += rate * factors.get(claim.volunteer, 1.0)
+    counted = own_rate
+    scales: dict[str, float] = {}
+    for volunteer, rate in sorted(sums.items(), key=lambda item: item[1]):
+        if not volunteer or agreements.get(volunteer, 0.0) >= FULL_AGREEMENT:
+            scales[volunteer] = 1.0
+            counted += rate
+    for volunteer, rate in sorted(sums.items(), key=lambda item: item[1]):
+        if volunteer not in scales:
+            scales[volunteer] = min(1.0, counted / rate) if rate else 1.0
+            counted += rate * scales[volunteer]
+    return [
+        rate * factors.get(claim.volunteer, 1.0) * scales[claim.volunteer]
+        for claim, rate in zip(claims, rates, strict=True)
+    ]
+
+
+def contribution_factors(agreements: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much less than its tokens each volunteer counts, in [0, 1].
+
+    Args:
+        agreements: Volunteer → how far its updates agree with this machine's, in [-1, 1].
+
+    Returns:
+        Empty if fewer than half of the volunteers agree: late in a training, or in a run whose
+        machines see unlike texts, nobody may agree with anybody, and that is no evidence.
+    """
+    agreeing = sum(agreement >= FULL_AGREEMENT for agreement in agreements.values())
+    if 2 * agreeing < len(agreements):
+        return {}
+    width = FULL_AGREEMENT - NO_AGREEMENT
+    return {
+        volunteer: min(1.0, max(0.0, (agreement - NO_AGREEMENT) / width))
+        for volunteer, agreement in agreements.items()
+    }
 
 
 def training_share(own_rate: float, rates: Sequence[float]) -> float:
