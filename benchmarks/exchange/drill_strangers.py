@@ -64,6 +64,7 @@ SITE_DRILL = Path(__file__).parents[1] / "site" / "drill_liars.py"
 OWNER = Identity(b"o" * 32)
 MIRROR_THRESHOLD = 2  # of three mirrors, as a site pins it at a run's launch
 TICKET_MARGIN = 2  # a site's ticket allows so many times what its machine trains
+CLAIMED_SPEED = 10  # times an honest machine's, of a stranger that only states its tokens
 REST_SECONDS = 0.02  # after each step: a volunteer's machine leaves its other programs some room
 UPLINK = 5_000_000  # bytes per second: every link that receives updates costs some of it
 HONEST_NAMES = ("north", "east", "south")
@@ -332,6 +333,7 @@ class StrangersDrill:
         swarm.windows.clear()
         self.launch_attack("phantom author", "mallory")
         self.launch_attack("inflated rate and tokens", "trudy")
+        self.launch_attack("useless updates", "walter", speed=CLAIMED_SPEED)
         first = self.scale.tokens // 3
         swarm.wait_until(lambda: swarm.honest_tokens() >= first, f"{first} tokens among liars")
         swarm.record_window("liars", self.scale.flood_updates)
@@ -347,9 +349,18 @@ class StrangersDrill:
         self._compare_losses()
         self._compare_delays()
 
-    def launch_attack(self, attack: str, volunteer: str, *extra: str) -> AttackProcess:
-        """Start an attack on the honest machines."""
-        process = self.attacked.start_attack(attack, volunteer, self.rate, *extra)
+    def launch_attack(
+        self, attack: str, volunteer: str, *extra: str, speed: int = 1
+    ) -> AttackProcess:
+        """Start an attack on the honest machines.
+
+        Args:
+            attack: Its name.
+            volunteer: Whose it is.
+            extra: Documents that it sends.
+            speed: Times an honest machine's that its tickets permit.
+        """
+        process = self.attacked.start_attack(attack, volunteer, speed * self.rate, *extra)
         self.strangers.append(process)
         self.names.append(attack)
         return process
@@ -490,18 +501,19 @@ class StrangersDrill:
     def _measure_stolen_tokens(self) -> None:
         """Measure what strangers' tokens exceed in any ledger: rate × time and one step."""
         stolen, claimed = 0, 0
-        started = {key: s.started_at for s in reversed(self.strangers) for key in s.keys}
+        strangers = {key: s for s in reversed(self.strangers) for key in s.keys}
         for machine in self.attacked.machines:
             with machine.open_ledger() as ledger:
                 heads = ledger.last_updates().items()
-            for key, since in started.items():
+            for key, stranger in strangers.items():
                 claims = {
                     author: TokenClaim(head.started_ms, head.time_ms, head.total)
                     for author, head in heads
                     if head.peer == key
                 }
                 tokens = count_tokens(claims)
-                allowed = self.rate * (time.time() - since) + STEP_TOKENS
+                rate = stranger.setup.max_tokens_per_second
+                allowed = rate * (time.time() - stranger.started_at) + STEP_TOKENS
                 stolen += max(0, math.ceil(tokens - allowed))
                 claimed = max(claimed, tokens)
         self.results |= {"budget_stolen_tokens": stolen, "tokens_a_stranger_stated": claimed}

@@ -419,6 +419,7 @@ ATTACKS: dict[str, Callable[[AttackSetup, AttackRecord], list[Runnable]]] = {
         Liar(replace(s, attack="inflated rate"), r),
         TokenLiar(s, r),
     ],
+    "useless updates": lambda s, r: [TokenLiar(s, r)],
     "tokens beyond the ticket": lambda s, r: [GreedyLiar(s, r)],
     "eclipse": lambda s, r: [Liar(s, r, number) for number in range(ECLIPSE_KEYS)],
     "state flood": lambda s, r: [StateFlood(s, r)],
@@ -429,6 +430,10 @@ ATTACKS: dict[str, Callable[[AttackSetup, AttackRecord], list[Runnable]]] = {
     "rogue and expelled mirror": lambda s, r: [RogueMirror(s, r)],
     "poison": lambda s, r: [Poisoner(s, r)],
 }
+
+
+# Attacks that take hardly any time, so that they do as much harm as from a computer of their own.
+LIGHT_ATTACKS = {"useless updates"}
 
 
 def attack_keys(volunteer: str, attack: str) -> list[str]:
@@ -454,7 +459,8 @@ def yield_processor() -> None:
 
 def run_attack(setup: AttackSetup) -> None:
     """Run an attack in this process until SIGTERM."""
-    yield_processor()
+    if setup.attack not in LIGHT_ATTACKS:
+        yield_processor()
     torch.set_num_threads(1)
     logging.basicConfig(
         filename=setup.record.with_suffix(".log"), level=logging.WARNING, force=True

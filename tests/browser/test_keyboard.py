@@ -116,6 +116,8 @@ def create_run(page: Page, keys: Keys) -> str:
     keys.follow("New run")
     keys.write(page.locator("[name=name]"), "By keys")
     keys.press(page.locator("summary", has_text="Advanced"))
+    keys.write(page.locator("[name='model.layers']"), "2")
+    keys.write(page.locator("[name='model.width']"), "64")  # it trains among all other tests
     keys.write(page.locator("[name='model.heads']"), "5")
     keys.write(page.locator("[name='report_every']"), "1")
     keys.submit("Create draft")
