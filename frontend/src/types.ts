@@ -45,6 +45,7 @@ export interface ExchangeView {
   lag: number;
   relayed?: number;
   reached?: boolean;
+  doubted?: string | null;
 }
 
 /** One machine of a run: a row of the table on the run's page. */

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from django.db.models import Max, Q, QuerySet
+from django.urls import reverse
 from django.utils import timezone
 
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.accounts.models import Machine, User
+from coordinator.fleet.doubts import find_doubted_people
 from coordinator.fleet.models import Membership, RunExclusion
 from coordinator.fleet.suspension import is_suspended
 from coordinator.notify.alerts import detect_alerts
@@ -46,6 +48,7 @@ def detect_all(since: datetime, now: datetime | None = None) -> Iterator[Notific
     yield from detect_finished(now)
     yield from detect_stalled(now, since)
     yield from detect_suspended()
+    yield from detect_doubted()
     yield from detect_quiet(now, since)
     yield from detect_excluded(now)
     yield from detect_alerts(now)
@@ -134,6 +137,25 @@ def detect_suspended() -> Iterator[NotificationDraft]:
                 f"{run.name} is suspended",
                 "Its tokens grew faster than machines can train, and its machines wait. Exclude "
                 "the volunteer who stated too many, or end the run.",
+            )
+
+
+def detect_doubted() -> Iterator[NotificationDraft]:
+    """Detect people whose updates seem useless, for the owners of their runs."""
+    runs = Run.objects.filter(status=RunStatus.TRAINING, memberships__exchange__doubted__regex=".")
+    for run in runs.distinct().select_related("owner"):
+        for person in find_doubted_people(run):
+            name = person.shown_name
+            yield NotificationDraft(
+                run.owner,
+                NotificationType.RUN_DOUBTED,
+                notification_key(NotificationType.RUN_DOUBTED, run, str(person.pk)),
+                f"{name}'s updates in {run.name} seem useless"[:160],
+                "They state tokens, but their content agrees with nobody's, as the machines of the "
+                "others find. They take no weight from others, but they count towards the budget. "
+                "Exclude the volunteer, or ask what is wrong.",
+                f"{reverse('run_exclude', args=[run.slug])}?person={person.pk}",
+                {"run": run_data(run), "person": str(person.pk)},
             )
 
 

@@ -19,6 +19,7 @@ from barnraise.protocol import enums
 from barnraise.spec import ALL_REDUCE
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
+from coordinator.fleet.doubts import find_doubted_people
 from coordinator.fleet.models import Membership
 from coordinator.fleet.suspension import reports_suspension
 from coordinator.lib import csp
@@ -151,6 +152,7 @@ def _run_context(
             for machine in snapshot.workers.values()
             if machine["alive"]
         ),
+        "doubted": find_doubted_people(run) if may_control else [],
         "step_tokens": spec.recipe.step_sequences * spec.model.context,
         "events": with_times(snapshot.events.values()),
         "older_events": max(0, snapshot.run["event_count"] - len(snapshot.events)),

@@ -16,6 +16,7 @@ from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 from helpers.pages import text as page
+from helpers.remote_telemetry import EXCHANGE
 
 from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import SiteSettings
@@ -28,6 +29,7 @@ from coordinator.notify import models, tasks
 from coordinator.notify.detectors import detect_all
 from coordinator.notify.models import Delivery, Notification, NotificationPreference, Webhook
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
+from coordinator.replication.volunteer_salt import volunteer_pseudonym
 from coordinator.runs.models import Run
 
 pytestmark = pytest.mark.django_db
@@ -239,6 +241,36 @@ def test_suspended_run_notifies_its_owner_and_says_so_on_its_page(person, launch
     assert draft.person == run.owner and draft.title == "Dusk is suspended"
     assert "Exclude the volunteer who stated too many" in draft.text
     assert "its tokens grew faster than machines can train" in client.get(path).content.decode()
+
+
+def test_owner_is_notified_of_a_volunteer_whose_updates_seem_useless(
+    person, launched_run, volunteer, client
+):
+    run, _ = launched_run(person(), name="Dusk")
+    Run.objects.update(status="training", started=timezone.now())
+    people = [person(f"{name}@example.org", name=name) for name in ("Bob", "Eve")]
+    for number, other in enumerate(people, 2):
+        volunteer(other, number).join(run)
+    run.memberships.update(activity="training", last_seen=timezone.now())
+    pseudonym = volunteer_pseudonym(people[1].pk)
+    doubt = EXCHANGE.model_copy(update={"doubted": pseudonym[:16]}).model_dump()
+    members = {member.machine.owner: member for member in run.memberships.all()}
+
+    def drafts() -> list[NotificationDraft]:
+        return [d for d in detect_all(LONG_AGO) if d.kind is NotificationType.RUN_DOUBTED]
+
+    Membership.objects.filter(pk=members[people[0]].pk).update(exchange=doubt)
+    Membership.objects.filter(pk=members[people[1]].pk).update(exchange=doubt)
+    assert drafts() == [], "one other person alone accuses nobody"
+    Membership.objects.filter(pk=members[run.owner].pk).update(exchange=doubt)
+    [draft] = drafts()
+    assert draft.person == run.owner and draft.title == "Eve's updates in Dusk seem useless"
+    client.force_login(run.owner)
+    assert "Exclude Eve" in client.get(f"/runs/{run.slug}/").content.decode()
+    exclusion = client.get(draft.url).content.decode()
+    assert f'value="{people[1].pk}" selected' in exclusion
+    client.force_login(people[0])
+    assert "seem useless" not in client.get(f"/runs/{run.slug}/").content.decode()
 
 
 def test_each_type_is_switched_off_separately_on_site_and_by_email(signed_in, launched_run, valkey):

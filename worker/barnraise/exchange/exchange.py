@@ -294,10 +294,12 @@ class Exchange:
         self._estimates.on_update_published(update, self._clock())
         self.thread.call(self.server.on_published, update)
 
-    def _on_decoded(self, volunteer: str, fragment: int, units: torch.Tensor) -> None:
+    def _on_decoded(self, update: Update, fragment: int, units: torch.Tensor) -> None:
         """Record what an update changes. Called while it is added to the anchor."""
-        if volunteer != self._volunteer:
-            self._contribution.record_part(volunteer, fragment, units)
+        if update.volunteer != self._volunteer:
+            parts = sum(part.size > 0 for part in update.fragments)
+            tokens = update.tokens / parts
+            self._contribution.record_part(update.volunteer, fragment, units, tokens)
 
     def poll_updates(self) -> list[ReceivedUpdate]:
         """Return the changes since the last call, each author's in order. Never blocks.
@@ -425,7 +427,7 @@ class Exchange:
         if reason is not None:
             self._has_logged_low_share = True
             log.warning("%s", reason)
-        for finding in self._estimates.describe_new_idlers():
+        for finding in self._estimates.describe_new_doubts():
             log.warning("%s", finding)
         if not self._ledger.base_heads():
             return share
@@ -474,7 +476,12 @@ class Exchange:
     @property
     def stats(self) -> ExchangeStats:
         """The figures for status and reports."""
-        stats = collect_stats(self.server, self._anchor_scrub.findings, self._round_schedule)
+        stats = collect_stats(
+            self.server,
+            self._anchor_scrub.findings,
+            self._round_schedule,
+            self._estimates.doubted_volunteers,
+        )
         mesh = self._mesh
         if mesh is None:
             return stats

@@ -55,6 +55,7 @@ class ExchangeStats:
         ignored_authors: Names of authors in peers' States that no header proved.
         waiting_reason: Why no snapshot is taken although one is needed; None if none is.
         is_reached: Whether machines on the internet that this one had not dialled have reached it.
+        doubted: Digests of volunteers whose updates contain nothing.
     """
 
     updates_sent: int
@@ -75,6 +76,7 @@ class ExchangeStats:
     ignored_authors: int = 0
     waiting_reason: str | None = None
     is_reached: bool = False
+    doubted: tuple[str, ...] = ()
 
     @property
     def summary(self) -> ExchangeView | None:
@@ -94,11 +96,15 @@ class ExchangeStats:
             lag=self.updates_behind,
             relayed=sum(neighbour.is_relayed for neighbour in self.neighbours),
             reached=self.is_reached,
+            doubted=self.doubted[0][:16] if self.doubted else None,
         )
 
 
 def collect_stats(
-    server: PeerServer, findings: ScrubFindings, schedule: RoundSchedule | None
+    server: PeerServer,
+    findings: ScrubFindings,
+    schedule: RoundSchedule | None,
+    doubted: tuple[str, ...],
 ) -> ExchangeStats:
     """Return the figures as they are now. Safe to call from any thread.
 
@@ -106,6 +112,7 @@ def collect_stats(
         server: The network side.
         findings: Of the anchor's scrub.
         schedule: Of this machine's rounds.
+        doubted: Digests of volunteers whose updates contain nothing.
     """
     connections = list(server.connections.values())
     channels = [connection.channel for connection in connections]
@@ -148,6 +155,7 @@ def collect_stats(
         ignored_authors=server.gossip.authors.ignored,
         waiting_reason=server.snapshot_client.waiting_reason,
         is_reached=bool(server.reachability.facts(time.monotonic()).is_reached),
+        doubted=doubted,
     )
 
 

@@ -33,7 +33,8 @@ MAX_LOG_TEXT = 160  # characters
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Celsius = Annotated[float, Field(ge=-100, le=300)]
-KeyStart = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]  # the first half of a peer's key
+# The first 16 digits of a peer's key, or of a volunteer's digest.
+KeyStart = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 class MeasuredLoss(Message):
@@ -83,6 +84,8 @@ class ExchangeView(Message):
     lag: Count  # updates that its peers have and it lacks
     relayed: Count = 0  # of its peers: reached through a relay server
     reached: bool = False  # whether machines that it had not dialled have reached it of late
+    # A volunteer whose updates state tokens and contain nothing: the start of its digest.
+    doubted: KeyStart | None = None
 
 
 class SystemView(Message):

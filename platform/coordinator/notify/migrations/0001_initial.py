@@ -35,6 +35,10 @@ class Migration(migrations.Migration):
                                 "run.suspended",
                                 "A run of yours grew faster than its machines can train",
                             ),
+                            (
+                                "run.doubted",
+                                "A volunteer's updates in a run of yours seem useless",
+                            ),
                             ("run.finished", "A run of yours or of your machines ended"),
                             (
                                 "run.diverged",
@@ -96,6 +100,10 @@ class Migration(migrations.Migration):
                             (
                                 "run.suspended",
                                 "A run of yours grew faster than its machines can train",
+                            ),
+                            (
+                                "run.doubted",
+                                "A volunteer's updates in a run of yours seem useless",
                             ),
                             ("run.finished", "A run of yours or of your machines ended"),
                             (

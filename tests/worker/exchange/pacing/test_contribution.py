@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from barnraise.exchange.pacing.contribution import MAX_VOLUNTEERS, ContributionMeter
+from barnraise.exchange.pacing.contribution import MAX_SILENCE, MAX_VOLUNTEERS, ContributionMeter
 from barnraise.exchange.pacing.weighting import (
     FULL_AGREEMENT,
     NO_AGREEMENT,
@@ -46,9 +46,8 @@ class Machines:
 
     def receive(self, volunteer: str, parts: list[torch.Tensor], tokens: int = TOKENS) -> None:
         """Receive an update of a volunteer."""
-        self.meter.record_tokens(volunteer, tokens)
         for fragment, units in enumerate(parts):
-            self.meter.record_part(volunteer, fragment, units)
+            self.meter.record_part(volunteer, fragment, units, tokens / len(parts))
 
     def train(self, strangers: dict[str, float], rounds: int = 6) -> dict[str, float]:
         """Train among two honest machines and strangers, whose changes have these scales.
@@ -157,14 +156,40 @@ def test_machine_that_stops_contributing_counts_for_less_after_some_rounds():
     assert machines.train({"eve": 0.01}, rounds=20)["eve"] == 0.0
 
 
+def test_honest_volunteer_that_leaves_is_forgotten_and_never_doubted():
+    machines = Machines()
+    machines.train({})
+    for _ in range(3 * int(MAX_SILENCE)):
+        machines.direction = [  # the training goes on, in other directions
+            0.8 * direction + 0.6 * machines.noise(len(direction))
+            for direction in machines.direction
+        ]
+        machines.train_own()
+        machines.receive("ben", machines.change())
+        assert machines.factors().get("ann", 1.0) > 0.0
+    assert machines.meter.agreements().keys() == {"ben"}
+
+
+def test_volunteer_is_not_judged_while_its_first_update_is_being_applied():
+    """A model on the disk takes a while: at first only a part of the update is in the anchor."""
+    machines = Machines()
+    machines.train({})
+    machines.meter.record_part("cleo", 0, machines.change()[0], TOKENS / len(SIZES))
+    assert "cleo" not in machines.meter.agreements()
+    machines.train({"cleo": 30.0}, rounds=1)
+    machines.train_own()
+    assert machines.factors()["cleo"] == 1.0
+
+
 def test_number_of_volunteers_is_bounded():
     machines = Machines()
     machines.train_own(3)
     for number in range(2 * MAX_VOLUNTEERS):
-        machines.meter.record_tokens(f"eve-{number}", 1)
+        machines.meter.record_part(f"eve-{number}", 0, torch.zeros(SIZES[0]).int(), 1.0)
     for volunteer in ("ann", "ben"):
         machines.receive(volunteer, machines.change())
-    assert len(machines.factors()) <= MAX_VOLUNTEERS
+    machines.train_own()
+    assert len(machines.meter.agreements()) <= MAX_VOLUNTEERS
 
 
 @given(st.dictionaries(st.text(), st.floats(-1, 1)))

@@ -18,7 +18,7 @@ log = logging.getLogger("barnraise.exchange")
 
 # int32 [size] for each fragment with a payload, else None; empty where nothing is kept in memory
 Units = Sequence[torch.Tensor | None]
-OnDecoded = Callable[[str, int, torch.Tensor], None]
+OnDecoded = Callable[[Update, int, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ReceivedUpdate:
         refetch: Requests a payload of (digest, bytes) from the peers, blocking; returns whether it
             arrived.
         units: What the payloads decode to, where that is in memory.
-        on_decoded: Called with the volunteer of an update, a fragment's index and its units.
+        on_decoded: Called with the update, a fragment's index and its units.
     """
 
     header: Update | Retraction
@@ -73,7 +73,7 @@ class ReceivedUpdate:
         else:
             units = decode(self._read_payload(update, part), self.sizes[index])
         if self.on_decoded is not None and multiplier > 0:
-            self.on_decoded(update.volunteer, index, units)
+            self.on_decoded(update, index, units)
         return units if multiplier > 0 else units.neg_()
 
     def _read_payload(self, update: Update, part: FragmentUpdate) -> bytes:

@@ -19,15 +19,26 @@ import torch
 SAMPLES = 8192  # elements of the model that are compared
 ROUND_DECAY = 0.8  # what is remembered of the rounds before, at each of this machine's rounds
 MIN_ROUNDS = 2.0  # of this machine that are compared, at least
+MIN_AGE = 1.0  # rounds of this machine after which a volunteer that it first heard of is judged
+MAX_SILENCE = 4.0  # rounds of this machine after which a volunteer without an update is forgotten
 MAX_VOLUNTEERS = 256  # whose updates are remembered
 
 
 @dataclass
 class _RecentChange:
-    """What somebody changed lately: at the sampled elements of each fragment, and its tokens."""
+    """What somebody changed lately.
 
-    parts: dict[int, torch.Tensor] = field(default_factory=dict)  # fragment → float32
+    Attributes:
+        parts: Fragment → its sampled elements, float32.
+        tokens: Training tokens that the changes state.
+        age: Rounds of this machine since the first change.
+        silence: Rounds of this machine since the last one.
+    """
+
+    parts: dict[int, torch.Tensor] = field(default_factory=dict)
     tokens: float = 0.0
+    age: float = 0.0
+    silence: float = 0.0
 
     def add(self, fragment: int, sample: torch.Tensor) -> None:
         """Add the sampled elements of one update's part."""
@@ -93,23 +104,29 @@ class ContributionMeter:
                 change.tokens *= decay
             self._own.tokens += tokens
             self._own_rounds = decay * self._own_rounds + round_fraction
+            for volunteer, change in [*self._others.items()]:
+                change.age += round_fraction
+                change.silence += round_fraction
+                if change.silence > MAX_SILENCE:
+                    del self._others[volunteer]
 
-    def record_part(self, volunteer: str, fragment: int, units: torch.Tensor) -> None:
+    def record_part(
+        self, volunteer: str, fragment: int, units: torch.Tensor, tokens: float
+    ) -> None:
         """Record what an update of another volunteer changes in a fragment.
 
         Args:
             volunteer: Digest of the volunteer.
             fragment: The fragment's index.
             units: int32 [size].
+            tokens: The part's share of the tokens that the update states.
         """
         sample = self._sample(fragment, units)
         with self._lock:
-            self._find(volunteer).add(fragment, sample)
-
-    def record_tokens(self, volunteer: str, tokens: int) -> None:
-        """Record the tokens that an update of another volunteer states."""
-        with self._lock:
-            self._find(volunteer).tokens += tokens
+            change = self._find(volunteer)
+            change.add(fragment, sample)
+            change.tokens += tokens
+            change.silence = 0.0
 
     def agreements(self) -> dict[str, float]:
         """Return how far each volunteer's updates agree with this machine's, in [-1, 1].
@@ -122,7 +139,7 @@ class ContributionMeter:
             return {
                 volunteer: self._agreement(change)
                 for volunteer, change in self._others.items()
-                if change.tokens
+                if change.tokens and change.age >= MIN_AGE
             }
 
     def _agreement(self, change: _RecentChange) -> float:

@@ -72,7 +72,7 @@ class PeerEstimates:
         self._contribution = contribution
         self._volunteer = volunteer
         self._volunteers: dict[str, str] = {}  # peer → its volunteer, of those with histories
-        self._described_idlers: set[str] = set()  # volunteers
+        self._described_doubts: set[str] = set()  # volunteers
         self._histories: dict[str, RoundHistory] = {}  # by peer, the last one heard of at the end
         self._met_at: dict[str, float] = {}  # volunteer → when one of its machines was first linked
         self._in_flight: dict[tuple[str, int], InFlightUpdate] = {}  # by author and seq
@@ -86,8 +86,6 @@ class PeerEstimates:
         history.record_round(now, update.tokens, update.time_ms / 1000)
         self._histories[update.peer] = history
         self._volunteers[update.peer] = update.volunteer
-        if update.volunteer != self._volunteer:
-            self._contribution.record_tokens(update.volunteer, update.tokens)
         if len(self._histories) > MAX_HISTORIES:
             oldest = next(iter(self._histories))
             del self._histories[oldest], self._volunteers[oldest]
@@ -129,21 +127,29 @@ class PeerEstimates:
             f"{fastest[:8]} {rates[fastest]:,.0f}, by its updates"
         )
 
-    def describe_new_idlers(self) -> list[str]:
-        """Return a sentence about each volunteer whose updates have turned out to say nothing.
+    @property
+    def doubted_volunteers(self) -> tuple[str, ...]:
+        """Digests of volunteers whose updates contain nothing. May be read by any thread."""
+        factors = contribution_factors(self._contribution.agreements())
+        return tuple(sorted(volunteer for volunteer, factor in factors.items() if not factor))
+
+    def describe_new_doubts(self) -> list[str]:
+        """Return a sentence about each volunteer whose updates turn out to contain nothing.
 
         Each is described once.
         """
-        factors = contribution_factors(self._contribution.agreements())
-        silent = {volunteer for volunteer, factor in factors.items() if not factor}
-        news = silent - self._described_idlers
-        self._described_idlers |= news
         machines = {volunteer: key[:8] for key, volunteer in self._volunteers.items()}
+        news = [
+            volunteer
+            for volunteer in self.doubted_volunteers
+            if volunteer in machines and volunteer not in self._described_doubts
+        ]
+        self._described_doubts.update(news)
         return [
             f"the updates of {machines[volunteer]} state tokens, and their content agrees with "
             "nobody's: they take no weight from this machine's updates. The run's owner can "
             "exclude the volunteer"
-            for volunteer in sorted(news & machines.keys())
+            for volunteer in news
         ]
 
     def predict_in_flight(
