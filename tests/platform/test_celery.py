@@ -112,6 +112,9 @@ def test_reports_are_stored_although_a_worker_is_killed(
         run.refresh_from_db()
         return run.state
 
+    # Only a machine that has reported of late starts a run; all this may have taken a minute.
+    newest = numbered_report(total + 1, ledger_tokens=total * 1000, points=[])
+    assert ada.report(run, newest).status_code == 200
     wait_until(
         lambda: read_status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000
     )
