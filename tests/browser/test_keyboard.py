@@ -72,15 +72,13 @@ def test_person_trains_a_run_at_360_pixels_by_keyboard_alone(site, browser: Brow
         expect(page.locator("[data-events] li", has_text="shed joined")).to_have_count(1)
 
         keys.submit("Pause")
-        wait_until(
-            lambda: site.status("shed")["activity"] == "paused", "a pause on the machine", 200
-        )
+        wait_until(lambda: site.status("shed")["activity"] == "paused", "a pause on the machine")
         step = site.status("shed")["step"]
         expect(page.locator("[data-status-chip]")).to_have_text("Paused")
         keys.submit("Resume")
-        wait_until(lambda: site.status("shed")["step"] > step, "training again", 200)
+        wait_until(lambda: site.status("shed")["step"] > step, "training again")
         site.manage("shell", "-v", "0", "-c", FINISH_RUN.format(slug=slug))
-        assert joined.wait(240) == 0, site.log("join-shed")
+        assert joined.wait(600) == 0, site.log("join-shed")
         expect(page.locator("[data-status-chip]")).to_have_text("Finished")
         wait_until(
             lambda: page.reload() and page.locator("#checkpoints tbody tr").count(),
@@ -142,9 +140,11 @@ def join_with_a_machine(site, page: Page, keys: Keys, slug: str) -> Popen:
     assert_fits_the_phone(page)
     keys.submit("Approve")
     keys.submit("Confirm shed")  # it prepares the text of Karin's own run
-    assert login.wait(120) == 0, site.log("login-shed")
+    assert login.wait(600) == 0, site.log("login-shed")
     joined = site.barnraise("shed", "join", slug, "--threads", "1")
     page.goto(f"/runs/{slug}/")
+    # It prepares the text first, and lets all other programs go before.
+    wait_until(lambda: site.status("shed").get("step", 0) > 0, "the first step")
     return joined
 
 
@@ -170,5 +170,6 @@ def read_the_chart(page: Page, keys: Keys) -> None:
     page.reload()
     expect(x_axis).to_have_value("time")
     expect(page.get_by_label("Training, each machine")).to_be_checked()
+    keys.focus(plot)
     expect(page.locator("[data-loss-chart] [data-machine-legend]")).to_contain_text("shed")
     assert_fits_the_phone(page)
