@@ -64,7 +64,7 @@ SITE_DRILL = Path(__file__).parents[1] / "site" / "drill_liars.py"
 OWNER = Identity(b"o" * 32)
 MIRROR_THRESHOLD = 2  # of three mirrors, as a site pins it at a run's launch
 TICKET_MARGIN = 2  # a site's ticket allows so many times what its machine trains
-CLAIMED_SPEED = 10  # times an honest machine's, of a stranger that only states its tokens
+CLAIMED_SPEED = 10  # honest machines' tickets that the ticket of the useless stranger permits
 REST_SECONDS = 0.02  # after each step: a volunteer's machine leaves its other programs some room
 UPLINK = 5_000_000  # bytes per second: every link that receives updates costs some of it
 HONEST_NAMES = ("north", "east", "south")
@@ -358,7 +358,7 @@ class StrangersDrill:
             attack: Its name.
             volunteer: Whose it is.
             extra: Documents that it sends.
-            speed: Times an honest machine's that its tickets permit.
+            speed: Multiplies the tokens per second that its tickets permit.
         """
         process = self.attacked.start_attack(attack, volunteer, speed * self.rate, *extra)
         self.strangers.append(process)

@@ -432,7 +432,7 @@ ATTACKS: dict[str, Callable[[AttackSetup, AttackRecord], list[Runnable]]] = {
 }
 
 
-# Attacks that take hardly any time, so that they do as much harm as from a computer of their own.
+# Attacks that use little processor time. They run at normal priority, as on another computer.
 LIGHT_ATTACKS = {"useless updates"}
 
 

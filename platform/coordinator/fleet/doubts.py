@@ -1,15 +1,15 @@
-"""Which people's updates seem useless, as the machines of a run find.
+"""Find people whose updates seem useless, by the reports of the other people's machines.
 
-Such updates are valid and state tokens: they take no weight from others, and count towards the
-run's budget until its owner excludes their volunteer.
+Such updates are valid and state tokens. They take no weight from other updates, but they count
+towards the run's budget until its owner excludes the volunteer.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable
 from uuid import UUID
 
 from coordinator.accounts.models import User
 from coordinator.fleet.models import Membership
+from coordinator.fleet.people_count import count_votes
 from coordinator.replication.volunteer_salt import volunteer_pseudonyms
 from coordinator.runs.models import Run
 
@@ -17,7 +17,7 @@ MIN_WITNESSES = 2  # other people whose machines must find the same
 
 
 def find_doubted_people(run: Run) -> list[User]:
-    """Return the people whose updates seem useless, as most other people's machines find."""
+    """Return the people whose updates seem useless, by the reports of other people's machines."""
     newest = Membership.everywhere.newest().alive_in(run)
     alive = newest.values_list("machine__owner", "exchange")
     reports = [(person, (exchange or {}).get("doubted")) for person, exchange in alive]
@@ -37,9 +37,9 @@ def is_doubted(person: UUID, pseudonym: str, reports: Iterable[tuple[UUID, str |
         reports: The owner of each machine that is alive, and the start of the pseudonym that it
             doubts.
     """
-    doubts: dict[UUID, bool] = defaultdict(bool)
-    for other, doubted in reports:
-        if other != person:
-            doubts[other] |= doubted is not None and pseudonym.startswith(doubted)
-    witnesses = sum(doubts.values())
-    return witnesses >= MIN_WITNESSES and 2 * witnesses >= len(doubts)
+    witnesses, others = count_votes(
+        (other, doubted is not None and pseudonym.startswith(doubted))
+        for other, doubted in reports
+        if other != person
+    )
+    return witnesses >= MIN_WITNESSES and 2 * witnesses >= others

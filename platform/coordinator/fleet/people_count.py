@@ -5,7 +5,7 @@ for (`vouching`), and the run's owner. Only where none of these reports do all p
 """
 
 import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,6 +25,18 @@ class RunCount:
 
     tokens: int
     people: int
+
+
+def count_votes(votes: Iterable[tuple[Hashable, bool]]) -> tuple[int, int]:
+    """Return how many people have a machine that votes yes, and how many people vote.
+
+    Args:
+        votes: The person and the vote of each machine.
+    """
+    people: dict[Hashable, bool] = {}
+    for person, vote in votes:
+        people[person] = people.get(person, False) or vote
+    return sum(people.values()), len(people)
 
 
 def counted_people(people: Collection[P], owner: P, vouched: Collection[P]) -> set[P]:

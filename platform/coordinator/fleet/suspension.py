@@ -1,9 +1,10 @@
 """Whether a run's machines have suspended it: its tokens grew faster than machines can train."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.fleet.models import Membership
+from coordinator.fleet.people_count import count_votes
 from coordinator.runs.models import Run
 
 
@@ -13,13 +14,13 @@ def is_suspended(run: Run) -> bool:
     return run.state is RunStatus.TRAINING and reports_suspension(alive)
 
 
-def reports_suspension(machines: Iterable[tuple[object, str]]) -> bool:
+def reports_suspension(machines: Iterable[tuple[Hashable, str]]) -> bool:
     """Return whether at least half of the people have a machine that is suspended.
 
     Args:
         machines: the person and the activity of each machine that is alive.
     """
-    machines = list(machines)
-    people = {person for person, _ in machines}
-    suspended = {person for person, activity in machines if activity == Activity.SUSPENDED}
-    return bool(suspended) and 2 * len(suspended) >= len(people)
+    suspended, people = count_votes(
+        (person, activity == Activity.SUSPENDED) for person, activity in machines
+    )
+    return suspended > 0 and 2 * suspended >= people

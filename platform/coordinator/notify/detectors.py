@@ -4,6 +4,7 @@ An event may be detected many times: its key makes sure that each person is noti
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from django.db.models import Max, Q, QuerySet
@@ -146,17 +147,18 @@ def detect_doubted() -> Iterator[NotificationDraft]:
     for run in runs.distinct().select_related("owner"):
         for person in find_doubted_people(run):
             name = person.shown_name
-            yield NotificationDraft(
+            draft = draft_for_run(
+                run,
                 run.owner,
                 NotificationType.RUN_DOUBTED,
-                notification_key(NotificationType.RUN_DOUBTED, run, str(person.pk)),
                 f"{name}'s updates in {run.name} seem useless"[:160],
-                "They state tokens, but their content agrees with nobody's, as the machines of the "
-                "others find. They take no weight from others, but they count towards the budget. "
+                "They state tokens, but their content does not agree with the updates of others. "
+                "They take no weight from other updates, but they count towards the budget. "
                 "Exclude the volunteer, or ask what is wrong.",
-                f"{reverse('run_exclude', args=[run.slug])}?person={person.pk}",
-                {"run": run_data(run), "person": str(person.pk)},
+                episode=str(person.pk),
             )
+            url = f"{reverse('run_exclude', args=[run.slug])}?person={person.pk}"
+            yield replace(draft, url=url)
 
 
 def detect_quiet(now: datetime, since: datetime) -> Iterator[NotificationDraft]:

@@ -55,7 +55,7 @@ class ExchangeStats:
         ignored_authors: Names of authors in peers' States that no header proved.
         waiting_reason: Why no snapshot is taken although one is needed; None if none is.
         is_reached: Whether machines on the internet that this one had not dialled have reached it.
-        doubted: Digests of volunteers whose updates contain nothing.
+        doubted: Digests of the volunteers that count for nothing.
     """
 
     updates_sent: int
@@ -112,7 +112,7 @@ def collect_stats(
         server: The network side.
         findings: Of the anchor's scrub.
         schedule: Of this machine's rounds.
-        doubted: Digests of volunteers whose updates contain nothing.
+        doubted: Digests of the volunteers that count for nothing.
     """
     connections = list(server.connections.values())
     channels = [connection.channel for connection in connections]

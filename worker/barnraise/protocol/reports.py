@@ -84,7 +84,7 @@ class ExchangeView(Message):
     lag: Count  # updates that its peers have and it lacks
     relayed: Count = 0  # of its peers: reached through a relay server
     reached: bool = False  # whether machines that it had not dialled have reached it of late
-    # A volunteer whose updates state tokens and contain nothing: the start of its digest.
+    # The start of the digest of a volunteer whose updates do not agree with the updates of others.
     doubted: KeyStart | None = None
 
 

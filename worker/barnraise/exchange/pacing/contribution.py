@@ -1,13 +1,14 @@
 """Judge by their content whether the others' updates contribute to the training. Pure.
 
-Nothing shows that an update contains the training that its tokens state, and who states tokens
-takes weight from everybody else. But machines that train the same model on the same kind of text
-change it in similar directions: in the exchange's study the updates of honest machines have a
-cosine of 0.4 to 0.7 with each other. Those that say nothing, or noise, have one of 0, and those
-that repeat others' directions at a small scale are too small for the tokens that they state.
+An update states its training tokens, and nothing proves that it contains this training. The tokens
+of one author reduce the weight of all other authors. However, machines that train the same model on
+similar text change it in similar directions. In the exchange's study, the updates of two honest
+machines have a cosine of 0.4 to 0.7. Empty updates and noise have a cosine of 0. Small copies of
+other updates have a high cosine, but they are too small for the tokens that they state.
 
-A machine compares at random elements, which only it knows, what each volunteer changed during its
-own last rounds with what it changed itself. `weighting.py` decides what follows from that.
+This machine sums the changes of each volunteer during its own last rounds and compares each sum
+with the sum of its own changes. It compares random elements of the model that no other machine
+knows. `weighting.py` computes the weights from the result.
 """
 
 import threading
@@ -63,7 +64,8 @@ class ContributionMeter:
 
     Args:
         sizes: Elements of each fragment.
-        seed: Decides which elements are compared. A volunteer that knew it could change only these.
+        seed: Selects the compared elements. It is secret, because a stranger that knew the elements
+            could publish changes of these elements alone.
     """
 
     def __init__(self, sizes: Sequence[int], seed: int) -> None:
@@ -129,9 +131,9 @@ class ContributionMeter:
             change.silence = 0.0
 
     def agreements(self) -> dict[str, float]:
-        """Return how far each volunteer's updates agree with this machine's, in [-1, 1].
+        """Return the agreement of each volunteer with this machine, in [-1, 1].
 
-        Volunteers of whom too little is known are not in it.
+        Volunteers without enough updates are absent.
         """
         with self._lock:
             if self._own_rounds < MIN_ROUNDS or not self._own.tokens:
@@ -143,11 +145,11 @@ class ContributionMeter:
             }
 
     def _agreement(self, change: _RecentChange) -> float:
-        """Return how far a change agrees with this machine's own, in [-1, 1].
+        """Return the agreement of a change with this machine's own change, in [-1, 1].
 
-        It is the cosine of the two, and less where the change is smaller than its tokens let
-        expect. A machine that is slower than this one makes fewer steps in a round and has a lower
-        weight; one that is faster makes more, which is not asked for.
+        The agreement is the cosine of the two changes. It is reduced if the change is smaller than
+        the size that its tokens let expect. The expected size falls with the square of the speed of
+        a slower machine, which makes fewer steps in a round and also has a lower weight.
         """
         own_norm, norm = self._own.dot(self._own) ** 0.5, change.dot(change) ** 0.5
         if not own_norm or not norm:

@@ -34,6 +34,7 @@ from barnraise.protocol.messages import Update
 from barnraise.spec import UPDATES, RunSpec
 
 MAX_HISTORIES = 4096  # peers whose last rounds are remembered
+MAX_DESCRIBED = 64  # volunteers that the log says count for nothing
 MAX_VOLUNTEERS = 4096  # volunteers whose first link is remembered, by its time
 
 
@@ -71,7 +72,6 @@ class PeerEstimates:
         self._link_table = link_table
         self._contribution = contribution
         self._volunteer = volunteer
-        self._volunteers: dict[str, str] = {}  # peer → its volunteer, of those with histories
         self._described_doubts: set[str] = set()  # volunteers
         self._histories: dict[str, RoundHistory] = {}  # by peer, the last one heard of at the end
         self._met_at: dict[str, float] = {}  # volunteer → when one of its machines was first linked
@@ -82,13 +82,13 @@ class PeerEstimates:
 
     def on_update_received(self, update: Update, now: float) -> None:
         """Record that the training loop received an update, at `now` in seconds."""
-        history = self._histories.pop(update.peer, None) or RoundHistory()
+        history = self._histories.pop(update.peer, None)
+        if history is None or history.volunteer != update.volunteer:
+            history = RoundHistory(update.volunteer)
         history.record_round(now, update.tokens, update.time_ms / 1000)
         self._histories[update.peer] = history
-        self._volunteers[update.peer] = update.volunteer
         if len(self._histories) > MAX_HISTORIES:
-            oldest = next(iter(self._histories))
-            del self._histories[oldest], self._volunteers[oldest]
+            del self._histories[next(iter(self._histories))]
 
     def on_update_published(self, update: Update, clock: float) -> None:
         """Record that the training loop published an update, at `clock` in seconds since 1970."""
@@ -129,27 +129,28 @@ class PeerEstimates:
 
     @property
     def doubted_volunteers(self) -> tuple[str, ...]:
-        """Digests of volunteers whose updates contain nothing. May be read by any thread."""
+        """Digests of the volunteers that count for nothing. Any thread may read them."""
         factors = contribution_factors(self._contribution.agreements())
         return tuple(sorted(volunteer for volunteer, factor in factors.items() if not factor))
 
     def describe_new_doubts(self) -> list[str]:
-        """Return a sentence about each volunteer whose updates turn out to contain nothing.
+        """Return a sentence about each volunteer that has begun to count for nothing.
 
-        Each is described once.
+        Each volunteer is described once, and MAX_DESCRIBED volunteers at most.
         """
-        machines = {volunteer: key[:8] for key, volunteer in self._volunteers.items()}
-        news = [
+        machines = {history.volunteer: key[:8] for key, history in self._histories.items()}
+        candidates = [
             volunteer
             for volunteer in self.doubted_volunteers
             if volunteer in machines and volunteer not in self._described_doubts
         ]
-        self._described_doubts.update(news)
+        described = candidates[: MAX_DESCRIBED - len(self._described_doubts)]
+        self._described_doubts.update(described)
         return [
-            f"the updates of {machines[volunteer]} state tokens, and their content agrees with "
-            "nobody's: they take no weight from this machine's updates. The run's owner can "
-            "exclude the volunteer"
-            for volunteer in news
+            f"the updates of {machines[volunteer]} state tokens, but their content does not agree "
+            "with the updates of others. They take no weight from this machine's updates. The "
+            "run's owner can exclude the volunteer"
+            for volunteer in described
         ]
 
     def predict_in_flight(
@@ -227,7 +228,7 @@ class PeerEstimates:
         }
         for key, history in self._histories.items():
             if key not in links and history.measured_rate(now):
-                volunteer = self._other_volunteer(self._volunteers[key])
+                volunteer = self._other_volunteer(history.volunteer)
                 claims[key] = PeerClaim(volunteer, measured=history.measured_rate(now))
         grace = grace_seconds(self._recipe.round_steps * self._step_tokens / rate if rate else 0.0)
         rates = credible_rates(rate, [*claims.values()], now, grace)

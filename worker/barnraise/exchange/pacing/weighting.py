@@ -5,8 +5,8 @@ evidence: it can only lower the rate that its rounds in the ledger show. Until t
 have arrived it counts at most as much as this machine, and only for a while: if it did not count
 at all, three machines that start together would each count for the whole.
 
-The tokens that rounds state are no proof either: volunteers whose updates contain nothing count for
-less, by what `contribution.py` measures.
+The tokens that rounds state are no proof either. Volunteers whose updates do not agree with the
+updates of others count for less (`contribution.py` measures the agreement).
 """
 
 import statistics
@@ -20,8 +20,8 @@ GRACE_ROUNDS = 8.0  # of this machine's rounds for which it does, where these ar
 MAX_MISSED_ROUNDS = 4.0  # rounds that a peer may be late before it counts as gone
 MIN_ROUND_FRACTION = 0.25  # of the recipe's steps that peers can shorten this machine's rounds to
 LOW_SHARE = 0.1  # of an equal share, below which a machine's share is worth a line in the log
-# Agreement with this machine's updates up to which a volunteer's tokens count for nothing, and from
-# which they count in full. Honest machines have 0.2 to 0.8, noise has 0 ± 0.02.
+# A volunteer with the lower agreement counts for nothing, one with the higher agreement in full.
+# Honest machines have agreements of 0.2 to 0.8. Noise has an agreement of 0 ± 0.02.
 NO_AGREEMENT = 0.05
 FULL_AGREEMENT = 0.15
 RAMP_ROUNDS = 4  # rounds after which a machine that joined late has its full weight
@@ -30,8 +30,14 @@ _ROUNDS = 8  # rounds of a peer that are remembered
 
 @dataclass
 class RoundHistory:
-    """One peer's last rounds: (seconds of arrival, training tokens, seconds as it states them)."""
+    """One peer's last rounds.
 
+    Attributes:
+        volunteer: Digest of the peer's volunteer.
+        rounds: (seconds of arrival, training tokens, seconds as the peer states them).
+    """
+
+    volunteer: str = ""
     rounds: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
 
     def record_round(self, now: float, tokens: int, stated_at: float = 0.0) -> None:
@@ -152,19 +158,19 @@ def limit_volunteers(
 ) -> list[float]:
     """Lower the rates of volunteers whose updates do not show the training that they state.
 
-    Where the content of most volunteers' updates agrees with this machine's, those whose content
-    does not count for less, or for nothing. A volunteer whose content does not show that it
-    contributes counts for no more than this machine, those that do contribute and those that are
-    slower. So one that states any number of tokens leaves the others half of their weight at least,
-    also where nobody can be judged. If it did train that fast, this machine's updates would be
-    small next to its updates, so that their weight would hardly matter.
+    First, the volunteers are compared by the content of their updates (`contribution_factors`).
+    Second, the rate of a volunteer that is not proven to contribute is limited. The limit is the
+    sum of the rates of this machine, of all proven volunteers and of all slower volunteers. A
+    stranger that states any number of tokens therefore takes at most half of this machine's weight.
+    A volunteer that really trains so fast is hardly affected: its updates are much larger than this
+    machine's updates, so that the weight of the latter matters little.
 
     Args:
         own_rate: Tokens per second at which this machine trains.
         claims: What is known of the others.
         rates: The tokens per second at which they would count, in the same order.
-        agreements: Volunteer → how far its updates agree with this machine's, in [-1, 1], of those
-            of whom enough is known; see `contribution.py`.
+        agreements: Volunteer → agreement of its updates with this machine's updates, in [-1, 1].
+            Volunteers without enough updates are absent; see `contribution.py`.
 
     Returns:
         A rate for each claim, in their order.
@@ -173,31 +179,28 @@ def limit_volunteers(
     sums: dict[str, float] = defaultdict(float)  # volunteer → tokens per second
     for claim, rate in zip(claims, rates, strict=True):
         sums[claim.volunteer] += rate * factors.get(claim.volunteer, 1.0)
-    counted = own_rate
-    scales: dict[str, float] = {}
-    for volunteer, rate in sorted(sums.items(), key=lambda item: item[1]):
-        if not volunteer or agreements.get(volunteer, 0.0) >= FULL_AGREEMENT:
-            scales[volunteer] = 1.0
-            counted += rate
-    for volunteer, rate in sorted(sums.items(), key=lambda item: item[1]):
-        if volunteer not in scales:
-            scales[volunteer] = min(1.0, counted / rate) if rate else 1.0
-            counted += rate * scales[volunteer]
+    proven = {""} | {name for name, value in agreements.items() if value >= FULL_AGREEMENT}
+    counted = own_rate + sum(sums.get(volunteer, 0.0) for volunteer in proven)
+    unproven = [volunteer for volunteer in sums if volunteer not in proven]
+    for volunteer in sorted(unproven, key=lambda name: sums[name]):
+        limited = min(sums[volunteer], counted)
+        if sums[volunteer]:
+            factors[volunteer] = factors.get(volunteer, 1.0) * limited / sums[volunteer]
+        counted += limited
     return [
-        rate * factors.get(claim.volunteer, 1.0) * scales[claim.volunteer]
-        for claim, rate in zip(claims, rates, strict=True)
+        rate * factors.get(claim.volunteer, 1.0) for claim, rate in zip(claims, rates, strict=True)
     ]
 
 
 def contribution_factors(agreements: Mapping[str, float]) -> dict[str, float]:
-    """Return by how much less than its tokens each volunteer counts, in [0, 1].
+    """Return the part of its rate for which each volunteer counts, in [0, 1].
 
     Args:
-        agreements: Volunteer → how far its updates agree with this machine's, in [-1, 1].
+        agreements: Volunteer → agreement of its updates with this machine's updates, in [-1, 1].
 
     Returns:
-        Empty if fewer than half of the volunteers agree: late in a training, or in a run whose
-        machines see unlike texts, nobody may agree with anybody, and that is no evidence.
+        An empty dictionary if fewer than half of the volunteers agree with this machine. Late in a
+        training, or when the machines read different texts, low agreement proves nothing.
     """
     agreeing = sum(agreement >= FULL_AGREEMENT for agreement in agreements.values())
     if 2 * agreeing < len(agreements):
