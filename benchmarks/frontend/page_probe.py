@@ -211,7 +211,10 @@ class DeltaReplay:
             "seq": self._number,
             "now": self._now,
             "run": {"tokens": self._tokens, "rate": 2e5 + self._number % 977},
-            "workers": changed,
+            "worker_changes": [
+                {name: worker[name] for name in ("id", "step", "tokens", "last_seen")}
+                for worker in changed
+            ],
             "train": [[self._tokens, 2.8 + self._number % 89 / 1000]],
             "clock": [[self._tokens, self._now]],
             "learning_rate": [[self._tokens, 6e-4]],

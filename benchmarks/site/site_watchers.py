@@ -165,8 +165,10 @@ class Watcher(asyncio.Protocol):
         self.last_number = number
         self.received.arrivals[number].append(time.monotonic())
         if self.reads_content:
-            rows = json.loads(payload).get("workers", [])
-            self.received.rows[number] = [(row["id"], row["step"]) for row in rows]
+            delta = json.loads(payload)
+            rows = delta.get("workers", []) + delta.get("worker_changes", [])
+            steps = [(row["id"], row["step"]) for row in rows if "step" in row]
+            self.received.rows[number] = steps
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count a connection that the site closed."""

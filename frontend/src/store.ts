@@ -8,7 +8,9 @@
 
 import type {
   Delta,
+  ExchangeView,
   Machine,
+  MachineChanges,
   PlanView,
   Point,
   Run,
@@ -147,6 +149,7 @@ export class Store {
     if (delta.run && this.run) Object.assign(this.run, delta.run);
     for (const id of delta.removed_workers ?? []) this.workers.delete(id);
     for (const worker of delta.workers ?? []) this.workers.set(worker.id, worker);
+    for (const changes of delta.worker_changes ?? []) this.changeMachine(changes);
     this.storePlans(delta.plans);
     if (delta.events) this.events = mergeEvents(this.events, delta.events);
     for (const name of CURVE_NAMES) {
@@ -155,6 +158,18 @@ export class Store {
         this.curves[name] = thinCurve(name, mergePoints(this.curves[name], points));
       }
     }
+  }
+
+  /** Change fields of a machine. Its row becomes a new object, by which views know the change. */
+  private changeMachine(changes: MachineChanges): void {
+    const machine = this.workers.get(changes.id);
+    if (!machine) return;
+    const changed = Object.assign({}, machine, changes) as Machine;
+    // An exchange lists only what changed of it.
+    if (machine.exchange && changes.exchange) {
+      changed.exchange = Object.assign({}, machine.exchange, changes.exchange) as ExchangeView;
+    }
+    this.workers.set(changes.id, changed);
   }
 
   private storePlans(plans: Record<string, PlanView> = {}): void {

@@ -13,8 +13,10 @@ export interface Delta {
   /** The mirror's clock, in seconds since 1970. */
   now: number;
   run?: RunChanges;
-  /** Whole rows of the machines that changed. */
+  /** Whole rows of machines that were not shown before. */
   workers?: Machine[];
+  /** The fields that changed of machines that were shown before. */
+  worker_changes?: MachineChanges[];
   /** The ids of machines that are no longer shown. */
   removed_workers?: string[];
   /** New and changed plans, by the machine's id. */
@@ -31,6 +33,21 @@ export interface Delta {
   sent?: Point[];
   received?: Point[];
   staleness?: Point[];
+}
+
+/** Those figures of a machine's exchange that changed; the others are absent. */
+export interface ExchangeChanges {
+  round_steps?: number;
+  scheme?: string;
+  density?: number;
+  bits_per_parameter?: number;
+  sent_rate?: number;
+  received_rate?: number;
+  uplink_rate?: number;
+  lag?: number;
+  relayed?: number;
+  reached?: boolean;
+  doubted?: string | null;
 }
 
 /** How a machine exchanges its updates, for people to read. */
@@ -75,6 +92,35 @@ export interface Machine {
   exchange: ExchangeView | null;
   /** Whether its weights are those of most machines with the same updates; null if unknown. */
   agrees: boolean | null;
+}
+
+/** Those fields of a machine that changed; the others are absent. */
+export interface MachineChanges {
+  id: string;
+  name?: string;
+  /** The name of its owner. */
+  person?: string;
+  activity?: Activity;
+  /** Whether it reports. */
+  alive?: boolean;
+  /** Seconds since 1970. */
+  last_seen?: number;
+  version?: string;
+  /** Tokens that this machine has published. */
+  tokens?: number;
+  /** Tokens per second; 0 if it does not report. */
+  rate?: number;
+  step?: number;
+  /** Measured duration of one step; null until one was measured. */
+  step_seconds?: number | null;
+  updates_sent?: number;
+  updates_received?: number;
+  /** Peers that it is connected to. */
+  peers?: number;
+  /** Those figures that changed, all if there were none before; null if there are none now. */
+  exchange?: ExchangeChanges | null;
+  /** Whether its weights are those of most machines with the same updates; null if unknown. */
+  agrees?: boolean | null;
 }
 
 /** How a machine has decided to train, for people to read. */

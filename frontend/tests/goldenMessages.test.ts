@@ -28,7 +28,9 @@ test("the store applies the golden snapshot and the golden delta that follows it
     updates_sent: 3,
     person: "Ada",
     step_seconds: 5.2,
+    exchange: { scheme: "dense4", sent_rate: 118000, lag: 0 },
   });
+  expect([...store.workers.values()].map(({ name }) => name)).toEqual(["workshop", "attic"]);
   expect(store.plans.get(machine)).toMatchObject({
     binding: "compute",
     predicted_seconds: 4.2,

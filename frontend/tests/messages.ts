@@ -1,6 +1,6 @@
 // Example messages of the site for the tests; `changes` replaces single fields.
 
-import type { Delta, Machine, PlanView, RunEvent, Snapshot } from "../src/types";
+import type { Delta, ExchangeView, Machine, PlanView, RunEvent, Snapshot } from "../src/types";
 
 /** Create a machine that trains and reports. */
 export function createMachine(id: string, tokens = 0): Machine {
@@ -21,6 +21,23 @@ export function createMachine(id: string, tokens = 0): Machine {
     peers: 2,
     exchange: null,
     agrees: null,
+  };
+}
+
+/** Create the exchange of a machine that is not behind its peers. */
+export function createExchange(): ExchangeView {
+  return {
+    round_steps: 20,
+    scheme: "dense4",
+    density: 1,
+    bits_per_parameter: 4,
+    sent_rate: 1e5,
+    received_rate: 2e5,
+    uplink_rate: 1e6,
+    lag: 0,
+    relayed: 0,
+    reached: true,
+    doubted: null,
   };
 }
 

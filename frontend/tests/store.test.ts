@@ -1,7 +1,14 @@
 import { describe, expect, test } from "vitest";
 import { selectSecond, mergeEvents, mergePoints, Store, thinPoints } from "../src/store";
 import type { Delta, Point, Snapshot } from "../src/types";
-import { createDelta, createEvent, createMachine, createPlan, createSnapshot } from "./messages";
+import {
+  createDelta,
+  createEvent,
+  createExchange,
+  createMachine,
+  createPlan,
+  createSnapshot,
+} from "./messages";
 
 /** Create a delta that adds one point and sets the run's tokens. */
 function createPointDelta(seq: number): Delta {
@@ -34,6 +41,25 @@ describe("Store", () => {
     expect([...store.workers.keys()]).toEqual(["b"]);
     store.applyDelta(createDelta(2, { removed_workers: ["b"], workers: [createMachine("a", 6)] }));
     expect([...store.workers.keys()]).toEqual(["a"]);
+  });
+
+  test("changes the fields of a machine that a delta names, and no others", () => {
+    const store = new Store();
+    const exchange = createExchange();
+    store.applySnapshot(createSnapshot(0, { workers: [{ ...createMachine("a"), exchange }] }));
+    const before = store.workers.get("a");
+    store.applyDelta(
+      createDelta(1, {
+        worker_changes: [{ id: "a", tokens: 7, exchange: { lag: 3 } }, { id: "unknown", tokens: 1 }],
+      }),
+    );
+    const changed = { ...createMachine("a", 7), exchange: { ...exchange, lag: 3 } };
+    expect([...store.workers.values()]).toEqual([changed]);
+    expect(before).toEqual({ ...createMachine("a"), exchange });
+    store.applyDelta(createDelta(2, { worker_changes: [{ id: "a", exchange: null }] }));
+    expect(store.workers.get("a")?.exchange).toBeNull();
+    store.applyDelta(createDelta(3, { worker_changes: [{ id: "a", exchange }] }));
+    expect(store.workers.get("a")).toEqual({ ...createMachine("a", 7), exchange });
   });
 
   test("keeps a machine's plan until it changes or a snapshot lacks it", () => {

@@ -24,6 +24,14 @@ class LiveMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+def _make_optional(model: type[BaseModel], required: frozenset[str] = frozenset()) -> None:
+    """Give the model's fields a default, but for those in `required`: they may be absent then."""
+    for name, field in model.model_fields.items():
+        if name not in required:
+            field.default = None
+    model.model_rebuild(force=True)
+
+
 class LiveRun(LiveMessage):
     """The values of a run as a whole."""
 
@@ -66,10 +74,7 @@ class LiveRunChanges(LiveRun):
     model_config = ConfigDict(title="RunChanges")
 
 
-# A field with a default is not required.
-for _field in LiveRunChanges.model_fields.values():
-    _field.default = None
-LiveRunChanges.model_rebuild(force=True)
+_make_optional(LiveRunChanges)
 
 
 class LiveMachine(LiveMessage):
@@ -102,6 +107,23 @@ class LiveMachine(LiveMessage):
     """How it exchanges updates; null until it has published one."""
     agrees: bool | None
     """Whether its weights are those of most machines with the same updates; null if unknown."""
+
+
+class ExchangeChanges(ExchangeView):
+    """Those figures of a machine's exchange that changed; the others are absent."""
+
+
+class LiveMachineChanges(LiveMachine):
+    """Those fields of a machine that changed; the others are absent."""
+
+    model_config = ConfigDict(title="MachineChanges")
+
+    exchange: ExchangeChanges | None
+    """Those figures that changed, all if there were none before; null if there are none now."""
+
+
+_make_optional(ExchangeChanges)
+_make_optional(LiveMachineChanges, required=frozenset({"id"}))
 
 
 class LiveEvent(LiveMessage):
@@ -224,7 +246,9 @@ class DeltaMessage(LiveMessage):
     """The mirror's clock, in seconds since 1970."""
     run: LiveRunChanges = LiveRunChanges.model_construct()
     workers: list[LiveMachine] = []
-    """Whole rows of the machines that changed."""
+    """Whole rows of machines that were not shown before."""
+    worker_changes: list[LiveMachineChanges] = []
+    """The fields that changed of machines that were shown before."""
     removed_workers: list[str] = []
     """The ids of machines that are no longer shown."""
     plans: dict[str, PlanView] = {}

@@ -1,9 +1,9 @@
 """What watchers of a run see: snapshots, and the deltas between them.
 
     snapshot  everything, with the number of the last delta that it includes
-    delta     what changed since the previous delta: changed values of the run, whole rows of
-              changed machines, machines that are no longer shown, changed plans, new points, new
-              events
+    delta     what changed since the previous delta: changed values of the run, changed fields of
+              machines, whole rows of new ones, machines that are no longer shown, changed plans,
+              new points, new events
 
 Values are absolute, and plans and points are keyed, so a delta that is applied to a snapshot which
 already includes it changes nothing.
@@ -147,13 +147,12 @@ def build_delta(
     """
     before = before or RunSnapshot(0.0, {}, {})
     parts: dict[str, Any] = {
-        "run": {
-            name: value
-            for name, value in after.run.items()
-            if name not in before.run or before.run[name] != value
-        },
-        "workers": [
-            row for machine, row in after.workers.items() if before.workers.get(machine) != row
+        "run": _changed_values(before.run, after.run),
+        "workers": [row for machine, row in after.workers.items() if machine not in before.workers],
+        "worker_changes": [
+            _machine_changes(before.workers[machine], row)
+            for machine, row in after.workers.items()
+            if before.workers.get(machine, row) != row
         ],
         "removed_workers": [machine for machine in before.workers if machine not in after.workers],
         "plans": {
@@ -170,6 +169,21 @@ def build_delta(
         "now": after.now,
         **{name: part for name, part in parts.items() if part},
     }
+
+
+def _changed_values(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return those values of `after` that `before` lacks or that differ there."""
+    return {
+        name: value for name, value in after.items() if name not in before or before[name] != value
+    }
+
+
+def _machine_changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return a machine's id and the changed fields of its row, of its exchange those inside."""
+    changes = {"id": after["id"], **_changed_values(before, after)}
+    if changes.get("exchange") and before.get("exchange"):
+        changes["exchange"] = _changed_values(before["exchange"], after["exchange"])
+    return changes
 
 
 def _token_series(points: list[dict[str, Any]]) -> dict[str, list[list[float]]]:

@@ -73,7 +73,7 @@ def test_messages_of_a_training_run_follow_their_schema(
     assert volunteer.report(run, report).status_code == 200
     second = broadcaster.next_delta() or ""
     assert_follows_schema(DeltaMessage, second)
-    assert {"run", "workers", "plans", "train", "validation"} <= set(json.loads(second))
+    assert {"run", "worker_changes", "plans", "train", "validation"} <= set(json.loads(second))
 
     stored = Client().get(f"/live/{run.pk}/").content
     broadcaster.release_lock()
