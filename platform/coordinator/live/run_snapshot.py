@@ -31,6 +31,7 @@ HISTORY_SECONDS = 2  # a run's history is read at most this often, however many 
 MAX_ROWS = 200  # machines in a snapshot, so that watchers of a large run do not receive thousands
 STORED_SECONDS = 600  # the last snapshot is stored this long; of a quieter run it is built again
 MAX_LIVE_POINTS = 500  # searched for those that PostgreSQL does not hold yet
+MAX_DELTA_POINTS = 5  # of one curve in a delta; a chart is not wide enough for more each second
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def build_delta(
             if before.plans.get(machine) != plan
         },
         "events": [event for name, event in after.events.items() if name not in before.events],
-        **_token_series(points),
+        **{name: _merge_points(name, curve) for name, curve in _token_series(points).items()},
         **_timeline_points(before, after),
     }
     return {
@@ -218,6 +219,23 @@ def token_clock(points: list[dict[str, Any]]) -> list[list[float]]:
     """Return [[ledger tokens, seconds since 1970]…], ascending: when training reached them."""
     times = {point["tokens"]: round(point["at"], 1) for point in points if point["kind"] == "train"}
     return [[tokens, at] for tokens, at in sorted(times.items())]
+
+
+def _merge_points(name: str, points: list[list[float]]) -> list[list[float]]:
+    """Merge neighbours into at most MAX_DELTA_POINTS points: their mean, at the last one's tokens.
+
+    The page merges the points of a long curve in the same way. Of times, the last one is selected.
+    """
+    if len(points) <= MAX_DELTA_POINTS:
+        return points
+    merged = []
+    for index in range(MAX_DELTA_POINTS):
+        start, end = (len(points) * edge // MAX_DELTA_POINTS for edge in (index, index + 1))
+        tokens, value = points[end - 1]
+        if name != "clock":
+            value = float(f"{sum(point[1] for point in points[start:end]) / (end - start):.6g}")
+        merged.append([tokens, value])
+    return merged
 
 
 def _history_with_live_points(run: Run) -> dict[str, list[list[float]]]:

@@ -1,12 +1,15 @@
 """What a delta contains, and that it turns one snapshot into the next."""
 
 from dataclasses import replace
+from random import Random
+from statistics import fmean
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.live.run_snapshot import RunSnapshot, build_delta
+from coordinator.live.run_snapshot import MAX_DELTA_POINTS, RunSnapshot, build_delta
 
 
 def test_build_delta_contains_only_what_changed():
@@ -61,3 +64,19 @@ def test_delta_turns_the_rows_before_it_into_those_after(before, after):
     for changes in delta.get("worker_changes", []):
         row = before[changes["id"]]
         assert all(row[name] != value for name, value in changes.items() if name != "id")
+
+
+@given(count=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_delta_merges_the_points_of_many_machines_into_a_few(count, seed):
+    random = Random(seed)
+    points = [
+        {"kind": "train", "tokens": 100 * n, "loss": random.uniform(2, 9), "at": 50.0 + n}
+        for n in range(count)
+    ]
+    delta = build_delta(None, RunSnapshot(1.0, {"rate": 0.0, "status": "draft"}, {}), points)
+    train, clock = delta["train"], delta["clock"]
+    assert len(train) == min(count, MAX_DELTA_POINTS) and train[-1][0] == points[-1]["tokens"]
+    assert clock == [[tokens, 50.0 + tokens / 100] for tokens, _ in train]
+    ends = [round(tokens / 100) + 1 for tokens, _ in train]
+    for start, end, (_, loss) in zip([0, *ends], ends, train, strict=False):
+        assert loss == pytest.approx(fmean(p["loss"] for p in points[start:end]), rel=1e-5)
