@@ -87,7 +87,7 @@ def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
 def test_machines_of_a_step_strategy_join_train_and_finish(site, person, strategy):
     pair = [f"{strategy[:3]}-one", f"{strategy[:3]}-two"]
     settings = (f"recipe.strategy={strategy}", "recipe.learning_rate=3e-3", "text.tokenizer=bytes")
-    run = site.launch_run(f"Step {strategy}", 50_000, *settings, quorum=2)
+    run = site.launch_run(f"Step {strategy}", 50_000_000, *settings, quorum=2)
     for machine in pair:
         person.enrol(machine)
     joined = {machine: site.barnraise(machine, "join", run, "--threads", "1") for machine in pair}
@@ -95,9 +95,14 @@ def test_machines_of_a_step_strategy_join_train_and_finish(site, person, strateg
 
     # One machine vanishes: the other one goes on, and both finish once it is back.
     site.processes.kill(f"join-{pair[1]}")
-    before = updates_sent_by(site, pair[0])
+    before, before_kill = (updates_sent_by(site, machine) for machine in pair)
     wait_until(lambda: updates_sent_by(site, pair[0]) > before, "an update of the machine alone")
     joined[pair[1]] = site.barnraise(pair[1], "join", run, "--threads", "1")
+    wait_until(
+        lambda: updates_sent_by(site, pair[1]) > before_kill, "an update of the restarted machine"
+    )
+    wait_until(lambda: site.status(pair[0])["ledger_tokens"] > 50_000, "some training")
+    person.post(f"/runs/{run}/finish/")
     for machine, process in joined.items():
         assert process.wait(1200) == 0, site.log(f"join-{machine}")
     ends = {machine: site.status(machine) for machine in pair}
