@@ -48,7 +48,7 @@ describe("a machine's exchange", () => {
   });
 
   test("shows the share of the uplink where the uplink's rate is known", () => {
-    expect(formatUpload(EXCHANGE)).toBe("105 kB/s · 8.4 %");
+    expect(formatUpload(EXCHANGE)).toBe("105\u00a0kB/s · 8.4\u00a0%");
     expect(formatUpload({ ...EXCHANGE, uplink_rate: 0 })).toBe("105 kB/s");
   });
 });

@@ -4,13 +4,16 @@ import { formatBits, formatByteRate, formatInteger, formatPercent } from "../for
 import type { ExchangeView, Machine } from "../types";
 
 const UNKNOWN = "–";
+const NO_BREAK_SPACE = "\u00a0";
 
 /** Format what a machine sends: "120 kB/s · 64 %", the second being the share of its uplink. */
 export function formatUpload(exchange: ExchangeView | null): string {
   if (!exchange) return UNKNOWN;
   const rate = formatByteRate(exchange.sent_rate);
   if (exchange.uplink_rate <= 0) return rate;
-  return `${rate} · ${formatPercent(exchange.sent_rate / exchange.uplink_rate)}`;
+  const share = formatPercent(exchange.sent_rate / exchange.uplink_rate);
+  // A narrow cell breaks the line between the two, and not between a number and its unit.
+  return [rate, share].map((part) => part.replaceAll(" ", NO_BREAK_SPACE)).join(" · ");
 }
 
 /**
