@@ -9,7 +9,9 @@ Values are absolute, and plans and points are keyed, so a delta that is applied 
 already includes it changes nothing.
 """
 
+import itertools
 import json
+import statistics
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -162,7 +164,7 @@ def build_delta(
             if before.plans.get(machine) != plan
         },
         "events": [event for name, event in after.events.items() if name not in before.events],
-        **{name: _merge_points(name, curve) for name, curve in _token_series(points).items()},
+        **_merge_dense_series(_token_series(points)),
         **_timeline_points(before, after),
     }
     return {
@@ -209,10 +211,7 @@ def mean_series(points: list[dict[str, Any]], name: str) -> list[list[float]]:
     for point in points:
         if point.get(name) is not None:
             values.setdefault(point["tokens"], []).append(point[name])
-    return [
-        [tokens, float(f"{sum(those) / len(those):.6g}")]
-        for tokens, those in sorted(values.items())
-    ]
+    return [[tokens, _mean(those)] for tokens, those in sorted(values.items())]
 
 
 def token_clock(points: list[dict[str, Any]]) -> list[list[float]]:
@@ -221,21 +220,32 @@ def token_clock(points: list[dict[str, Any]]) -> list[list[float]]:
     return [[tokens, at] for tokens, at in sorted(times.items())]
 
 
-def _merge_points(name: str, points: list[list[float]]) -> list[list[float]]:
-    """Merge neighbours into at most MAX_DELTA_POINTS points: their mean, at the last one's tokens.
+def _merge_dense_series(series: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
+    """Merge neighbours in curves to which every report adds points: at most MAX_DELTA_POINTS each.
 
-    The page merges the points of a long curve in the same way. Of times, the last one is selected.
+    A merged point has the tokens of the last one, and the mean value or, of the clock, the last
+    time. The page merges the points of a long curve in the same way. Validation losses stay as they
+    are: they are rare, and the page shows the last one as a figure.
     """
-    if len(points) <= MAX_DELTA_POINTS:
-        return points
-    merged = []
-    for index in range(MAX_DELTA_POINTS):
-        start, end = (len(points) * edge // MAX_DELTA_POINTS for edge in (index, index + 1))
-        tokens, value = points[end - 1]
-        if name != "clock":
-            value = float(f"{sum(point[1] for point in points[start:end]) / (end - start):.6g}")
-        merged.append([tokens, value])
-    return merged
+    return {
+        name: curve if name == "validation" else _merge_points(curve, select_last=name == "clock")
+        for name, curve in series.items()
+    }
+
+
+def _merge_points(points: list[list[float]], select_last: bool) -> list[list[float]]:
+    count = min(len(points), MAX_DELTA_POINTS)
+    edges = [len(points) * number // count for number in range(count + 1)] if count else []
+    sections = [points[start:end] for start, end in itertools.pairwise(edges)]
+    return [
+        section[-1] if select_last else [section[-1][0], _mean([value for _, value in section])]
+        for section in sections
+    ]
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean to six significant digits; a chart shows fewer."""
+    return float(f"{statistics.fmean(values):.6g}")
 
 
 def _history_with_live_points(run: Run) -> dict[str, list[list[float]]]:

@@ -69,11 +69,14 @@ def test_delta_turns_the_rows_before_it_into_those_after(before, after):
 @given(count=st.integers(1, 40), seed=st.integers(0, 2**32))
 def test_delta_merges_the_points_of_many_machines_into_a_few(count, seed):
     random = Random(seed)
-    points = [
+    points: list[dict[str, Any]] = [
         {"kind": "train", "tokens": 100 * n, "loss": random.uniform(2, 9), "at": 50.0 + n}
         for n in range(count)
     ]
-    delta = build_delta(None, RunSnapshot(1.0, {"rate": 0.0, "status": "draft"}, {}), points)
+    validations = [{**point, "kind": "validation"} for point in points]
+    snapshot = RunSnapshot(1.0, {"rate": 0.0, "status": "draft"}, {})
+    delta = build_delta(None, snapshot, points + validations)
+    assert [tokens for tokens, _ in delta["validation"]] == [point["tokens"] for point in points]
     train, clock = delta["train"], delta["clock"]
     assert len(train) == min(count, MAX_DELTA_POINTS) and train[-1][0] == points[-1]["tokens"]
     assert clock == [[tokens, 50.0 + tokens / 100] for tokens, _ in train]
