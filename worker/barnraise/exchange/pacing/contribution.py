@@ -27,7 +27,7 @@ MAX_VOLUNTEERS = 256  # whose updates are remembered
 
 @dataclass
 class _RecentChange:
-    """What somebody changed lately.
+    """The sum of one volunteer's recent changes.
 
     Attributes:
         parts: Fragment → its sampled elements, float32.

@@ -179,6 +179,7 @@ def limit_volunteers(
     sums: dict[str, float] = defaultdict(float)  # volunteer → tokens per second
     for claim, rate in zip(claims, rates, strict=True):
         sums[claim.volunteer] += rate * factors.get(claim.volunteer, 1.0)
+    # The volunteer "" is this machine's own, whose machines need no proof.
     proven = {""} | {name for name, value in agreements.items() if value >= FULL_AGREEMENT}
     counted = own_rate + sum(sums.get(volunteer, 0.0) for volunteer in proven)
     unproven = [volunteer for volunteer in sums if volunteer not in proven]
