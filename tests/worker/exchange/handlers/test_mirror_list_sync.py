@@ -8,7 +8,6 @@ from helpers.mirror_lists import list_entry, signed_list
 from helpers.wait_for import wait_until
 
 from barnraise.errors import TicketError
-from barnraise.exchange.handlers import mirror_list_sync
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import Expulsion, MirrorLists, SignedMirrorList
 from barnraise.protocol.signing import Identity
@@ -138,17 +137,24 @@ def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(world, kind):
     assert b.exchange.server.mirror_lists.chain[-1].digest == second_list(world).digest
 
 
-def test_peer_of_an_older_version_is_not_sent_lists(world, monkeypatch):
-    monkeypatch.setattr(mirror_list_sync, "RESEND_INTERVAL", 0.0)
+def test_peer_of_an_older_version_is_not_sent_lists(world):
     a, b = linked_machines(world, 2)
     wait_until(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
-    a.exchange.server.mirror_lists.set_lists([second_list(world)])
-    sent = []
-    a.exchange.server.connections[b.identity.key].send_message = sent.append
-    state = messages.PeerState(vector={}, rate=0)
-    a.exchange.server.mirror_lists.on_state(b.identity.key, state, 0.0)
-    assert not [message for message in sent if isinstance(message, MirrorLists)]
-    a.exchange.server.mirror_lists.on_state(
-        b.identity.key, state.model_copy(update={"mirror_list_version": 0}), 0.0
-    )
-    assert [message for message in sent if isinstance(message, MirrorLists)]
+    server, peer = a.exchange.server, b.identity.key
+
+    async def count_sent_lists() -> list[int]:
+        """Count the lists that are sent after a State without a version and after one with it.
+
+        This runs in the exchange's thread, where meanwhile no State of the peer itself arrives.
+        """
+        server.mirror_lists.set_lists([second_list(world)])
+        sent: list[messages.Message] = []
+        server.connections[peer].send_message = sent.append
+        without = messages.PeerState(vector={}, rate=0)
+        counts = []
+        for state in (without, without.model_copy(update={"mirror_list_version": 0})):
+            server.mirror_lists.on_state(peer, state, 0.0)
+            counts.append(sum(isinstance(message, MirrorLists) for message in sent))
+        return counts
+
+    assert a.exchange.thread.run(count_sent_lists(), []) == [0, 1]
