@@ -28,7 +28,7 @@ DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
 ON_DISK = Limits(memory=6_500_000, crash_safety="exact")
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=["memory", pytest.param("disk", marks=pytest.mark.slow)])
 def ended(request, swarm):
     """Provide a run that one worker has finished, with its state in memory or on disk."""
     on_disk = request.param == "disk"
