@@ -5,6 +5,7 @@ The tests run against a real Postgres and a real Valkey.
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from django.conf import settings
@@ -106,6 +107,26 @@ def valkey(state):
         heartbeats.KEY, mapping={part.value: time.time() + 3600 for part in heartbeats.Part}
     )
     return valkey_client()
+
+
+@pytest.fixture
+def long_caches(valkey, monkeypatch):
+    """Cache until the end of the test what is cached for seconds.
+
+    A busy machine may need longer than that to serve a page twice, and the second page would have
+    the queries of the first.
+    """
+    from django.core.cache import cache
+
+    from coordinator.lib import ttl_cache
+
+    stopped_clock = SimpleNamespace(monotonic=lambda: 0.0)
+    ttl_cache.TtlCache.clear_all()
+    monkeypatch.setattr(ttl_cache, "time", stopped_clock)
+    monkeypatch.setattr(cache, "get_backend_timeout", lambda _timeout: 3600)
+    yield
+    ttl_cache.TtlCache.clear_all()
+    valkey.flushdb()
 
 
 @pytest.fixture

@@ -126,7 +126,8 @@ MAX_QUERIES = {  # by path
 }
 
 
-def test_page_needs_few_indexed_queries_on_a_large_site(crowded_site, valkey):
+@pytest.mark.usefixtures("long_caches")
+def test_page_needs_few_indexed_queries_on_a_large_site(crowded_site):
     run, _, owner = crowded_site
     client = Client()
     client.force_login(owner)
@@ -153,7 +154,8 @@ ADMIN_LISTS = (
 )
 
 
-def test_admin_list_reads_whole_tables_only_to_count_rows(crowded_site, person, valkey):
+@pytest.mark.usefixtures("long_caches")
+def test_admin_list_reads_whole_tables_only_to_count_rows(crowded_site, person):
     staff = person("staff@example.org", is_staff=True)
     client = Client()
     client.force_login(staff)

@@ -276,6 +276,7 @@ def test_saving_notes_never_opens_a_team_run(signed_in, person, draft):
     assert run.access == Access.ANYONE, "the owner opened it"
 
 
+@pytest.mark.usefixtures("long_caches")
 def test_owner_page_lists_the_newest_links_with_as_many_queries(
     signed_in, draft, django_assert_max_num_queries
 ):
