@@ -154,6 +154,7 @@ def compose_commands() -> dict[str, str]:
     long_lived = {name: each for name, each in services.items() if name != "migrate"}
     assert {each["restart"] for each in long_lived.values()} == {"always"}
     assert all("healthcheck" in each for each in long_lived.values())
+    assert all(each["logging"]["options"]["max-size"] for each in services.values())
     return {name: services[name]["command"] for name in SERVICES}
 
 
@@ -167,6 +168,9 @@ def test_deploy_file_runs_the_four_services_with_commands_that_exist(read):
         target = next(part for part in command if ":" in part and "coordinator" in part)
         module, _, name = target.partition(":")
         assert hasattr(import_module(module), name)
+    for name in ("celery", "webhooks", "beat"):
+        # At the level INFO there are two lines for each task, and a task begins each second.
+        assert commands[name][commands[name].index("--loglevel") + 1] == "WARNING"
     for name, queue in (("celery", TASK_QUEUE), ("webhooks", WEBHOOK_QUEUE)):
         assert commands[name][commands[name].index("-Q") + 1] == queue
         assert set(WITHOUT_PARTS) <= set(commands[name])
@@ -179,13 +183,17 @@ def test_every_documented_setting_reaches_the_containers():
     table = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs" / "operate.md").read_text(), re.M)
     decided = {"DATABASE_URL", "REDIS_URL", "BARNRAISE_STATE"}
     assert len(table) > 20 and decided <= set(table)
-    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    services = compose["services"]
+    gateway = compose["networks"]["default"]["ipam"]["config"][0]["gateway"]
     for name in (*SERVICES, "migrate"):
         file = DEPLOY / services[name]["env_file"]
         assert file.resolve() == ROOT / "barnraise.env", "the command of the guide passes this one"
         environment = services[name]["environment"]
-        assert set(environment) == {*decided, "SECRET_KEY"}
+        assert set(environment) == {*decided, "SECRET_KEY", "BARNRAISE_PROXIES"}
         assert environment["SECRET_KEY"] == "${SECRET_KEY:?}"
+        # The setting of the file, and else the host, where a proxy's requests come from.
+        assert environment["BARNRAISE_PROXIES"] == f"${{BARNRAISE_PROXIES:-{gateway}}}"
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
     assert "barnraise.env" in ignored, "its secrets are not part of the image"
 
