@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -87,28 +87,27 @@ def measure_site(site: Site, browser_path: str, is_quick: bool) -> dict[str, Any
             context.new_page().goto(busy.path)  # the site's caches are warm afterwards
         openings = []
         for _ in range(OPENINGS):
+            scripts = page_probe.LoadedScripts()
             with page_probe.open_context(browser, site.url) as context:
-                openings.append(page_probe.measure_interactive(context.new_page(), busy.path))
+                page = context.new_page()
+                page.on("response", scripts.add)
+                openings.append(page_probe.measure_interactive(page, busy.path))
         interactive = statistics.median(openings)
         print(f"the run's page: {openings} s until it is usable", flush=True)
         seconds = DELTA_SECONDS / 3 if is_quick else DELTA_SECONDS
-        with page_probe.open_context(browser, site.url) as context:
-            page = context.new_page()
-            opening = page_probe.measure_main_thread(page, busy.path)
+        with closing(page_probe.BarePage(browser, site.url)) as bare:
+            opening = page_probe.measure_main_thread(bare, busy.path)
             deltas = page_probe.measure_deltas(
-                page, seconds, lambda: busy.report_some(REPORTS_PER_SECOND)
+                bare, seconds, lambda: busy.report_some(REPORTS_PER_SECOND), busy.read_number
             )
             print(f"at full speed: opened {opening}, deltas {deltas}", flush=True)
-        scripts = page_probe.LoadedScripts()
-        with page_probe.open_context(browser, site.url) as context:
-            page = context.new_page()
-            page.on("response", scripts.add)
-            page_probe.measure_interactive(page, busy.path)
+        with closing(page_probe.BarePage(browser, site.url, page_probe.CPU_SLOWDOWN)) as bare:
+            page_probe.open_until_usable(bare, busy.path)
             deltas = page_probe.measure_deltas(
-                page, seconds, lambda: busy.report_some(REPORTS_PER_SECOND)
+                bare, seconds, lambda: busy.report_some(REPORTS_PER_SECOND), busy.read_number
             )
             print(f"deltas: {deltas}", flush=True)
-            live_shift, shifted = page_probe.measure_shift(page)
+            live_shift, shifted = page_probe.measure_shift(bare)
             print(f"the run's page: shift {live_shift} {shifted}", flush=True)
         with page_probe.open_context(browser, site.url) as context:
             count = DELTAS // 3 if is_quick else DELTAS

@@ -7,10 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, Response, WebSocketRoute
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    CDPSession,
+    Page,
+    Response,
+    ViewportSize,
+    WebSocketRoute,
+)
 
+WINDOW: ViewportSize = {"width": 1280, "height": 900}
 CPU_SLOWDOWN = 4
 QUIET_MS = 1_000  # without a long task after which a page counts as usable
 LONG_WAIT_MS = 120_000
@@ -18,13 +27,7 @@ FRAME_MS = 50  # between two deltas of a replay: twenty times as fast as a site 
 
 # Records when the live page is drawn, its long tasks, and every shift that no reader caused.
 OBSERVE = """
-window.probe = {drawn: null, longTasks: [], shifts: [], deltas: 0};
-window.WebSocket = class extends WebSocket {
-  constructor(...address) {
-    super(...address);
-    this.addEventListener('message', () => { probe.deltas += 1; });
-  }
-};
+window.probe = {drawn: null, longTasks: [], shifts: []};
 new PerformanceObserver((list) => {
   for (const e of list.getEntries()) probe.longTasks.push([e.startTime, e.duration]);
 }).observe({type: 'longtask', buffered: true});
@@ -75,9 +78,7 @@ class LoadedScripts:
 @contextmanager
 def open_context(browser: Browser, url: str, session: str = "") -> Iterator[BrowserContext]:
     """Open a browser context, signed in if there is a session's cookie."""
-    context = browser.new_context(
-        base_url=url, viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
-    )
+    context = browser.new_context(base_url=url, viewport=WINDOW, reduced_motion="reduce")
     context.set_default_timeout(LONG_WAIT_MS)
     context.add_init_script(OBSERVE)
     if session:
@@ -88,23 +89,91 @@ def open_context(browser: Browser, url: str, session: str = "") -> Iterator[Brow
         context.close()
 
 
-def slow_down(page: Page) -> CDPSession:
-    """Slow the page's processor down."""
-    session = page.context.new_cdp_session(page)
-    session.send("Emulation.setCPUThrottlingRate", {"rate": CPU_SLOWDOWN})
-    return session
+class BarePage:
+    """A page that nobody observes: its main thread has the work of a reader's.
+
+    Playwright asks each of its own pages for all that happens in the network, and the main thread
+    reports it: more than a millisecond for each delta of a page that is slowed down.
+    """
+
+    def __init__(self, browser: Browser, url: str, slowdown: int = 1) -> None:
+        """Open an empty page, on whose processor each task takes `slowdown` times as long."""
+        self._url = url
+        self._clock = browser.new_page()  # which waits while this page works
+        self._session = browser.new_browser_cdp_session()
+        # Playwright leaves alone what is in a context that it did not create.
+        context = self._session.send("Target.createBrowserContext")["browserContextId"]
+        target = {"url": "about:blank", "browserContextId": context}
+        self._target = self._session.send("Target.createTarget", target)["targetId"]
+        attached = {"targetId": self._target, "flatten": False}
+        self._name = self._session.send("Target.attachToTarget", attached)["sessionId"]
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._last_number = 0
+        self._session.on("Target.receivedMessageFromTarget", self._receive)
+        self._send("Page.enable")
+        self._send(
+            "Emulation.setDeviceMetricsOverride",
+            {**WINDOW, "deviceScaleFactor": 1, "mobile": False},
+        )
+        media = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+        self._send("Emulation.setEmulatedMedia", {"features": media})
+        self._send("Emulation.setCPUThrottlingRate", {"rate": slowdown})
+        self._send("Page.addScriptToEvaluateOnNewDocument", {"source": OBSERVE})
+        # The thread's own time: that in which other programs use the processor does not count.
+        self._send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def close(self) -> None:
+        """Close the page."""
+        self._session.send("Target.closeTarget", {"targetId": self._target})
+        self._clock.close()
+
+    def goto(self, path: str, wait_until: Literal["commit"]) -> None:
+        """Load a page of the site, and wait until its answer has begun."""
+        assert wait_until == "commit"
+        self._send("Page.navigate", {"url": self._url + path})
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression."""
+        options = {"expression": expression, "returnByValue": True}
+        return self._send("Runtime.evaluate", options)["result"].get("value")
+
+    def wait_for_timeout(self, milliseconds: float) -> None:
+        """Wait, and leave the page alone."""
+        self._clock.wait_for_timeout(milliseconds)
+
+    def read_metrics(self) -> dict[str, float]:
+        """Return what the main thread has done since the page was opened, in seconds by name."""
+        metrics = self._send("Performance.getMetrics")["metrics"]
+        return {metric["name"]: metric["value"] for metric in metrics}
+
+    def _send(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+        self._last_number += 1
+        number = self._last_number
+        message = json.dumps({"id": number, "method": method, "params": parameters or {}})
+        self._session.send(
+            "Target.sendMessageToTarget", {"sessionId": self._name, "message": message}
+        )
+        while number not in self._answers:
+            self._clock.wait_for_timeout(5)
+        answer = self._answers.pop(number)
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']['message']}")
+        return answer["result"]
+
+    def _receive(self, event: dict[str, Any]) -> None:
+        message = json.loads(event["message"])
+        if "id" in message:
+            self._answers[message["id"]] = message
 
 
-def measure_main_thread(page: Page, path: str) -> dict[str, float]:
+def measure_main_thread(page: BarePage, path: str) -> dict[str, float]:
     """Open a run's page without slowing it down, and return what its main thread does until usable.
 
     The thread's own time depends little on what else the computer does: it shows on a busy one
     what the slowed down page would take on an idle one.
     """
-    session = page.context.new_cdp_session(page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    seconds = _open_until_usable(page, path)
-    metrics = _read_metrics(session)
+    seconds = open_until_usable(page, path)
+    metrics = page.read_metrics()
     return {
         "usable_s": seconds,
         "main_thread_ms": round(1000 * metrics["TaskDuration"], 1),
@@ -114,41 +183,43 @@ def measure_main_thread(page: Page, path: str) -> dict[str, float]:
 
 def measure_interactive(page: Page, path: str) -> float:
     """Open a run's page and return the seconds until it is drawn, live and quiet."""
-    slow_down(page)
-    return _open_until_usable(page, path)
+    session = page.context.new_cdp_session(page)
+    session.send("Emulation.setCPUThrottlingRate", {"rate": CPU_SLOWDOWN})
+    return open_until_usable(page, path)
 
 
-def _open_until_usable(page: Page, path: str) -> float:
+def open_until_usable(page: Page | BarePage, path: str) -> float:
+    """Open a run's page and return the seconds until it is drawn, live and quiet."""
     page.goto(path, wait_until="commit")
     ends = time.monotonic() + LONG_WAIT_MS / 1000
     # The content security policy forbids Playwright's own waiting for an expression.
-    while (usable := page.evaluate(USABLE, [QUIET_MS])) is None:
+    while (usable := page.evaluate(f"({USABLE})([{QUIET_MS}])")) is None:
         if time.monotonic() > ends:
             raise TimeoutError(f"{path} was not usable within {LONG_WAIT_MS // 1000} s")
         page.wait_for_timeout(200)
     return round(usable / 1000, 2)
 
 
-def measure_deltas(page: Page, seconds: float, report: Callable[[], None]) -> dict[str, float]:
+def measure_deltas(
+    page: BarePage, seconds: float, report: Callable[[], None], read_number: Callable[[], int]
+) -> dict[str, float]:
     """Measure the main thread's work for each delta that arrives while machines report.
 
     Args:
-        page: a run's page that is live, slowed down.
+        page: a run's page that is live.
         seconds: how long.
         report: lets some machines report; called once a second.
+        read_number: returns the number of the last delta that the site has sent.
     """
-    session = page.context.new_cdp_session(page)
-    # The thread's own time: that in which other programs use the processor does not count.
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.evaluate("probe.longTasks.length = 0")
-    first = page.evaluate("probe.deltas")
-    before = _read_metrics(session)
+    first = read_number()
+    before = page.read_metrics()
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         report()
         page.wait_for_timeout(1_000)
-    after = _read_metrics(session)
-    deltas = page.evaluate("probe.deltas") - first
+    after = page.read_metrics()
+    deltas = read_number() - first
     longest = page.evaluate("Math.max(0, ...probe.longTasks.map(([, duration]) => duration))")
 
     def spent(name: str) -> float:
@@ -161,11 +232,6 @@ def measure_deltas(page: Page, seconds: float, report: Callable[[], None]) -> di
         "layout_ms": spent("LayoutDuration"),
         "longest_task_ms": round(longest, 1),
     }
-
-
-def _read_metrics(session: CDPSession) -> dict[str, float]:
-    metrics = session.send("Performance.getMetrics")["metrics"]
-    return {metric["name"]: metric["value"] for metric in metrics}
 
 
 class DeltaReplay:
@@ -267,7 +333,7 @@ def _measure_heap(session: CDPSession) -> float:
     return session.send("Runtime.getHeapUsage")["usedSize"]
 
 
-def measure_shift(page: Page) -> tuple[float, str]:
+def measure_shift(page: Page | BarePage) -> tuple[float, str]:
     """Return the cumulative layout shift so far, and what shifted most.
 
     As web.dev defines it: the largest sum of shifts within five seconds that are less than a second

@@ -6,6 +6,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "site"))
 
@@ -17,6 +18,8 @@ from seed_site import create_training_run, enrol_machines
 from barnraise.protocol import reports
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
+from coordinator.lib.valkey import valkey_client
+from coordinator.live.run_snapshot import sequence_key
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue, rollup
 from coordinator.telemetry.machine_history import SystemReading
@@ -77,6 +80,10 @@ class BusyRun:
     def path(self) -> str:
         """The address of the run's page."""
         return self.run.get_absolute_url()
+
+    def read_number(self) -> int:
+        """Return the number of the last delta that the site has sent."""
+        return int(cast(str, valkey_client().get(sequence_key(self.run.pk)) or 0))
 
     def report_some(self, count: int) -> None:
         """Report on behalf of the next `count` machines."""
