@@ -73,9 +73,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Leave a million objects of modules and collected tests to no search for garbage.
+    """Exclude modules and collected tests from each search for garbage.
 
-    They live until the end. Each full search would visit them all again, half a second each time.
+    They are a million objects and live until the end. A full search would visit all of them again,
+    for half a second.
     """
     gc.disable()
     try:

@@ -90,23 +90,26 @@ def open_context(browser: Browser, url: str, session: str = "") -> Iterator[Brow
 
 
 class BarePage:
-    """A page that nobody observes: its main thread has the work of a reader's.
+    """A page that Playwright does not control: its main thread does the work of a reader's.
 
-    Playwright asks each of its own pages for all that happens in the network, and the main thread
-    reports it: more than a millisecond for each delta of a page that is slowed down.
+    The main thread of a page that Playwright controls also reports all that happens in the network:
+    more than a millisecond for each delta of a page that is slowed down.
     """
 
     def __init__(self, browser: Browser, url: str, slowdown: int = 1) -> None:
         """Open an empty page, on whose processor each task takes `slowdown` times as long."""
         self._url = url
-        self._clock = browser.new_page()  # which waits while this page works
+        self._playwright_page = browser.new_page()  # Playwright receives answers while one waits
         self._session = browser.new_browser_cdp_session()
-        # Playwright leaves alone what is in a context that it did not create.
-        context = self._session.send("Target.createBrowserContext")["browserContextId"]
-        target = {"url": "about:blank", "browserContextId": context}
-        self._target = self._session.send("Target.createTarget", target)["targetId"]
-        attached = {"targetId": self._target, "flatten": False}
-        self._name = self._session.send("Target.attachToTarget", attached)["sessionId"]
+        # Playwright controls the pages of the contexts that it creates, and no others.
+        self._context = self._session.send("Target.createBrowserContext")["browserContextId"]
+        target = self._session.send(
+            "Target.createTarget", {"url": "about:blank", "browserContextId": self._context}
+        )
+        attached = self._session.send(
+            "Target.attachToTarget", {"targetId": target["targetId"], "flatten": False}
+        )
+        self._page_session = attached["sessionId"]
         self._answers: dict[int, dict[str, Any]] = {}
         self._last_number = 0
         self._session.on("Target.receivedMessageFromTarget", self._receive)
@@ -123,9 +126,9 @@ class BarePage:
         self._send("Performance.enable", {"timeDomain": "threadTicks"})
 
     def close(self) -> None:
-        """Close the page."""
-        self._session.send("Target.closeTarget", {"targetId": self._target})
-        self._clock.close()
+        """Close the page and its context."""
+        self._session.send("Target.disposeBrowserContext", {"browserContextId": self._context})
+        self._playwright_page.close()
 
     def goto(self, path: str, wait_until: Literal["commit"]) -> None:
         """Load a page of the site, and wait until its answer has begun."""
@@ -138,8 +141,8 @@ class BarePage:
         return self._send("Runtime.evaluate", options)["result"].get("value")
 
     def wait_for_timeout(self, milliseconds: float) -> None:
-        """Wait, and leave the page alone."""
-        self._clock.wait_for_timeout(milliseconds)
+        """Wait while the page works."""
+        self._playwright_page.wait_for_timeout(milliseconds)
 
     def read_metrics(self) -> dict[str, float]:
         """Return what the main thread has done since the page was opened, in seconds by name."""
@@ -151,10 +154,10 @@ class BarePage:
         number = self._last_number
         message = json.dumps({"id": number, "method": method, "params": parameters or {}})
         self._session.send(
-            "Target.sendMessageToTarget", {"sessionId": self._name, "message": message}
+            "Target.sendMessageToTarget", {"sessionId": self._page_session, "message": message}
         )
         while number not in self._answers:
-            self._clock.wait_for_timeout(5)
+            self.wait_for_timeout(5)
         answer = self._answers.pop(number)
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']['message']}")

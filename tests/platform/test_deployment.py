@@ -198,6 +198,17 @@ def test_every_documented_setting_reaches_the_containers():
     assert "barnraise.env" in ignored, "its secrets are not part of the image"
 
 
+def test_image_of_the_site_has_all_that_the_site_imports():
+    left_out = re.search(r"grep -vE '\^\(([^)]+)\)", (DEPLOY / "Dockerfile").read_text())[1]
+    imports = re.compile(rf"^\s*(?:import|from) (?:{left_out})\b", re.M)
+    files = [
+        *(ROOT / "platform").rglob("*.py"),
+        *(ROOT / "worker/barnraise/protocol").rglob("*.py"),
+    ]
+    assert len(files) > 200
+    assert not [path for path in files if imports.search(path.read_text())]
+
+
 def test_compose_file_restarts_background_parts_that_stand_still():
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     for name in ("celery", "webhooks", "beat"):

@@ -17,6 +17,8 @@ CARDS, MEMORIES = plan_table.CARDS, plan_table.MEMORIES
 CELL = re.compile(
     r"([\d.,e+-]+), (?:GPU|RAM|disk|\d+ on GPU); [a-z ]+(?:, ([\d.,]+) ([TGM])B/day)?"
 )
+CARD_MEMORIES = (4, 8, 12, 16, 24, 80)  # in GB
+SOME_CARD_MEMORIES = (4, 12, 80)
 SAMPLE = list(itertools.product(CARDS, MEMORIES, PRESETS))[5::29]
 
 
@@ -106,9 +108,9 @@ def test_no_plan_of_the_document_writes_more_than_the_day_allows():
 @pytest.mark.parametrize(
     ("model", "memories"),
     [
-        ("gpt2-1.5b", (4, 12, 80)),
-        pytest.param("gpt2-1.5b", (4, 8, 12, 16, 24, 80), marks=pytest.mark.slow),
-        pytest.param("gpt3-2.7b", (4, 8, 12, 16, 24, 80), marks=pytest.mark.slow),
+        ("gpt2-1.5b", SOME_CARD_MEMORIES),
+        pytest.param("gpt2-1.5b", CARD_MEMORIES, marks=pytest.mark.slow),
+        pytest.param("gpt3-2.7b", CARD_MEMORIES, marks=pytest.mark.slow),
     ],
 )
 def test_more_memory_on_the_same_card_is_never_slower(model, memories):
