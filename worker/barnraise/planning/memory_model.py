@@ -5,7 +5,7 @@ what the work between two steps takes. Tested against measurements.
 """
 
 from barnraise.planning import cost_model
-from barnraise.planning.plan import STATE_KINDS, Plan, round_to_pages
+from barnraise.planning.plan import Plan, round_to_pages
 from barnraise.spec import MAX_PROMPTS
 
 HELD_OUT = 32  # sequences over which the validation loss is taken
@@ -49,7 +49,8 @@ def device_bytes(plan: Plan) -> int:
     size = _compute_bytes(plan) + _state_bytes(plan, "device")
     if plan.device == "cpu":  # a window of RAM, in which nothing but the steps is computed
         return size + activations(plan)
-    temporary = max(_working_on_device(plan), _sampling_on_device(plan, sampled_at_once(plan)))
+    working = _working_on_device(plan)
+    temporary = max(working, _sampling_on_device(plan, _prompts_within(plan, working)))
     return size + scratch_bytes(plan, plan.device) + temporary + ROUNDING_BYTES
 
 
@@ -79,12 +80,11 @@ def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
 def _state_bytes(plan: Plan, tier: str) -> int:
     """Return the bytes of the records that a tier holds."""
     size = 0
-    for kind in STATE_KINDS:
-        tiers = {"weights": plan.weights, "moments": plan.moments}.get(
-            kind, (plan.exchange,) * (plan.last_fragment + 1)
-        )
+    for kind, tiers in (("weights", plan.weights), ("moments", plan.moments)):
         size += sum(plan.total_bytes(kind, i) for i in _end_indices(plan) if tiers[i] == tier)
         size += tiers[1:-1].count(tier) * plan.total_bytes(kind, 1)
+    if plan.exchange == tier:
+        size += sum(plan.all_bytes(kind) for kind in ("anchor", "momentum", "feedback"))
     return size
 
 
@@ -98,10 +98,11 @@ def _compute_bytes(plan: Plan) -> int:
             for i in _end_indices(plan)
             if plan.weights[i] != "device"
         )
-    if any(not plan.has_gradient_buffer(i) for i in plan.blocks):
+    buffers = sum(map(plan.has_gradient_buffer, plan.blocks))
+    if buffers < plan.model.layers:
         size += plan.gradient_slots * round_to_pages(4 * block)
     size += sum(round_to_pages(4 * plan.fragments[i].size) for i in _end_indices(plan))
-    size += sum(map(plan.has_gradient_buffer, plan.blocks)) * round_to_pages(4 * block)
+    size += buffers * round_to_pages(4 * block)
     return size + round_to_pages(4 * plan.model.vocabulary * plan.model.width)
 
 
@@ -115,7 +116,7 @@ def _transfer_bytes(plan: Plan) -> int:
     size = 0
     if plan.staged and "disk" in plan.weights:
         size += plan.host_slots * plan.record_bytes("weights", plan.fragments[1].size)
-    if any(plan.uses_ring(i) for i in range(plan.last_fragment + 1)):
+    if any(map(plan.uses_ring, range(plan.last_fragment + 1))):
         size += plan.ring * plan.ring_bytes()
     if plan.on_disk:
         tiles = 6 if "device" in plan.weights else 4
@@ -234,10 +235,13 @@ def activations(plan: Plan) -> int:
 
     # Blocks are recomputed when the graphs above them are gone, except those of their own group.
     recomputed = 0
-    for group in plan.backward_groups:
-        graphs_of_group = sum(i >= first_retained for i in group)
-        if graphs_of_group < len(group):
-            recomputed = max(recomputed, backward + graphs_of_group * plan.micro_batches * saved)
+    graphs_of_groups = [
+        len(group) - plan.recomputed_blocks(group)
+        for group in plan.backward_groups
+        if group[0] < first_retained
+    ]
+    if graphs_of_groups:
+        recomputed = backward + max(graphs_of_groups) * plan.micro_batches * saved
     tokens = 8 * plan.micro_batches * plan.sequences * (model.context + 1)
     return waiting + inputs_in_group * stream + max(with_graphs, recomputed) + tokens
 
@@ -294,7 +298,11 @@ def sampled_at_once(plan: Plan) -> int:
     if plan.device == "cpu":
         streams = HELD_OUT * cost_model.stream_bytes(plan.model, 1)
         return max(1, min(MAX_PROMPTS, streams // _cache_bytes(plan)))
-    working = _working_on_device(plan)
+    return _prompts_within(plan, _working_on_device(plan))
+
+
+def _prompts_within(plan: Plan, working: int) -> int:
+    """Return for how many prompts a device generates text in so many bytes; at least one."""
     counts = range(MAX_PROMPTS, 1, -1)
     return next((n for n in counts if _sampling_on_device(plan, n) <= working), 1)
 

@@ -5,8 +5,10 @@ operations, and the engine executes these.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 
 from barnraise.spec import Fragment, ModelSpec
 
@@ -14,6 +16,7 @@ PAGE = 4096  # bytes
 # Tiles are multiples of this many elements, so that they begin on whole pages in every precision
 # and on whole blocks of 8-bit moments.
 TILE_GRAIN = 2048
+CACHED_MODELS = 256  # whose sizes are remembered: a site plans whatever people type
 STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")
 
 
@@ -79,17 +82,17 @@ class Plan:
     written_per_step: int = 0  # bytes to disk
     written_per_day: int = 0  # bytes to disk
 
-    @property
+    @cached_property
     def fragments(self) -> tuple[Fragment, ...]:
         """List the model's fragments in order."""
         return _fragments_of(self.model)
 
-    @property
+    @cached_property
     def blocks(self) -> range:
         """Return the indices of the fragments that are blocks."""
         return range(1, self.model.layers + 1)
 
-    @property
+    @cached_property
     def last_fragment(self) -> int:
         """Return the index of the final norm."""
         return self.model.layers + 1
@@ -139,13 +142,16 @@ class Plan:
         """Return how many inputs of blocks forward stores for backward, of each micro-batch."""
         if self.kept_inputs == "block":
             return self.model.layers - self.retained_blocks
-        first_retained = self.last_fragment - self.retained_blocks
-        return sum(group[0] < first_retained for group in self.backward_groups)
+        return sum(self.recomputed_blocks(group) > 0 for group in self.backward_groups)
 
     @property
     def stored_activations(self) -> int:
         """Return how many activations wait at once: the kept ones, and those that flow."""
         return (self.stored_inputs + 1) * self.micro_batches
+
+    def recomputed_blocks(self, group: Sequence[int]) -> int:
+        """Return how many blocks of an ascending group recompute their activations."""
+        return bisect_left(group, self.last_fragment - self.retained_blocks)
 
     def host_gradient_slot(self, i: int) -> int:
         """Return the number of the buffer in RAM that receives a block's gradient."""
@@ -221,23 +227,18 @@ class Plan:
     @property
     def streamed_bytes(self) -> int:
         """Return the bytes of one streamed weight."""
-        return 2 if self.dtype == "bfloat16" else 4
+        return _streamed_bytes(self.dtype)
 
     def record_bytes(self, kind: str, elements: int) -> int:
         """Return the bytes of one tile's record, in whole pages."""
-        if kind == "weights":
-            return round_to_pages(self.streamed_bytes * elements)
-        if kind != "moments":
-            return round_to_pages(4 * elements)
-        return sum(moments_part_bytes(elements, self.moments_bits, self.dtype))
+        return _record_bytes(kind, elements, self.moments_bits, self.dtype)
 
     def tile_record_bytes(self, kind: str, i: int) -> list[int]:
         """Return the bytes of the record of each tile of fragment i."""
-        whole, rest = divmod(self.fragments[i].size, self.tile)
-        sizes = [self.record_bytes(kind, self.tile)] * whole
-        if rest:
-            sizes.append(self.record_bytes(kind, rest))
-        return sizes
+        return [
+            self.record_bytes(kind, end - begin)
+            for begin, end in (self.tile_bounds(i, t) for t in range(self.tile_count(i)))
+        ]
 
     def total_bytes(self, kind: str, i: int) -> int:
         """Return the bytes of all records of one kind of fragment i's state."""
@@ -249,10 +250,12 @@ class Plan:
     @cached_property
     def _total_bytes(self) -> dict[str, list[int]]:
         """Map kind of state → bytes of the embedding, of a block (all are alike), of the norm."""
-        return {
-            kind: [sum(self.tile_record_bytes(kind, i)) for i in (0, 1, self.last_fragment)]
-            for kind in STATE_KINDS
-        }
+        return _total_record_bytes(self.model, self.tile, self.moments_bits, self.dtype)
+
+    def all_bytes(self, kind: str) -> int:
+        """Return the bytes of all records of one kind of all fragments' state."""
+        embedding, block, final_norm = self._total_bytes[kind]
+        return embedding + self.model.layers * block + final_norm
 
     def ring_bytes(self) -> int:
         """Return the bytes of one buffer of the ring.
@@ -277,14 +280,46 @@ class Plan:
         size = 0
         for kind in STATE_KINDS:
             slots = 2 if self.has_two_slots(kind) else 1
-            ends = self.total_bytes(kind, 0) + self.total_bytes(kind, self.last_fragment)
-            size += slots * (ends + self.model.layers * self.total_bytes(kind, 1))
+            size += slots * self.all_bytes(kind)
         # A gradient is as large as an anchor: both have four bytes per element.
         return size + sum(map(self.spills_gradient, self.blocks)) * self.total_bytes("anchor", 1)
 
     def has_two_slots(self, kind: str) -> bool:
         """Whether the file has two slots for each record, so that one is always intact."""
         return self.crash_safety == "exact" or kind == "anchor"
+
+
+def _streamed_bytes(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else 4
+
+
+def _record_bytes(kind: str, elements: int, moments_bits: int, dtype: str) -> int:
+    """Return the bytes of a record of so many elements, in whole pages."""
+    if kind == "weights":
+        return round_to_pages(_streamed_bytes(dtype) * elements)
+    if kind != "moments":
+        return round_to_pages(4 * elements)
+    return sum(moments_part_bytes(elements, moments_bits, dtype))
+
+
+@lru_cache(maxsize=CACHED_MODELS)
+def _total_record_bytes(
+    model: ModelSpec, tile: int, moments_bits: int, dtype: str
+) -> dict[str, list[int]]:
+    """Map kind of state → bytes of all records of the embedding, of a block, of the final norm.
+
+    The search asks for thousands of plans that differ in nothing of this.
+    """
+    fragments = _fragments_of(model)
+    totals: dict[str, list[int]] = {}
+    for kind in STATE_KINDS:
+        totals[kind] = []
+        for fragment in (fragments[0], fragments[1], fragments[-1]):
+            tiles, rest = divmod(fragment.size, tile)
+            size = tiles * _record_bytes(kind, tile, moments_bits, dtype)
+            size += _record_bytes(kind, rest, moments_bits, dtype) if rest else 0
+            totals[kind].append(size)
+    return totals
 
 
 def moments_part_bytes(elements: int, bits: int, dtype: str) -> list[int]:
@@ -303,12 +338,12 @@ def moments_part_bytes(elements: int, bits: int, dtype: str) -> list[int]:
     ]
 
 
-@cache
+@lru_cache(maxsize=CACHED_MODELS)
 def _fragments_of(model: ModelSpec) -> tuple[Fragment, ...]:
     return model.fragments()
 
 
-@cache
+@lru_cache(maxsize=CACHED_MODELS)
 def tile_elements(model: ModelSpec, whole: bool) -> int:
     """Return the number of elements of a tile.
 

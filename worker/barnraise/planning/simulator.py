@@ -68,10 +68,12 @@ class Timeline:
         begin = self._lane_free[op.lane]
         if not self._eager and self._compute_end > begin:
             begin = self._compute_end
-        for resource in op.uses:
-            begin = max(begin, changed.get(resource, 0.0))
+        for resource in (*op.uses, *op.changes):
+            if (end := changed.get(resource, 0.0)) > begin:
+                begin = end
         for resource in op.changes:
-            begin = max(begin, changed.get(resource, 0.0), used.get(resource, 0.0))
+            if (end := used.get(resource, 0.0)) > begin:
+                begin = end
         end = begin + self._seconds(op)
         self._lane_free[op.lane] = end
         if op.lane in DISK_LANES:  # both lanes share one disk
@@ -194,8 +196,7 @@ class StepSimulation:
     def _inputs_seconds(self, op: Operation) -> float:
         """Return the seconds of the copies of inputs that a group's computation waits for."""
         plan = self.plan
-        first_retained = plan.last_fragment - plan.retained_blocks
-        inputs = sum(i < first_retained for i in op.blocks)
+        inputs = plan.recomputed_blocks(op.blocks)
         if plan.kept_inputs == "group":
             inputs = min(1, inputs)
         rate = self.hardware.to_device
@@ -207,10 +208,11 @@ class StepSimulation:
         """Return the predicted duration of an operation in seconds."""
         plan = self.plan
         i = op.blocks[0] if op.blocks else 0
-        blocks_are_alike = op.kind is not OperationKind.BACKWARD and 0 < i < plan.last_fragment
-        cost_key: tuple[object, ...] = op.blocks
-        if blocks_are_alike:
-            cost_key = (len(op.blocks), plan.weights[i], plan.spills_gradient(i))
+        cost_key: tuple[object, ...] = op.blocks  # blocks are alike: many operations cost the same
+        if op.kind in (OperationKind.FORWARD, OperationKind.BACKWARD):
+            cost_key = (len(op.blocks), plan.recomputed_blocks(op.blocks))
+        elif 0 < i < plan.last_fragment:
+            cost_key = (plan.weights[i], plan.spills_gradient(i))
         key = (op.kind, cost_key, op.tile, op.ring_slot >= 0)
         if key not in self._seconds_of:
             self._seconds_of[key] = self._seconds(op)
@@ -321,8 +323,7 @@ class StepSimulation:
         recompute = cost_model.block_recompute_seconds(
             hardware, model, plan.sequences, dtype=plan.dtype
         )
-        first_retained = plan.last_fragment - plan.retained_blocks
-        recomputed = sum(i < first_retained for i in op.blocks)
+        recomputed = plan.recomputed_blocks(op.blocks)
         repeated = max(0, recomputed - 1) if plan.kept_inputs == "group" else 0
         return repeated * forward + recomputed * recompute + len(op.blocks) * backward
 
