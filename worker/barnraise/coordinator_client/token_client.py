@@ -22,6 +22,9 @@ from barnraise.state_dir import StateDir
 
 TOKEN_VARIABLE = "BARNRAISE_TOKEN"
 SITE_VARIABLE = "BARNRAISE_SITE"
+# A machine asks another mirror when one does not answer in time. A person has named this site, and
+# it can take long over an estimate while its computer is busy.
+ANSWER_SECONDS = 120.0
 
 
 class TokenClient:
@@ -33,7 +36,8 @@ class TokenClient:
     def __init__(self, url: str, token: str) -> None:
         self.url = (url if "//" in url else f"https://{url}").rstrip("/")
         headers = {"User-Agent": f"barnraise/{__version__}", "Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(timeout=TIMEOUT_SECONDS, headers=headers)
+        timeout = httpx.Timeout(ANSWER_SECONDS, connect=TIMEOUT_SECONDS)
+        self._http = httpx.Client(timeout=timeout, headers=headers)
 
     @classmethod
     def from_environment(cls, state_dir: StateDir, site: str = "") -> "TokenClient":

@@ -1,0 +1,66 @@
+"""Test how long a person's scripts wait for a site that answers late."""
+
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from barnraise.coordinator_client import token_client
+from barnraise.coordinator_client.client import TIMEOUT_SECONDS
+from barnraise.coordinator_client.token_client import TokenClient
+from barnraise.errors import CoordinatorUnreachableError
+
+
+class LateSite:
+    """A site that answers each request after so many seconds, or when it is closed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._closing = threading.Event()
+        closing = self._closing
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                closing.wait(seconds)
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'{"items": []}')
+
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Answer what is open and end."""
+        self._closing.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def late_site(request) -> Iterator[LateSite]:
+    """Yield a site that answers after `request.param` seconds."""
+    site = LateSite(request.param)
+    yield site
+    site.close()
+
+
+@pytest.mark.slow  # 16 s
+@pytest.mark.parametrize("late_site", [TIMEOUT_SECONDS + 1], indirect=True)
+def test_answer_later_than_a_machine_waits_is_returned(late_site):
+    assert TokenClient(late_site.url, "a-token").request("GET", "estimates") == {"items": []}
+
+
+@pytest.mark.parametrize("late_site", [60.0], indirect=True)
+def test_site_that_never_answers_is_named_in_one_sentence(late_site, monkeypatch):
+    monkeypatch.setattr(token_client, "ANSWER_SECONDS", 0.2)
+    client = TokenClient(late_site.url, "a-token")
+    sentence = re.escape(f"{late_site.url} does not answer (timed out)")
+    with pytest.raises(CoordinatorUnreachableError, match=sentence):
+        client.request("GET", "estimates")
