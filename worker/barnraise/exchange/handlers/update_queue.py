@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import deque
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -120,7 +120,9 @@ class UpdateQueue:
         self._blobs = blobs
         self._refetch = refetch
         self._on_decoded = on_decoded
-        self._queue: deque[ReceivedUpdate] = deque()  # appended here, drained by the training loop
+        # Filled by the event loop, drained by the training loop; nobody holds its lock for long.
+        self._queue: list[ReceivedUpdate] = []
+        self._queue_lock = threading.Lock()
         self.lock = asyncio.Lock()
         self.is_open = False
 
@@ -135,7 +137,7 @@ class UpdateQueue:
         """Let no update enter the ledger; drop those in the queue, which are in the ledger."""
         async with self.lock:
             self.is_open = False
-            self._queue.clear()
+            self.drain()
 
     def wrap(self, header: Update | Retraction) -> ReceivedUpdate:
         """Return a change in the form that the training loop receives."""
@@ -143,19 +145,22 @@ class UpdateQueue:
 
     def append(self, header: Update | Retraction, units: Units = ()) -> None:
         """Queue a change that is durable in the ledger."""
-        self._queue.append(replace(self.wrap(header), units=units, on_decoded=self._on_decoded))
+        received = replace(self.wrap(header), units=units, on_decoded=self._on_decoded)
+        with self._queue_lock:
+            self._queue.append(received)
 
     def drain(self) -> list[ReceivedUpdate]:
         """Remove and return all changes. Called by the training loop; never blocks."""
-        drained: list[ReceivedUpdate] = []
-        while self._queue:
-            drained.append(self._queue.popleft())
+        with self._queue_lock:
+            drained, self._queue = self._queue, []
         return drained
 
     @property
     def decoded_bytes(self) -> int:
         """Bytes of decoded units that the queue holds in memory."""
-        return sum(count_bytes(received.units) for received in self._queue)
+        with self._queue_lock:
+            waiting = [*self._queue]
+        return sum(count_bytes(received.units) for received in waiting)
 
 
 def count_bytes(units: Units) -> int:
