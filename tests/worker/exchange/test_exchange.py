@@ -9,6 +9,8 @@ import pytest
 from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until, within
 
+from barnraise.exchange.gossip import requests as requests_module
+from barnraise.exchange.handlers.update_receiver import UpdateReceiver
 from barnraise.exchange.ledger import blob_store as blobs_module
 from barnraise.exchange.network.framing import unpack
 from barnraise.exchange.network.iroh_transport import IrohTransport
@@ -482,3 +484,31 @@ def test_update_whose_payload_the_disk_refuses_is_not_published(world, monkeypat
     assert a.exchange.last_published_seq == 0 and a.ledger.vector() == {}
     a.publish_round(2)
     assert a.exchange.last_published_seq == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "failing_call"),
+    [("_fits_in_memory", 1), ("_check_and_append", 1), ("_append", 1), ("_append", 2)],
+)
+def test_update_that_could_not_be_stored_is_received_again(
+    world, monkeypatch, caplog, method, failing_call
+):
+    """Let one call fail, as on a full disk. The link ends, and no update is lost."""
+    monkeypatch.setattr(requests_module, "RETRY_DELAY", 0.2)
+    a, b = (world.machine(n).start() for n in (1, 2))
+    call = getattr(UpdateReceiver, method)
+    calls: list[str] = []
+
+    def fail_once(self, *arguments):
+        calls.append(method)
+        if len(calls) == failing_call:
+            raise OSError("no space left on device")
+        return call(self, *arguments)
+
+    monkeypatch.setattr(UpdateReceiver, method, fail_once)
+    b.add_peers(a)
+    for seed in (1, 2, 3):
+        a.publish_round(seed)
+    world.wait_for_agreement(a, b)
+    assert len(calls) > failing_call
+    assert "no space left on device" in caplog.text

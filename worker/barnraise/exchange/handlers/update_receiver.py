@@ -6,9 +6,10 @@ methods run on the exchange's event loop; disk access and arithmetic run in the 
 """
 
 import asyncio
+import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -492,6 +493,23 @@ class UpdateReceiver:
             self._gossip.on_request_failed(incomplete.source, author, seq, now)
         self._drop(author, seq)
 
+    @contextlib.asynccontextmanager
+    async def _dropping_on_error(self, updates: Sequence[IncompleteUpdate]) -> AsyncIterator[None]:
+        """Drop updates that could not be stored, as on a full disk: they are requested again.
+
+        What a peer did wrong is no such error. Nothing else would request them: all of their bytes
+        have arrived.
+        """
+        try:
+            yield
+        except MessageError:
+            raise
+        except Exception:
+            now = asyncio.get_running_loop().time()
+            for incomplete in updates:
+                self._postpone(incomplete.update.author, incomplete.update.seq, now)
+            raise
+
     # ---- payloads
 
     async def on_part(
@@ -576,7 +594,7 @@ class UpdateReceiver:
                 return results, _DiskResult()
             return results, self._check_and_append(last, keep, append_is_due)
 
-        async with self._queue.lock:
+        async with self._queue.lock, self._dropping_on_error(updates):
             # Another peer may have completed them while this waited for the lock.
             updates = [update for update in updates if self._is_waiting(update, pieces)]
             if not updates:
@@ -659,7 +677,7 @@ class UpdateReceiver:
 
     async def _complete(self, incomplete: IncompleteUpdate) -> None:
         """Check an update whose payloads are all here, and append it if that is due."""
-        async with self._queue.lock:
+        async with self._queue.lock, self._dropping_on_error([incomplete]):
             done = await self._run_on_disk(
                 self._check_and_append,
                 incomplete,
@@ -819,7 +837,8 @@ class UpdateReceiver:
                 if outcome is not Outcome.ADDED:
                     rejected = batch[0], outcome
                     break
-                outcomes = await self._run_on_disk(self._append, batch)
+                async with self._dropping_on_error(batch):
+                    outcomes = await self._run_on_disk(self._append, batch)
                 for ready, outcome in zip(batch, outcomes, strict=False):
                     if outcome is not Outcome.ADDED:
                         rejected = ready, outcome
