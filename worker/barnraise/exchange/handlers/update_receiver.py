@@ -497,8 +497,8 @@ class UpdateReceiver:
     async def _dropping_on_error(self, updates: Sequence[IncompleteUpdate]) -> AsyncIterator[None]:
         """Drop updates that could not be stored, as on a full disk: they are requested again.
 
-        What a peer did wrong is no such error. Nothing else would request them: all of their bytes
-        have arrived.
+        What a peer did wrong is no such error. All of their bytes have arrived, so that they would
+        be requested again only once they expire.
         """
         try:
             yield
