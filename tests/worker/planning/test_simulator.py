@@ -55,6 +55,16 @@ def test_operations_run_when_the_hazards_allow_it(plan, eager, seed):
     assert spans == spans_by_hazards(programs, seconds, eager)
 
 
+@settings(max_examples=30, deadline=None)
+@given(plan=arbitrary_plans(), kept_inputs=st.sampled_from(["block", "group"]))
+def test_duration_of_an_operation_does_not_depend_on_earlier_ones(plan, kept_inputs):
+    machine = replace(GPU, to_device=1e6, from_device=1e6)  # slower than everything else
+    steps = StepSimulation(replace(plan, boundaries="host", kept_inputs=kept_inputs), machine)
+    for op in (op for operations in programs_of(steps.plan) for op in operations):
+        alone = StepSimulation(steps.plan, machine)
+        assert steps.operation_seconds(op) == alone.operation_seconds(op)
+
+
 def slow_disk_plan(**changes) -> Plan:
     """Return a plan that keeps its state in memory and commits each step to disk."""
     model = ModelSpec(layers=8, width=64, heads=2, context=64, vocabulary=512)

@@ -16,7 +16,7 @@ PAGE = 4096  # bytes
 # Tiles are multiples of this many elements, so that they begin on whole pages in every precision
 # and on whole blocks of 8-bit moments.
 TILE_GRAIN = 2048
-CACHED_MODELS = 256  # whose sizes are remembered: a site plans whatever people type
+CACHED_MODELS = 256  # whose sizes are remembered; a site plans as many models as people type
 STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")
 
 
@@ -235,10 +235,8 @@ class Plan:
 
     def tile_record_bytes(self, kind: str, i: int) -> list[int]:
         """Return the bytes of the record of each tile of fragment i."""
-        return [
-            self.record_bytes(kind, end - begin)
-            for begin, end in (self.tile_bounds(i, t) for t in range(self.tile_count(i)))
-        ]
+        size = self.fragments[i].size
+        return _tile_record_bytes(kind, size, self.tile, self.moments_bits, self.dtype)
 
     def total_bytes(self, kind: str, i: int) -> int:
         """Return the bytes of all records of one kind of fragment i's state."""
@@ -302,24 +300,31 @@ def _record_bytes(kind: str, elements: int, moments_bits: int, dtype: str) -> in
     return sum(moments_part_bytes(elements, moments_bits, dtype))
 
 
+def _tile_record_bytes(
+    kind: str, elements: int, tile: int, moments_bits: int, dtype: str
+) -> list[int]:
+    """Return the bytes of the record of each tile of a fragment of so many elements."""
+    whole, rest = divmod(elements, tile)
+    sizes = [_record_bytes(kind, tile, moments_bits, dtype)] * whole
+    if rest:
+        sizes.append(_record_bytes(kind, rest, moments_bits, dtype))
+    return sizes
+
+
 @lru_cache(maxsize=CACHED_MODELS)
 def _total_record_bytes(
     model: ModelSpec, tile: int, moments_bits: int, dtype: str
 ) -> dict[str, list[int]]:
     """Map kind of state → bytes of all records of the embedding, of a block, of the final norm.
 
-    The search asks for thousands of plans that differ in nothing of this.
+    The search tries thousands of plans for which these are the same.
     """
     fragments = _fragments_of(model)
-    totals: dict[str, list[int]] = {}
-    for kind in STATE_KINDS:
-        totals[kind] = []
-        for fragment in (fragments[0], fragments[1], fragments[-1]):
-            tiles, rest = divmod(fragment.size, tile)
-            size = tiles * _record_bytes(kind, tile, moments_bits, dtype)
-            size += _record_bytes(kind, rest, moments_bits, dtype) if rest else 0
-            totals[kind].append(size)
-    return totals
+    sizes = [fragments[i].size for i in (0, 1, -1)]
+    return {
+        kind: [sum(_tile_record_bytes(kind, size, tile, moments_bits, dtype)) for size in sizes]
+        for kind in STATE_KINDS
+    }
 
 
 def moments_part_bytes(elements: int, bits: int, dtype: str) -> list[int]:

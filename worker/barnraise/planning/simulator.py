@@ -69,11 +69,11 @@ class Timeline:
         if not self._eager and self._compute_end > begin:
             begin = self._compute_end
         for resource in (*op.uses, *op.changes):
-            if (end := changed.get(resource, 0.0)) > begin:
-                begin = end
+            if (changed_at := changed.get(resource, 0.0)) > begin:
+                begin = changed_at
         for resource in op.changes:
-            if (end := used.get(resource, 0.0)) > begin:
-                begin = end
+            if (used_until := used.get(resource, 0.0)) > begin:
+                begin = used_until
         end = begin + self._seconds(op)
         self._lane_free[op.lane] = end
         if op.lane in DISK_LANES:  # both lanes share one disk
