@@ -495,10 +495,10 @@ class UpdateReceiver:
 
     @contextlib.asynccontextmanager
     async def _dropping_on_error(self, updates: Sequence[IncompleteUpdate]) -> AsyncIterator[None]:
-        """Drop updates that could not be stored, as on a full disk: they are requested again.
+        """Drop these updates if an error keeps them from being stored, and raise it.
 
-        What a peer did wrong is no such error. All of their bytes have arrived, so that they would
-        be requested again only once they expire.
+        They are requested again soon. Otherwise that would happen only once they expire, because
+        all of their bytes have arrived. A `MessageError` is the sender's fault and drops nothing.
         """
         try:
             yield
@@ -507,7 +507,9 @@ class UpdateReceiver:
         except Exception:
             now = asyncio.get_running_loop().time()
             for incomplete in updates:
-                self._postpone(incomplete.update.author, incomplete.update.seq, now)
+                author, seq = incomplete.update.author, incomplete.update.seq
+                if self._incomplete.get((author, seq)) is incomplete:
+                    self._postpone(author, seq, now)
             raise
 
     # ---- payloads
