@@ -230,6 +230,22 @@ def test_end_round_of_some_fragments_leaves_the_others_unchanged(kind, new_engin
     assert state_digest(partial_rounds) == state_digest(whole)
 
 
+def test_end_round_returns_freed_memory_before_large_buffers_alone(new_engine, monkeypatch):
+    engine, returned = new_engine(), []
+    monkeypatch.setattr("barnraise.swap.engine.return_freed_memory", lambda: returned.append(1))
+    sizes = [4 * fragment.size for fragment in engine.fragments]
+    assert min(sizes) < max(sizes)
+    for limit, due, count in (
+        (max(sizes), None, 0),
+        (max(sizes) - 1, None, 1),
+        (min(sizes), {sizes.index(min(sizes))}, 0),
+        (min(sizes), {sizes.index(max(sizes))}, 1),
+    ):
+        monkeypatch.setattr("barnraise.swap.engine.SMALL_BUFFER", limit)
+        returned.clear()
+        assert list(engine.end_round(encode, 0.3, due)) and len(returned) == count
+
+
 def test_end_round_of_some_fragments_leaves_a_pending_step_pending(new_engine):
     engine = new_engine("staged")
     engine.step([sample_text()])

@@ -295,7 +295,11 @@ def retain_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return to the system what glibc retains of freed memory; other C libraries are left alone."""
+    """Return to the system what glibc retains of freed memory; other C libraries are left alone.
+
+    Without this, buffers used between steps would come on top of those that a step has freed: 300
+    MB with GPT-2 124M. The next step touches the pages again, which costs time.
+    """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):

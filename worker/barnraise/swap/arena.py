@@ -7,10 +7,8 @@ exchange alone use is not pinned: no system lets all of its memory be pinned.
 """
 
 import contextlib
-import ctypes
 import logging
 import mmap
-import os
 
 import torch
 from torch import Tensor
@@ -49,17 +47,6 @@ def map_pages(size: int, huge: bool = False) -> Tensor:
         with contextlib.suppress(OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(mapping, dtype=torch.uint8)
-
-
-def release_free_memory() -> None:
-    """Return to the system the memory that the allocator holds but nobody uses.
-
-    Without this, buffers used between steps would come on top of those that a step has freed. Only
-    glibc holds so much (300 MB with GPT-2 124M), and only glibc offers the call.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
 
 
 class Arena:

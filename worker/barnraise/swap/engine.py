@@ -19,13 +19,13 @@ from torch import Tensor
 from barnraise.errors import StateError
 from barnraise.models import gpt2
 from barnraise.planning import program
+from barnraise.planning.hardware import return_freed_memory
 from barnraise.planning.memory_model import sampled_at_once
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import sum_of_squares
 from barnraise.swap.anchor_tracking import AnchorTracking
-from barnraise.swap.arena import release_free_memory
 from barnraise.swap.device import release_device_memory
 from barnraise.swap.executor import (
     DecodableUpdate,
@@ -49,6 +49,9 @@ from barnraise.swap.state_store import (
 from barnraise.swap.tiles import Tiles
 
 UPDATES_PER_STEP = 16  # updates applied at a time: the sum of so many stays below 2**31
+# A round's end uses buffers of each fragment's size. If they are larger than this, what the step
+# has freed is returned first; smaller ones find room in it.
+SMALL_BUFFER = 4 << 20
 WARMUP_STEPS = 20  # steps over which the learning rate recovers after Adam's moments were lost
 
 # An int32 [n] tensor of units → the payload, and the int32 [n] units that the payload decodes to.
@@ -442,10 +445,10 @@ class Engine:
         if fragments is None:
             self.flush()
         self.apply_queued()
-        release_free_memory()
-        for i in range(len(self.fragments)):
-            if fragments is not None and i not in fragments:
-                continue
+        due = [i for i in range(len(self.fragments)) if fragments is None or i in fragments]
+        if any(4 * self.fragments[i].size > SMALL_BUFFER for i in due):
+            return_freed_memory()
+        for i in due:
             with torch.no_grad():  # as a decorator it would hold a reference to the last part
                 values = self.buffers.fragment_scratch(i)
                 prediction = self.progress.prediction[i]
@@ -646,7 +649,7 @@ class Engine:
 
     def _anchor_weights(self, i: int) -> gpt2.Weights:
         """Return a copy of fragment i of the anchor as named fp32 weights on the device."""
-        release_free_memory()
+        return_freed_memory()
         return gpt2.views(self.fragments[i], self._load_anchor(i))
 
     def _load_anchor(self, i: int) -> Tensor:
@@ -779,5 +782,5 @@ class Engine:
         self.store.close()
         self._queued_updates.clear()
         self._pending = None
-        release_free_memory()
+        return_freed_memory()
         release_device_memory(self.device)

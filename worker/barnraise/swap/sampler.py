@@ -15,9 +15,9 @@ from torch import Tensor
 
 from barnraise.errors import StateError
 from barnraise.models import gpt2
+from barnraise.planning.hardware import return_freed_memory
 from barnraise.planning.memory_model import PREFILL_CHUNK
 from barnraise.spec import ModelSpec
-from barnraise.swap.arena import release_free_memory
 
 LoadWeights = Callable[[int], Tensor]  # a fragment's index → its weights, fp32 [n], in RAM
 
@@ -188,7 +188,7 @@ class Sampler:
         if weights is not None:
             return weights
         fragment = self._fragments[index]
-        release_free_memory()
+        return_freed_memory()
         weights = gpt2.views(fragment, self._load(index).to(self._device))
         size = 4 * fragment.size
         if stays or size <= self._resident_bytes:
