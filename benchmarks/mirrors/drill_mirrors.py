@@ -303,7 +303,7 @@ class Drill:
         )
         self._pause_run()
         self._check_credit()
-        faults.wait_or_miss(lambda: read_common_state(self.sites), "one state after training", 60)
+        self._has_one_state("one state after training")
         self.result |= self._compare_mirrors() | {
             "accepted_changes": sum(self.changes.made.values()),
             "events": len(self.changes.accepted),
@@ -322,6 +322,12 @@ class Drill:
             "missed": faults.missed,
         }
 
+    def _has_one_state(self, description: str) -> bool:
+        """Wait until all mirrors publish one state hash; record a missed requirement otherwise."""
+        missed_before = len(self.faults.missed)
+        self.faults.wait_or_miss(lambda: read_common_state(self.sites), description, 60)
+        return len(self.faults.missed) == missed_before
+
     def _compare_mirrors(self) -> dict[str, Any]:
         """Compare the mirrors' state hashes, rows and events."""
         digests = list(self.changes.accepted)
@@ -336,7 +342,7 @@ class Drill:
         )
         return {
             "mirrors": MIRRORS,
-            "one_state_hash": read_common_state(self.sites) is not None,
+            "one_state_hash": self._has_one_state("one state after the rows were compared"),
             "one_set_of_rows": is_one_set,
             "lost_changes": len(missing),
         }
