@@ -295,7 +295,9 @@ class Drill:
 
         connect_seconds = faults.wait_or_miss(count_connected, "all connected", 60)
         self.workers.stop_watching()
-        self.result["training_pauses"] = len(self.workers.pauses)
+        pauses = self.workers.pauses
+        self.result["training_pauses"] = len(pauses)
+        faults.require("the end", not pauses, f"machines paused in training: {pauses}")
         print(
             f"  one state {state_seconds:.1f} s after the last change, all connected "
             f"{connect_seconds:.1f} s later; browsers at {self.watchers.connected_by_mirror}",

@@ -241,7 +241,7 @@ def test_end_round_returns_freed_memory_before_large_buffers_alone(new_engine, m
         (min(sizes), {sizes.index(min(sizes))}, 0),
         (min(sizes), {sizes.index(max(sizes))}, 1),
     ):
-        monkeypatch.setattr("barnraise.swap.engine.SMALL_BUFFER", limit)
+        monkeypatch.setattr("barnraise.swap.engine.SMALL_BUFFER_BYTES", limit)
         returned.clear()
         assert list(engine.end_round(encode, 0.3, due)) and len(returned) == count
 

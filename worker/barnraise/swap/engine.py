@@ -49,9 +49,9 @@ from barnraise.swap.state_store import (
 from barnraise.swap.tiles import Tiles
 
 UPDATES_PER_STEP = 16  # updates applied at a time: the sum of so many stays below 2**31
-# A round's end uses buffers of each fragment's size. If they are larger than this, what the step
-# has freed is returned first; smaller ones find room in it.
-SMALL_BUFFER = 4 << 20
+# The end of a round uses buffers as large as a fragment. Before larger ones than this, the engine
+# returns to the system what the step has freed; smaller ones find room in that.
+SMALL_BUFFER_BYTES = 4 << 20
 WARMUP_STEPS = 20  # steps over which the learning rate recovers after Adam's moments were lost
 
 # An int32 [n] tensor of units → the payload, and the int32 [n] units that the payload decodes to.
@@ -446,7 +446,7 @@ class Engine:
             self.flush()
         self.apply_queued()
         due = [i for i in range(len(self.fragments)) if fragments is None or i in fragments]
-        if any(4 * self.fragments[i].size > SMALL_BUFFER for i in due):
+        if any(4 * self.fragments[i].size > SMALL_BUFFER_BYTES for i in due):
             return_freed_memory()
         for i in due:
             with torch.no_grad():  # as a decorator it would hold a reference to the last part
