@@ -112,11 +112,12 @@ def test_partitioned_swarm_trains_on_and_agrees_once_healed(swarm):
     run.until(lambda: all(v.status.get("updates_received", 0) > 2 for v in trio))
     lonely = trio[2]
     run.network.partition({trio[0].worker.key, trio[1].worker.key}, {lonely.worker.key})
+    run.until(lambda: [v.status["peers"] for v in trio] == [1, 1, 0])
     before = [v.status["updates_sent"] for v in trio]
     run.until(
         lambda: all(v.status["updates_sent"] > n + 1 for v, n in zip(trio, before, strict=True))
     )
-    assert lonely.status["peers"] == 0
+    assert [v.status["peers"] for v in trio] == [1, 1, 0]
     run.network.heal()
     for volunteer in trio:
         volunteer.join()
