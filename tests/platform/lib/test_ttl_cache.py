@@ -1,26 +1,33 @@
 """Test the in-process cache whose entries expire."""
 
-import time
+from itertools import count
+from types import SimpleNamespace
 
+from coordinator.lib import ttl_cache
 from coordinator.lib.ttl_cache import TtlCache
 
 
-def test_cached_value_expires_after_its_time():
-    cache: TtlCache[str, float] = TtlCache(0.05)
-    first = cache.get("a", time.monotonic)
-    assert cache.get("a", time.monotonic) == first
-    assert cache.get("b", time.monotonic) != first, "two keys share a value"
-    assert cache.get("a", time.monotonic, fresh=True) > first
-    time.sleep(0.06)
-    reloaded = cache.get("a", time.monotonic)
-    assert reloaded >= first + 0.05
+def test_cached_value_expires_after_its_time(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    numbers = count()
+    cache: TtlCache[str, int] = TtlCache(5.0)
+
+    def get(key: str, fresh: bool = False) -> int:
+        return cache.get(key, lambda: next(numbers), fresh=fresh)
+
+    assert [get("a"), get("a"), get("b")] == [0, 0, 1], "two keys share a value"
+    assert get("a", fresh=True) == 2
+    clock.now += 4.9
+    assert [get("a"), get("b")] == [2, 1]
+    clock.now += 0.1
+    assert get("a") == 3
     cache.invalidate("a")
-    assert cache.get("a", time.monotonic) > reloaded
-    other_value = cache.get("b", time.monotonic)
+    assert [get("a"), get("b")] == [4, 5]
     cache.invalidate("a")
-    assert cache.get("b", time.monotonic) == other_value, "another key was invalidated"
+    assert get("b") == 5, "another key was invalidated"
     TtlCache.clear_all()
-    assert cache.get("b", time.monotonic) > other_value
+    assert get("b") == 6
 
 
 def test_cache_is_bounded_and_stores_no_missing_values():
