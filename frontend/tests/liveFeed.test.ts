@@ -33,7 +33,7 @@ interface SnapshotRequest {
 class FakeSite implements Environment {
   sockets: FakeSocket[] = [];
   requests: SnapshotRequest[] = [];
-  now = 0;
+  private time = 0;
   private readonly timers = new Map<number, { at: number; callback: () => void }>();
   private nextTimer = 1;
 
@@ -56,8 +56,12 @@ class FakeSite implements Environment {
     return new Promise((resolve, reject) => this.requests.push({ mirror, resolve, reject }));
   }
 
+  now(): number {
+    return this.time;
+  }
+
   setTimer(milliseconds: number, callback: () => void): number {
-    this.timers.set(this.nextTimer, { at: this.now + milliseconds, callback });
+    this.timers.set(this.nextTimer, { at: this.time + milliseconds, callback });
     return this.nextTimer++;
   }
 
@@ -100,9 +104,9 @@ class FakeSite implements Environment {
   }
 
   advanceTime(milliseconds: number): void {
-    this.now += milliseconds;
+    this.time += milliseconds;
     for (const [id, timer] of [...this.timers].sort((a, b) => a[1].at - b[1].at)) {
-      if (timer.at > this.now) continue;
+      if (timer.at > this.time) continue;
       // A callback that ran before may have cancelled this timer.
       if (this.timers.delete(id)) timer.callback();
     }
