@@ -1,11 +1,11 @@
 """A fake coordinator: real HTTP and signed requests, with responses that a test chooses."""
 
 import json
-import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
+from helpers.local_server import LocalServer
 from pydantic import BaseModel
 
 from barnraise.errors import MessageError
@@ -58,19 +58,6 @@ class FakeCoordinator:
             ),
             f"POST /runs/{run}/reports": self._report,
         }
-        self.port = 0
-        self._server = None
-        self.open()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def now(self) -> float:
-        return time.time() + self.clock_offset
-
-    def open(self) -> None:
-        """Start listening, at the same port as before."""
         coordinator = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -89,16 +76,18 @@ class FakeCoordinator:
 
             def log_message(self, *words) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        self._server = LocalServer(Handler)
+        self.port, self.url = self._server.port, self._server.url
+
+    def now(self) -> float:
+        return time.time() + self.clock_offset
+
+    def open(self) -> None:
+        """Start listening, at the same port as before."""
+        self._server.open()
 
     def close(self) -> None:
-        if self._server:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+        self._server.close()
 
     def answer(self, method: str, path: str, body: bytes, authorization: str):
         """Answer one request with a status and a message or bytes."""

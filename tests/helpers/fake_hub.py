@@ -3,11 +3,11 @@
 import base64
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from helpers.local_server import LocalServer
 from huggingface_hub import constants
 
 WRITE_TOKEN = "hf_" + "w" * 30  # may create repositories
@@ -51,14 +51,11 @@ class FakeHub:
 
             def log_message(self, *words) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        self._server = LocalServer(Handler)
+        self.url = self._server.url
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))

@@ -1,14 +1,14 @@
 """Serve another mirror's log over real HTTP, with answers that a test can replace."""
 
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import jwt
 from helpers.event_log_builder import LogBuilder
+from helpers.local_server import LocalServer
 
 from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists, SignedMirrorList, parse_list
@@ -88,16 +88,8 @@ class FakeMirror:
 
             def log_message(self, *words) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        if context:
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        scheme = "https" if context else "http"
-        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
-        serve = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        )
-        serve.start()
+        self._server = LocalServer(Handler, context)
+        self.url = self._server.url
 
     @property
     def list_entry(self) -> MirrorEntry:
@@ -147,8 +139,7 @@ class FakeMirror:
 
     def close(self) -> None:
         """Stop the server."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 def local_entry(**fields) -> MirrorEntry:

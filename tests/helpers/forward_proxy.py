@@ -2,10 +2,11 @@
 
 import select
 import socket
-import threading
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
+
+from helpers.local_server import LocalServer
 
 
 class ForwardProxy:
@@ -48,15 +49,12 @@ class ForwardProxy:
 
             def log_message(self, *words) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        self._server = LocalServer(Handler)
+        self.url = self._server.url
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 def pass_on(one: socket.socket, other: socket.socket) -> None:

@@ -2,8 +2,7 @@
 
 import datetime
 import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from helpers.fake_coordinator import FakeCoordinator
 from helpers.forward_proxy import ForwardProxy
+from helpers.local_server import LocalServer
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.token_client import TokenClient
@@ -79,15 +79,11 @@ def secure_site(tmp_path_factory):
 
         def log_message(self, *words) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem, folder / "key.pem")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-    yield server.server_address[1], pem
-    server.shutdown()
-    server.server_close()
+    server = LocalServer(Handler, context)
+    yield server.port, pem
+    server.close()
 
 
 def test_worker_reaches_its_site_through_the_proxy(proxy):

@@ -1,15 +1,15 @@
 """A machine reports to one of several mirrors, which fail, lag, lie or return, over real HTTP."""
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from helpers import mirror_lists, wait_for
 from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
+from helpers.local_server import LocalServer
 from helpers.mirror_lists import signed_list
 
 from barnraise.coordinator_client import failover as failover_module
@@ -341,29 +341,24 @@ def test_join_request_goes_to_one_mirror_after_the_other(mirrors, client):
 # ---- invalid answers
 
 
-class RawServer(ThreadingHTTPServer):
-    """Answers each request with what `pieces` yields, a piece at a time."""
+def serve_pieces(pieces: Callable[[], object]) -> LocalServer:
+    """Answer each request with what `pieces` yields, a piece at a time."""
 
-    def __init__(self, status: int, pieces: Callable[[], object]):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(status)
-                self.end_headers()
-                try:
-                    for piece in pieces():
-                        self.wfile.write(piece)
-                except OSError:
-                    return
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            try:
+                for piece in pieces():
+                    self.wfile.write(piece)
+            except OSError:
+                return
 
-            do_POST = do_GET
+        do_POST = do_GET
 
-            def log_message(self, *words) -> None: ...
+        def log_message(self, *words) -> None: ...
 
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.daemon_threads = True
-        threading.Thread(
-            target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        ).start()
+    return LocalServer(Handler)
 
 
 def endless_body():
@@ -384,15 +379,13 @@ def test_mirror_with_an_invalid_answer_is_left_for_the_next(
     mirrors, client, reporter, pieces, sentence
 ):
     wait_until(lambda: client.newest_list)
-    server = RawServer(200, pieces)
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    moved = mirrors[0].list_entry.model_copy(update={"url": url})
+    server = serve_pieces(pieces)
+    moved = mirrors[0].list_entry.model_copy(update={"url": server.url})
     client.receive_mirror_lists(
         [signed_list(2, moved, mirrors[1].list_entry, mirrors[2].list_entry)]
     )
     wait_until(lambda: mirrors[1].reports)
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 # ---- the selector

@@ -300,9 +300,8 @@ def test_every_report_contains_the_plan_and_the_step_time(coordinator, start):
 def test_stop_waits_briefly_for_a_silent_coordinator(coordinator, start, monkeypatch):
     monkeypatch.setattr("barnraise.coordinator_client.reporter.GOODBYE_SECONDS", 0.5)
     coordinator.close()
-    with socket.create_server(
-        ("127.0.0.1", coordinator.port)
-    ):  # accepts connections and never answers
+    # It accepts connections and never answers.
+    with socket.create_server(("127.0.0.1", coordinator.port), reuse_port=True):
         reporter = start()
         time.sleep(0.2)
         started_at = time.monotonic()

@@ -2,10 +2,10 @@
 
 import gzip
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from helpers.local_server import LocalServer
 
 from barnraise.errors import TextError
 from barnraise.text import download
@@ -54,17 +54,14 @@ class FakeWeb:
 
             def log_message(self, *words) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        self._server = LocalServer(Handler)
+        self.port = self._server.port
 
     def url(self, path: str) -> str:
         return f"http://texts.example:{self.port}{path}"
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 @pytest.fixture
@@ -134,11 +131,11 @@ def test_fetch_of_an_endless_answer_is_cut_off(web, fetch, monkeypatch):
 
 
 def test_fetch_without_a_server_raises_a_sentence(fetch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(TextError, match="could not be fetched"):
-        fetch(f"http://texts.example:{port}/")
+    with socket.socket() as silent:  # it refuses connections, and nobody else gets its port
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        with pytest.raises(TextError, match="could not be fetched"):
+            fetch(f"http://texts.example:{port}/")
 
 
 @pytest.mark.parametrize(
