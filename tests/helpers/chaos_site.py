@@ -27,7 +27,7 @@ from helpers.paths import ROOT, TESTS
 from coordinator.demo.supervised_site import BEAT, WEB, WORKER, SupervisedSite
 from coordinator.demo.supervisor import Supervisor
 from coordinator.lib.embedded_servers import POSTGRES, VALKEY
-from coordinator.lib.free_ports import random_free_port
+from coordinator.lib.free_ports import ReservedPort, random_free_port
 
 CLIENTS = (WEB, WORKER, BEAT)
 SERVERS = (POSTGRES, VALKEY)
@@ -49,7 +49,8 @@ class ChaosSite:
     def __init__(self, folder: Path):
         self.folder = folder
         self.state = folder / "state"
-        self.port = random_free_port()
+        self.reserved_port = ReservedPort()
+        self.port = self.reserved_port.number
         self.url = f"http://127.0.0.1:{self.port}"
         environment = {
             "BARNRAISE_STATE": str(self.state),
@@ -94,6 +95,7 @@ class ChaosSite:
         self._start_proxies()
         started = time.monotonic()
         direct = dict(self.site.environment)
+        self.reserved_port.release()
         for name, start in (
             (WEB, self.site.start_web),
             (WORKER, self.site.start_worker),

@@ -21,7 +21,7 @@ from playwright.sync_api import Page
 from coordinator.demo.commands import beat_command, web_command, worker_command
 from coordinator.demo.processes import ChildCommand
 from coordinator.demo.supervisor import Supervisor
-from coordinator.lib.free_ports import random_free_port
+from coordinator.lib.free_ports import ReservedPort
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
 HARDWARE_FILE = ROOT / "build" / "hardware.json"
@@ -50,7 +50,8 @@ class Site:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.port = random_free_port()
+        self.reserved_port = ReservedPort()
+        self.port = self.reserved_port.number
         database = re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", os.environ["DATABASE_URL"])
         valkey = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
         assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]
@@ -123,6 +124,7 @@ class Site:
         return self.example_names
 
     def start_web(self) -> None:
+        self.reserved_port.release()
         self._supervise("site", web_command(self.port))
 
     def start_celery(self) -> None:

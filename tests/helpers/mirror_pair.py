@@ -21,7 +21,7 @@ from barnraise.protocol.reports import MeasuredLoss, Report
 from barnraise.protocol.signing import Identity
 from coordinator.demo.commands import web_command
 from coordinator.demo.processes import ProcessGroup
-from coordinator.lib.free_ports import random_free_port
+from coordinator.lib.free_ports import ReservedPort
 
 GOLDEN = ROOT / "tests" / "contract" / "golden" / "reports.json"
 PASSWORD = "raise-the-frame-7"
@@ -42,7 +42,8 @@ class MirrorProcess:
 
     def __init__(self, name: str, folder: Path, valkey: int):
         self.name = name
-        self.port = random_free_port()
+        self.reserved_port = ReservedPort()
+        self.port = self.reserved_port.number
         self.url = f"http://127.0.0.1:{self.port}"
         (folder / name).mkdir()
         self.processes = ProcessGroup(folder / name / "logs")
@@ -74,6 +75,7 @@ class MirrorProcess:
 
     def start(self) -> None:
         """Start the web server and wait until it answers."""
+        self.reserved_port.release()
         self.processes.start("site", *web_command(self.port), **self.environment)
         end = time.monotonic() + 120
         while True:

@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator.lib.free_ports import is_free, random_free_port
+from coordinator.lib.free_ports import ReservedPort, is_free, random_free_port
 
 START_SECONDS = 20.0  # that a server may take to start
 SUPERVISED_SECONDS = 60.0  # that a supervisor may take to create and start both
@@ -47,6 +47,7 @@ MAX_SOCKET_FOLDER = 90  # characters; every system allows 103 with "/.s.PGSQL.54
 START_TIME_TOLERANCE = 60.0
 # Without these a client waits long before it reports that nobody answers.
 NO_RETRY = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 2}
+_reserved_ports: dict[Path, ReservedPort] = {}  # by the folder of the Valkey that will have it
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,12 @@ def reserve(state: Path) -> tuple[str, str]:
 
     The folder's path must be short enough for Postgres's socket.
     """
-    folder = state.resolve() / "valkey"
+    folder = state.resolve() / VALKEY
     password = load_or_create_secret(folder / "password")
-    (folder / "port").write_text(str(random_free_port()))
-    database = f"postgresql://postgres:@/{DATABASE}?host={state.resolve() / 'postgres'}"
-    return database, _valkey_url(int((folder / "port").read_text()), password)
+    port = _reserved_ports[folder] = ReservedPort()
+    (folder / "port").write_text(str(port.number))
+    database = f"postgresql://postgres:@/{DATABASE}?host={state.resolve() / POSTGRES}"
+    return database, _valkey_url(port.number, password)
 
 
 def stop(state: Path, *, force: bool = False) -> None:
@@ -488,7 +490,9 @@ def _start_valkey(state: Path, durable: bool) -> str:
 
 
 def _choose_valkey_port(folder: Path) -> int:
-    """Return the previous port, or a free one if another process has it."""
+    """Return the reserved or previous port, or a free one if another process has that."""
+    if reserved := _reserved_ports.pop(folder, None):
+        reserved.release()
     port_file = folder / "port"
     port = int(port_file.read_text()) if port_file.exists() else 0
     if not (port and is_free(port)):

@@ -22,8 +22,39 @@ def free_port(wanted: int) -> int:
     raise RuntimeError(f"no port from {wanted} to {wanted + NEIGHBOURS - 1} is free")
 
 
+class ReservedPort:
+    """A random free port that no other process gets before this one releases it.
+
+    A socket that never listens is bound to it, so connections to the port are refused meanwhile.
+
+    Attributes:
+        number: The port.
+    """
+
+    def __init__(self) -> None:
+        """Reserve a port.
+
+        Raises:
+            RuntimeError: None could be had.
+        """
+        for _ in range(NEIGHBOURS):
+            self.number = random_free_port()
+            self._socket = socket.socket()
+            try:
+                self._socket.bind(("127.0.0.1", self.number))
+            except OSError:  # another process was faster, or ended a connection there just now
+                self._socket.close()
+            else:
+                return
+        raise RuntimeError("no free port could be reserved")
+
+    def release(self) -> None:
+        """Let a server have the port. A port that is released already stays so."""
+        self._socket.close()
+
+
 def random_free_port() -> int:
-    """Return a free port that other processes that do the same hardly choose meanwhile."""
+    """Return a free port. Another process may choose the same until a server listens there."""
     return free_port(FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT))
 
 
