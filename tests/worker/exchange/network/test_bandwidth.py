@@ -87,12 +87,14 @@ def test_stats_show_lag_rates_and_agreement_of_each_peer(large):
     a, b, c = (large.machine(n).start() for n in (1, 2, 3))
     b.add_peers(a)
     wait_until(lambda: a.exchange.stats.peers == 1)
-    for seed in range(3):
-        a.publish_round(seed)
+    started_at = time.monotonic()
+    size = sum(size_of(a.publish_round(seed)) for seed in range(3))
     wait_until(lambda: a.exchange.stats.neighbours[0].lag > 0)
     wait_until(lambda: a.exchange.stats.sent_rate > 0.3e6)
     large.wait_for_agreement(a, b)
-    assert a.exchange.stats.uplink_rate == pytest.approx(2e6, rel=0.4)
+    carried = size / (time.monotonic() - started_at)
+    # A busy machine sends less than its line could carry, and measures what it sends.
+    assert 0.95 * carried < a.exchange.stats.uplink_rate < 1.4 * 2e6
     assert a.exchange.stats.summary is None, "it has not planned a round yet"
     schedule = a.exchange.plan_round(rate=1000.0)
     view = a.exchange.stats.summary
