@@ -11,14 +11,16 @@ from coordinator.notify.notification_types import NotificationType
 
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
 CREATE_NOTIFICATIONS = f"""
+from django.db import transaction
 from coordinator.accounts.models import User
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 eve = User.objects.get(email={EVE!r})
-for kind in NotificationType:
-    title = "Evening shift: " + kind.label
-    text = "A sentence that says more."
-    Notification.create_once(NotificationDraft(eve, kind, kind, title, text, "/runs/"))
+with transaction.atomic():  # the task that sends emails sees all or none
+    for kind in NotificationType:
+        title = "Evening shift: " + kind.label
+        text = "A sentence that says more."
+        Notification.create_once(NotificationDraft(eve, kind, kind, title, text, "/runs/"))
 """
 
 
