@@ -1,22 +1,20 @@
 """Test the HTTP server of the tests that stand in for sites, mirrors and hubs."""
 
 import socket
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from helpers.local_server import LocalServer
+from helpers.local_server import LocalServer, QuietHandler
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Answer each request with nothing."""
 
     def do_GET(self) -> None:
         self.send_response(204)
         self.end_headers()
-
-    def log_message(self, *arguments: object) -> None: ...
 
 
 def test_closed_server_refuses_connections_and_its_port_stays_reserved():

@@ -12,7 +12,7 @@ export interface Clock {
  * Calls back once nothing has restarted it for a while.
  *
  * A restart only moves the deadline. The browser's timer stays, and waits for the rest of the time
- * when it fires: cancelling and setting it with each message is a tenth of what a message costs.
+ * when it fires. To cancel and set a timer with each message would cost a slow device time.
  */
 export class Watchdog {
   private timer: number | null = null;
@@ -25,15 +25,18 @@ export class Watchdog {
     private readonly onExpiry: () => void,
   ) {}
 
+  /** Whether it has been restarted since it expired or was cancelled. */
   get isRunning(): boolean {
     return this.timer !== null;
   }
 
+  /** Move the deadline to the full delay from now. */
   restart(): void {
     this.deadline = this.clock.now() + this.delay;
     if (this.timer === null) this.startTimer(this.delay);
   }
 
+  /** Do not call back until the next restart. */
   cancel(): void {
     if (this.timer !== null) this.clock.clearTimer(this.timer);
     this.timer = null;

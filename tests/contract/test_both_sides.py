@@ -1,13 +1,12 @@
 """Worker and site read the golden messages that they exchange."""
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from django.test import Client
+from helpers.local_server import LocalServer, QuietHandler
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
@@ -40,7 +39,7 @@ ANSWERS = {
 }
 
 
-class GoldenHandler(BaseHTTPRequestHandler):
+class GoldenHandler(QuietHandler):
     """Answers from the golden files and records the requests."""
 
     requests: dict[tuple[str, str], bytes] = {}
@@ -63,21 +62,14 @@ class GoldenHandler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = answer
 
-    def log_message(self, *words: object) -> None:
-        """Log nothing."""
-
 
 @pytest.fixture
 def coordinator():
-    server = HTTPServer(("127.0.0.1", 0), GoldenHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    client = CoordinatorClient(
-        f"http://127.0.0.1:{server.server_port}", AUTHOR, MIRROR.key, clock=lambda: 1_700_000_003.0
-    )
+    server = LocalServer(GoldenHandler)
+    client = CoordinatorClient(server.url, AUTHOR, MIRROR.key, clock=lambda: 1_700_000_003.0)
     yield client
     client.close()
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 def test_worker_reads_every_answer_of_a_site(coordinator, monkeypatch):

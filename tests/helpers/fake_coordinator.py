@@ -3,9 +3,8 @@
 import json
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 
-from helpers.local_server import LocalServer
+from helpers.local_server import LocalServer, QuietHandler
 from pydantic import BaseModel
 
 from barnraise.errors import MessageError
@@ -60,7 +59,7 @@ class FakeCoordinator:
         }
         coordinator = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 status, answer = coordinator.answer(
@@ -73,8 +72,6 @@ class FakeCoordinator:
                 self.wfile.write(data)
 
             do_POST = do_GET
-
-            def log_message(self, *words) -> None: ...
 
         self._server = LocalServer(Handler)
         self.port, self.url = self._server.port, self._server.url

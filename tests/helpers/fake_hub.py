@@ -3,11 +3,10 @@
 import base64
 import hashlib
 import json
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from helpers.local_server import LocalServer
+from helpers.local_server import LocalServer, QuietHandler
 from huggingface_hub import constants
 
 WRITE_TOKEN = "hf_" + "w" * 30  # may create repositories
@@ -41,7 +40,7 @@ class FakeHub:
         self.failures: list[int] = []
         hub = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -49,15 +48,13 @@ class FakeHub:
 
             do_HEAD = do_POST = do_PUT = do_GET
 
-            def log_message(self, *words) -> None: ...
-
         self._server = LocalServer(Handler)
         self.url = self._server.url
 
     def close(self) -> None:
         self._server.close()
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
+    def answer(self, request: QuietHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests.append((request.command, request.path, dict(request.headers)))
         parts = [unquote(part) for part in urlsplit(request.path).path.strip("/").split("/")]

@@ -3,12 +3,11 @@
 import ssl
 import time
 from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import jwt
 from helpers.event_log_builder import LogBuilder
-from helpers.local_server import LocalServer
+from helpers.local_server import LocalServer, QuietHandler
 
 from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists, SignedMirrorList, parse_list
@@ -70,7 +69,7 @@ class FakeMirror:
         }
         mirror = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 status, answer = mirror.answer(
@@ -85,8 +84,6 @@ class FakeMirror:
                     return
 
             do_POST = do_GET
-
-            def log_message(self, *words) -> None: ...
 
         self._server = LocalServer(Handler, context)
         self.url = self._server.url

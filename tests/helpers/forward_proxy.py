@@ -3,10 +3,9 @@
 import select
 import socket
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
 
-from helpers.local_server import LocalServer
+from helpers.local_server import LocalServer, QuietHandler
 
 
 class ForwardProxy:
@@ -20,7 +19,7 @@ class ForwardProxy:
         self.targets: list[str] = []
         proxy = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_CONNECT(self) -> None:
                 proxy.targets.append(f"CONNECT {self.path}")
                 port = int(self.path.rpartition(":")[2])
@@ -46,8 +45,6 @@ class ForwardProxy:
                 upstream.close()
 
             do_POST = do_GET
-
-            def log_message(self, *words) -> None: ...
 
         self._server = LocalServer(Handler)
         self.url = self._server.url

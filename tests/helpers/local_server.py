@@ -1,10 +1,17 @@
-"""HTTP servers of this machine whose port stays theirs while they are closed."""
+"""HTTP servers on this machine that stand in for sites, mirrors, hubs and proxies."""
 
 import socket
 import ssl
 import threading
 import weakref
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    """Handle requests, and log none of them."""
+
+    def log_message(self, *arguments: object) -> None:
+        """Log nothing."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -20,9 +27,7 @@ class LocalServer:
     port, and answer in the place of one that a test believes to be gone.
     """
 
-    def __init__(
-        self, handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None = None
-    ):
+    def __init__(self, handler: type[QuietHandler], context: ssl.SSLContext | None = None):
         """Reserve a port and open the server; `context` makes it one of HTTPS."""
         self._handler = handler
         self._context = context

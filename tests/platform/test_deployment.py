@@ -7,14 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 from django.core.management import call_command, get_commands
+from helpers.local_server import LocalServer, QuietHandler
 from helpers.paths import ROOT
 
 from coordinator.celery import app
@@ -244,28 +243,27 @@ def test_health_check_asks_and_restarts_services_that_exist():
     ("status", "code", "restarts"), [(200, 0, False), (503, 1, True), (400, 1, False)]
 )
 def test_health_check_restarts_what_stands_still(tmp_path, status, code, restarts):
-    class Handler(BaseHTTPRequestHandler):
+    requested = []
+
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
+            requested.append(self.path)
             self.send_response(status)
             self.end_headers()
-
-        def log_message(self, *words: object) -> None: ...
 
     systemctl = tmp_path / "systemctl"
     systemctl.write_text(f"#!/bin/sh\necho $* > {tmp_path}/called\n")
     systemctl.chmod(0o755)
     command = read_unit("barnraise-health.service")["Service"]["ExecStart"]
     script = command.replace("$$", "$").replace("%%", "%")  # as systemd reads it
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        script = script.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_address[1]}")
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        paths = f"{tmp_path}:{os.environ['PATH']}"
-        done = subprocess.run(
-            shlex.split(script), env={"PATH": paths}, capture_output=True, check=False
-        )
-        thread.join()
-    assert done.returncode == code
+    server = LocalServer(Handler)
+    script = script.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+    paths = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        shlex.split(script), env={"PATH": paths}, capture_output=True, check=False
+    )
+    server.close()
+    assert requested == ["/readyz"] and done.returncode == code
     assert (tmp_path / "called").exists() == restarts
 
 

@@ -2,7 +2,6 @@
 
 import datetime
 import ssl
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from helpers.fake_coordinator import FakeCoordinator
 from helpers.forward_proxy import ForwardProxy
-from helpers.local_server import LocalServer
+from helpers.local_server import LocalServer, QuietHandler
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.coordinator_client.token_client import TokenClient
@@ -69,15 +68,13 @@ def secure_site(tmp_path_factory):
     )
     (folder / "key.pem").write_bytes(private)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             body = b'{"answer": "from the site"}'
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-
-        def log_message(self, *words) -> None: ...
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem, folder / "key.pem")

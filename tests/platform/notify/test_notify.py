@@ -4,10 +4,8 @@ import base64
 import hashlib
 import hmac
 import json
-import threading
 import time
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_network
 
 import pytest
@@ -15,6 +13,7 @@ from django.core import mail
 from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
+from helpers.local_server import LocalServer, QuietHandler
 from helpers.pages import text as page
 from helpers.remote_telemetry import EXCHANGE
 
@@ -59,7 +58,7 @@ def receiver(settings):
     calls = []
     answers = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             calls.append(({name.lower(): value for name, value in self.headers.items()}, body))
@@ -69,18 +68,13 @@ def receiver(settings):
                 return
             self.send_response(status)
             if status == 302:
-                self.send_header("Location", f"http://127.0.0.1:{server.server_port}/elsewhere")
+                self.send_header("Location", f"{server.url}/elsewhere")
             self.end_headers()
 
-        def log_message(self, *arguments) -> None:
-            """Log nothing."""
-
     settings.OUTSIDE_NETWORKS = [ip_network("127.0.0.0/8")]
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", calls, answers
-    server.shutdown()
-    server.server_close()
+    server = LocalServer(Handler)
+    yield f"{server.url}/hook", calls, answers
+    server.close()
 
 
 # ---- detection

@@ -4,10 +4,10 @@ import io
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from django.core.management import CommandError, call_command
+from helpers.local_server import LocalServer, QuietHandler
 
 from coordinator.lib import heartbeats
 from coordinator.lib.backup_record import record_backup
@@ -27,7 +27,7 @@ def wrong_proxy(settings):
     """Serve what a misconfigured proxy answers; yields the statuses of its next answers."""
     answers: list[int] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -38,14 +38,10 @@ def wrong_proxy(settings):
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, *arguments) -> None:
-            """Log nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    settings.SITE_URL = f"http://127.0.0.1:{server.server_port}"
+    server = LocalServer(Handler)
+    settings.SITE_URL = server.url
     yield answers
-    server.shutdown()
+    server.close()
 
 
 def test_servers_that_answer_are_found_well(valkey):

@@ -4,12 +4,11 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 from helpers import mirror_lists, wait_for
 from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
-from helpers.local_server import LocalServer
+from helpers.local_server import LocalServer, QuietHandler
 from helpers.mirror_lists import signed_list
 
 from barnraise.coordinator_client import failover as failover_module
@@ -344,7 +343,7 @@ def test_join_request_goes_to_one_mirror_after_the_other(mirrors, client):
 def serve_pieces(pieces: Callable[[], object]) -> LocalServer:
     """Answer each request with what `pieces` yields, a piece at a time."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
@@ -355,8 +354,6 @@ def serve_pieces(pieces: Callable[[], object]) -> LocalServer:
                 return
 
         do_POST = do_GET
-
-        def log_message(self, *words) -> None: ...
 
     return LocalServer(Handler)
 

@@ -3,9 +3,9 @@
 import re
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from helpers.local_server import LocalServer, QuietHandler
 
 from barnraise.coordinator_client import token_client
 from barnraise.coordinator_client.client import TIMEOUT_SECONDS
@@ -20,27 +20,20 @@ class LateSite:
         self._closing = threading.Event()
         closing = self._closing
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 closing.wait(seconds)
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(b'{"items": []}')
 
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = LocalServer(Handler)
+        self.url = self._server.url
 
     def close(self) -> None:
         """Answer what is open and end."""
         self._closing.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._server.close()
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 
 import gzip
 import socket
-from http.server import BaseHTTPRequestHandler
 
 import pytest
-from helpers.local_server import LocalServer
+from helpers.local_server import LocalServer, QuietHandler
 
 from barnraise.errors import TextError
 from barnraise.text import download
@@ -33,7 +32,7 @@ class FakeWeb:
         self.allows_ranges = True
         web_server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 web_server.requests.append((self.path, dict(self.headers)))
                 if web_server.failures:
@@ -51,8 +50,6 @@ class FakeWeb:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
-
-            def log_message(self, *words) -> None: ...
 
         self._server = LocalServer(Handler)
         self.port = self._server.port
@@ -205,7 +202,7 @@ def test_fetch_refuses_a_redirect_into_a_private_network(web, tmp_path):
 def answer(status: int, **headers: str):
     """Return what answers a request with this status."""
 
-    def send(handler: BaseHTTPRequestHandler) -> None:
+    def send(handler: QuietHandler) -> None:
         handler.send_response(status)
         for name, value in headers.items():
             handler.send_header(name.replace("_", "-"), value)
@@ -218,7 +215,7 @@ def answer(status: int, **headers: str):
 def cut_after(size: int, body: bytes, **headers: str):
     """Return what sends only the first bytes of a body and cuts the connection."""
 
-    def send(handler: BaseHTTPRequestHandler) -> None:
+    def send(handler: QuietHandler) -> None:
         handler.send_response(200)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             handler.send_header(name, value)
@@ -264,7 +261,7 @@ def test_download_of_a_file_that_changes_meanwhile_begins_again(web, fetch):
 def test_another_part_than_the_missing_one_is_not_appended(web, fetch):
     body = bytes(range(256)) * 400
 
-    def send_wrong_part(handler: BaseHTTPRequestHandler) -> None:
+    def send_wrong_part(handler: QuietHandler) -> None:
         handler.send_response(206)
         handler.send_header("Content-Range", f"bytes 10-{len(body) - 1}/{len(body)}")
         handler.send_header("Content-Length", str(len(body) - 10))
