@@ -9,7 +9,6 @@
 import { MirrorSelector, type Mirror } from "./failover";
 import type { Store } from "./store";
 import type { Delta, Snapshot } from "./types";
-import { Watchdog, type Clock } from "./watchdog";
 
 /** "silent": connected, and nothing has arrived for `LATE_MS`. */
 export type ConnectionStatus = "connecting" | "live" | "silent" | "reconnecting" | "refused";
@@ -23,10 +22,12 @@ export interface Socket {
 }
 
 /** What the feed needs from its surroundings. Mirrors are indices; 0 is the page's own. */
-export interface Environment extends Clock {
+export interface Environment {
   openSocket(mirror: number): Socket;
   /** Rejects with a RefusedError if a retry cannot succeed. */
   fetchSnapshot(mirror: number): Promise<Snapshot>;
+  setTimer(milliseconds: number, callback: () => void): number;
+  clearTimer(timer: number): void;
   /** Returns a number in [0, 1). */
   random(): number;
 }
@@ -43,7 +44,7 @@ const SNAPSHOT_TIMEOUT_MS = 15_000; // a mirror that takes longer counts as unav
 const REFUSED_CLOSE_CODES = new Set([4403, 4404]); // forbidden, not found
 const REFUSED_STATUS_CODES = new Set([403, 404]);
 
-type TimerName = "retry" | "gap" | "homeCheck";
+type TimerName = "retry" | "silence" | "gap" | "homeCheck";
 
 /** Keeps the store up to date with a run. */
 export class LiveFeed {
@@ -53,18 +54,14 @@ export class LiveFeed {
   private shownMirror = 0; // the mirror that the listener was last called with
   private readonly timers = new Map<TimerName, number>();
   private early: { mirror: number; snapshot: Promise<Snapshot> } | null = null; // requested early
-  private readonly silence: Watchdog; // of this connection
-  private readonly lateness: Watchdog; // runs on while the connection is made again
+  private lateTimer: number | null = null; // runs on while the connection is made again
 
   constructor(
     private readonly store: Store,
     private readonly environment: Environment,
     private readonly onStatus: (status: ConnectionStatus, mirror: number) => void = () => {},
     private readonly selector: MirrorSelector = new MirrorSelector(1, () => environment.random()),
-  ) {
-    this.silence = new Watchdog(environment, SILENCE_MS, () => this.retry());
-    this.lateness = new Watchdog(environment, LATE_MS, () => this.markLate());
-  }
+  ) {}
 
   /**
    * Request the first snapshot before the socket is open, and show it as soon as it arrives.
@@ -101,8 +98,8 @@ export class LiveFeed {
       if (REFUSED_CLOSE_CODES.has(event.code)) this.handleRefusal();
       else this.retry();
     };
-    this.silence.restart();
-    if (!this.lateness.isRunning && !this.store.isSilent) this.lateness.restart();
+    this.restartSilenceTimer();
+    if (this.lateTimer === null && !this.store.isSilent) this.restartLateTimer();
   }
 
   /** Retry at once if a retry is scheduled: the network is back, or the page is visible again. */
@@ -113,7 +110,7 @@ export class LiveFeed {
   /** Close the connection and cancel all timers. */
   stop(): void {
     this.disconnect();
-    this.lateness.cancel();
+    this.cancelLateTimer();
   }
 
   /** Whether events of this socket still count: it has not been replaced by another one. */
@@ -122,7 +119,7 @@ export class LiveFeed {
   }
 
   private receiveMessage(socket: Socket, text: string): void {
-    this.silence.restart();
+    this.restartSilenceTimer();
     const delta = JSON.parse(text) as Delta;
     if (delta.type !== "delta") return;
     const outcome = this.store.applyDelta(delta);
@@ -204,19 +201,32 @@ export class LiveFeed {
 
   /** The store has everything that the site has sent, so it is current for now. */
   private markCurrent(): void {
-    this.lateness.restart();
+    this.restartLateTimer();
     this.store.setSilent(false);
     if (this.status === "silent") this.setStatus("live");
   }
 
-  private markLate(): void {
-    this.store.setSilent(true);
-    if (this.status === "live") this.setStatus("silent");
+  private restartLateTimer(): void {
+    this.cancelLateTimer();
+    this.lateTimer = this.environment.setTimer(LATE_MS, () => {
+      this.lateTimer = null;
+      this.store.setSilent(true);
+      if (this.status === "live") this.setStatus("silent");
+    });
+  }
+
+  private cancelLateTimer(): void {
+    if (this.lateTimer !== null) this.environment.clearTimer(this.lateTimer);
+    this.lateTimer = null;
+  }
+
+  private restartSilenceTimer(): void {
+    this.cancelTimer("silence");
+    this.startTimer("silence", SILENCE_MS, () => this.retry());
   }
 
   private disconnect(): void {
     for (const name of [...this.timers.keys()]) this.cancelTimer(name);
-    this.silence.cancel();
     const socket = this.socket;
     this.socket = null;
     socket?.close();
@@ -264,7 +274,6 @@ export function createBrowserEnvironment(runId: string, mirrors: Mirror[]): Envi
       if (!response.ok) throw new Error(`the site answered ${response.status}`);
       return (await response.json()) as Snapshot;
     },
-    now: () => performance.now(),
     setTimer: (milliseconds, callback) => window.setTimeout(callback, milliseconds),
     clearTimer: (timer) => window.clearTimeout(timer),
     random: Math.random,

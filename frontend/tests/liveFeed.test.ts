@@ -33,7 +33,7 @@ interface SnapshotRequest {
 class FakeSite implements Environment {
   sockets: FakeSocket[] = [];
   requests: SnapshotRequest[] = [];
-  private time = 0;
+  now = 0;
   private readonly timers = new Map<number, { at: number; callback: () => void }>();
   private nextTimer = 1;
 
@@ -56,12 +56,8 @@ class FakeSite implements Environment {
     return new Promise((resolve, reject) => this.requests.push({ mirror, resolve, reject }));
   }
 
-  now(): number {
-    return this.time;
-  }
-
   setTimer(milliseconds: number, callback: () => void): number {
-    this.timers.set(this.nextTimer, { at: this.time + milliseconds, callback });
+    this.timers.set(this.nextTimer, { at: this.now + milliseconds, callback });
     return this.nextTimer++;
   }
 
@@ -104,9 +100,9 @@ class FakeSite implements Environment {
   }
 
   advanceTime(milliseconds: number): void {
-    this.time += milliseconds;
+    this.now += milliseconds;
     for (const [id, timer] of [...this.timers].sort((a, b) => a[1].at - b[1].at)) {
-      if (timer.at > this.time) continue;
+      if (timer.at > this.now) continue;
       // A callback that ran before may have cancelled this timer.
       if (this.timers.delete(id)) timer.callback();
     }

@@ -31,7 +31,6 @@ const environment: Environment = {
     if (!response.ok) throw new Error(`the site answered ${response.status}`);
     return (await response.json()) as Snapshot;
   },
-  now: () => performance.now(),
   setTimer: (milliseconds, callback) => setTimeout(callback, milliseconds) as unknown as number,
   clearTimer: (timer) => clearTimeout(timer),
   random: Math.random,
