@@ -5,6 +5,9 @@ between the two after the line's delay, so TCP and UDP are delayed alike and no 
 The kernel's `netem` would do the same, but many machines lack that module. Rates are limited by
 `tc tbf` on both devices, not here.
 
+The workers share their cores with the relay. So the kernel hands it up to 64 KiB of TCP's or UDP's
+packets as one frame where the system can (segmentation offload), as it does to a network card.
+
     python delay_relay.py DELAY_MS BRIDGE_TAP=WORKER_TAP …
 
 It creates the devices, prints "ready", and ends when its standard input is closed.
@@ -18,19 +21,30 @@ import sys
 import time
 from collections import deque
 
-TUNSETIFF = 0x400454CA
-IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
-MAX_FRAME = 1 << 16
+# Of <linux/if_tun.h>.
+TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
+IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_USO4, TUN_F_USO6 = 0x01, 0x02, 0x04, 0x20, 0x40
+TCP_OFFLOAD = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6
+UDP_OFFLOAD = TUN_F_USO4 | TUN_F_USO6  # since Linux 6.2
+MAX_FRAME = 1 << 17  # more than 64 KiB and their headers
 MAX_WAITING_BYTES = (
     1 << 26
 )  # more would not fit the shaped devices' queues either; then frames drop
 
 
 def open_tap(name: str) -> int:
-    """Create a TAP device and return its file descriptor."""
+    """Create a TAP device and return its file descriptor.
+
+    Each frame begins with the kernel's header on how to segment it, which the other device needs.
+    """
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    request = struct.pack("16sH14x", name.encode(), IFF_TAP | IFF_NO_PI)
+    request = struct.pack("16sH14x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR)
     fcntl.ioctl(descriptor, TUNSETIFF, request)
+    try:
+        fcntl.ioctl(descriptor, TUNSETOFFLOAD, TCP_OFFLOAD | UDP_OFFLOAD)
+    except OSError:  # an older kernel
+        fcntl.ioctl(descriptor, TUNSETOFFLOAD, TCP_OFFLOAD)
     return descriptor
 
 

@@ -119,10 +119,19 @@ class FieldNetwork:
                 _shape_device(prefix, device, megabits)
 
     def bytes_sent(self) -> list[int]:
-        """Return the bytes that each worker has sent since the network was made."""
-        counters = "/sys/class/net/{}/statistics/rx_bytes"
-        ends = [self._bridge_end(n) for n in range(self.count)]
-        return [int(Path(counters.format(end)).read_text()) for end in ends]
+        """Return the bytes that each worker has sent since the network was made.
+
+        Packets that the kernel handed over as one frame count with one header.
+        """
+        return self._read_counters("rx_bytes")
+
+    def frames_sent(self) -> list[int]:
+        """Return the frames that the relay has passed on for each worker."""
+        return self._read_counters("rx_packets")
+
+    def _read_counters(self, name: str) -> list[int]:
+        folders = [Path("/sys/class/net", self._bridge_end(n)) for n in range(self.count)]
+        return [int((folder / "statistics" / name).read_text()) for folder in folders]
 
     def relay_seconds(self) -> float:
         """Return the CPU seconds of the delay relay, which shares the workers' cores."""
