@@ -30,7 +30,7 @@ UDP_OFFLOAD = TUN_F_USO4 | TUN_F_USO6  # since Linux 6.2
 MAX_FRAME = 1 << 17  # more than 64 KiB and their headers
 MAX_WAITING_BYTES = (
     1 << 26
-)  # more would not fit the shaped devices' queues either; then frames drop
+)  # frames beyond that drop; they would not fit the devices' queues either
 
 
 def open_tap(name: str) -> int:

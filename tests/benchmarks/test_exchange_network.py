@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO
 
 from helpers.paths import ROOT
 
@@ -85,28 +87,47 @@ def create_network(delay: float, cleanup: ExitStack) -> FieldNetwork | None:
     return network
 
 
+def start_program(
+    network: FieldNetwork, worker: int, program: str, *arguments: object
+) -> subprocess.Popen[str]:
+    """Start a program at a worker; its first argument is the address of worker 0."""
+    words = [program, network.host(0), *map(str, arguments)]
+    return subprocess.Popen(
+        [*network.command_prefix(worker), sys.executable, "-c", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def serving(network: FieldNetwork, program: str, *arguments: object) -> Iterator[IO[str]]:
+    """Run a program at worker 0 from when it is ready, and yield its output."""
+    server = start_program(network, 0, program, *arguments)
+    try:
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+        yield server.stdout
+    finally:
+        server.kill()
+        server.wait()
+
+
+def run_program(network: FieldNetwork, program: str, *arguments: object) -> list[str]:
+    """Run a program at worker 1, and return the words that it prints."""
+    client = start_program(network, 1, program, *arguments)
+    output, _ = client.communicate()
+    assert client.returncode == 0
+    return output.split()
+
+
 def test_line_delays_packets_limits_bytes_and_is_removed():
     with ExitStack() as cleanup:
         network = create_network(DELAY, cleanup)
         if network is None:
             return
         network.shape(Line("slow", 0.1, 0.1))
-        echo = subprocess.Popen(
-            [*network.command_prefix(0), sys.executable, "-c", ECHO, network.host(0)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        cleanup.callback(echo.wait)
-        cleanup.callback(echo.kill)
-        assert echo.stdout is not None and echo.stdout.readline() == "ready\n"
         before = network.bytes_sent()
-        probe = subprocess.run(
-            [*network.command_prefix(1), sys.executable, "-c", PROBE, network.host(0)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        small, large = map(float, probe.stdout.split())
+        with serving(network, ECHO):
+            small, large = map(float, run_program(network, PROBE))
         assert small >= 2 * DELAY and large >= 2 * DELAY
         sent = [now - then for now, then in zip(network.bytes_sent(), before, strict=True)]
         assert all(2020 <= each < 20_000 for each in sent)
@@ -121,29 +142,9 @@ def test_kernel_hands_many_packets_over_as_one_and_none_is_damaged():
         if network is None:
             return
         network.shape(None)
-        receiver = subprocess.Popen(
-            [
-                *network.command_prefix(0),
-                *(sys.executable, "-c", RECEIVER, network.host(0), str(SENT)),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        cleanup.callback(receiver.wait)
-        cleanup.callback(receiver.kill)
-        assert receiver.stdout is not None and receiver.stdout.readline() == "ready\n"
         before = network.frames_sent()[1]
-        sender = subprocess.run(
-            [
-                *network.command_prefix(1),
-                *(sys.executable, "-c", SENDER, network.host(0)),
-                *(str(SENT), str(STREAMED), str(DATAGRAM)),
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        stream_digest, datagrams_digest = sender.stdout.split()
-        assert receiver.stdout.readline().strip() == stream_digest
-        assert receiver.stdout.readline().split() == [datagrams_digest, str(DATAGRAM)]
+        with serving(network, RECEIVER, SENT) as received:
+            stream_digest, datagrams_digest = run_program(network, SENDER, SENT, STREAMED, DATAGRAM)
+            assert received.readline().strip() == stream_digest
+            assert received.readline().split() == [datagrams_digest, str(DATAGRAM)]
         assert network.frames_sent()[1] - before < STREAMED / LARGE_MTU / 2
