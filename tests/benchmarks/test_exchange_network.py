@@ -59,13 +59,13 @@ SENDER = """
 import hashlib, random, socket, sys
 UDP_SEGMENT = 103
 host, sent, streamed, size = sys.argv[1], *map(int, sys.argv[2:])
-bytes_of = random.Random(7).randbytes
+random_bytes = random.Random(7).randbytes
 with socket.create_connection((host, 5001)) as stream:
-    content = bytes_of(streamed)
+    content = random_bytes(streamed)
     stream.sendall(content)
 datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 datagrams.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, size)
-several = bytes_of(sent)
+several = random_bytes(sent)
 datagrams.sendto(several, (host, 5002))
 print(hashlib.sha256(content).hexdigest(), hashlib.sha256(several).hexdigest())
 """

@@ -565,7 +565,7 @@ def test_revoked_peer_stays_out_and_the_directive_is_relayed(world, caplog):
     def count_lines(start: str) -> int:
         return sum(record.getMessage().startswith(start) for record in caplog.records)
 
-    # It may seem connected to c, for as long as the refusal travels.
+    # The revoked peer counts itself connected for as long as the refusal travels.
     wait_until(lambda: count_lines(f"refused {c.identity.key[:8]}: peer") == 2)
     assert count_lines(f"connected to {c.identity.key[:8]}") == 2, "before the directive"
     assert all(c.identity.key not in m.exchange.server.connections for m in (a, b))
