@@ -150,7 +150,11 @@ async def test_neighbour_that_reads_nothing_costs_a_few_frames(pair):
     links, channel = pair
     await channel.send(MixingFrame(FrameKind.STATE_REQUEST, 0, ROSTER).pack())
     links.offer_state(1, STATE)
-    for step in range(2000):
+    for step in range(20):  # it follows the first steps, so that weights are queued for it
+        links.send_step(step, ROSTER, bytes(8), lambda _: (NEIGHBOUR,))
+        await channel.send(MixingFrame(FrameKind.BEACON, step, ROSTER).pack())
+        await wait_for(lambda step=step: links.newest_step() == step)
+    for step in range(20, 2000):
         links.send_step(step, ROSTER, bytes(8), lambda _: (NEIGHBOUR,))
     await channel.send(MixingFrame(FrameKind.STATE_REQUEST, 0, ROSTER, 1, 0, b"?").pack())
     await wait_for(lambda: links.bytes_received == 1)
@@ -160,6 +164,42 @@ async def test_neighbour_that_reads_nothing_costs_a_few_frames(pair):
     while (frames[-1].kind, frames[-1].step) != (FrameKind.BEACON, 2000):
         frames.append(MixingFrame.unpack(await channel.receive()))
     assert len(frames) < 2000, "it still learns where the others are"
+    assert FrameKind.WEIGHTS in {frame.kind for frame in frames}
+
+
+async def test_weights_are_sent_once_the_neighbour_has_reached_the_step(pair):
+    links, channel = pair
+    links.offer_state(5, STATE)
+    links.send_step(5, ROSTER, b"weights!", lambda _: (NEIGHBOUR,))
+    await receive_until(channel, FrameKind.BEACON)
+    await channel.send(MixingFrame(FrameKind.BEACON, 4, ROSTER).pack())
+    await channel.send(MixingFrame(FrameKind.STATE_REQUEST, 0, ROSTER).pack())
+    answer = [MixingFrame.unpack(await channel.receive()) for _ in pieces(step=5)]
+    assert {frame.kind for frame in answer} == {FrameKind.STATE}, "it was a step behind"
+    await channel.send(MixingFrame(FrameKind.BEACON, 5, ROSTER).pack())
+    (weights,) = await receive_until(channel, FrameKind.WEIGHTS)
+    assert (weights.step, bytes(weights.data)) == (5, b"weights!")
+
+
+async def test_neighbour_that_is_there_first_gets_the_weights_at_once(pair):
+    links, channel = pair
+    await channel.send(MixingFrame(FrameKind.BEACON, 5, ROSTER).pack())
+    await wait_for(lambda: links.newest_step() == 5)
+    links.send_step(5, ROSTER, b"weights!", lambda _: (NEIGHBOUR,))
+    *_, weights = await receive_until(channel, FrameKind.WEIGHTS)
+    assert bytes(weights.data) == b"weights!"
+
+
+async def test_neighbour_beyond_the_step_gets_no_weights_of_it(pair):
+    links, channel = pair
+    await channel.send(MixingFrame(FrameKind.BEACON, 9, ROSTER).pack())
+    await wait_for(lambda: links.newest_step() == 9)
+    links.send_step(5, ROSTER, b"weights!", lambda _: (NEIGHBOUR,))
+    await receive_until(channel, FrameKind.BEACON)
+    links.send_step(9, ROSTER, b"weights!", lambda _: (NEIGHBOUR,))
+    frames = await receive_until(channel, FrameKind.WEIGHTS)
+    kinds = [(frame.kind, frame.step) for frame in frames]
+    assert kinds == [(FrameKind.BEACON, 9), (FrameKind.WEIGHTS, 9)]
 
 
 @pytest.fixture

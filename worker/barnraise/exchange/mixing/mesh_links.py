@@ -80,6 +80,8 @@ class _Link:
     queue: deque[tuple[MixingFrame, Payload]] = field(default_factory=deque)  # frame, payload
     has_work: asyncio.Event = field(default_factory=asyncio.Event)
     is_sending_state: bool = False  # weights in 32 bits are in the queue or on their way
+    # Weights of this machine's step for a neighbour that has not reached it.
+    early_weights: tuple[MixingFrame, Payload] | None = None
     small_frames: TokenBucket = field(default_factory=lambda: TokenBucket(*SMALL_FRAME_LIMIT))
 
 
@@ -231,6 +233,10 @@ class MeshLinks:
         group_at: Callable[[int], Collection[str]],
     ) -> None:
         """Send everybody a beacon, and this step's group the weights.
+
+        A neighbour gets the weights once its own beacon says that it has reached the step. It
+        cannot mix them before, and its line still carries the weights of the step before: with two
+        machines that send to it at one time, a router drops packets of both.
 
         Args:
             step: of this machine.
@@ -486,6 +492,8 @@ class MeshLinks:
                 is_awaited = self._inbox.accept(key, frame)
             if is_awaited:  # each notice wakes the training loop's thread
                 self._changed.notify_all()
+        if frame.kind is FrameKind.BEACON:
+            self._queue_early_weights(key)
 
     def _queue_state(self, key: str, request: MixingFrame) -> None:
         """Queue the weights for a machine that joins, unless it has some to receive already.
@@ -520,9 +528,26 @@ class MeshLinks:
 
     def _queue_step(self, step: int, roster: bytes, payload: Payload, receivers: set[str]) -> None:
         self._queue_greeting(MixingFrame(FrameKind.BEACON, step, roster), b"")
-        for key in list(self._links):
-            if key in receivers:
-                self._queue(key, MixingFrame(FrameKind.WEIGHTS, step, roster), payload)
+        weights = MixingFrame(FrameKind.WEIGHTS, step, roster)
+        for key, link in list(self._links.items()):
+            link.early_weights = (weights, payload) if key in receivers else None
+            self._queue_early_weights(key)
+
+    def _queue_early_weights(self, key: str) -> None:
+        """Queue the weights that wait for a neighbour, if it has reached their step.
+
+        A neighbour that is beyond it mixes without them.
+        """
+        link = self._links.get(key)
+        if link is None or link.early_weights is None:
+            return
+        frame, payload = link.early_weights
+        with self._changed:
+            reached = self._inbox.find_step(key)
+        if reached >= frame.step:
+            link.early_weights = None
+        if reached == frame.step:
+            self._queue(key, frame, payload)
 
     def _queue_greeting(self, frame: MixingFrame, payload: Payload) -> None:
         """Queue a frame for all links, and for those that open before the next one."""

@@ -312,6 +312,11 @@ class StepInbox:
         begun = {key: each.step for key, each in self._neighbours.items() if each.step >= 0}
         return max(begun, key=lambda key: begun[key]) if begun else None
 
+    def find_step(self, key: str) -> int:
+        """Return the step that a neighbour has begun; -1 if it has begun none, or is gone."""
+        neighbour = self._neighbours.get(key)
+        return -1 if neighbour is None else neighbour.step
+
     def newest_step(self) -> int:
         """Return the highest step that a neighbour has begun; -1 if none has."""
         return max((neighbour.step for neighbour in self._neighbours.values()), default=-1)
