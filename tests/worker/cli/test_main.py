@@ -52,6 +52,34 @@ def test_command_names_the_enrolment_or_run_that_it_needs(tmp_path, arguments, s
     assert_fails(run_barnraise(tmp_path, *arguments), sentence)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("export", "a-run", "out"), "has never worked on 'a-run'"),
+        (("export", "a-run", "--push", "ada/a-run"), "has never worked on 'a-run'"),
+        (("verdict", "a-run"), "has never worked on 'a-run'"),
+        (("sample", "a-run"), "has never worked on 'a-run'"),
+        (("join", "a-run"), "is not enrolled yet"),
+        (("serve", "a-run"), "is not enrolled yet"),
+        (("fetch", "a-run", "out"), "is not enrolled yet"),
+    ],
+)
+def test_refusal_does_not_wait_for_the_import_of_torch(tmp_path, arguments, sentence):
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"  # importing it raises an error
+        "from barnraise.cli.main import main\n"
+        f"sys.argv = ['barnraise', *{arguments!r}]\n"
+        "main()"
+    )
+    result = run_in_a_bare_environment(
+        code, BARNRAISE_HOME=str(tmp_path), HF_TOKEN="hf_x", COLUMNS="200"
+    )
+    written = result.stderr.decode()
+    assert result.returncode == 1 and sentence in written, written
+    assert "torch" not in written and "Traceback" not in written
+
+
 def test_state_directory_that_cannot_be_created_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     assert_fails(run_barnraise(tmp_path / "file" / "home", "status"), "Not a directory")

@@ -112,3 +112,21 @@ def select_run_folders(folders: list[RunFolder], name: str) -> list[RunFolder]:
     raise StateError(
         f"this machine has never worked on '{name}': `barnraise status` lists its runs"
     )
+
+
+def refuse_unknown_run(state_dir: StateDir, name: str) -> None:
+    """Refuse a run that this machine has never worked on, before anything slow is imported.
+
+    A folder without a readable answer of the site may belong to any run: the command itself says
+    what is wrong with it.
+
+    Args:
+        state_dir: of this machine.
+        name: the run's id, or its name in addresses.
+
+    Raises:
+        StateError: this machine has never worked on it.
+    """
+    folders = list_run_folders(state_dir)
+    if all(folder.view is not None for folder in folders):
+        select_run_folders(folders, name)

@@ -10,6 +10,7 @@ from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.formats import parse_bytes
 
 RESIDENT_SHARE = 0.5  # of the memory that is free, for layers that stay loaded between two tokens
@@ -47,14 +48,16 @@ def sample(
     resident = int(RESIDENT_SHARE * psutil.virtual_memory().available)
     if memory:
         resident = parse_bytes(memory)
-    # Importing torch takes seconds: an option that is wrong is refused before.
+    state_dir = open_state_dir(home)
+    # Importing torch takes seconds: what can be refused is refused before.
+    refuse_unknown_run(state_dir, run.name)
     from barnraise.swap.precision import units_to_float
     from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
     from barnraise.text.prompt_codec import PromptCodec, TextStream
     from barnraise.training.saved_model import open_saved_model
 
     settings = SamplingSettings(options.tokens, options.temperature, options.top_p, options.seed)
-    with open_saved_model(open_state_dir(home), run.name) as saved:
+    with open_saved_model(state_dir, run.name) as saved:
         codec = PromptCodec(saved.tokenizer)
         sampler = Sampler(
             saved.spec.model,

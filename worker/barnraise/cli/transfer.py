@@ -22,6 +22,7 @@ from barnraise.cli.machine_options import (
     open_state_dir,
 )
 from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.cli.signals import stop_on_signals
 from barnraise.cli.site_access import find_run, open_site
 from barnraise.errors import CoordinatorError, StateError
@@ -78,9 +79,11 @@ def fetch(
     hardware: HardwareOption = None,
 ) -> None:
     """Download a run's weights from machines that train in it or share it."""
+    state_dir = open_state_dir(home)
+    _choose_target(state_dir, folder)  # refuse a folder before anything is fetched
+    _require_known_run(state_dir, run)
     from barnraise.training.model_transfer import ModelFetcher
 
-    _choose_target(open_state_dir(home), folder)  # refuse a folder before anything is fetched
     worker = _create_worker(ModelFetcher, run, home, hardware)
     worker.run()
     if worker.leaving.is_set():
@@ -91,7 +94,7 @@ def fetch(
             f"and you requested {digest}"
         )
     out.print(f"BLAKE3 of the weights: {worker.digest}", soft_wrap=True)
-    _write_export(open_state_dir(home), run.name, folder, options)
+    _write_export(state_dir, run.name, folder, options)
 
 
 def serve(
@@ -100,6 +103,7 @@ def serve(
     hardware: HardwareOption = None,
 ) -> None:
     """Share a run's weights until Ctrl-C, without training."""
+    _require_known_run(open_state_dir(home), run)
     from barnraise.training.model_transfer import ModelServer
 
     worker = _create_worker(ModelServer, run, home, hardware)
@@ -184,6 +188,8 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
     Returns:
         The tokens that the model was trained on.
     """
+    # Importing torch takes seconds: what can be refused is refused before.
+    refuse_unknown_run(state_dir, run)
     from barnraise.training.model_files.model_card import CardFacts
     from barnraise.training.model_files.trained_model import EXPORT_DTYPES, TrainedModel
     from barnraise.training.saved_model import open_saved_model
@@ -214,6 +220,16 @@ def _write_export(state_dir: StateDir, run: str, folder: Path, options: ExportOp
     return tokens
 
 
+def _require_known_run(state_dir: StateDir, run: RunAddress) -> None:
+    """Refuse a run that its site does not know, before torch is imported, which takes seconds.
+
+    Raises:
+        BarnraiseError: the site cannot be used, or has no such run.
+    """
+    open_site(state_dir, run)
+    find_run(state_dir, run.name)
+
+
 def _create_worker(
     kind: type[W], run: RunAddress, home: Path | None, hardware_cache: Path | None
 ) -> W:
@@ -226,8 +242,6 @@ def _create_worker(
     from barnraise.training.join import join_run
 
     state_dir = open_state_dir(home)
-    open_site(state_dir, run)
-    find_run(state_dir, run.name)  # refuses an unknown run before the machine is measured
     configure_logging(open_worker_log(state_dir))
     leaving = stop_on_signals()
     hardware = measure_machine(state_dir, hardware_cache)

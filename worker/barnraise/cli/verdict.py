@@ -14,6 +14,7 @@ from barnraise.cli.addresses import RunArgument
 from barnraise.cli.console import new_table, out
 from barnraise.cli.machine_options import HomeOption, open_state_dir
 from barnraise.cli.option_groups import expand_option_groups
+from barnraise.cli.run_folders import refuse_unknown_run
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.protocol.signing import digest
@@ -72,13 +73,14 @@ def verdict(
 
     Without --peer or --update, it lists the peers and their updates.
     """
-    # Importing torch takes seconds, so that only the commands that need it do so.
+    state_dir = open_state_dir(exclusion.home)
+    # Importing torch takes seconds: what can be refused is refused before.
+    refuse_unknown_run(state_dir, run.name)
     from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
     from barnraise.exchange.ledger.ledger import Ledger
     from barnraise.spec import RunSpec
     from barnraise.training.join import find_saved_run
 
-    state_dir = open_state_dir(exclusion.home)
     saved_run = find_saved_run(state_dir, run.name)
     if saved_run is None:
         raise StateError(f"this machine has never worked on '{run.name}'")
