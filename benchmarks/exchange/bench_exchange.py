@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -35,12 +36,14 @@ from links import (
     NAMED_MODELS,
     LinkError,
     Shape,
+    boundary_seconds,
     observe_line,
     pipeline_ratio,
     scale_line,
     scale_pipeline_line,
 )
 from systems import ours_updates
+from systems.torch_pipeline import MICROBATCH_SEQUENCES, MICROBATCHES
 
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.mixing.topology import EXPONENTIAL
@@ -67,6 +70,9 @@ LINES = {
     "100mbit": Line("100 Mb/s", 100, 100, 0.023),
     "1000mbit": Line("1,000 Mb/s", 1000, 1000, 0.023),
 }
+PIPELINE_STEP_TOKENS = MICROBATCHES * MICROBATCH_SEQUENCES * MODEL.context
+SCHEDULES_MODEL = "GPT 1.3B"  # whose pipelines are measured with all schedules
+UPLINK_SHARE = 0.9  # of the line: our workers' own limit; the rest is for acknowledgements
 MIN_STEPS = 3  # that a slow system must make before its steps are multiplied
 MAX_MODEL_ERROR = 0.2  # of the runtime model; what is farther off is measured again
 # The parts of the benchmark, in order.
@@ -79,14 +85,20 @@ class Extent:
 
     Attributes:
         calibration_steps: of each worker alone.
-        pipeline_steps: of each pipeline.
-        schedules: of pipelines; the faster one counts.
+        pipeline_steps: of each pipeline, at most.
+        pipeline_seconds: for which a pipeline's messages travel, at most; a pipeline makes fewer
+            steps on a slow line, and at least one.
+        pipeline_step_seconds: for which the messages of one step may travel; on slower lines the
+            step is extrapolated from the next faster line.
+        schedules: of pipelines of the model GPT 1.3B, of which the faster one counts; the others
+            are measured with the first of these.
         pipeline_models: names of the models of the crossover chart.
         pipeline_rates: Mb/s of the crossover chart.
         target_loss: nats a token, to which every system trains.
         curve_steps: in which synchronous systems reach the target.
         loss_seconds: that a system may take for the target on one line.
         slow_seconds: for the few steps of a slow system on one line.
+        hivemind_seconds: for its epochs on one line, and without a limit on the line.
         loss_lines: names of the lines.
         round_steps: H of DiLoCo.
         churn: seconds between two kills, and seconds in all.
@@ -100,6 +112,8 @@ class Extent:
 
     calibration_steps: int
     pipeline_steps: int
+    pipeline_seconds: float
+    pipeline_step_seconds: float
     schedules: tuple[str, ...]
     pipeline_models: tuple[str, ...]
     pipeline_rates: tuple[float, ...]
@@ -107,6 +121,7 @@ class Extent:
     curve_steps: int
     loss_seconds: float
     slow_seconds: float
+    hivemind_seconds: float
     loss_lines: tuple[str, ...]
     round_steps: int
     churn: tuple[float, float]
@@ -120,24 +135,29 @@ class Extent:
 FULL = Extent(
     calibration_steps=40,
     pipeline_steps=3,
+    pipeline_seconds=20.0,
+    pipeline_step_seconds=45.0,
     schedules=("gpipe", "1f1b"),
     pipeline_models=tuple(shape.name for shape in NAMED_MODELS),
     pipeline_rates=(15, 20, 50, 100, 400, 1000),
     target_loss=2.6,
     curve_steps=150,
-    loss_seconds=240.0,
+    loss_seconds=180.0,
     slow_seconds=180.0,
+    hivemind_seconds=120.0,
     loss_lines=("home", "100mbit", "1000mbit"),
     round_steps=10,
     churn=(120.0, 600.0),
     equal_steps=60,
-    steady_seconds=90.0,
-    model_steps=40,
+    steady_seconds=60.0,
+    model_steps=24,
     model_shares=(0.3, 1.0, 3.0),
 )
 QUICK = Extent(
     calibration_steps=8,
     pipeline_steps=1,
+    pipeline_seconds=30.0,
+    pipeline_step_seconds=60.0,
     schedules=("gpipe",),  # the faster one of the two in every cell measured so far
     pipeline_models=("GPT 1.3B",),
     pipeline_rates=(20, 400),
@@ -145,6 +165,7 @@ QUICK = Extent(
     curve_steps=30,
     loss_seconds=62.0,
     slow_seconds=20.0,
+    hivemind_seconds=20.0,
     loss_lines=("100mbit",),
     round_steps=10,
     churn=(4.0, 9.0),
@@ -214,42 +235,65 @@ class ExchangeBenchmark:
         for shape in NAMED_MODELS:
             if shape.name not in self._extent.pipeline_models:
                 continue
-            for rate in self._extent.pipeline_rates:
-                for bits in (16, 8):
-                    self._measure_pipeline(shape, rate, bits, ours.tokens_per_second)
+            for bits in (16, 8):
+                self._measure_pipeline_rates(shape, bits, ours.tokens_per_second)
 
-    def _measure_pipeline(self, shape: Shape, rate: float, bits: int, ours: float) -> None:
-        line = Line(f"{rate:g} Mb/s", rate, rate, HOME_LINE.round_trip_seconds)
-        scaled = scale_pipeline_line(line, self._pipeline_flops(shape), shape, SHAPE)
-        results = {
-            schedule: self._run(
-                Cell(
-                    "torch_pipeline",
-                    scaled,
-                    self._extent.slow_seconds * 3,
-                    steps=self._extent.pipeline_steps,
-                    options={"bits": bits, "schedule": schedule},
-                )
-            )
-            for schedule in self._extent.schedules
-        }
+    def _measure_pipeline_rates(self, shape: Shape, bits: int, ours: float) -> None:
+        """Measure a model's pipeline on all lines, from the fastest to the slowest.
+
+        Args:
+            shape: the named model.
+            bits: of a value that is sent over a boundary.
+            ours: tokens per second of four full copies.
+        """
+        schedule = self._extent.schedules[0]
+        step_seconds = inf  # on the line before, which is faster
+        travelled = 0.0  # seconds of such a step for which its messages travelled
+        for rate in sorted(self._extent.pipeline_rates, reverse=True):
+            line = Line(f"{rate:g} Mb/s", rate, rate, HOME_LINE.round_trip_seconds)
+            scaled = scale_pipeline_line(line, self._pipeline_flops(shape), shape, SHAPE)
+            travelling = boundary_seconds(PIPELINE_STEP_TOKENS, SHAPE.width, bits / 8, scaled)
+            if travelling > self._extent.pipeline_step_seconds and step_seconds < inf:
+                # A step takes at least as much longer as its messages do. That favours the
+                # pipeline: while it fills and drains, it waits longer for them, too.
+                step_seconds += travelling - travelled
+                kind = "extrapolated"
+            else:
+                steps = int(self._extent.pipeline_seconds / travelling)
+                steps = min(max(steps, 1), self._extent.pipeline_steps)
+                schedule, step_seconds = self._measure_pipeline(shape, scaled, bits, steps)
+                kind = "measured"
+            travelled = travelling
+            tokens_per_second = PIPELINE_STEP_TOKENS / step_seconds
+            ratio = ours / tokens_per_second if tokens_per_second else None
+            row = {
+                "model": shape.name,
+                "megabits": rate,
+                "bits": bits,
+                "schedule": schedule,
+                "kind": kind,
+                "scaled_megabits": round(scaled.up_megabits, 3),
+                "tokens_per_second": round(tokens_per_second, 1),
+                "ratio": ratio and round(ratio, 2),
+                "closed_form": round(pipeline_ratio(WORKERS, shape, bits / 8, rate * 1e6), 2),
+            }
+            self.findings.pipeline.append(row)
+            report("pipeline", row)
+
+    def _measure_pipeline(
+        self, shape: Shape, scaled: Line, bits: int, steps: int
+    ) -> tuple[str, float]:
+        """Return the faster schedule of a pipeline, and the seconds of its steps."""
+        extent = self._extent
+        schedules = extent.schedules if shape.name == SCHEDULES_MODEL else extent.schedules[:1]
+        step_seconds = {}
+        for schedule in schedules:
+            options = {"bits": bits, "schedule": schedule}
+            cell = Cell("torch_pipeline", scaled, extent.slow_seconds * 3, steps, options=options)
+            step_seconds[schedule] = self._run(cell).mean_step_seconds
         # A boundary that limits delays 1F1B, which has few microbatches under way; where arithmetic
         # limits, the two are alike. The faster one counts.
-        schedule, result = max(results.items(), key=lambda each: each[1].rates[0])
-        expected = pipeline_ratio(WORKERS, shape, bits / 8, rate * 1e6)
-        ratio = ours / result.rates[0] if result.rates[0] else None
-        row = {
-            "model": shape.name,
-            "megabits": rate,
-            "bits": bits,
-            "schedule": schedule,
-            "scaled_megabits": round(scaled.up_megabits, 3),
-            "tokens_per_second": round(result.rates[0], 1),
-            "ratio": ratio and round(ratio, 2),
-            "closed_form": round(expected, 2),
-        }
-        self.findings.pipeline.append(row)
-        report("pipeline", row)
+        return min(step_seconds.items(), key=lambda each: each[1])
 
     # ---- 2. wall-clock to one loss ------------------------------------------------------------
 
@@ -277,11 +321,11 @@ class ExchangeBenchmark:
 
         Args:
             system: the adapter.
-            steps: to make at most; 0: as many as fit into the time of a slow system.
+            steps: to make at most; 0: as many as fit into the time of hivemind.
             options: of the adapter.
         """
         extent = self._extent
-        seconds = extent.loss_seconds * 3 if steps else extent.slow_seconds
+        seconds = extent.loss_seconds * 4 if steps else extent.hivemind_seconds
         result = self._run(Cell(system, None, seconds, steps, 4 if steps else 0, options))
         needed = result.steps_to_loss(extent.target_loss)
         last = result.losses[-1][2] if result.losses else None
@@ -305,8 +349,8 @@ class ExchangeBenchmark:
         epoch_bytes = max(unlimited.bytes_sent) / max(1, epochs)
         epoch_seconds = max(seconds / max(1, epochs), epoch_bytes / line.up_bytes)
         kind = "computed"
-        if epoch_seconds * (MIN_STEPS + 1) < self._extent.slow_seconds * 2:
-            cell = Cell("hivemind_optimizer", line, self._extent.slow_seconds * 2)
+        if epoch_seconds * (MIN_STEPS + 1) < self._extent.hivemind_seconds:
+            cell = Cell("hivemind_optimizer", line, self._extent.hivemind_seconds)
             epochs, seconds = _count_epochs(self._run(cell))
             epoch_seconds, kind = seconds / max(1, epochs), "extrapolated"
         row = {
@@ -386,7 +430,7 @@ class ExchangeBenchmark:
             seconds or self._extent.loss_seconds,
             steps=steps,
             snapshot_steps=0 if steps else 4,
-            options={"uplink": ours_updates.UPLINK_SHARE_OF_LINE * scaled.up_bytes},
+            options=_limit_uplink(scaled),
         )
 
     # ---- 3 to 6 -------------------------------------------------------------------------------
@@ -405,7 +449,7 @@ class ExchangeBenchmark:
         line = LINES["100mbit"]
         steps = self._extent.calibration_steps
         cells = {
-            "ours_updates": (steps, {"uplink": ours_updates.UPLINK_SHARE_OF_LINE * line.up_bytes}),
+            "ours_updates": (steps, _limit_uplink(line)),
             "torch_ddp": (steps, {}),
             "decent_dp_adam": (steps, {}),
             # One of its steps has eight times as many sequences.
@@ -511,8 +555,9 @@ class ExchangeBenchmark:
     ) -> dict[str, Any] | None:
         """Measure a system's steps on a line, and compare them; None if it makes too few."""
         steps = self._extent.model_steps
-        idle = self._run(Cell(system, line, 120.0, steps, options={"sequences": 1}))
-        result = self._run(Cell(system, line, 120.0, steps))
+        options = _limit_uplink(line) if system == "ours_mixing" else {}
+        idle = self._run(Cell(system, line, 120.0, steps, options=options | {"sequences": 1}))
+        result = self._run(Cell(system, line, 120.0, steps, options=options))
         if len(idle.step_seconds) < MIN_STEPS or len(result.step_seconds) < MIN_STEPS:
             return None
         observed = observe_line(line, sent_bytes, messages, median(idle.step_seconds[1:]))
@@ -561,6 +606,11 @@ class ExchangeBenchmark:
         if result.outcome.startswith(("fails", "does not start")):
             print(f"{cell.system}: {result.outcome}", file=sys.stderr, flush=True)
         return result
+
+
+def _limit_uplink(line: Line) -> dict[str, float]:
+    """Return the options with which our workers leave a part of the line to acknowledgements."""
+    return {"uplink": UPLINK_SHARE * line.up_bytes}
 
 
 def _sum_cpu_seconds(result: CellResult) -> float:

@@ -59,6 +59,7 @@ POLL_SECONDS = 0.05
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 LOG_TAIL = 1500
+HANGING_KILLS = 2  # without a step for as long as between so many kills, a system hangs
 
 
 @dataclass(frozen=True)
@@ -355,14 +356,12 @@ class FieldRunner:
                 victim = victim % (self._network.count - 1) + 1
                 self._workers[victim].kill_job()
                 self._workers[victim].start(_job_path(out, victim))
+            if cell.churn and _idle_seconds(out) > HANGING_KILLS * cell.churn:
+                return "hangs"
             time.sleep(POLL_SECONDS)
         if not cell.churn:
             return "done"
-        last_steps = [
-            steps[-1][0] for rank in (0,) if (steps := _read_steps(out / f"steps.{rank}"))
-        ]
-        is_alive = bool(last_steps) and time.monotonic() - last_steps[0] < cell.seconds / 5
-        return "survives" if is_alive else "hangs"
+        return "survives" if _idle_seconds(out) < cell.seconds / 5 else "hangs"
 
     def _has_failed(self) -> bool:
         return any(worker.poll() not in (None, 0) for worker in self._workers)
@@ -428,6 +427,15 @@ def _read_steps(path: Path) -> list[tuple[float, int]]:
             last = tokens
             steps.append((at, total))
     return steps or [(0.0, 0)]
+
+
+def _idle_seconds(out: Path) -> float:
+    """Return the seconds since the first worker, which is never killed, recorded its last step.
+
+    Args:
+        out: the measurement's folder.
+    """
+    return time.time() - (out / "steps.0").stat().st_mtime
 
 
 def _read_waits(path: Path) -> list[float]:

@@ -129,6 +129,20 @@ def pipeline_ratio(
     return max(1.0, compute / boundary)
 
 
+def boundary_seconds(step_tokens: int, width: int, element_bytes: float, line: Line) -> float:
+    """Return how long a step's activations and gradients travel over a boundary of a pipeline.
+
+    GPipe sends all activations before any gradient, so the two add up: 2·T·d·b / r.
+
+    Args:
+        step_tokens: T.
+        width: d of the model that is trained here.
+        element_bytes: b.
+        line: of a worker, as scaled.
+    """
+    return 2 * step_tokens * width * element_bytes / line.up_bytes
+
+
 def _compute_ratio(cpu_flops: float) -> float:
     if not (cpu_flops > 0 and math.isfinite(cpu_flops)):
         raise LinkError(

@@ -5,6 +5,7 @@ import sys
 from contextlib import ExitStack
 
 import pytest
+from helpers.loopback_network import LoopbackNetwork
 from helpers.paths import ROOT
 
 sys.path.append(str(ROOT / "benchmarks" / "exchange"))
@@ -19,32 +20,6 @@ NOISE = 0.01  # nats a byte between two systems that add in another order
 WORKERS = 4
 
 
-class LoopbackNetwork:
-    """Four addresses of this machine, without lines."""
-
-    count = WORKERS
-    device = "lo"
-
-    def host(self, n: int) -> str:
-        """Return the address of worker `n`."""
-        return f"127.0.0.{10 + n}"
-
-    def command_prefix(self, n: int) -> list[str]:
-        """Return the command that runs other commands at worker `n`: none."""
-        return []
-
-    def shape(self, line) -> None:
-        """Limit nothing."""
-
-    def bytes_sent(self) -> list[int]:
-        """Return zeros: nothing is counted."""
-        return [0] * self.count
-
-    def relay_seconds(self) -> float:
-        """Return zero: nothing is delayed."""
-        return 0.0
-
-
 @pytest.fixture
 def runner(tmp_path):
     """Provide the benchmark's runner, with decent-dp as the benchmark installs it."""
@@ -54,7 +29,7 @@ def runner(tmp_path):
         pytest.fail(f"{error}. `make bench-exchange` installs it where a package index answers")
     prepare_text(tmp_path)
     with ExitStack() as cleanup:
-        yield FieldRunner(tmp_path, LoopbackNetwork(), {"decent_dp_adam": python}, cleanup)
+        yield FieldRunner(tmp_path, LoopbackNetwork(WORKERS), {"decent_dp_adam": python}, cleanup)
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 

@@ -4,16 +4,22 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
+from helpers.loopback_network import LoopbackNetwork
 from helpers.paths import ROOT
 
 sys.path.append(str(ROOT / "benchmarks" / "exchange"))
 sys.path.append(str(ROOT / "benchmarks" / "shared"))
 
-from field_cells import Cell, CellResult, read_result, with_rests
+from bench_exchange import FULL, PIPELINE_STEP_TOKENS, ExchangeBenchmark, prepare_text
+from field_cells import Cell, CellResult, FieldRunner, read_result, with_rests
 from field_findings import Findings, summarise
 from field_job import FieldJob, StepRecorder
+from field_model import SHAPE
+from links import boundary_seconds
 
 FOLDER = ROOT / "benchmarks" / "exchange"
 
@@ -30,6 +36,57 @@ def test_cell_interpolates_when_a_loss_was_reached():
     assert cell.step_seconds == [1, 2] and cell.mean_step_seconds == 1.5
     assert cell.rates == [pytest.approx(200 / 3)] * 4
     assert cell.tokens_per_second == pytest.approx(800 / 3)
+
+
+class ArithmeticOfPipelines:
+    """A runner whose pipelines take as long as their messages travel; it records the cells."""
+
+    def __init__(self) -> None:
+        self.cells: list[Cell] = []
+
+    def run(self, cell: Cell, prepare=None) -> CellResult:
+        seconds, tokens = 1.0, 4096
+        if cell.system == "torch_pipeline":
+            self.cells.append(cell)
+            tokens, element_bytes = PIPELINE_STEP_TOKENS, cell.options["bits"] / 8
+            seconds = boundary_seconds(tokens, SHAPE.width, element_bytes, cell.line)
+        steps = [[(seconds * step, tokens * step) for step in range(cell.steps + 1)]] * 4
+        return CellResult("done", steps, [0] * 4, [{}] * 4)
+
+
+def test_slow_pipelines_make_few_steps_and_the_slowest_is_extrapolated():
+    runner = ArithmeticOfPipelines()
+    extent = replace(FULL, pipeline_models=("GPT 125M", "GPT 1.3B"))
+    benchmark = ExchangeBenchmark(runner, extent)
+    benchmark.calibrate()
+    benchmark.measure_pipelines()
+    rows = benchmark.findings.pipeline
+    assert len(rows) == 2 * len(FULL.pipeline_rates) * 2
+    first = [row for row in rows if (row["model"], row["bits"]) == ("GPT 125M", 16)]
+    assert [row["megabits"] for row in first] == sorted(FULL.pipeline_rates, reverse=True)
+    kinds = [row["kind"] for row in first]
+    assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"measured", "extrapolated"}
+    # Where only the line counts, what is extrapolated equals what would be measured.
+    speeds = [row["tokens_per_second"] / row["megabits"] for row in first]
+    assert speeds == pytest.approx([speeds[0]] * len(speeds), rel=0.01)
+    assert {cell.steps for cell in runner.cells} == {1, 2, 3}
+    cells = len(runner.cells)
+    measured = [row["model"] for row in rows if row["kind"] == "measured"]
+    assert cells == measured.count("GPT 125M") + 2 * measured.count("GPT 1.3B")
+
+
+@pytest.mark.parametrize(
+    ("rest", "seconds", "outcome"), [(0.0, 10.0, "survives"), (1e6, 60.0, "hangs")]
+)
+def test_system_without_a_step_between_two_kills_hangs(tmp_path, rest, seconds, outcome):
+    prepare_text(tmp_path)
+    with ExitStack() as cleanup:
+        runner = FieldRunner(tmp_path, LoopbackNetwork(2), {}, cleanup)
+        started = time.monotonic()
+        found = runner.run(Cell("alone", None, seconds, churn=2.0, rests=(rest, 0.0)))
+        assert found.outcome == outcome
+        if outcome == "hangs":
+            assert time.monotonic() - started < seconds, "it was ended early"
 
 
 def test_steps_without_their_waits_are_the_arithmetic(tmp_path):

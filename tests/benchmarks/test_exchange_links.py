@@ -13,6 +13,7 @@ from links import (
     RTX_3090_FLOPS,
     LinkError,
     Shape,
+    boundary_seconds,
     observe_line,
     pipeline_ratio,
     scale_line,
@@ -80,6 +81,12 @@ def test_observed_line_has_the_rate_that_bytes_had():
     observed = observe_line(line, 1_000_000, 2, 1.29)  # 1.25 s besides two delays
     assert observed.up_megabits == observed.down_megabits == pytest.approx(6.4)
     assert observe_line(line, 1_000_000, 2, 0.01).up_megabits == 8  # never above the nominal rate
+
+
+def test_boundary_carries_activations_and_then_gradients():
+    line = Line("8 Mb/s", 8, 8)  # a million bytes a second
+    assert boundary_seconds(1000, 64, 2, line) == pytest.approx(2 * 0.128)
+    assert boundary_seconds(1000, 64, 1, line) == pytest.approx(0.128)
 
 
 @pytest.mark.parametrize("flops", [0.0, -1.0, math.nan, math.inf])

@@ -1,5 +1,7 @@
 """Ours as `decentralized-adam`: neighbour mixing over iroh."""
 
+from math import inf
+
 import torch
 from field_job import FieldJob, StepRecorder
 from field_model import (
@@ -23,6 +25,7 @@ from barnraise.exchange.mixing.payloads import payload_size
 from barnraise.exchange.mixing.step_averaging import train_step
 from barnraise.exchange.mixing.topology import find_topology
 from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.network.rate_limit import FairShare
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 
@@ -49,7 +52,8 @@ def run_worker(job: FieldJob) -> None:
     )
     transport = IrohTransport(secrets[job.rank], host=job.hosts[job.rank], port=job.port)
     sizes = payload_size(weights.numel(), settings.bits), payload_size(weights.numel(), 32)
-    links = MeshLinks(FixedMembership(transport, members), *sizes)
+    uplink = FairShare(job.options.get("uplink", inf))
+    links = MeshLinks(FixedMembership(transport, members), *sizes, uplink=uplink)
     links.start()
     links.wait_for(lambda inbox: len(inbox.neighbours) == job.world - 1, CONNECT_SECONDS)
     mixing = NeighbourMixing(links, settings)

@@ -22,7 +22,6 @@ from barnraise.spec import Recipe, RunSpec, TextSpec
 from barnraise.state_dir import RunDir, StateDir
 from barnraise.training.train import Worker
 
-UPLINK_SHARE_OF_LINE = 0.9  # the worker's own limit: the rest is for acknowledgements
 NEVER = 10**15
 FIGURE_SECONDS = 2.0  # between two records of figures, which take time of the training loop
 
