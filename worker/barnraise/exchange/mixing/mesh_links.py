@@ -8,6 +8,7 @@ a channel's other end has proven its key. Who is a member, and how one proves it
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -234,9 +235,10 @@ class MeshLinks:
     ) -> None:
         """Send everybody a beacon, and this step's group the weights.
 
-        A neighbour gets the weights once its own beacon says that it has reached the step. It
-        cannot mix them before, and its line still carries the weights of the step before: with two
-        machines that send to it at one time, a router drops packets of both.
+        Where the uplink is limited, a neighbour gets the weights once its own beacon says that it
+        has reached the step. It cannot mix them before, and its line still carries the weights of
+        the step before: with two machines that send to it at one time, a router drops packets of
+        both. A line without a limit has room for both, and sends at once.
 
         Args:
             step: of this machine.
@@ -536,7 +538,7 @@ class MeshLinks:
     def _queue_early_weights(self, key: str) -> None:
         """Queue the weights that wait for a neighbour, if it has reached their step.
 
-        A neighbour that is beyond it mixes without them.
+        A neighbour that is beyond it mixes without them. See `send_step`.
         """
         link = self._links.get(key)
         if link is None or link.early_weights is None:
@@ -544,9 +546,10 @@ class MeshLinks:
         frame, payload = link.early_weights
         with self._changed:
             reached = self._inbox.find_step(key)
-        if reached >= frame.step:
-            link.early_weights = None
-        if reached == frame.step:
+        if reached < frame.step and math.isfinite(self._uplink.rate):
+            return
+        link.early_weights = None
+        if reached <= frame.step:
             self._queue(key, frame, payload)
 
     def _queue_greeting(self, frame: MixingFrame, payload: Payload) -> None:
