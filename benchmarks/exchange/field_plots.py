@@ -42,14 +42,16 @@ def _draw_crossover(rows: list[dict[str, Any]], path: Path) -> None:
             curve = [pipeline_ratio(WORKERS, shape, bits / 8, rate * 1e6) for rate in RATES]
             label = f"{shape.name}, {bits} bits"
             axes.plot(RATES, curve, style, color=colour, linewidth=1, label=label)
-            measured = [r for r in rows if (r["model"], r["bits"]) == (shape.name, bits)]
-            points = [(r["megabits"], r["ratio"]) for r in measured if r["ratio"]]
-            if points:
-                axes.plot(*zip(*points, strict=True), "o" if bits == 16 else "s", color=colour)
+            cells = [r for r in rows if (r["model"], r["bits"]) == (shape.name, bits)]
+            measured = [r for r in cells if r["ratio"]]
+            for row in measured:
+                fill = colour if row["kind"] == "measured" else "none"
+                mark = "o" if bits == 16 else "s"
+                axes.plot(row["megabits"], row["ratio"], mark, color=colour, markerfacecolor=fill)
     axes.axhline(1, color="grey", linewidth=0.7)
     axes.set(xscale="log", yscale="log", xlabel="line, Mb/s each way")
     axes.set_ylabel("tokens/s of full copies over a pipeline's")
-    axes.set_title("Lines: closed form; points: measured on scaled lines", fontsize=10)
+    axes.set_title("Lines: closed form; points: on scaled lines, filled ones measured", fontsize=10)
     axes.legend(fontsize=8)
     _save(figure, path)
 
