@@ -90,8 +90,8 @@ class Extent:
             steps on a slow line, and at least one.
         pipeline_step_seconds: for which the messages of one step may travel; on slower lines the
             step is extrapolated from the next faster line.
-        schedules: of pipelines of the model GPT 1.3B, of which the faster one counts; the others
-            are measured with the first of these.
+        schedules: of pipelines. All are measured for GPT 1.3B, and the faster one counts; other
+            models are measured with the first one.
         pipeline_models: names of the models of the crossover chart.
         pipeline_rates: Mb/s of the crossover chart.
         target_loss: nats a token, to which every system trains.
