@@ -83,7 +83,9 @@ def test_system_without_a_step_between_two_kills_hangs(tmp_path, rest, seconds, 
     with ExitStack() as cleanup:
         runner = FieldRunner(tmp_path, LoopbackNetwork(2), {}, cleanup)
         started = time.monotonic()
-        found = runner.run(Cell("alone", None, seconds, churn=2.0, rests=(rest, 0.0)))
+        small_steps = {"sequences": 1}  # so that a busy machine makes one often enough
+        cell = Cell("alone", None, seconds, options=small_steps, churn=2.0, rests=(rest, 0.0))
+        found = runner.run(cell)
         assert found.outcome == outcome
         if outcome == "hangs":
             assert time.monotonic() - started < seconds, "it was ended early"

@@ -1,14 +1,14 @@
 """Each worker trains alone, without any exchange: the calibration of this machine's arithmetic."""
 
 from field_job import FieldJob, StepRecorder
-from field_model import STEP_TOKENS, FieldGPT, batches, create_adamw, flatten
+from field_model import SEQUENCES, STEP_TOKENS, FieldGPT, batches, create_adamw, flatten
 
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
     model = FieldGPT()
     optimizer = create_adamw(model.parameters())
-    text = batches(job.folder_path, job.rank)
+    text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
     model(next(text)).backward()
     recorder = StepRecorder(job, STEP_TOKENS)
     recorder.wait_for_go()
