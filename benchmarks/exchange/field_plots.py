@@ -42,11 +42,10 @@ def _draw_crossover(rows: list[dict[str, Any]], path: Path) -> None:
             curve = [pipeline_ratio(WORKERS, shape, bits / 8, rate * 1e6) for rate in RATES]
             label = f"{shape.name}, {bits} bits"
             axes.plot(RATES, curve, style, color=colour, linewidth=1, label=label)
+            mark = "o" if bits == 16 else "s"
             cells = [r for r in rows if (r["model"], r["bits"]) == (shape.name, bits)]
-            measured = [r for r in cells if r["ratio"]]
-            for row in measured:
+            for row in [cell for cell in cells if cell["ratio"]]:
                 fill = colour if row["kind"] == "measured" else "none"
-                mark = "o" if bits == 16 else "s"
                 axes.plot(row["megabits"], row["ratio"], mark, color=colour, markerfacecolor=fill)
     axes.axhline(1, color="grey", linewidth=0.7)
     axes.set(xscale="log", yscale="log", xlabel="line, Mb/s each way")

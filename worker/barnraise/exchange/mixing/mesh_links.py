@@ -8,7 +8,6 @@ a channel's other end has proven its key. Who is a member, and how one proves it
 import asyncio
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -81,7 +80,7 @@ class _Link:
     queue: deque[tuple[MixingFrame, Payload]] = field(default_factory=deque)  # frame, payload
     has_work: asyncio.Event = field(default_factory=asyncio.Event)
     is_sending_state: bool = False  # weights in 32 bits are in the queue or on their way
-    # Weights of this machine's step for a neighbour that has not reached it.
+    # This machine's weights for a neighbour that has not reached their step; see `send_step`.
     early_weights: tuple[MixingFrame, Payload] | None = None
     small_frames: TokenBucket = field(default_factory=lambda: TokenBucket(*SMALL_FRAME_LIMIT))
 
@@ -546,7 +545,7 @@ class MeshLinks:
         frame, payload = link.early_weights
         with self._changed:
             reached = self._inbox.find_step(key)
-        if reached < frame.step and math.isfinite(self._uplink.rate):
+        if reached < frame.step and self._uplink.is_limited:
             return
         link.early_weights = None
         if reached <= frame.step:

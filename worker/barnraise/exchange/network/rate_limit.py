@@ -123,6 +123,11 @@ class FairShare:
         """The limit, in bytes per second."""
         return self._bucket.rate
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return not math.isinf(self.rate)
+
     def limit(self, rate: float) -> None:
         """Set the limit, in bytes per second. Safe to call from another thread."""
         self._bucket.rate = rate
@@ -134,7 +139,7 @@ class FairShare:
 
     async def wait_for_turn(self, sender: UplinkSender, size: int) -> None:
         """Wait until a sender's `size` bytes may go out."""
-        if math.isinf(self.rate):
+        if not self.is_limited:
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[sender] = (granted, size)
