@@ -5,20 +5,36 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+# The last operation that torch records before a product's own kernel.
+BEFORE_KERNEL = "aten::resolve_conj"
+
 
 def allocation_changes(call: Callable[[], Any]) -> list[int]:
     """Return the bytes of each allocation (+) and release (−) on the CPU by `call`, in order.
 
     The result of `call` is released after the last of them. Only torch's CPU allocator counts; a
-    library's own workspace does not.
+    library's own workspace does not. Nor does the buffer in which the kernel of a product computes
+    in fp32 on a CPU without bfloat16: neither a GPU nor a CPU that is planned for bfloat16 has it.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         result = call()
-    events = [
-        event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"
-    ]
+    events = sorted(record.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     del result
-    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    changes: list[int] = []
+    has_kernel_buffer = False  # the last change is the buffer of a product's kernel
+    previous = ""
+    for event in events:
+        if event.name() == "[memory]":
+            if has_kernel_buffer and changes[-1] == -event.nbytes():
+                changes.pop()
+                has_kernel_buffer = False
+            else:
+                changes.append(event.nbytes())
+                has_kernel_buffer = previous == BEFORE_KERNEL
+        else:
+            has_kernel_buffer = False
+        previous = event.name()
+    return changes
 
 
 def peak_allocated(call: Callable[[], Any]) -> int:
