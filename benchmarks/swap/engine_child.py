@@ -214,6 +214,12 @@ class EngineHost:
         held = {"host": store.host.allocated, "device": store.device.allocated}
         return {"held": held, "seconds": time.perf_counter() - started}
 
+    def retain_freed_memory(self, retain: bool) -> None:
+        """Choose whether glibc retains freed memory, instead of the engine."""
+        from barnraise.planning.hardware import retain_freed_memory
+
+        retain_freed_memory(retain)
+
     def steps(self, count: int, drained: bool = False) -> dict[str, list[float]]:
         """Train `count` steps; `drained` ones end when nothing that they started is running.
 

@@ -26,6 +26,7 @@ from barnraise.exchange.mixing.step_averaging import train_step
 from barnraise.exchange.mixing.topology import find_topology
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.rate_limit import FairShare
+from barnraise.planning.hardware import retain_freed_memory
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 
@@ -34,6 +35,7 @@ CONNECT_SECONDS = 60.0
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
+    retain_freed_memory()  # as a worker whose state is in RAM
     # Sorted by key, so that a worker's rank is its place in the roster.
     secrets = sorted(
         (bytes([rank + 1]) * 32 for rank in range(job.world)), key=lambda raw: Identity(raw).key

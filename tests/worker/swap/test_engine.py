@@ -428,6 +428,18 @@ def test_closed_engine_frees_its_memory_at_once(kind, new_engine):
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    ("kind", "retains"), [("resident", True), ("staged", True), ("exact", False)]
+)
+def test_engine_retains_freed_memory_where_no_state_is_on_disk(
+    kind, retains, new_engine, monkeypatch
+):
+    choices = []
+    monkeypatch.setattr("barnraise.swap.engine.retain_freed_memory", choices.append)
+    new_engine(kind)
+    assert choices == [retains]
+
+
 def test_memory_that_runs_out_is_named_with_its_size():
     failures = {
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has": (

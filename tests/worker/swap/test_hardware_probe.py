@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import platform
 import resource
 import signal
 import statistics
@@ -289,3 +290,35 @@ def test_file_system_without_direct_access_is_measured(tmp_path, monkeypatch):
 def test_memory_is_at_most_what_the_machine_has():
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < available_memory() <= memory_bytes() <= installed and memory_bytes() > 1 << 28
+
+
+FREED_BYTES = 64 << 20
+MEMORY_AFTER_A_BLOCK = f"""
+import sys
+from pathlib import Path
+from barnraise.planning.hardware import retain_freed_memory
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1024
+
+retain_freed_memory()  # as the measurement of the hardware does
+if sys.argv[1] == "return":
+    retain_freed_memory(False)
+before = resident_bytes()
+block = b"x" * {FREED_BYTES}
+del block
+print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other systems ignore the request")
+@pytest.mark.parametrize(("choice", "share"), [("retain", 1), ("return", 0)])
+def test_freed_block_stays_or_goes_as_the_plan_wants(choice, share):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_AFTER_A_BLOCK, choice],
+        env=os.environ | {"PYTHONPATH": str(WORKER)},
+        capture_output=True,
+        check=True,
+    )
+    assert int(done.stdout) / FREED_BYTES == pytest.approx(share, abs=0.1)

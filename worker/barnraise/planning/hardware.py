@@ -32,6 +32,7 @@ SUSTAINED_WRITES = 1 / 3
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
+GLIBC_MMAP_THRESHOLD = 1 << 25  # the most to which glibc raises it by itself
 
 
 @dataclass(frozen=True)
@@ -276,12 +277,15 @@ def usable_cpus() -> int:
     return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
 
 
-def retain_freed_memory() -> None:
-    """Make glibc retain freed memory from now on; other C libraries are left alone.
+def retain_freed_memory(retain: bool = True) -> None:
+    """Make glibc retain freed memory from now on, or only small blocks; other systems ignore it.
 
     glibc returns blocks of over 32 MiB at once, and touching their pages again can cost more than
-    computing on them (1.4 ms a MiB in a virtual machine, measured). The probe and the engine need
-    this.
+    computing on them (1.4 ms a MiB in a virtual machine, measured). The probe needs this, and so
+    does training with the state in RAM, whose plan has room for what is retained.
+
+    Args:
+        retain: blocks of every size. Otherwise glibc's largest limits hold.
     """
     if sys.platform != "linux":
         return
@@ -289,8 +293,8 @@ def retain_freed_memory() -> None:
     if not hasattr(libc, "mallopt"):
         return
     return_freed_memory()
-    libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-    libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 30 if retain else GLIBC_MMAP_THRESHOLD)
+    libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1 if retain else 2 * GLIBC_MMAP_THRESHOLD)
     libc.mallopt(M_ARENA_MAX, 1)
 
 

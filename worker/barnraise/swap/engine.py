@@ -19,7 +19,7 @@ from torch import Tensor
 from barnraise.errors import StateError
 from barnraise.models import gpt2
 from barnraise.planning import program
-from barnraise.planning.hardware import return_freed_memory
+from barnraise.planning.hardware import retain_freed_memory, return_freed_memory
 from barnraise.planning.memory_model import sampled_at_once
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.spec import Recipe
@@ -141,6 +141,8 @@ class Engine:
         self.describe = describe
         self.device = torch.device(plan.device)
         self.fragments = plan.fragments
+        # A plan that uses the disk or streams to a GPU may need all of the memory that it may use.
+        retain_freed_memory(plan.device == "cpu" and not plan.on_disk)
         self.executor = Executor(plan, recipe, store, self._describe_commit)
         self.buffers = self.executor.buffers
         self.anchors = self.executor.anchors
