@@ -278,14 +278,14 @@ def usable_cpus() -> int:
 
 
 def retain_freed_memory(retain: bool = True) -> None:
-    """Make glibc retain freed memory from now on, or only small blocks; other systems ignore it.
+    """Make glibc retain freed memory from now on; other C libraries are left alone.
 
     glibc returns blocks of over 32 MiB at once, and touching their pages again can cost more than
     computing on them (1.4 ms a MiB in a virtual machine, measured). The probe needs this, and so
     does training with the state in RAM, whose plan has room for what is retained.
 
     Args:
-        retain: blocks of every size. Otherwise glibc's largest limits hold.
+        retain: False has it return large blocks again, as it does by itself.
     """
     if sys.platform != "linux":
         return

@@ -141,7 +141,7 @@ class Engine:
         self.describe = describe
         self.device = torch.device(plan.device)
         self.fragments = plan.fragments
-        # A plan that uses the disk or streams to a GPU may need all of the memory that it may use.
+        # With state on disk or layers on a GPU, a plan may need all of the RAM that it may use.
         retain_freed_memory(plan.device == "cpu" and not plan.on_disk)
         self.executor = Executor(plan, recipe, store, self._describe_commit)
         self.buffers = self.executor.buffers
