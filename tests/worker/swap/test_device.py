@@ -194,17 +194,20 @@ def test_state_and_lanes_of_the_second_gpu_use_it(monkeypatch):
 
 
 def test_limit_is_a_part_of_the_whole_memory(monkeypatch):
+    """The number of the GPU is found as torch finds it, which refuses "cuda" here."""
     set_fractions = []
+
+    def set_fraction(fraction, device):
+        set_fractions.append((fraction, torch.cuda._utils._get_device_index(device)))
+
     monkeypatch.setattr(devices, "total_memory", lambda device: 8 * 10**9)
-    monkeypatch.setattr(
-        torch.cuda,
-        "set_per_process_memory_fraction",
-        lambda fraction, device: set_fractions.append((fraction, device)),
-    )
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_fraction)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     devices.limit_memory("cuda:1", None)
     devices.limit_memory("cuda:1", 2 * 10**9)
     devices.limit_memory("cuda:1", 24 * 10**9)
-    assert set_fractions == [(0.25, "cuda:1"), (1.0, "cuda:1")]
+    devices.limit_memory("cuda", 4 * 10**9)
+    assert set_fractions == [(0.25, 1), (1.0, 1), (0.5, 0)]
 
 
 def test_command_with_an_unknown_device_prints_one_sentence(tmp_path):

@@ -341,7 +341,10 @@ def limit_memory(device: str, size: int | None) -> None:
     """Make torch's allocator refuse to take more than `size` bytes of a GPU's memory."""
     total = total_memory(device)
     if total and size is not None:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+        # Unlike its siblings this function refuses "cuda": it wants a number.
+        index = torch.device(device).index
+        index = torch.cuda.current_device() if index is None else index
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), index)
 
 
 def peak_memory(device: str) -> int:
