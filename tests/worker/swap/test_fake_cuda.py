@@ -10,6 +10,7 @@ from helpers.card_plans import (
     on_disk,
     plain_launches,
 )
+from helpers.card_probe import probe_products
 
 from barnraise.planning import cost_model, memory_model
 from barnraise.spec import preset
@@ -103,3 +104,10 @@ def test_block_launches_at_most_half_more_kernels_than_plain_torch(model, card):
         assert ours <= 1.5 * plain, f"{dtype}: {ours} instead of {plain}"
         if model == SMALL:
             assert ours == sum(cost_model.BLOCK_KERNELS[dtype]), "the planner prices as many"
+
+
+def test_products_measured_on_a_card_outlast_their_launch_and_are_aligned(card):
+    """The fastest card computes 10^15 FLOPs a second; a launch takes some 10 microseconds."""
+    flops, unaligned = card(probe_products, "bfloat16", (512, 4096), (2048, 50257))
+    assert len(flops) == 6 and all(work > 3e10 for work in flops.values())
+    assert not unaligned

@@ -27,6 +27,7 @@ from barnraise.planning.hardware import (
     memory_bytes,
 )
 from barnraise.spec import ModelSpec
+from barnraise.swap import device as devices
 from barnraise.swap import hardware_probe as probing
 from barnraise.swap.hardware_probe import probe
 
@@ -126,6 +127,20 @@ def test_rate_is_the_usual_time_without_the_first_call(monkeypatch):
     assert probing.measure_rates(calls, "cpu", 17.5) == {("work", 0): 8.0}
     durations = itertools.chain([10.0], itertools.cycle([1.0, 1.0, 4.0]))
     assert probing.measure_rates(calls, "cpu", 17.5, statistics.fmean) == {("work", 0): 4.0}
+
+
+def test_rate_of_a_gpu_is_that_of_its_kernels_not_of_waiting_for_them(monkeypatch):
+    """A fake clock lets a call take ten microseconds, and waiting for the GPU two hundred."""
+    now = 0.0
+
+    def spend(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(probing.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(devices, "synchronize", lambda device: spend(2e-4))
+    calls = {("work", 0): (1.0, lambda: spend(1e-5))}
+    assert probing.measure_rates(calls, "cuda", 0.1)["work", 0] == pytest.approx(1e5, rel=0.05)
 
 
 def test_hardware_read_from_its_json_is_equal():

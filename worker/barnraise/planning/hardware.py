@@ -82,7 +82,7 @@ class Hardware:
         device_memory: bytes of GPU memory; 0 without a GPU.
         disk: bytes free where the state will lie.
         dtype: what pays for matrix products here: "float32" or "bfloat16".
-        matmul: by width d, of [1024, d] x [d, 4d] in `dtype`.
+        matmul: by width d, of [n, d] x [d, 4d] in `dtype`; n is 1,024, on a GPU 2²³ / d if more.
         attention: of causal scaled_dot_product_attention forward, counted as the dense half.
         elementwise: bytes/s read and written by streaming work: gelu, layer norm, residual sums.
         to_device: bytes/s from host to device, pinned; on a CPU memcpy within RAM.
@@ -95,7 +95,8 @@ class Hardware:
         attention_contexts: by context, with heads 64 wide.
         attention_heads: by head width, at a context of 1,024.
         attention_backward: FLOP/s of attention's gradient, 2.5 x the forward's FLOPs.
-        logits: by vocabulary V, of [256, 512] x [512, V] in the dtype that training uses here.
+        logits: by vocabulary V, of [n, 512] x [512, V] in the dtype that training uses here; n is
+            256, on a GPU 2²⁵ / V if more.
         updates: AdamW in every form; `adam` is the host's in fp32.
         device_index: the GPU's number among this machine's GPUs.
         device_memory_free: bytes of GPU memory that nobody takes, CUDA's context of this process

@@ -44,12 +44,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("barnraise")
 
 LAUNCHED_KERNELS = 256  # at a time, to measure how long starting one takes
-FORMAT = 6  # of the cache; raise it with every change of what is measured
+FORMAT = 7  # of the cache; raise it with every change of what is measured
 CACHE_SECONDS = 30 * 86400  # an older measurement is repeated
 
 # The sizes of the measured operations.
 WIDTHS = (128, 256, 512, 768, 1024, 1600, 2048, 4096)
-ROWS = 1024  # tokens in a measured matrix product
+ROWS = 1024  # tokens in a measured matrix product, and in the elementwise operations
+LOGIT_ROWS = 256  # tokens in a measured product of the head
+ATTENTION_TOKENS = 2048
+# A GPU is done with so few tokens before its host has started the next kernel, which would be
+# measured instead. There a product's result has so many elements, and more tokens take part.
+GPU_PRODUCT_ELEMENTS = 1 << 25
+GPU_ROWS = 1 << 14  # in the elementwise operations
+GPU_ATTENTION_TOKENS = 1 << 15
 # Attention is measured along two axes, which cross at CONTEXT and HEAD.
 CONTEXTS = (128, 256, 512, 1024, 2048)
 HEADS = (32, 64, 128)
@@ -63,9 +70,13 @@ REQUEST = 8 << 20  # bytes of one disk request
 # The time that measuring may take.
 ALL_RATES_SECONDS = 7.0  # all rates except the disk's
 MODEL_RATES_SECONDS = 3.0  # the rates at one model's sizes
+GPU_BATCH_SECONDS = 0.005  # calls to a GPU are timed together until they take this long
+MAX_BATCH = 4096  # calls timed together
 WIDEST_SECONDS = 0.06  # when one product takes this long, wider ones are not measured
 DISK_SECONDS = 2.0  # a slow disk is measured for this time in each direction
 
+# The width of the products that decide between dtypes.
+TRIAL_WIDTH = {"cpu": 512, "cuda": 2048}
 # A narrower dtype is used if its products are this many times as fast: it costs precision.
 NARROW_DTYPE_SPEEDUP = 1.3
 
@@ -197,11 +208,7 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
     retain_freed_memory()
     dtypes = ["float32"]
     if computes_bfloat16(device):
-        trial = {
-            key: _product_calls(device, key[0].removesuffix(" forward"), (512,))[key]
-            for key in (("float32 forward", 512), ("bfloat16 forward", 512))
-        }
-        plain_rate, narrow_rate = measure_rates(trial, device, 0.3).values()
+        plain_rate, narrow_rate = _measure_trial(device)
         if narrow_rate > NARROW_DTYPE_SPEEDUP * plain_rate:
             dtypes.append("bfloat16")
     training_dtype = dtypes[-1] if device == "cuda" else "float32"
@@ -215,6 +222,17 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
         calls |= _product_calls(device, dtype, WIDTHS, vocabularies)
     rates = measure_rates(calls, device, ALL_RATES_SECONDS)
     return _build_hardware((device, name), dtypes, rates, disk_rates)
+
+
+def _measure_trial(device: str) -> tuple[float, float]:
+    """Measure the FLOP/s of one product in fp32 and in bf16."""
+    width = TRIAL_WIDTH[device]
+    trial: Calls = {}
+    for dtype in ("float32", "bfloat16"):
+        key = (f"{dtype} forward", width)
+        trial[key] = _product_calls(device, dtype, (width,))[key]
+    plain_rate, narrow_rate = measure_rates(trial, device, 0.3).values()
+    return plain_rate, narrow_rate
 
 
 def _build_hardware(
@@ -304,18 +322,28 @@ def measure_rates(
         # The first call loads, compiles and touches what later ones find ready: it does not count.
         for _, call in calls.values():
             time_call(call)
+        batches = dict.fromkeys(calls, 1)
+        if device == "cuda":
+            # To start a kernel and to wait for it take longer than many kernels run.
+            batches = {key: _count_batch(call, time_call) for key, (_, call) in calls.items()}
         deadline = time.perf_counter() + seconds
         rounds = 0
         while rounds < 2 or time.perf_counter() < deadline:
             for key, (_, call) in calls.items():
-                call_seconds = time_call(call)
-                # To start a kernel takes longer than many kernels run: time several together.
-                times = 1 + int(0.002 / call_seconds) if device == "cuda" else 1
+                call_seconds = time_call(call, batches[key])
                 repetitions = 5 if call_seconds < 0.02 else 0
                 samples[key].append(call_seconds)
-                samples[key] += [time_call(call, times) for _ in range(repetitions)]
+                samples[key] += [time_call(call, batches[key]) for _ in range(repetitions)]
             rounds += 1
     return {key: work / average(samples[key]) for key, (work, _) in calls.items()}
+
+
+def _count_batch(call: Callable[[], Any], time_call: Callable[..., float]) -> int:
+    """Return how many calls take GPU_BATCH_SECONDS together, a power of two."""
+    times = 1
+    while times < MAX_BATCH and times * time_call(call, times) < GPU_BATCH_SECONDS:
+        times *= 2
+    return times
 
 
 def _product_calls(
@@ -324,17 +352,26 @@ def _product_calls(
     """Return the products of a block by width, and of the head by vocabulary.
 
     On a slow machine the wide products are left out. The head multiplies a slice of the rows with
-    the whole vocabulary.
+    the whole vocabulary, whose bf16 rows a GPU pads as the engine does.
     """
     import torch
     from torch.nn.functional import linear
 
+    from barnraise.swap.forward_backward import VOCABULARY_MULTIPLE
+
     def random(*shape: int) -> "Tensor":
         return torch.randn(*shape, device=device, dtype=getattr(torch, dtype))
 
+    on_gpu = device == "cuda"
+
+    def count_rows(columns: int, rows: int) -> int:
+        """Return the rows of a result with so many columns; `rows` on a CPU."""
+        return max(rows, GPU_PRODUCT_ELEMENTS // columns) if on_gpu else rows
+
     calls: Calls = {}
     for width in widths:
-        x, gradient = random(ROWS, width), random(ROWS, 4 * width)
+        rows = count_rows(4 * width, ROWS)
+        x, gradient = random(rows, width), random(rows, 4 * width)
         weights, bias = random(4 * width, width), random(4 * width)
 
         def differentiate(
@@ -342,7 +379,7 @@ def _product_calls(
         ) -> "tuple[Tensor, Tensor]":
             return gradient @ weights, gradient.t() @ x
 
-        flops = 2 * ROWS * width * 4 * width
+        flops = 2 * rows * width * 4 * width
         calls[f"{dtype} forward", width] = flops, partial(linear, x, weights, bias)
         calls[f"{dtype} backward", width] = 2 * flops, differentiate
         # A first product takes longer; the choice of widths should not depend on that.
@@ -352,7 +389,9 @@ def _product_calls(
         if time.perf_counter() - start > WIDEST_SECONDS:
             break
     for vocabulary in vocabularies:
-        x, weights = random(256, 512), random(vocabulary, 512)
+        x = random(count_rows(vocabulary, LOGIT_ROWS), 512)
+        multiple = VOCABULARY_MULTIPLE if on_gpu and dtype != "float32" else 1
+        weights = random(-(-vocabulary // multiple) * multiple, 512)
         calls["logits", vocabulary] = 2 * x.numel() * vocabulary, partial(linear, x, weights)
     return calls
 
@@ -379,12 +418,13 @@ def _attention_calls(
     def attend(query: "Tensor", key: "Tensor", value: "Tensor") -> "Tensor":
         return scaled_dot_product_attention(query, key, value, is_causal=True)
 
+    tokens = GPU_ATTENTION_TOKENS if device == "cuda" else ATTENTION_TOKENS
     crossing_context, crossing_head = crossing
     points = [("attention", context, crossing_head, context) for context in contexts]
     points += [("attention by head", head, head, crossing_context) for head in heads]
     calls: Calls = {}
     for operation, size, head, context in points:
-        batch = max(1, 2048 // context)
+        batch = max(1, tokens // context)
         shape = batch, context, 3, 512 // head, head
         qkv = torch.randn(shape, device=device, dtype=getattr(torch, dtype)).permute(2, 0, 3, 1, 4)
         flops = 2 * batch * context * context * 512
@@ -426,8 +466,9 @@ def _memory_calls(device: str) -> Calls:
         host_buffer, device_buffer = a.pin_memory(), a.to(device)
     else:
         host_buffer, device_buffer = a, b
-    x = torch.randn(ROWS, 768, device=device)
-    wide = torch.randn(ROWS, 4 * 768, device=device)
+    rows = GPU_ROWS if device == "cuda" else ROWS
+    x = torch.randn(rows, 768, device=device)
+    wide = torch.randn(rows, 4 * 768, device=device)
     ones = torch.randn(768, device=device)
 
     def run_elementwise() -> None:
