@@ -33,7 +33,8 @@ def test_budget_of_a_gpu_is_what_is_free_less_workspaces_and_margin():
 
 def test_limit_on_a_gpu_includes_what_cuda_allocates_there():
     budgets = compute_budgets(GPU, Limits(device_memory=4 * GB))
-    assert budgets.device_memory == int(4 * GB * 0.97) - WORKSPACE_BYTES
+    assert budgets.device_memory == int((4 * GB - CONTEXT_BYTES) * 0.97) - WORKSPACE_BYTES
+    assert budgets.device_memory + budgets.device_overhead == 4 * GB
     more_than_free = compute_budgets(GPU, Limits(device_memory=7 * GB))
     assert more_than_free.device_memory == compute_budgets(GPU, Limits()).device_memory
     assert compute_budgets(GPU, Limits(device_memory=10**6)).device_memory == 0

@@ -343,14 +343,14 @@ def test_deterministic_plan_of_a_gpu_is_priced():
 def test_host_that_launches_slowly_gets_larger_micro_batches():
     slow = replace(GPU, launches=20_000.0)
     fast, limited = (
-        make_plan(machine, preset("gpt2-124m"), Limits(device_memory=2 * GB), 8)
+        make_plan(machine, preset("gpt2-124m"), Limits(device_memory=2_500_000_000), 8)
         for machine in (GPU, slow)
     )
     assert limited.step_seconds > fast.step_seconds
     kernels = limited.micro_batches * limited.model.layers * 70
     assert limited.step_seconds >= 0.99 * kernels / slow.launches
     assert limited.sequences >= fast.sequences
-    compiled = Limits(device_memory=2 * GB, compiled=True)
+    compiled = Limits(device_memory=2_500_000_000, compiled=True)
     assert make_plan(slow, preset("gpt2-124m"), compiled, 8).step_seconds < limited.step_seconds
 
 

@@ -16,11 +16,11 @@ FREE_RESERVE_BYTES = 400_000_000
 CUDA_PROCESS_BYTES = 1_500_000_000
 FREE_DISK = 0.95  # part of the free disk that the state may take if no limit is set
 
-# What a process takes of a GPU's memory besides the plan:
-CONTEXT_BYTES = 600_000_000  # CUDA's context, in the figures of a GPU that was not measured
+# What a process takes of a GPU's memory besides the plan, as measured on an H200, where it is most:
+CONTEXT_BYTES = 600_000_000  # CUDA's context; a GPU's free memory is measured with it in place
 # The workspaces of cuBLAS for the two threads that compute, those of cuDNN, and the kernels, which
 # are loaded when they are first used.
-WORKSPACE_BYTES = 192_000_000
+WORKSPACE_BYTES = 260_000_000
 DEVICE_MARGIN = 0.03  # static buffers rounded up to 2 MiB, and gaps between tensors
 
 # A consumer SSD is made for about 600 times its size over five years, a third of it a day.
@@ -86,10 +86,18 @@ def _device_budget(hardware: Hardware, limits: Limits) -> tuple[int | None, int]
     limit = limits.device_memory
     if hardware.device == "cpu":
         return limit, 0
-    free = hardware.device_memory_free or max(0, hardware.device_memory - CONTEXT_BYTES)
-    usable = free if limit is None else min(free, limit)
+    usable = free = _free_device_memory(hardware)
+    allowed = free
+    if limit is not None:
+        usable = min(free, max(0, limit - CONTEXT_BYTES))
+        allowed = min(limit, free + CONTEXT_BYTES)
     budget = max(0, int(usable * (1 - DEVICE_MARGIN)) - WORKSPACE_BYTES)
-    return budget, usable - budget
+    return budget, allowed - budget
+
+
+def _free_device_memory(hardware: Hardware) -> int:
+    """Return the bytes of a GPU's memory that are free beside CUDA's context."""
+    return hardware.device_memory_free or max(0, hardware.device_memory - CONTEXT_BYTES)
 
 
 def daily_write_limit(disk_size: int, limits: Limits) -> int | None:
@@ -108,13 +116,10 @@ def extend_to_limits(hardware: Hardware, limits: Limits) -> Hardware:
         disk=max(hardware.disk, limits.disk or 0),
         disk_size=max(hardware.disk_size, limits.disk or 0) if hardware.disk_size else 0,
     )
-    wanted = limits.device_memory or 0
-    if hardware.device == "cpu" or wanted <= (hardware.device_memory_free or 0):
+    free = _free_device_memory(hardware)
+    needed = (limits.device_memory or 0) - CONTEXT_BYTES
+    if hardware.device == "cpu" or needed <= free:
         return extended
     # A card of that size would have as much less free as this one has.
-    taken = CONTEXT_BYTES
-    if hardware.device_memory_free:
-        taken = hardware.device_memory - hardware.device_memory_free
-    if wanted <= hardware.device_memory - taken:
-        return extended
-    return replace(extended, device_memory=wanted + taken, device_memory_free=wanted)
+    taken = hardware.device_memory - free
+    return replace(extended, device_memory=needed + taken, device_memory_free=needed)
