@@ -36,6 +36,8 @@ ROOT = HERE.parent
 FOLDERS = [str(ROOT / "worker"), str(HERE / "swap")]
 sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
+from barnraise.swap.torch_environment import configure_torch_environment  # noqa: E402
+
 GB = 10**9
 Row = dict[str, Any]
 
@@ -50,7 +52,7 @@ CALLS = {
         "plain": 60,
         "fsdp2": 90,
     },
-    "second": {"speed_2.7b": 200, "fsdp2_2.7b": 150, "torchao": 90, "choices": 100},
+    "second": {"speed_2.7b": 200, "fsdp2_2.7b": 150, "torchao": 90, "choices": 100, "swarm": 150},
     "third": {"study": 560},
 }
 CALL_SECONDS = 540.0
@@ -231,7 +233,9 @@ def list_smoke_plans(session: Session) -> dict[str, Any]:
     plans = {name: build_tiny_plan(session, **changes) for name, changes in kinds.items()}
     staged = build_tiny_plan(session)
     for safety in ("exact", "restart"):
-        plans[f"disk {safety}"] = bitwise.plan_on_disk(staged, restart=safety == "restart")
+        plans[f"disk {safety}"] = bitwise.plan_on_disk(
+            staged, restart=safety == "restart", staged=True
+        )
     return plans
 
 
@@ -268,30 +272,29 @@ def _exercise(plan: Any, folder: Path | None, progress: list[str]) -> Row:
     import bitwise
     import torch
 
-    engine = bitwise.open_engine(plan, folder)
-    sizes = [fragment.size for fragment in plan.fragments]
-    progress.append("train")
-    losses = bitwise.train(engine, 2)
-    progress.append("apply an update")
-    engine.queue_updates(OtherUpdate(sizes), prediction=(0.5,) * len(sizes))
-    losses += bitwise.train(engine, 1, first=2)
-    progress.append("end the round")
-    for part in engine.end_round(lambda units: (b"", units.clone()), 1.0):
-        del part
-    progress.append("evaluate")
-    shape = (8, plan.model.context + 1)
-    validation = engine.evaluate([torch.zeros(shape, dtype=torch.int64)])
-    if folder is not None:
-        progress.append("commit")
-        engine.commit(closing=True)
-    else:
-        progress.append("save")
-        state = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
-        progress.append("load")
-        engine.load_state_dict(state)
-    losses += bitwise.train(engine, 1, first=3)
-    progress.append("close")
-    engine.close()
+    with contextlib.closing(bitwise.open_engine(plan, folder)) as engine:
+        sizes = [fragment.size for fragment in plan.fragments]
+        progress.append("train")
+        losses = bitwise.train(engine, 2)
+        progress.append("apply an update")
+        engine.queue_updates(OtherUpdate(sizes), prediction=(0.5,) * len(sizes))
+        losses += bitwise.train(engine, 1, first=2)
+        progress.append("end the round")
+        for part in engine.end_round(lambda units: (b"", units.clone()), 1.0):
+            del part
+        progress.append("evaluate")
+        shape = (8, plan.model.context + 1)
+        validation = engine.evaluate([torch.zeros(shape, dtype=torch.int64)])
+        if folder is not None:
+            progress.append("commit")
+            engine.commit(closing=True)
+        else:
+            progress.append("save")
+            state = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+            progress.append("load")
+            engine.load_state_dict(state)
+        losses += bitwise.train(engine, 1, first=3)
+        progress.append("close")
     return {"losses": [round(loss, 6) for loss in losses], "validation": round(validation, 5)}
 
 
@@ -353,9 +356,8 @@ def measure_machine(session: Session) -> Any:
     from barnraise.planning.hardware import Hardware, memory_bytes
     from barnraise.swap.hardware_probe import probe
 
-    folder = Path(os.environ.get("OUT") or tempfile.gettempdir())
     if not session.tiny:
-        return probe(folder, session.device, folder / "gpu_first_hardware.json")
+        return probe(_hardware_file().parent, session.device, _hardware_file())
     return Hardware(
         device=session.device,
         name="a machine with given rates",
@@ -374,6 +376,11 @@ def measure_machine(session: Session) -> Any:
         disk_read=1e9,
         disk_write=1e9,
     )
+
+
+def _hardware_file() -> Path:
+    """Return the file with the machine's measurements, which the parts of a call share."""
+    return Path(os.environ.get("OUT") or tempfile.gettempdir()) / "gpu_first_hardware.json"
 
 
 def open_large_engine(plan: Any, folder: Path | None) -> Any:
@@ -414,7 +421,7 @@ def sample_batches(plan: Any) -> list[Any]:
 
 def measure_memory(session: Session) -> Iterator[Row]:
     """Measure what torch gives out and holds, and what the card loses, next to the plan."""
-    cases = (("gpt2-124m", 2.0), ("gpt2-355m", 4.0), ("gpt3-1.3b", 8.0))
+    cases = (("gpt2-124m", 2.5), ("gpt2-355m", 4.0), ("gpt3-1.3b", 8.0))
     hardware = measure_machine(session)
     for name, cap in (("gpt-nano", 0.1),) if session.tiny else cases:
         row: Row = {"model": name, "cap_gb": cap}
@@ -664,12 +671,41 @@ def _measure_baseline(session: Session, baseline: str, name: str, cap: int | Non
     return row
 
 
+def run_swarm(session: Session) -> Iterator[Row]:
+    """Let two workers on the GPU and one on the CPU train one model; needs the packages."""
+    if missing := _missing_package("pydantic", "blake3", "iroh", "psutil"):
+        yield {"failure": f"the workers need the package {missing}, which is not installed"}
+        return
+    program = HERE / "exchange" / "drill_gpu.py"
+    arguments = ["--device", session.device, "--hardware", str(_hardware_file())]
+    if session.tiny:
+        arguments += ["--seconds", "10", "--width", "64"]
+    paths = [str(ROOT / "worker"), str(HERE / "shared"), os.environ.get("PYTHONPATH", "")]
+    drill = subprocess.Popen(
+        [sys.executable, str(program), *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert drill.stdout is not None
+    line = ""
+    for line in drill.stdout:
+        print(line, end="", flush=True)  # what is there until the time is over
+    if drill.wait():
+        sys.exit(f"the drill ended with status {drill.returncode}")
+    yield json.loads(line)
+
+
+def _missing_package(*packages: str) -> str:
+    """Return the first of the packages that is not installed, "" if all are."""
+    return next((name for name in packages if importlib.util.find_spec(name) is None), "")
+
+
 def run_study(session: Session) -> Iterator[Row]:
     """Train the exchange study's long cases with 32 M parameters; needs the project's packages."""
-    for package in ("pydantic", "blake3"):
-        if importlib.util.find_spec(package) is None:
-            yield {"failure": f"the study needs the package {package}, which is not installed"}
-            return
+    if missing := _missing_package("pydantic", "blake3"):
+        yield {"failure": f"the study needs the package {missing}, which is not installed"}
+        return
     program = HERE / "exchange" / "study_exchange.py"
     environment = os.environ | {"BARNRAISE_STUDY": "large"}
     arguments = ["--quick"] if session.tiny else []
@@ -689,6 +725,7 @@ PARTS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "fsdp2_2.7b": measure_large_fsdp2,
     "torchao": measure_torchao,
     "choices": measure_choices,
+    "swarm": run_swarm,
     "study": run_study,
 }
 
@@ -712,10 +749,8 @@ def start_part(part: str, session: Session, seconds: float) -> Row:
     """
     command = [sys.executable, str(Path(__file__).resolve()), "--in-process", part]
     command += ["--device", session.device, *(["--tiny"] if session.tiny else [])]
-    environment = os.environ | {
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic products need it
-        "PYTHONUNBUFFERED": "1",
-    }
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    configure_torch_environment(environment)
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(

@@ -49,7 +49,7 @@ UNREACHABLE_COORDINATOR = "http://127.0.0.1:9"  # nothing answers there, through
 MIRROR = Identity(b"m" * 32)
 PROFILE = "profile.json"  # of a machine's exchange, in its state folder
 UNLIMITED_TOKENS = 1 << 30  # per second: more than any machine trains
-# Nothing is measured, as a drill's models fit anywhere.
+# Nothing is measured by default, as a drill's models fit anywhere.
 MACHINE = Hardware(
     device="cpu",
     name="a drill's machine",
@@ -87,6 +87,9 @@ class Setup:
     rest_seconds: float = 0.0  # after each step, so that the machine's cores are never all busy
     mirror_lists: str = ""  # the `MirrorLists` that its coordinator has sent it
     profiled: bool = False  # Its exchange's threads are profiled, which makes them slower.
+    hardware: Hardware = MACHINE
+    device_memory: int | None = None  # bytes of GPU memory that it may use
+    threads: int = 1
 
 
 def issue_ticket(
@@ -124,7 +127,7 @@ def run_worker(setup: Setup) -> None:
     )
     leaving = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: leaving.set())
-    torch.set_num_threads(1)
+    torch.set_num_threads(setup.threads)
     try:
         _train(setup, state_dir, leaving)
     except BarnraiseError as error:
@@ -152,8 +155,8 @@ def _train(setup: Setup, state_dir: StateDir, leaving: threading.Event) -> None:
     worker = DrillWorker(
         build_joined_run(setup, state_dir),
         leaving,
-        MACHINE,
-        Limits(uplink=setup.uplink),
+        setup.hardware,
+        Limits(uplink=setup.uplink, device_memory=setup.device_memory),
         on_status,
         transport,
     )

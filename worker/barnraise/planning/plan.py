@@ -163,6 +163,7 @@ class Plan:
         Raises:
             AssertionError: the planner made a plan that cannot be executed.
         """
+        assert self.staged or self.device == "cpu", "a GPU computes with staged weights"
         ends = (self.weights[0], self.weights[-1])
         moved = [i for i in self.blocks if self.weights[i] != "device"]
         assert "disk" not in ends, (
