@@ -147,7 +147,7 @@ def lane_type(clocks: Clocks) -> type[lanes.WorkerLane]:
     """Return lanes whose tasks run at once, but count as those of a thread of their own."""
 
     class ThreadedLane(lanes.WorkerLane):
-        def __init__(self, name, device=None, inline=False, eager=False, threads=1) -> None:
+        def __init__(self, name, device=None, inline=False, eager=False, **options) -> None:
             super().__init__(name, device, inline=True)
             self._is_caller, self._chooses = inline, eager
             self._actors: list[str] = []

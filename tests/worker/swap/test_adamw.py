@@ -19,7 +19,7 @@ from barnraise.swap.adamw import (
     decay_spans,
     sum_of_squares,
 )
-from barnraise.swap.tile_threads import BLOCK
+from barnraise.swap.tile_threads import BLOCK, SHARING_THREADS, sharing_tiles
 
 ODD = ModelSpec(layers=2, width=20, heads=2, context=9, vocabulary=257)
 DECAY, RATE = 0.1, 3e-3
@@ -33,6 +33,9 @@ class Layer:
     gradient: torch.Tensor
     m: torch.Tensor
     v: torch.Tensor
+
+
+THREADS = [*range(1, 5), SHARING_THREADS + 1]
 
 
 @pytest.fixture(autouse=True)
@@ -132,10 +135,13 @@ def test_adamw_bits_do_not_depend_on_tiles_or_threads(data):
     whole, tiled = buffers(fragment), buffers(fragment)
     torch.set_num_threads(1)
     apply_torch_kernel(fragment, whole, divisor)
-    torch.set_num_threads(data.draw(st.integers(1, 4), label="threads"))
+    torch.set_num_threads(data.draw(st.sampled_from(THREADS), label="threads"))
     step = AdamWStep(fragment, STEP_NUMBER, RATE, DECAY, divisor)
-    for begin, end in data.draw(st.permutations(list(itertools.pairwise(edges))), label="order"):
-        adamw_update(step, begin, *(flat[begin:end] for flat in tiled))
+    with sharing_tiles(data.draw(st.booleans(), label="shares")):
+        for begin, end in data.draw(
+            st.permutations(list(itertools.pairwise(edges))), label="order"
+        ):
+            adamw_update(step, begin, *(flat[begin:end] for flat in tiled))
     assert all(torch.equal(a, b) for a, b in zip(whole, tiled, strict=True))
 
 
@@ -204,9 +210,10 @@ def test_decay_spans_cover_a_fragment_once_and_decay_matrices_only(spec):
 def test_sum_of_squares_is_the_same_on_any_number_of_threads(n):
     gradient = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 1e-3
     sums = set()
-    for threads in (1, 2, 3, 4):
+    for threads, shares in itertools.product(THREADS, (False, True)):
         torch.set_num_threads(threads)
-        sums.add(sum_of_squares(gradient).item())
+        with sharing_tiles(shares):
+            sums.add(sum_of_squares(gradient).item())
     assert len(sums) == 1 and sums.pop() == pytest.approx(
         gradient.double().square().sum().item(), rel=1e-6
     )

@@ -24,10 +24,12 @@ from barnraise.swap.precision import (
     update_8bit,
     update_split,
 )
-from barnraise.swap.tile_threads import BLOCK
+from barnraise.swap.tile_threads import BLOCK, SHARING_THREADS, sharing_tiles
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 BLOCKS = [TINY.fragments()[1], preset("gpt-nano").fragments()[1]]
+
+THREADS = [*range(1, 4), SHARING_THREADS + 1]
 
 
 @pytest.fixture(autouse=True)
@@ -127,10 +129,11 @@ def test_update_split_has_the_bits_of_adamw_update(data):
     (high, low), m2, v2 = split(weights), m.clone(), v.clone()
     torch.set_num_threads(1)
     adamw_update(step, 0, weights, gradient.float().clone(), m, v)
-    torch.set_num_threads(data.draw(st.integers(1, 3), label="threads"))
-    for begin, end in itertools.pairwise(edges):
-        parts = [flat[begin:end] for flat in (high, low, gradient, m2, v2)]
-        update_split(step, begin, SplitWeights(*parts[:2]), *parts[2:])
+    torch.set_num_threads(data.draw(st.sampled_from(THREADS), label="threads"))
+    with sharing_tiles(data.draw(st.booleans(), label="shares")):
+        for begin, end in itertools.pairwise(edges):
+            parts = [flat[begin:end] for flat in (high, low, gradient, m2, v2)]
+            update_split(step, begin, SplitWeights(*parts[:2]), *parts[2:])
     assert (
         same_bits(join(SplitWeights(high, low)), weights)
         and torch.equal(m2, m)
@@ -242,11 +245,12 @@ def test_update_8bit_bits_do_not_depend_on_tiles_or_threads(data):
     torch.set_num_threads(1)
     step = step_of(fragment)
     update_8bit(step, 0, weights, gradient, whole)
-    torch.set_num_threads(data.draw(st.integers(1, 3), label="threads"))
-    for begin, end in itertools.pairwise(edges):
-        low = {"low": flat[1][begin:end]} if halves else {}
-        moments = slice_moments(tiled, begin, end)
-        update_8bit(step, begin, flat[0][begin:end], gradient[begin:end], moments, **low)
+    torch.set_num_threads(data.draw(st.sampled_from(THREADS), label="threads"))
+    with sharing_tiles(data.draw(st.booleans(), label="shares")):
+        for begin, end in itertools.pairwise(edges):
+            low = {"low": flat[1][begin:end]} if halves else {}
+            moments = slice_moments(tiled, begin, end)
+            update_8bit(step, begin, flat[0][begin:end], gradient[begin:end], moments, **low)
     assert same_bits(join(SplitWeights(*flat)) if halves else flat[0], weights)
     assert all(torch.equal(a, b) for a, b in zip(whole.tensors, tiled.tensors, strict=True))
 

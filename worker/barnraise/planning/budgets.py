@@ -96,7 +96,7 @@ def _device_budget(hardware: Hardware, limits: Limits) -> tuple[int | None, int]
 
 
 def _free_device_memory(hardware: Hardware) -> int:
-    """Return the bytes of a GPU's memory that are free beside CUDA's context."""
+    """Return the bytes of a GPU's memory that are free once CUDA's context is in place."""
     return hardware.device_memory_free or max(0, hardware.device_memory - CONTEXT_BYTES)
 
 

@@ -570,6 +570,7 @@ def _start_lanes(device: torch.device) -> dict[LaneName, WorkerLane]:
             inline=name is LaneName.COMPUTE,
             eager=name is LaneName.OPTIMIZER,
             threads=optimizer_threads if name is LaneName.OPTIMIZER else 1,
+            shares_tiles=name is LaneName.OPTIMIZER and has_streams(device),
         )
         for name in LaneName
     }

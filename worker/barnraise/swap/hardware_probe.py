@@ -203,6 +203,7 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
         The measurements, with zero for the sizes of memory and disk.
     """
     from barnraise.swap.device import computes_bfloat16
+    from barnraise.swap.tile_threads import sharing_tiles
 
     disk_rates = measure_disk(folder)  # first, because a folder that cannot be used fails at once
     retain_freed_memory()
@@ -220,7 +221,8 @@ def measure_hardware(folder: Path, device: str, name: str) -> Hardware:
     for dtype in dtypes:
         vocabularies = VOCABULARIES if dtype == training_dtype else ()
         calls |= _product_calls(device, dtype, WIDTHS, vocabularies)
-    rates = measure_rates(calls, device, ALL_RATES_SECONDS)
+    with sharing_tiles(device == "cuda"):  # as the optimizer's lane does
+        rates = measure_rates(calls, device, ALL_RATES_SECONDS)
     return _build_hardware((device, name), dtypes, rates, disk_rates)
 
 

@@ -24,6 +24,7 @@ from barnraise.swap.device import (
     use_device,
     use_stream,
 )
+from barnraise.swap.tile_threads import sharing_tiles
 
 # Receives (lane, label, start, end) of a finished task; times as of time.perf_counter().
 Observer = Callable[[str, object, float, float], None]
@@ -97,6 +98,7 @@ class WorkerLane:
         inline: bool = False,
         eager: bool = False,
         threads: int = 1,
+        shares_tiles: bool = False,
     ) -> None:
         """Start the lane.
 
@@ -106,6 +108,7 @@ class WorkerLane:
             inline: run tasks in the caller's thread.
             eager: choose among the tasks that can start.
             threads: number of threads with which torch computes in this lane.
+            shares_tiles: whether these may share a tile; see `sharing_tiles`.
         """
         self.name = name
         self._device = device
@@ -113,6 +116,7 @@ class WorkerLane:
         if device is not None and has_streams(device):
             self.stream = current_stream(device) if inline else new_stream(device)
         self._eager, self._threads = eager, threads
+        self._shares_tiles = shares_tiles
         self._observer: Observer | None = None
         self._queue: deque[_Task] = deque()
         self._changed = threading.Condition()
@@ -198,7 +202,7 @@ class WorkerLane:
         torch.set_num_threads(self._threads)
         self._started.set()
         # Each thread has a current device: without this one it would set up the first GPU as well.
-        with use_device(self._device):
+        with use_device(self._device), sharing_tiles(self._shares_tiles):
             self._work_off_tasks()
 
     def _work_off_tasks(self) -> None:

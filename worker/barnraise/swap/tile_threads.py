@@ -1,11 +1,16 @@
-"""A thread pool that goes through flat buffers tile by tile, with scratch buffers for each thread.
+"""Go through flat buffers tile by tile with several threads, with scratch buffers for each.
 
 Ten operations over a whole fragment stream it through memory ten times. Tile by tile, everything
 between the first and the last operation stays in the cache. Each thread computes its tile alone:
 torch's own threads share every operation and wait for each other after it, for milliseconds when
 another program occupies the core of one of them.
+
+Python's lock lets one thread at a time start an operation. With many threads they wait for it more
+than they compute, and so does the thread that launches a GPU's kernels. There torch's threads share
+the operations of one large tile (`sharing_tiles`).
 """
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -23,6 +28,9 @@ from barnraise.planning import memory_model
 BLOCK = memory_model.TILE_BLOCK
 TILE = memory_model.CPU_TILE
 DEVICE_TILE = memory_model.GPU_TILE
+# From so many threads on they share a tile, of so many times TILE at most. Measured with 16.
+SHARING_THREADS = 6
+SHARED_TILES = 8
 
 
 class Scratch:
@@ -67,6 +75,30 @@ class _ThreadBuffers(threading.local):
 _thread_buffers = _ThreadBuffers()
 
 
+class _ThreadSettings(threading.local):
+    """Whether the calling thread's tiles are shared by torch's threads."""
+
+    def __init__(self) -> None:
+        self.shares_tiles = False
+
+
+_thread_settings = _ThreadSettings()
+
+
+@contextlib.contextmanager
+def sharing_tiles(shares: bool = True) -> Iterator[None]:
+    """Let torch's threads, if there are many, share the tiles of the calling thread in the block.
+
+    Only where no other thread computes with torch's threads meanwhile: on a machine with a GPU.
+    """
+    before = _thread_settings.shares_tiles
+    _thread_settings.shares_tiles = shares
+    try:
+        yield
+    finally:
+        _thread_settings.shares_tiles = before
+
+
 def scratch_bytes() -> int:
     """Return the bytes of the calling thread's scratch buffers."""
     return sum(
@@ -88,8 +120,9 @@ def device_pieces(flat: Tensor) -> Iterator[tuple[int, int]]:
 def for_each_tile(work: Callable[..., object], *flats: Tensor) -> None:
     """Call work(scratch, offset, *parts) for every tile of the tensors.
 
-    Uses as many threads as torch computes with in the calling thread. Tiles come in any order. A
-    last block that is not whole is a tile of its own.
+    Uses as many threads as torch computes with in the calling thread: each with tiles of its own,
+    or all for one tile after the other in the calling thread (`sharing_tiles`). Tiles come in any
+    order. A last block that is not whole is a tile of its own.
 
     Args:
         work: receives scratch buffers as long as the tile, the tile's first element, and the tile's
@@ -100,9 +133,12 @@ def for_each_tile(work: Callable[..., object], *flats: Tensor) -> None:
         Exception: what `work` raised, once all threads have ended.
     """
     n, device = flats[0].numel(), flats[0].device
-    on_cpu = device.type == "cpu"
-    threads = torch.get_num_threads() if on_cpu else 1
-    sizes = _tile_sizes(n, threads, TILE if on_cpu else DEVICE_TILE)
+    threads, largest = torch.get_num_threads(), TILE
+    if device.type != "cpu":
+        threads, largest = 1, DEVICE_TILE
+    elif _thread_settings.shares_tiles and threads >= SHARING_THREADS:
+        threads, largest = 1, min(threads, SHARED_TILES) * TILE
+    sizes = _tile_sizes(n, threads, largest)
     blocks = [-(-size // BLOCK) for size in sizes]
     offsets = [0, *itertools.accumulate(sizes)][:-1]
     parts = [flat.split(sizes if flat.numel() == n else blocks) for flat in flats]
