@@ -306,6 +306,8 @@ def measure_memory(page: Page, path: str, run: str, deltas: int) -> dict[str, fl
     """
     response = page.request.get(f"/live/{run}/")
     replay = DeltaReplay(response.json())
+    # The replay serves the page's own socket, and not that of a web worker.
+    page.add_init_script("delete window.Worker")
     page.route_web_socket(re.compile("/ws/runs/"), replay.accept)
     page.goto(path)
     page.locator("[data-connection=live]").wait_for()

@@ -1,6 +1,6 @@
 // How often a page draws what changes: seldom enough that a slow device stays responsive. Pure.
 
-const FRAME_MS = 100; // by which a delta may come early
+export const FRAME_MS = 100; // by which a delta may come early
 const MAX_PAGE_SHARE = 0.005; // of the main thread's time that drawing the page may take
 const MAX_PAGE_MS = 5_000; // between two drawings of the page on the slowest device
 

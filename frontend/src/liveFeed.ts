@@ -5,8 +5,12 @@
 // the page's own mirror does not answer, the feed uses another one (see failover.ts) and returns
 // later. Sockets, requests, timers and random numbers are passed in as an `Environment`, so that
 // tests run without a network.
+//
+// A slow device receives the deltas of some seconds together (`followPace`): a web worker
+// opens a second socket, which replaces the first one when it has delivered.
 
 import { MirrorSelector, type Mirror } from "./failover";
+import { openMessageBatches, type MessageBatches } from "./messageBatches";
 import type { Store } from "./store";
 import type { Delta, Snapshot } from "./types";
 
@@ -21,9 +25,16 @@ export interface Socket {
   close(): void;
 }
 
+type Connection = Socket | MessageBatches;
+
 /** What the feed needs from its surroundings. Mirrors are indices; 0 is the page's own. */
 export interface Environment {
   openSocket(mirror: number): Socket;
+  /**
+   * Connect to the page's own mirror, and receive what has arrived every `interval` milliseconds.
+   * Absent where there are no web workers.
+   */
+  openBatches?(interval: number): MessageBatches;
   /** Rejects with a RefusedError if a retry cannot succeed. */
   fetchSnapshot(mirror: number): Promise<Snapshot>;
   setTimer(milliseconds: number, callback: () => void): number;
@@ -40,6 +51,7 @@ export class RefusedError extends Error {}
 export const LATE_MS = 4_500;
 export const SILENCE_MS = 20_000;
 export const GAP_WAIT_MS = 1_500; // for a late delta to arrive before a snapshot is fetched
+export const BATCH_MS = 2_000; // between two drawings from which on deltas are received together
 const SNAPSHOT_TIMEOUT_MS = 15_000; // a mirror that takes longer counts as unavailable
 const REFUSED_CLOSE_CODES = new Set([4403, 4404]); // forbidden, not found
 const REFUSED_STATUS_CODES = new Set([403, 404]);
@@ -49,7 +61,10 @@ type TimerName = "retry" | "silence" | "gap" | "homeCheck";
 /** Keeps the store up to date with a run. */
 export class LiveFeed {
   status: ConnectionStatus = "connecting";
-  private socket: Socket | null = null;
+  private socket: Connection | null = null;
+  private successor: MessageBatches | null = null; // replaces the socket when it has delivered
+  private batches: MessageBatches | null = null; // the socket, if its messages arrive together
+  private batchInterval = 0; // milliseconds between two batches; 0 if each message arrives alone
   private mirror = 0; // the mirror whose deltas the store has; each mirror numbers its own
   private shownMirror = 0; // the mirror that the listener was last called with
   private readonly timers = new Map<TimerName, number>();
@@ -91,7 +106,7 @@ export class LiveFeed {
       if (this.isCurrent(socket)) void this.loadSnapshot(socket);
     };
     socket.onmessage = (event) => {
-      if (this.isCurrent(socket)) this.receiveMessage(socket, event.data);
+      if (this.isCurrent(socket)) this.receiveMessages(socket, [event.data]);
     };
     socket.onclose = (event) => {
       if (!this.isCurrent(socket)) return;
@@ -100,6 +115,34 @@ export class LiveFeed {
     };
     this.restartSilenceTimer();
     if (this.lateTimer === null && !this.store.isSilent) this.restartLateTimer();
+  }
+
+  /**
+   * Receive messages together if the page draws so seldom, every so many milliseconds.
+   *
+   * Nothing changes while the page has no connection to its own mirror, or if the worker that
+   * collects the messages fails.
+   */
+  followPace(interval: number): void {
+    const present = this.successor ?? this.batches;
+    if (present) {
+      if (interval !== this.batchInterval) present.setInterval(interval);
+      this.batchInterval = interval;
+      return;
+    }
+    if (interval < BATCH_MS || this.status !== "live" || this.mirror !== 0) return;
+    const batches = this.environment.openBatches?.(interval);
+    if (!batches) return;
+    this.successor = batches;
+    this.batchInterval = interval;
+    batches.onbatch = (texts) => {
+      if (this.successor === batches) this.replaceSocket(batches);
+      if (this.isCurrent(batches)) this.receiveMessages(batches, texts);
+    };
+    batches.onclose = () => {
+      if (this.successor === batches) this.closeSuccessor();
+      else if (this.isCurrent(batches)) this.retry();
+    };
   }
 
   /** Retry at once if a retry is scheduled: the network is back, or the page is visible again. */
@@ -114,21 +157,35 @@ export class LiveFeed {
   }
 
   /** Whether events of this socket still count: it has not been replaced by another one. */
-  private isCurrent(socket: Socket): boolean {
+  private isCurrent(socket: Connection): boolean {
     return this.socket === socket;
   }
 
-  private receiveMessage(socket: Socket, text: string): void {
+  /** Use the successor instead of the socket. Deltas that both have delivered are applied once. */
+  private replaceSocket(batches: MessageBatches): void {
+    this.cancelTimer("gap"); // its snapshot would be the old socket's
+    this.socket?.close();
+    this.socket = this.batches = batches;
+    this.successor = null;
+  }
+
+  private closeSuccessor(): void {
+    this.successor?.close();
+    this.successor = null;
+  }
+
+  private receiveMessages(socket: Connection, texts: string[]): void {
     this.restartSilenceTimer();
-    const delta = JSON.parse(text) as Delta;
-    if (delta.type !== "delta") return;
-    const outcome = this.store.applyDelta(delta);
+    const messages = texts.map((text) => JSON.parse(text) as Delta);
+    const deltas = messages.filter((message) => message.type === "delta");
+    if (!deltas.length) return;
+    const outcome = this.store.applyDeltas(deltas);
     if (outcome === "applied") this.markCurrent();
     this.updateGapTimer(socket, outcome === "gap");
   }
 
   /** Fetch a snapshot for this connection; ignore it if the connection was lost in the meantime. */
-  private async loadSnapshot(socket: Socket): Promise<void> {
+  private async loadSnapshot(socket: Connection): Promise<void> {
     try {
       const snapshot = await this.fetchSnapshot();
       if (!this.isCurrent(socket)) return;
@@ -153,7 +210,7 @@ export class LiveFeed {
   }
 
   /** Check later whether the page's own mirror answers again, and return to it then. */
-  private scheduleHomeCheck(socket: Socket): void {
+  private scheduleHomeCheck(socket: Connection): void {
     this.startTimer("homeCheck", this.selector.homeCheckDelay(), () => {
       this.environment.fetchSnapshot(0).then(
         () => {
@@ -169,7 +226,7 @@ export class LiveFeed {
   }
 
   /** While deltas are missing, wait a moment for late ones, and then fetch a snapshot. */
-  private updateGapTimer(socket: Socket, hasGap: boolean): void {
+  private updateGapTimer(socket: Connection, hasGap: boolean): void {
     if (!hasGap) {
       this.cancelTimer("gap");
       return;
@@ -208,7 +265,8 @@ export class LiveFeed {
 
   private restartLateTimer(): void {
     this.cancelLateTimer();
-    this.lateTimer = this.environment.setTimer(LATE_MS, () => {
+    const wait = LATE_MS + (this.batches ? this.batchInterval : 0);
+    this.lateTimer = this.environment.setTimer(wait, () => {
       this.lateTimer = null;
       this.store.setSilent(true);
       if (this.status === "live") this.setStatus("silent");
@@ -227,8 +285,9 @@ export class LiveFeed {
 
   private disconnect(): void {
     for (const name of [...this.timers.keys()]) this.cancelTimer(name);
+    this.closeSuccessor();
     const socket = this.socket;
-    this.socket = null;
+    this.socket = this.batches = null;
     socket?.close();
   }
 
@@ -256,12 +315,16 @@ export class LiveFeed {
 
 /** Create the environment of a real page: WebSocket, fetch, timers and random numbers. */
 export function createBrowserEnvironment(runId: string, mirrors: Mirror[]): Environment {
+  const socketAddress = (mirror: number): URL => {
+    const address = new URL(`${mirrors[mirror]!.base}/ws/runs/${runId}/`, location.href);
+    address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
+    return address;
+  };
   return {
-    openSocket(mirror) {
-      const address = new URL(`${mirrors[mirror]!.base}/ws/runs/${runId}/`, location.href);
-      address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
-      return new WebSocket(address) as unknown as Socket;
-    },
+    openSocket: (mirror) => new WebSocket(socketAddress(mirror)) as unknown as Socket,
+    ...("Worker" in window && {
+      openBatches: (interval: number) => openMessageBatches(socketAddress(0), interval),
+    }),
     async fetchSnapshot(mirror) {
       const { base } = mirrors[mirror]!;
       // The page preloads the first snapshot. The browser uses that for a request like its own,

@@ -5,7 +5,7 @@ import { findAxisSpeed } from "./chartAxes";
 import { ChartGroup } from "./chartGroup";
 import { parseView } from "./chartExport";
 import { requireElement } from "./dom";
-import { findPageInterval } from "./drawPace";
+import { findPageInterval, FRAME_MS } from "./drawPace";
 import { MirrorSelector, parseMirrors } from "./failover";
 import { createBrowserEnvironment, LiveFeed } from "./liveFeed";
 import { PreferenceControls } from "./preferences";
@@ -23,6 +23,7 @@ import { RunNotices } from "./views/runNotices";
 import { startSwarm } from "./views/swarmGraph";
 import { createBrowserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
 
+const FIRST_DRAWINGS = 3; // take longer than later ones
 const COST_SHARE = 0.3; // of the last drawing in the running mean
 
 /** Something on the page that shows a part of the store. */
@@ -61,7 +62,7 @@ export function startRunPage(page: HTMLElement): void {
     new CheckpointRefresh(page),
   ];
   new ChartToolbar(requireElement(page, "[data-chart-toolbar]"), preferences, charts);
-  const scheduleDrawing = drawOnChange(store, views);
+  const scheduleDrawing = drawOnChange(store, views, (interval) => feed.followPace(interval));
   let xAxis = preferences.value.xAxis;
   preferences.onChange(() => {
     // A section of one axis is none of another.
@@ -110,15 +111,20 @@ export function startRunPage(page: HTMLElement): void {
 /**
  * Draw the views once for all changes between two animation frames.
  *
+ * @param onPace - is called after each drawing but the first ones, which load fonts and compile
+ *   scripts, with the milliseconds until the next one
  * @returns a function that draws them with the next frame
  */
-function drawOnChange(store: Store, views: View[]): () => void {
+function drawOnChange(store: Store, views: View[], onPace: (interval: number) => void): () => void {
   let isScheduled = false;
   let drawnAt = -Infinity; // milliseconds since the page was opened
   let cost = 0; // milliseconds of one drawing, a running mean
+  let drawings = 0;
   const finished = new MessageChannel();
   finished.port1.onmessage = () => {
     cost += COST_SHARE * (performance.now() - drawnAt - cost);
+    drawings++;
+    if (drawings > FIRST_DRAWINGS) onPace(findPageInterval(cost) + FRAME_MS);
   };
   const draw = () => {
     isScheduled = false;

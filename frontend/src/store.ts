@@ -101,14 +101,24 @@ export class Store {
 
   /** Apply a delta if it is the next one; store it until then if it is early. */
   applyDelta(delta: Delta): Outcome {
-    if (this.run !== null && delta.seq <= this.seq) return "stale";
-    if (this.run === null || delta.seq > this.seq + 1) {
-      this.waiting.set(delta.seq, delta);
-      if (this.waiting.size > MAX_WAITING) this.waiting.delete(Math.min(...this.waiting.keys()));
-      return "gap";
+    return this.applyDeltas([delta]);
+  }
+
+  /** Apply deltas that arrived together, and notify the listeners once. */
+  applyDeltas(deltas: Delta[]): Outcome {
+    const seq = this.seq;
+    let outcome: Outcome = "stale";
+    for (const delta of deltas) {
+      if (this.run !== null && delta.seq <= this.seq) continue;
+      if (this.run === null || delta.seq > this.seq + 1) {
+        this.waiting.set(delta.seq, delta);
+        if (this.waiting.size > MAX_WAITING) this.waiting.delete(Math.min(...this.waiting.keys()));
+        outcome = "gap";
+      } else {
+        this.applyNext(delta);
+      }
     }
-    this.applyNext(delta);
-    return this.finishChange();
+    return this.seq > seq ? this.finishChange() : outcome;
   }
 
   /** State whether messages have stopped arriving. */

@@ -1,6 +1,7 @@
 import { beforeEach, describe, expect, test } from "vitest";
 import { FIRST_HOME_CHECK_MS, MirrorSelector } from "../src/failover";
 import {
+  BATCH_MS,
   GAP_WAIT_MS,
   LATE_MS,
   LiveFeed,
@@ -10,6 +11,7 @@ import {
   type Environment,
   type Socket,
 } from "../src/liveFeed";
+import type { MessageBatches } from "../src/messageBatches";
 import { Store } from "../src/store";
 import type { Delta, Snapshot } from "../src/types";
 import { createDelta, createSnapshot } from "./messages";
@@ -23,6 +25,11 @@ interface FakeSocket extends Socket {
   closed: boolean;
 }
 
+interface FakeBatches extends MessageBatches {
+  interval: number;
+  closed: boolean;
+}
+
 interface SnapshotRequest {
   mirror: number;
   resolve: (snapshot: Snapshot) => void;
@@ -32,6 +39,7 @@ interface SnapshotRequest {
 /** A site in memory: its sockets, its snapshot requests, and a clock that the test moves. */
 class FakeSite implements Environment {
   sockets: FakeSocket[] = [];
+  batches: FakeBatches[] = [];
   requests: SnapshotRequest[] = [];
   now = 0;
   private readonly timers = new Map<number, { at: number; callback: () => void }>();
@@ -50,6 +58,23 @@ class FakeSite implements Environment {
     };
     this.sockets.push(socket);
     return socket;
+  }
+
+  openBatches(interval: number): MessageBatches {
+    const batches: FakeBatches = {
+      interval,
+      closed: false,
+      onbatch: null,
+      onclose: null,
+      setInterval(milliseconds) {
+        this.interval = milliseconds;
+      },
+      close() {
+        this.closed = true;
+      },
+    };
+    this.batches.push(batches);
+    return batches;
   }
 
   fetchSnapshot(mirror: number): Promise<Snapshot> {
@@ -409,5 +434,85 @@ describe("LiveFeed with two mirrors", () => {
     expect(site.lastSocket.mirror).toBe(0);
     site.closeConnection(NOT_FOUND);
     expect(statuses.at(-1)).toEqual(["refused", 0]);
+  });
+});
+
+describe("LiveFeed of a slow device", () => {
+  const delta = (seq: number) => JSON.stringify(createDelta(seq, { run: { tokens: seq } }));
+  let statuses: ConnectionStatus[];
+
+  beforeEach(async () => {
+    statuses = [];
+    feed = new LiveFeed(store, site, (status) => statuses.push(status), new MirrorSelector(2));
+    feed.start();
+    await connect(10);
+  });
+
+  test("replaces its socket by batches when these have delivered, without a snapshot", () => {
+    let changes = 0;
+    store.subscribe(() => changes++);
+    feed.followPace(BATCH_MS);
+    site.sendDelta(createDelta(11));
+    expect(site.sockets[0]!.closed).toBe(false);
+    site.batches[0]!.onbatch!([delta(11), delta(12), delta(13)]);
+    expect(site.sockets[0]!.closed).toBe(true);
+    expect([store.seq, store.run?.tokens, changes]).toEqual([13, 13, 2]);
+    expect([site.requests.length, statuses]).toEqual([1, ["live"]]);
+    site.sendDelta(createDelta(14)); // of the socket that was closed
+    expect(store.seq).toBe(13);
+  });
+
+  test("receives each delta alone while it draws often", () => {
+    feed.followPace(BATCH_MS - 1);
+    expect(site.batches).toHaveLength(0);
+  });
+
+  test("follows the pace of the drawings", () => {
+    feed.followPace(BATCH_MS);
+    feed.followPace(5_000);
+    site.batches[0]!.onbatch!([delta(11)]);
+    feed.followPace(1_000);
+    expect([site.batches.length, site.batches[0]!.interval]).toEqual([1, 1_000]);
+  });
+
+  test("stays with its socket if the worker fails", () => {
+    feed.followPace(BATCH_MS);
+    site.batches[0]!.onclose!();
+    site.sendDelta(createDelta(11));
+    expect([site.batches[0]!.closed, store.seq, statuses]).toEqual([true, 11, ["live"]]);
+    site.batches[0]!.onbatch!([delta(12)]);
+    expect(store.seq).toBe(11);
+  });
+
+  test("connects again by a socket when the batches' connection is lost", async () => {
+    feed.followPace(BATCH_MS);
+    site.batches[0]!.onbatch!([delta(11)]);
+    site.batches[0]!.onclose!();
+    expect([statuses.at(-1), site.batches[0]!.closed]).toEqual(["reconnecting", true]);
+    site.advanceTime(60_000);
+    expect(site.sockets).toHaveLength(2);
+  });
+
+  test("waits for the next batch before it says that figures are delayed", () => {
+    feed.followPace(5_000);
+    site.batches[0]!.onbatch!([delta(11)]);
+    site.advanceTime(LATE_MS + 4_999);
+    expect(store.isSilent).toBe(false);
+    site.advanceTime(1);
+    expect([store.isSilent, statuses.at(-1)]).toEqual([true, "silent"]);
+  });
+
+  test("fetches a snapshot for a gap between batches", async () => {
+    feed.followPace(BATCH_MS);
+    site.batches[0]!.onbatch!([delta(11), delta(13)]);
+    site.advanceTime(GAP_WAIT_MS);
+    await site.answerSnapshot(createSnapshot(13));
+    expect([store.seq, site.requests.length]).toEqual([13, 2]);
+  });
+
+  test("closes both connections at the end", () => {
+    feed.followPace(BATCH_MS);
+    feed.stop();
+    expect([site.sockets[0]!.closed, site.batches[0]!.closed]).toEqual([true, true]);
   });
 });

@@ -196,6 +196,23 @@ describe("Store", () => {
     expect(notifications).toBe(2);
   });
 
+  test("applies deltas that arrive together like one after the other, and notifies once", () => {
+    const [alone, together] = [new Store(), new Store()];
+    const deltas = Array.from({ length: 1_200 }, (_, i) => createPointDelta(i + 1));
+    for (const store of [alone, together]) store.applySnapshot(createSnapshot(0));
+    for (const delta of deltas) alone.applyDelta(delta);
+    let notifications = 0;
+    together.subscribe(() => notifications++);
+    expect(together.applyDeltas([deltas[1]!, deltas[0]!, deltas[0]!])).toBe("applied");
+    expect(together.applyDeltas(deltas.slice(2, 4).concat(deltas.slice(5, 7)))).toBe("gap");
+    expect(together.applyDeltas(deltas.slice(0, 4))).toBe("stale");
+    expect(together.applyDeltas(deltas.slice(4, 900))).toBe("applied");
+    expect(together.applyDeltas(deltas)).toBe("applied");
+    expect(notifications).toBe(4);
+    expect([together.seq, together.run?.tokens]).toEqual([alone.seq, alone.run?.tokens]);
+    expect(together.curves).toEqual(alone.curves);
+  });
+
   test("stores a bounded number of early deltas", () => {
     const store = new Store();
     store.applySnapshot(createSnapshot(0));

@@ -1,6 +1,7 @@
 """A page whose mirror is killed continues at another one, shows that, and returns."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 from helpers.live_site import log_in, wait_until
@@ -13,7 +14,7 @@ from helpers.mirror_pair import (
     two_mirrors,
 )
 from helpers.screenshots import check_page, open_page
-from playwright.sync_api import expect
+from playwright.sync_api import Page, WebSocket, expect
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,30 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
         expect(other_mirrors).to_be_hidden()
         page.goto("/runs/")
         expect(page.get_by_text("Two roofs")).to_be_visible()
+
+
+def test_page_of_a_slow_device_receives_its_messages_from_a_worker(browser, sites):
+    a, _, names = sites
+    with open_page(browser, a) as page:
+        sockets: list[WebSocket] = []
+        page.on("websocket", lambda socket: sockets.append(socket))
+        page.goto(f"/runs/{names['run']}/")
+        known = page.locator('[data-figure="workers_known"]')
+        expect(known).to_have_text("1")
+        page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": 20})
+        wait_until(lambda: _poll(page, sockets[0].is_closed), "the end of the page's own socket")
+        [worker] = page.workers
+        assert "/messageWorker-" in worker.url
+        ReportingMachine(2).send_reports(a, names["run"], 1)
+        expect(known).to_have_text("2")
+        expect(page.locator("[data-connection]")).to_have_text(re.compile(r"Live\s*by A"))
+        assert [socket.is_closed() for socket in sockets] == [True, False], "the worker's is open"
+
+
+def _poll(page: Page, happened: Callable[[], bool]) -> bool:
+    """Let the browser's events arrive, and return whether something has happened."""
+    page.wait_for_timeout(100)
+    return happened()
 
 
 def test_draft_page_own_mirror_killed_links_to_another_mirror(browser, sites):
