@@ -23,7 +23,7 @@ import { RunNotices } from "./views/runNotices";
 import { startSwarm } from "./views/swarmGraph";
 import { createBrowserCurveEnvironment, WorkerCurveLoader } from "./workerCurves";
 
-const FIRST_DRAWINGS = 3; // take longer than later ones
+const FIRST_DRAWINGS = 1; // take longer than later ones
 const COST_SHARE = 0.3; // of the last drawing in the running mean
 
 /** Something on the page that shows a part of the store. */
@@ -111,7 +111,7 @@ export function startRunPage(page: HTMLElement): void {
 /**
  * Draw the views once for all changes between two animation frames.
  *
- * @param onPace - is called after each drawing but the first ones, which load fonts and compile
+ * @param onPace - is called after each drawing but the first one, which loads fonts and compiles
  *   scripts, with the milliseconds until the next one
  * @returns a function that draws them with the next frame
  */
