@@ -59,7 +59,7 @@ test-all: setup
 bench-swap: .venv/.installed
 	@$(BIN)/python benchmarks/swap/bench_swap.py $(if $(QUICK),--quick)
 
-# What a GPU says about the swap engine, in nine minutes; CALL=second: 2.7B and torchao; CALL=third: the study with 32 M
+# What a GPU says about the swap engine, in nine minutes; CALL=second: 2.7B and other plans; CALL=third: the study with 32 M
 # parameters. A bare checkout on a machine with torch needs no make: python3 benchmarks/gpu_first.py
 CALL ?= first
 bench-gpu: .venv/.installed
