@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import datetime
 import gc
-import importlib.util
 import json
 import os
 import signal
@@ -702,7 +701,12 @@ def run_swarm(session: Session) -> Iterator[Row]:
 
 def _missing_package(*packages: str) -> str:
     """Return the first of the packages that is not installed, "" if all are."""
-    return next((name for name in packages if importlib.util.find_spec(name) is None), "")
+    for name in packages:
+        try:
+            __import__(name)
+        except ImportError:
+            return name
+    return ""
 
 
 def run_study(session: Session) -> Iterator[Row]:

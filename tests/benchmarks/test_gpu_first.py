@@ -24,6 +24,11 @@ class Blocker:
             raise ModuleNotFoundError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocker())
 """
+# The parts that need more than torch and numpy, and what each says on a bare machine.
+NEEDING_PACKAGES = {
+    "swarm": "the workers need the package pydantic, which is not installed",
+    "torchao": "No module named 'torchao'",
+}
 
 
 def run_program(folder, *arguments: str) -> list[dict]:
@@ -58,6 +63,11 @@ def test_memory_and_speed_are_of_plans_as_the_planner_made_them():
 def test_first_call_takes_at_most_nine_minutes():
     assert gpu_first.CALL_SECONDS <= 540
     assert {part for call in gpu_first.CALLS.values() for part in call} == set(gpu_first.PARTS)
+
+
+def test_part_without_its_packages_says_which_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic", None)  # its import fails
+    assert list(gpu_first.run_swarm(TINY)) == [{"failure": NEEDING_PACKAGES["swarm"]}]
 
 
 @pytest.fixture
@@ -106,6 +116,10 @@ def test_first_call_runs_end_to_end_on_a_bare_machine(tmp_path):
     assert [result["part"] for result in results] == list(gpu_first.CALLS["first"])
     for result in results:
         assert "failure" not in result, result
-        assert result["rows"] and not [row for row in result["rows"] if "failure" in row], result
+        failures = [row["failure"] for row in result["rows"] if "failure" in row]
+        if result["part"] in NEEDING_PACKAGES:
+            assert len(failures) == 1 and NEEDING_PACKAGES[result["part"]] in failures[0]
+        else:
+            assert result["rows"] and not failures, result
     exact = next(result["rows"] for result in results if result["part"] == "exact")
     assert len(exact) == 16 and all(row["same_bits"] for row in exact)
