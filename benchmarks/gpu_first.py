@@ -36,8 +36,6 @@ ROOT = HERE.parent
 FOLDERS = [str(ROOT / "worker"), str(HERE / "swap")]
 sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
-from barnraise.swap.torch_environment import configure_torch_environment  # noqa: E402
-
 GB = 10**9
 Row = dict[str, Any]
 
@@ -755,6 +753,8 @@ def start_part(part: str, session: Session, seconds: float) -> Row:
     Returns:
         The part's rows, and why it ended early if it did.
     """
+    from barnraise.swap.torch_environment import configure_torch_environment
+
     command = [sys.executable, str(Path(__file__).resolve()), "--in-process", part]
     command += ["--device", session.device, *(["--tiny"] if session.tiny else [])]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}

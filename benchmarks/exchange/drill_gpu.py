@@ -1,6 +1,6 @@
 """Let three workers train one model: whole on a GPU, staged through it, and on the CPU.
 
-    python benchmarks/exchange/drill_gpu.py              # a minute of training, on the first GPU
+    python benchmarks/exchange/drill_gpu.py              # twenty seconds, on the first GPU
     python benchmarks/exchange/drill_gpu.py --device cpu # shows that the program runs
 
 The workers are real ones that exchange updates over iroh. At the end all leave, return to the
@@ -11,11 +11,14 @@ must be the initial ones plus all updates, recomputed here. The last line is JSO
 import argparse
 import json
 import os
+import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
 from child_processes import ChildProcesses
 from drill_exchange import QUICK, Drill

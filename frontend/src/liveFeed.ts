@@ -64,6 +64,7 @@ export class LiveFeed {
   private socket: Connection | null = null;
   private successor: MessageBatches | null = null; // replaces the socket when it has delivered
   private batches: MessageBatches | null = null; // the socket, if its messages arrive together
+  private canBatch = true; // until the worker has failed on this connection
   private batchInterval = 0; // milliseconds between two batches; 0 if each message arrives alone
   private mirror = 0; // the mirror whose deltas the store has; each mirror numbers its own
   private shownMirror = 0; // the mirror that the listener was last called with
@@ -98,6 +99,7 @@ export class LiveFeed {
   /** Connect to the selected mirror; an existing connection is closed. */
   start(): void {
     this.disconnect();
+    this.canBatch = true;
     if (this.mirror !== this.selector.current) this.store.expectOtherMirror();
     this.mirror = this.selector.current;
     const socket = this.environment.openSocket(this.mirror);
@@ -131,6 +133,7 @@ export class LiveFeed {
       return;
     }
     if (interval < BATCH_MS || this.status !== "live" || this.mirror !== 0) return;
+    if (!this.canBatch) return;
     const batches = this.environment.openBatches?.(interval);
     if (!batches) return;
     this.successor = batches;
@@ -140,8 +143,10 @@ export class LiveFeed {
       if (this.isCurrent(batches)) this.receiveMessages(batches, texts);
     };
     batches.onclose = () => {
-      if (this.successor === batches) this.closeSuccessor();
-      else if (this.isCurrent(batches)) this.retry();
+      if (this.successor === batches) {
+        this.closeSuccessor();
+        this.canBatch = false;
+      } else if (this.isCurrent(batches)) this.retry();
     };
   }
 

@@ -482,6 +482,8 @@ describe("LiveFeed of a slow device", () => {
     expect([site.batches[0]!.closed, store.seq, statuses]).toEqual([true, 11, ["live"]]);
     site.batches[0]!.onbatch!([delta(12)]);
     expect(store.seq).toBe(11);
+    feed.followPace(BATCH_MS);
+    expect(site.batches).toHaveLength(1);
   });
 
   test("connects again by a socket when the batches' connection is lost", async () => {

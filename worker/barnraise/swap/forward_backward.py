@@ -17,7 +17,6 @@ from barnraise.swap.leaves import Leaves
 
 # Tensor cores load rows that begin on 16 bytes; cuBLAS is fastest with rows of whole 128.
 VOCABULARY_MULTIPLE = 64
-
 GRADIENT_STREAM = -1  # the "block" under which gradients by a group's outputs are stored
 
 

@@ -370,10 +370,14 @@ def _product_calls(
         """Return the rows of a result with so many columns; `rows` on a CPU."""
         return max(rows, GPU_PRODUCT_ELEMENTS // columns) if on_gpu else rows
 
+    # All widths read the same numbers: several times as many would not fit a small card.
+    largest = max(count_rows(4 * width, ROWS) * width for width in widths)
+    inputs, gradients = random(largest), random(4 * largest)
     calls: Calls = {}
     for width in widths:
         rows = count_rows(4 * width, ROWS)
-        x, gradient = random(rows, width), random(rows, 4 * width)
+        x = inputs[: rows * width].view(rows, width)
+        gradient = gradients[: 4 * rows * width].view(rows, 4 * width)
         weights, bias = random(4 * width, width), random(4 * width)
 
         def differentiate(
@@ -424,11 +428,14 @@ def _attention_calls(
     crossing_context, crossing_head = crossing
     points = [("attention", context, crossing_head, context) for context in contexts]
     points += [("attention by head", head, head, crossing_context) for head in heads]
+    longest = max(max(1, tokens // context) * context for _, _, _, context in points)
+    values = torch.randn(longest * 3 * 512, device=device, dtype=getattr(torch, dtype))
     calls: Calls = {}
     for operation, size, head, context in points:
         batch = max(1, tokens // context)
         shape = batch, context, 3, 512 // head, head
-        qkv = torch.randn(shape, device=device, dtype=getattr(torch, dtype)).permute(2, 0, 3, 1, 4)
+        elements = batch * context * 3 * (512 // head) * head
+        qkv = values[:elements].view(shape).permute(2, 0, 3, 1, 4)
         flops = 2 * batch * context * context * 512
         calls[operation, size] = flops, partial(attend, *qkv.unbind(0))
         if (operation, size) == ("attention", crossing_context):
