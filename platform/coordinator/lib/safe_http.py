@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 import httpx
 from django.conf import settings
 
+from barnraise.protocol.certificates import trusted_certificates
 from barnraise.protocol.ip_addresses import IpAddress, is_public_ip, parse_ip
 
 PORTS = {443, 8443}
@@ -109,7 +110,10 @@ async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
     async with asyncio.timeout(TIMEOUT_SECONDS):
         target = await asyncio.to_thread(resolve_target, url)
         async with httpx.AsyncClient(
-            timeout=TIMEOUT_SECONDS, follow_redirects=False, trust_env=False
+            timeout=TIMEOUT_SECONDS,
+            follow_redirects=False,
+            trust_env=False,
+            verify=trusted_certificates(),
         ) as client:
             request = client.build_request(
                 "POST",

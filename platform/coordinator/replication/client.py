@@ -1,14 +1,11 @@
 """Call another mirror over HTTPS: one signed request, one checked answer, both bounded."""
 
 import math
-import ssl
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import TypeVar
 
-import httpx
 from pydantic import BaseModel
 
 from barnraise.errors import MessageError
@@ -89,7 +86,6 @@ class MirrorClient:
             timeout_seconds=min(READ_SECONDS, most_seconds),
             max_seconds=min(ANSWER_SECONDS, most_seconds),
             max_bytes=MAX_ANSWER_BYTES,
-            verify=_tls_context(),
         )
         self._http = SignedHttpClient(url, site_identity.identity(), key, self.name, options)
 
@@ -193,12 +189,6 @@ class MirrorClient:
             raise PeerError(sentence, unreachable=error.status == 503) from None
         finally:
             self._waited += time.monotonic() - started
-
-
-@lru_cache(maxsize=1)
-def _tls_context() -> ssl.SSLContext:
-    """Return the trusted certificates, read once: reading them costs more than a whole request."""
-    return httpx.create_ssl_context()
 
 
 def find_reachable(entries: Sequence[MirrorEntry]) -> list[MirrorEntry]:

@@ -16,6 +16,7 @@ from barnraise.coordinator_client.client import (
     describe_problem,
 )
 from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
+from barnraise.protocol.certificates import trusted_certificates
 from barnraise.protocol.coordinator_messages import Problem
 from barnraise.protocol.signed_http import describe_failure
 from barnraise.state_dir import StateDir
@@ -37,7 +38,7 @@ class TokenClient:
         self.url = (url if "//" in url else f"https://{url}").rstrip("/")
         headers = {"User-Agent": f"barnraise/{__version__}", "Authorization": f"Bearer {token}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=TIMEOUT_SECONDS)
-        self._http = httpx.Client(timeout=timeout, headers=headers)
+        self._http = httpx.Client(timeout=timeout, headers=headers, verify=trusted_certificates())
 
     @classmethod
     def from_environment(cls, state_dir: StateDir, site: str = "") -> "TokenClient":

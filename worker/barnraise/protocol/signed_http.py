@@ -6,7 +6,6 @@ A sender with a wrong clock signs with the mirror's own time, which it learns fr
 """
 
 import re
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from barnraise.errors import BarnraiseError, MessageError
 from barnraise.protocol.answer_deadline import AnswerDeadline, LimitedRequest
+from barnraise.protocol.certificates import trusted_certificates
 from barnraise.protocol.coordinator_messages import Problem, ServerTime
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, open_signed
@@ -60,7 +60,6 @@ class HttpOptions:
     max_seconds: float = 120.0  # for all of a request and its answer
     max_bytes: int = 1 << 20
     clock: Callable[[], float] = time.time
-    verify: ssl.SSLContext | bool = True
 
 
 def describe_failure(error: Exception) -> str:
@@ -98,7 +97,7 @@ class SignedHttpClient:
         self._is_clock_known = False  # whether the mirror has stated its time or accepted ours
         self._http = httpx.Client(
             timeout=self._options.timeout_seconds,
-            verify=self._options.verify,
+            verify=trusted_certificates(),
             headers={"User-Agent": self._options.user_agent},
         )
 

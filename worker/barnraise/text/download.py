@@ -25,6 +25,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from barnraise.errors import TextError
+from barnraise.protocol.certificates import trusted_certificates
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.spec import address_problem
 from barnraise.text.connection_errors import BUSY_STATUSES
@@ -137,12 +138,13 @@ class TextFetcher:
         self._resolve = resolve
         self._pause = pause
         # The bytes of the file are wanted, as they are: its format is found from its content.
-        headers = {"User-Agent": "barnraise", "Accept-Encoding": "identity"}
-        certificates = httpx.create_ssl_context(trust_env=True)  # SSL_CERT_FILE, SSL_CERT_DIR
-        self._direct = httpx.Client(
-            timeout=TIMEOUT_SECONDS, trust_env=False, verify=certificates, headers=headers
-        )
-        self._proxied = httpx.Client(timeout=TIMEOUT_SECONDS, verify=certificates, headers=headers)
+        options = {
+            "timeout": TIMEOUT_SECONDS,
+            "verify": trusted_certificates(),
+            "headers": {"User-Agent": "barnraise", "Accept-Encoding": "identity"},
+        }
+        self._direct = httpx.Client(trust_env=False, **options)
+        self._proxied = httpx.Client(**options)
 
     def __enter__(self) -> "TextFetcher":
         return self
