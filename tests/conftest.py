@@ -174,8 +174,16 @@ def state() -> Path:
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(state, django_db_modify_db_settings):
-    """Start the database server before Django makes its test database in it."""
+def django_db_setup(state, django_test_environment, django_db_blocker):
+    """Give Django a database with all tables; pytest-django's fixture would migrate one here."""
+    from django.db import connection
+    from helpers import migrated_database
+
+    name = "test_barnraise"
+    migrated_database.create_database(name)
+    with django_db_blocker.unblock():
+        connection.close()
+        settings.DATABASES["default"]["NAME"] = connection.settings_dict["NAME"] = name
 
 
 @pytest.fixture(scope="session")

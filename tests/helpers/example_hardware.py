@@ -1,6 +1,7 @@
 """A machine with given rates, so that plans do not depend on the machine that runs the tests."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from barnraise.planning.hardware import Hardware
@@ -28,3 +29,16 @@ CPU_MACHINE = Hardware(
 def cpu_machine(**fields: Any) -> Hardware:
     """Return a machine without a GPU that differs in these fields from `CPU_MACHINE`."""
     return replace(CPU_MACHINE, **fields)
+
+
+def save_example_measurement(path: Path) -> None:
+    """Save `CPU_MACHINE` as what processes with one thread have measured on this machine.
+
+    Real measurements take ten seconds, and all of the processor.
+    """
+    import torch
+
+    from barnraise.swap.hardware_probe import cache_key, save_measurement
+
+    assert torch.get_num_threads() == 1
+    save_measurement(path, cache_key(path.parent, "cpu"), CPU_MACHINE)

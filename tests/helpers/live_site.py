@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import psycopg
+from helpers import migrated_database
+from helpers.example_hardware import save_example_measurement
 from helpers.navigation import click_and_load
 from helpers.paths import ROOT, TESTS
 from helpers.second_factor import AuthenticatorApp
@@ -24,7 +25,6 @@ from coordinator.demo.supervisor import Supervisor
 from coordinator.lib.free_ports import ReservedPort
 from coordinator.lib.task_queues import TASK_QUEUE, WEBHOOK_QUEUE
 
-HARDWARE_FILE = ROOT / "build" / "hardware.json"
 DATABASE = "barnraise_live"
 CREATE_EXAMPLES = f"""
 import sys
@@ -35,11 +35,13 @@ print(page_fixtures.create_examples())
 CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in an email
 CONFIRMATION = re.compile(r'action="(/machines/[0-9a-f-]+/confirm/)"')
 EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
-ADD_AUTHENTICATOR_APP = f"""
+CREATE_ORGANISER = f"""
 import sys
 sys.path.append({str(TESTS)!r})
+from django.core.management import call_command
 from helpers.second_factor import add_authenticator_app
 from coordinator.accounts.models import User
+call_command("prepare_owner", email={EMAIL!r}, password={PASSWORD!r}, name="Ida", staff=True)
 add_authenticator_app(User.objects.get(email={EMAIL!r}))
 """
 organisers_app = AuthenticatorApp()
@@ -50,16 +52,16 @@ class Site:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.hardware_file = folder / "hardware.json"
         self.reserved_port = ReservedPort()
         self.port = self.reserved_port.number
-        database = re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", os.environ["DATABASE_URL"])
         valkey = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
-        assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]
+        assert valkey != os.environ["REDIS_URL"]
         self.example_names: dict[str, str] = {}
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes = Supervisor(folder / "logs")
         self.environment = {
-            "DATABASE_URL": database,
+            "DATABASE_URL": migrated_database.database_url(DATABASE),
             "REDIS_URL": valkey,
             "DJANGO_SETTINGS_MODULE": "coordinator.settings",
             "EMAIL_URL": f"file://{folder}/emails",
@@ -67,18 +69,11 @@ class Site:
         }
 
     def open(self) -> None:
-        with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {DATABASE}")
-        self.manage("migrate", "--verbosity", "0")
-        self.manage(
-            "prepare_owner", "--email", EMAIL, "--password", PASSWORD, "--name", "Ida", "--staff"
-        )
-        self.manage("shell", "-v", "0", "-c", ADD_AUTHENTICATOR_APP)
+        migrated_database.create_database(DATABASE)
+        self.manage("shell", "-v", "0", "-c", CREATE_ORGANISER)
         self.start_web()
         self.start_celery()
-        # The hardware is measured once, before workers share the machine.
-        measuring = self.barnraise("anybody", "plan", "--model", "gpt-nano", "--threads", "1")
-        assert measuring.wait(400) == 0, self.log("plan-anybody")
+        save_example_measurement(self.hardware_file)
         wait_until(self.is_answering, "the site", 180)
 
     def is_answering(self) -> bool:
@@ -136,7 +131,7 @@ class Site:
 
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
         """Start the real `barnraise` command on a machine called `name`."""
-        environment = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(HARDWARE_FILE)}
+        environment = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.hardware_file)}
         arguments = ("-m", "barnraise", *command, "--home", str(self.folder / name))
         return self.processes.start(
             f"{command[0]}-{name}", sys.executable, *arguments, **environment

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import psycopg
-from helpers.paths import ROOT
+from helpers import migrated_database
+from helpers.paths import ROOT, TESTS
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.protocol.coordinator_messages import Reports
@@ -48,9 +49,7 @@ class MirrorProcess:
         (folder / name).mkdir()
         self.processes = ProcessGroup(folder / name / "logs")
         self.environment = {
-            "DATABASE_URL": re.sub(
-                r"/barnraise(?=\?|$)", f"/mirror_{name}", os.environ["DATABASE_URL"]
-            ),
+            "DATABASE_URL": migrated_database.database_url(f"mirror_{name}"),
             "REDIS_URL": re.sub(r"/0$", f"/{valkey}", os.environ["REDIS_URL"]),
             "BARNRAISE_STATE": str(folder / name),
             "BARNRAISE_NAME": f"Mirror {name}",
@@ -110,9 +109,8 @@ def two_mirrors(folder: Path) -> Iterator[list[MirrorProcess]]:
     mirrors = [MirrorProcess("a", folder, 2), MirrorProcess("b", folder, 3)]
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         try:
-            connection.execute("CREATE DATABASE mirror_a")
-            mirrors[0].manage("migrate", "--verbosity", "0")
-            connection.execute("CREATE DATABASE mirror_b TEMPLATE mirror_a")
+            for site in mirrors:
+                migrated_database.create_database(f"mirror_{site.name}")
             yield mirrors
         finally:
             for site in mirrors:
@@ -156,6 +154,7 @@ def publish_list(a: MirrorProcess, b: MirrorProcess, folder: Path) -> str:
 CREATE_RUN = """
 import json, sys
 sys.path.append({tests!r})
+from django.core.management import call_command
 from helpers.page_fixtures import create_launched_run, create_machine
 from coordinator.accounts.models import User
 from coordinator.fleet.join import admit_machine
@@ -163,6 +162,7 @@ from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.runs import models
 from coordinator.runs.spec_form import spec_from_fields
 from barnraise.protocol.coordinator_messages import JoinRequest
+call_command("prepare_owner", email="ida@example.org", password={password!r}, name="Ida")
 ida = User.objects.get(name="Ida")
 barn, signer = create_machine(ida, "barn", 1)
 create_machine(ida, "loft", 2)
@@ -182,10 +182,7 @@ def create_run(site: MirrorProcess) -> dict[str, str]:
     Returns:
         {"run": the run's id, "draft": the draft's slug}.
     """
-    site.manage(
-        "prepare_owner", "--email", "ida@example.org", "--password", PASSWORD, "--name", "Ida"
-    )
-    return json.loads(site.shell(CREATE_RUN.format(tests=str(ROOT / "tests"))))
+    return json.loads(site.shell(CREATE_RUN.format(tests=str(TESTS), password=PASSWORD)))
 
 
 class ReportingMachine:

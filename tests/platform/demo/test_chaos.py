@@ -46,7 +46,7 @@ ROUND_FAULTS = 10  # of the long test, after which the site must heal
 
 
 @pytest.fixture(scope="module")
-def chaos_site() -> Iterator[ChaosSite]:
+def chaos_site(state) -> Iterator[ChaosSite]:
     folder = Path(tempfile.mkdtemp(prefix="barnraise-chaos-"))
     folder.chmod(0o755)  # where root runs the tests, Postgres has a user of its own
     site = ChaosSite(folder)

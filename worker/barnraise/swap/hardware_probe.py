@@ -97,8 +97,6 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     Raises:
         StateError: The folder cannot hold the scratch file.
     """
-    import torch
-
     from barnraise.swap.device import (
         choose_device,
         device_label,
@@ -113,15 +111,13 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     except OSError as error:
         raise StateError(f"{folder} cannot be created: {error.strerror}") from None
     name = device_label(device) or cpu_name()
-    threads, quota = torch.get_num_threads(), ControlGroup().cpu_quota()
-    key = [FORMAT, device, name, threads, quota, torch.__version__, str(folder.resolve())]
-    hardware = _load_cached(cache, key) if cache else None
+    hardware = _load_cached(cache, cache_key(folder, device)) if cache else None
     kind, _, number = device.partition(":")
     if hardware is None:
         with use_device(device):
             hardware = measure_hardware(folder, kind, name)
         if cache:
-            _save_cached(cache, key, hardware)
+            save_measurement(cache, cache_key(folder, device), hardware)
     disk = shutil.disk_usage(folder)
     return dataclasses.replace(
         hardware,
@@ -139,6 +135,17 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
 # ---- the cache -------------------------------------------------------------------------------
 
 
+def cache_key(folder: Path, device: str) -> list[Any]:
+    """Return what must not have changed since a measurement, for it to be used again."""
+    import torch
+
+    from barnraise.swap.device import device_label
+
+    name = device_label(device) or cpu_name()
+    threads, quota = torch.get_num_threads(), ControlGroup().cpu_quota()
+    return [FORMAT, device, name, threads, quota, torch.__version__, str(folder.resolve())]
+
+
 def _load_cached(cache: Path, key: list[Any]) -> Hardware | None:
     """Return the cached measurement if it is intact, recent and has this key."""
     if not cache.exists():
@@ -154,8 +161,14 @@ def _load_cached(cache: Path, key: list[Any]) -> Hardware | None:
     return None
 
 
-def _save_cached(cache: Path, key: list[Any], hardware: Hardware) -> None:
-    """Write the measurement to the cache. Log an error: it costs only time at the next start."""
+def save_measurement(cache: Path, key: list[Any], hardware: Hardware) -> None:
+    """Write a measurement to the cache. Log an error: it costs only time at the next start.
+
+    Args:
+        cache: The JSON file.
+        key: What `cache_key` returned.
+        hardware: The measurement.
+    """
     text = hardware.to_json()
     cached = {
         "key": key,
