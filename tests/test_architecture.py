@@ -5,11 +5,15 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT, TESTS
+
+# One process reads all files, once.
+pytestmark = pytest.mark.xdist_group("architecture")
 
 WORKER, PLATFORM = ROOT / "worker" / "barnraise", ROOT / "platform" / "coordinator"
 
@@ -91,6 +95,51 @@ DIALECT = re.compile(
 )
 
 
+@dataclass
+class Outline:
+    """What the rules ask of a file.
+
+    Attributes:
+        imports: Dotted names that it imports anywhere; `from a import b` counts as `a.b`.
+        relative_imports: Lines with a relative import.
+        functions: Line and name of each function.
+        classes: Line and name of each class.
+        docstrings: Line and text of each docstring.
+        strings: Line and text of each string, docstrings too.
+    """
+
+    imports: set[str] = field(default_factory=set)
+    relative_imports: list[int] = field(default_factory=list)
+    functions: list[tuple[int, str]] = field(default_factory=list)
+    classes: list[tuple[int, str]] = field(default_factory=list)
+    docstrings: list[tuple[int, str]] = field(default_factory=list)
+    strings: list[tuple[int, str]] = field(default_factory=list)
+
+
+@cache
+def outline(path: Path) -> Outline:
+    """Return the outline of a Python file."""
+    found = Outline()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.imports |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.imports |= {f"{node.module}.{alias.name}" for alias in node.names}
+            if node.level:
+                found.relative_imports.append(node.lineno)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.functions.append((node.lineno, node.name))
+        elif isinstance(node, ast.ClassDef):
+            found.classes.append((node.lineno, node.name))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.strings.append((node.lineno, node.value))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            found.docstrings.append((getattr(node, "lineno", 1), text))
+    return found
+
+
+@cache
 def python_files(*folders: str) -> list[Path]:
     """List the repository's Python files below `folders`, without generated migrations."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
@@ -103,16 +152,9 @@ def python_files(*folders: str) -> list[Path]:
     ]
 
 
-def imported_names(path: Path) -> set[str]:
-    """Collect the dotted names a file imports anywhere; `from a import b` counts as `a.b`."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.relative_to(ROOT)} imports relatively"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+def place(path: Path, line: int) -> str:
+    """Name a line of a file."""
+    return f"{path.relative_to(ROOT)}:{line}"
 
 
 def part_of(path: Path, package: Path) -> str:
@@ -125,40 +167,44 @@ def parts_imported(names: set[str], package: str) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
 
 
-def definitions(paths: list[Path], kinds: tuple[type, ...]) -> Iterator[tuple[Path, ast.AST]]:
-    """Yield every definition of the given kinds together with its file."""
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, kinds):
-                yield path, node
-
-
-@pytest.mark.parametrize("path", python_files("worker"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_worker_file_imports_only_from_its_layer_and_below(path):
-    here, names = part_of(path, WORKER), imported_names(path)
-    allowed = WORKER_LAYERS[here] | {here, "__version__"}
-    assert parts_imported(names, "barnraise") <= allowed
+def forbidden_to_worker(path: Path) -> set[str]:
+    """Return what a file of the worker imports and must not."""
+    here, names = part_of(path, WORKER), outline(path).imports
     top_level = {name.split(".")[0] for name in names}
-    assert not top_level & {"coordinator", "django"}
+    forbidden = parts_imported(names, "barnraise") - WORKER_LAYERS[here] - {here, "__version__"}
+    forbidden |= top_level & {"coordinator", "django"}
     if here in WITHOUT_TORCH:
-        assert "torch" not in top_level
-    if here == "swap":
-        foreign = top_level - set(sys.stdlib_module_names) - {"torch", "barnraise"}
-        assert not foreign, "the swap engine must run on a bare PyTorch machine"
+        forbidden |= top_level & {"torch"}
+    if here == "swap":  # the engine must run on a bare PyTorch machine
+        forbidden |= top_level - set(sys.stdlib_module_names) - {"torch", "barnraise"}
+    return forbidden
 
 
-@pytest.mark.parametrize("path", python_files("platform"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_site_file_imports_leftward_and_never_torch(path):
-    here, names = part_of(path, PLATFORM), imported_names(path)
-    assert "torch" not in {name.split(".")[0] for name in names}
+def forbidden_to_site(path: Path) -> set[str]:
+    """Return what a file of the site imports and must not."""
+    here, names = part_of(path, PLATFORM), outline(path).imports
     of_worker = {name for name in names if not name.startswith(SITE_MAY_IMPORT_OF_EXCHANGE)}
-    assert parts_imported(of_worker, "barnraise") <= SITE_MAY_IMPORT | {"__version__"}
+    forbidden = parts_imported(of_worker, "barnraise") - SITE_MAY_IMPORT - {"__version__"}
+    forbidden |= {name.split(".")[0] for name in names} & {"torch"}
     ours = parts_imported(names, "coordinator")
     if here == "lib":
-        assert ours <= {"lib"}
+        forbidden |= ours - {"lib"}
     elif here in SITE_ORDER:
         allowed = set(SITE_ORDER[: SITE_ORDER.index(here) + 1])
-        assert ours & {*SITE_ORDER, *SITE_TOP} <= allowed
+        forbidden |= (ours & {*SITE_ORDER, *SITE_TOP}) - allowed
+    return forbidden
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden_imports"),
+    [("worker", forbidden_to_worker), ("platform", forbidden_to_site)],
+    ids=["worker", "platform"],
+)
+def test_each_file_imports_only_from_its_layer_and_below(folder, forbidden_imports):
+    paths = python_files(folder)
+    found = {path.relative_to(ROOT): forbidden_imports(path) for path in paths}
+    assert not {path: names for path, names in found.items() if names}
+    assert not [path for path in paths if outline(path).relative_imports]
 
 
 @pytest.mark.parametrize(("folder", "package"), [("worker", WORKER), ("platform", PLATFORM)])
@@ -171,7 +217,7 @@ def test_no_file_is_part_of_an_import_cycle(folder, package):
     edges = {
         name: {
             target
-            for imported in imported_names(path)
+            for imported in outline(path).imports
             for target in (imported, imported.rpartition(".")[0])
             if target in modules and target != name and modules[target].name != "__init__.py"
         }
@@ -199,23 +245,24 @@ def test_worker_root_has_at_most_fourteen_entries():
 
 def test_no_public_function_bears_a_banned_verb():
     """`make_…` is allowed for factories."""
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     paths = python_files("worker", "platform", "benchmarks") + [
         path for path in python_files("tests") if TESTS / "helpers" in path.parents
     ]
     banned = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path, node in definitions(paths, functions)
-        if node.name.split("_")[0] in BANNED_VERBS or node.name == "make"
+        f"{place(path, line)} {name}"
+        for path in paths
+        for line, name in outline(path).functions
+        if name.split("_")[0] in BANNED_VERBS or name == "make"
     ]
     assert not banned, "\n".join(banned)
 
 
 def test_no_class_name_is_defined_twice():
     places = defaultdict(list)
-    for path, node in definitions(python_files("worker", "platform"), (ast.ClassDef,)):
-        if node.name not in ("Meta", "Config", "Command", "Migration"):
-            places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    for path in python_files("worker", "platform"):
+        for line, name in outline(path).classes:
+            if name not in ("Meta", "Config", "Command", "Migration"):
+                places[name].append(place(path, line))
     twice = {name: lines for name, lines in places.items() if len(lines) > 1}
     assert not twice, twice
 
@@ -224,19 +271,15 @@ def test_comments_and_docstrings_are_whole_sentences_in_plain_words():
     """No comment continues another one with "…", and none uses the words of `DIALECT`."""
     findings = []
     for path in python_files("worker", "platform", "benchmarks", "tests"):
-        source = path.read_text()
-        for number, line in enumerate(source.splitlines(), 1):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
             comment = re.search(r"(?:^|\s)#\s?(.*)$", line)
             if comment and (
                 comment[1].startswith("…") or comment[1].endswith("…") or DIALECT.search(comment[1])
             ):
-                findings.append(f"{path.relative_to(ROOT)}:{number} {line.strip()}")
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(
-                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            ) and (match := DIALECT.search(ast.get_docstring(node) or "")):
-                line_number = getattr(node, "lineno", 1)
-                findings.append(f"{path.relative_to(ROOT)}:{line_number} docstring: {match[0]}")
+                findings.append(f"{place(path, number)} {line.strip()}")
+        for number, text in outline(path).docstrings:
+            if match := DIALECT.search(text):
+                findings.append(f"{place(path, number)} docstring: {match[0]}")
     findings = [finding for finding in findings if "test_architecture.py" not in finding]
     assert not findings, "\n".join(findings)
 
@@ -245,26 +288,25 @@ def test_messages_pages_and_documents_use_plain_words():
     """Neither a string of the program nor a page, style sheet or document uses those words."""
     findings = []
     for path in python_files("worker", "platform"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            text = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(text, str) and (match := DIALECT.search(text)):
-                findings.append(f"{path.relative_to(ROOT)}:{node.lineno} {match[0]}")
+        for number, text in outline(path).strings:
+            if match := DIALECT.search(text):
+                findings.append(f"{place(path, number)} {match[0]}")
     texts = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
     for folder in ("src", "templates"):
         texts += [path for path in (ROOT / "frontend" / folder).rglob("*") if path.is_file()]
     for path in texts:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if match := DIALECT.search(line):
-                findings.append(f"{path.relative_to(ROOT)}:{number} {match[0]}")
+                findings.append(f"{place(path, number)} {match[0]}")
     assert not findings, "\n".join(findings)
 
 
 def test_test_names_have_at_most_seventy_characters():
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     long = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path, node in definitions(python_files("tests"), functions)
-        if node.name.startswith("test_") and len(node.name) > 70
+        f"{place(path, line)} {name}"
+        for path in python_files("tests")
+        for line, name in outline(path).functions
+        if name.startswith("test_") and len(name) > 70
     ]
     assert not long, "\n".join(long)
 
