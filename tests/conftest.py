@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import django
+import hypothesis
 import pytest
 from django.conf import settings
 
@@ -32,8 +33,12 @@ for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()
+# How many cases `make test` tries of property tests that name no number, the same ones each time.
+# `make test-all` tries those of Hypothesis's own profile "ci".
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("ci"), max_examples=40)
 # Each test client would read the list of all static files; so it looks one up when asked for it.
 settings.WHITENOISE_AUTOREFRESH = True
+settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # a fast one
 
 # Tests that start servers, browsers, command lines or networks of machines, that train models for
 # many steps, or that visit every page: not part of `make test-fast`.

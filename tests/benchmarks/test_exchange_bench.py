@@ -85,6 +85,7 @@ def pair(tmp_path_factory) -> Iterator[FieldRunner]:
         yield FieldRunner(folder, LoopbackNetwork(2), {}, cleanup)
 
 
+@pytest.mark.slow  # `make bench-exchange QUICK=1` kills workers too
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("rest", "seconds", "outcome"), [(3.0, 10.0, "survives"), (1e6, 60.0, "hangs")]

@@ -25,8 +25,8 @@ def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Bro
     """Train a run with three machines.
 
     Sign up; create the run with an error and correct it; launch; enrol two machines; watch the
-    loss without a reload; stop and start the site; pause and resume; let a third machine join late
-    and ban it; finish, and find the weights listed.
+    loss without a reload; stop and start the site; pause; let a third machine join late and ban it;
+    resume and finish, and find the weights listed.
     """
     sign_up(site, page, "wilma@example.org", "Wilma")
     create_run_after_a_mistake(page)
@@ -69,13 +69,6 @@ def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Bro
     )
     steps = {m: site.status(m)["step"] for m in MACHINES}
     expect(run_page.locator("[data-events] li", has_text="paused the run")).to_have_count(1)
-    assert {m: site.status(m)["step"] for m in MACHINES} == steps
-    click_and_load(run_page.get_by_role("button", name="Resume"))
-    wait_until(
-        lambda: all(site.status(m)["step"] > steps[m] for m in MACHINES), "training again", 200
-    )
-    assert run_page.evaluate("performance.timeOrigin") >= loaded_at
-
     enrol(site, page, LATE_MACHINE)
     late_worker = site.barnraise(LATE_MACHINE, "join", slug, "--threads", "1")
     expect(run_page.locator("[data-figure=workers_alive]")).to_have_text("3")
@@ -83,6 +76,12 @@ def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Bro
     with open_page(browser, site) as staff_page:
         log_in(staff_page)
         ban_machine(site, staff_page, run_page, late_worker)
+        assert {m: site.status(m)["step"] for m in MACHINES} == steps
+        click_and_load(run_page.get_by_role("button", name="Resume"))
+        wait_until(
+            lambda: all(site.status(m)["step"] > steps[m] for m in MACHINES), "training again", 200
+        )
+        assert run_page.evaluate("performance.timeOrigin") >= loaded_at
         shifts = count_shifts(run_page)
         finish_run(staff_page)
     for machine, process in joined.items():

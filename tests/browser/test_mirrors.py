@@ -89,6 +89,7 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
         expect(page.get_by_text("Two roofs")).to_be_visible()
 
 
+@pytest.mark.slow  # the parts are tested in frontend/tests; a slow browser costs much
 def test_page_of_a_slow_device_receives_its_messages_from_a_worker(browser, sites):
     a, _, names = sites
     with open_page(browser, a) as page:
@@ -113,6 +114,7 @@ def _poll(page: Page, happened: Callable[[], bool]) -> bool:
     return happened()
 
 
+@pytest.mark.slow  # a run's page that loses its mirror is tested above
 def test_draft_page_own_mirror_killed_links_to_another_mirror(browser, sites):
     a, b, names = sites
     with open_page(browser, a) as page:

@@ -2,14 +2,14 @@
 
 import re
 
+import pytest
 from helpers.live_site import enrol, log_in, wait_until
 from helpers.navigation import click_and_load
 from helpers.screenshots import check_page
 from playwright.sync_api import Page, expect
 
 
-def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page):
-    """The real worker pauses when its directive says so, and resumes from the same step."""
+def test_organiser_estimates_creates_cancels_and_archives_a_run(site, page: Page):
     log_in(page)
     page.goto("/runs/new/")
     estimate = page.locator("#estimate")
@@ -28,8 +28,6 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     )
     page.locator("summary", has_text="Advanced").click()
     page.locator("[name=report_every]").fill("1")
-    page.locator("[name='recipe.evaluate_every']").fill("4000")
-    page.locator("[name='recipe.learning_rate']").fill("3e-3")
     click_and_load(page.get_by_role("button", name="Create draft"))
     expect(page.get_by_role("heading", name="Chess club run")).to_be_visible()
     expect(page.get_by_role("heading", name="Why")).to_be_visible()
@@ -37,31 +35,15 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     click_and_load(page.get_by_role("button", name="Create link"))
     expect(page.locator("#invitations code")).to_contain_text("/invited/")
     click_and_load(page.get_by_role("button", name="Launch"))
-    slug = page.url.rstrip("/").rsplit("/", 1)[1]
+    cancel_run(page)
+    click_and_load(page.get_by_role("button", name="Archive"))
+    expect(page.get_by_text("Archived")).to_be_visible()
+    click_and_load(page.get_by_role("button", name="Copy run"))
+    expect(page.locator("[name=name]")).to_have_value("Chess club run (copy)")
 
-    enrol(site, page, "byre")
-    joined = site.barnraise("byre", "join", slug, "--threads", "1")
-    wait_until(lambda: site.status("byre").get("activity") == "training", "training")
-    page.goto("/machines/")
-    click_and_load(page.get_by_role("link", name="byre"))
-    expect(page.get_by_text("FLOP/s")).to_be_visible()
-    check_failed_refresh(page)
-    click_and_load(page.get_by_role("button", name="Pause"))
-    expect(page.get_by_text("Paused", exact=True)).to_be_visible()
-    wait_until(lambda: site.status("byre")["activity"] == "paused", "a pause on the machine")
-    paused_step = site.status("byre")["step"]
-    check_page(page, "machine-paused")
-    page.goto("/machines/")
-    assert site.status("byre")["step"] == paused_step
-    click_and_load(page.get_by_role("link", name="byre"))
-    click_and_load(page.get_by_role("button", name="Resume"))
-    wait_until(lambda: site.status("byre")["step"] > paused_step, "training again")
 
-    page.goto(f"/runs/{slug}/")
-    checkpoints = page.locator("#checkpoints tbody tr")
-    wait_until(lambda: page.reload() and checkpoints.count() > 0, "a checkpoint")
-    check_refreshed_model_card(page)
-    check_page(page, "run-organised")
+def cancel_run(page: Page) -> None:
+    """Cancel the run of an open page, on second thoughts."""
     page.get_by_role("button", name="Cancel run").click()
     question = page.get_by_role("dialog")
     expect(question.get_by_role("button", name="Go back")).to_be_focused()
@@ -69,11 +51,41 @@ def test_organiser_estimates_creates_pauses_and_archives_a_run(site, page: Page)
     expect(question).to_have_count(0)
     page.get_by_role("button", name="Cancel run").click()
     click_and_load(question.get_by_role("button", name="Cancel run"))
+
+
+@pytest.mark.slow  # test_journey.py trains, pauses and resumes too
+def test_machine_pauses_on_its_page_and_trains_until_its_run_ends(site, page: Page):
+    """The real worker pauses when its directive says so, and resumes from the same step."""
+    log_in(page)
+    settings = ("recipe.learning_rate=3e-3", "recipe.evaluate_every=4000")
+    slug = site.launch_run("Byre run", 5_000_000, *settings)
+    enrol(site, page, "byre")
+    joined = site.barnraise("byre", "join", slug, "--threads", "1")
+    wait_until(lambda: site.status("byre").get("activity") == "training", "training")
+    page.goto(f"/runs/{slug}/")
+    checkpoints = page.locator("#checkpoints tbody tr")
+    wait_until(lambda: page.reload() and checkpoints.count() > 0, "a checkpoint")
+    page.goto("/machines/")
+    click_and_load(page.get_by_role("link", name="byre"))
+    expect(page.get_by_text("FLOP/s")).to_be_visible()
+    click_and_load(page.get_by_role("button", name="Pause"))
+    expect(page.get_by_text("Paused", exact=True)).to_be_visible()
+    wait_until(lambda: site.status("byre")["activity"] == "paused", "a pause on the machine")
+    paused_step = site.status("byre")["step"]
+    check_failed_refresh(page)
+    check_page(page, "machine-paused")
+    page.goto(f"/runs/{slug}/")
+    check_refreshed_model_card(page)
+    check_page(page, "run-organised")
+    page.goto("/machines/")
+    assert site.status("byre")["step"] == paused_step
+    click_and_load(page.get_by_role("link", name="byre"))
+    click_and_load(page.get_by_role("button", name="Resume"))
+    wait_until(lambda: site.status("byre")["step"] > paused_step, "training again")
+
+    page.goto(f"/runs/{slug}/")
+    cancel_run(page)
     assert joined.wait(600) == 0, site.log("join-byre")
-    click_and_load(page.get_by_role("button", name="Archive"))
-    expect(page.get_by_text("Archived")).to_be_visible()
-    click_and_load(page.get_by_role("button", name="Copy run"))
-    expect(page.locator("[name=name]")).to_have_value("Chess club run (copy)")
 
 
 def check_failed_refresh(page: Page) -> None:

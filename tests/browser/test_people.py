@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from helpers.live_site import CODE, log_in, submit_login, wait_until
 from helpers.navigation import click_and_load
 from helpers.screenshots import DIALOG, check_page
@@ -151,6 +152,7 @@ def delete_the_account(page: Page) -> None:
     expect(page.get_by_text("Your account is deleted")).to_be_visible()
 
 
+@pytest.mark.slow  # test_journey.py bans a machine; tests/platform/staff has the admin's actions
 def test_staff_see_the_dashboard_announce_and_ban(site, page: Page):
     log_in(page)
     site.manage(

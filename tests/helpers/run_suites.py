@@ -78,7 +78,8 @@ def run_python_tests(tier: str, rest: list[str]) -> tuple[float, int]:
     Property tests try the same cases each time here; plain pytest tries others each time.
     """
     processes = str(PROCESSES_PER_CORE[tier] * (os.cpu_count() or 1))
-    command = [PYTHON, "-m", "pytest", "-q", "--hypothesis-profile=ci"]
+    profile = "ci" if tier == "all" else "few"  # see tests/conftest.py
+    command = [PYTHON, "-m", "pytest", "-q", f"--hypothesis-profile={profile}"]
     command += ["-n", processes, "--dist", "loadgroup", "-m", MARKERS[tier], *rest]
     if tier != "all":  # only a slow test needs this plugin, which each process would import
         command += ["-p", "no:schemathesis"]

@@ -130,11 +130,9 @@ def long_caches(valkey, monkeypatch):
 
 
 @pytest.fixture
-def person(db, settings):
-    """Return a function that creates a person, with a fast password hash."""
+def person(db):
+    """Return a function that creates a person."""
     from coordinator.accounts.models import User
-
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
     def create(email: str = "ada@example.org", **fields) -> User:
         user = User.objects.create_user(email, "wooden-barn-9", **fields)
@@ -215,23 +213,23 @@ def manifest():
 
 @pytest.fixture
 def launched_run(draft, manifest, volunteer):
-    """Return a function that launches a run with its text.
+    """Return a function that launches a run with its text, as requests of a machine would.
 
     It returns the run, which is training, and its owner's volunteer.
     """
+    from coordinator.fleet.directives import renew_ticket
+    from coordinator.fleet.join import admit_machine
+    from coordinator.fleet.lifecycle_facts import advance_run
 
     def launch(owner, seed: int = 1, **fields):
         run = draft(owner, **fields)
         first = volunteer(owner, seed)
         run.launch()
-        answer = first.send_request(
-            "POST", f"/runs/{run.slug}/manifest", first.identity.sign("manifest", manifest(run))
-        )
-        assert answer.status_code == 200, answer.content
-        first.join(run)
-        from coordinator.fleet.lifecycle_facts import advance_run
-
-        run.refresh_from_db()
+        signed = first.identity.sign("manifest", manifest(run))
+        assert run.accept_manifest(signed, machine=first.machine)
+        advance_run(run)
+        request = coordinator_messages.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
+        renew_ticket(admit_machine(run, first.machine, request, "127.0.0.1"), always=True)
         advance_run(run)
         assert run.state is enums.RunStatus.TRAINING
         return run, first

@@ -243,7 +243,7 @@ def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
 
     def create(model: ModelSpec | None = None, folder: str = "", **recipe: Any) -> Swarm:
         quick = Recipe(
-            token_budget=120_000,
+            token_budget=60_000,
             learning_rate=3e-3,
             warmup_tokens=2_000,
             step_sequences=8,

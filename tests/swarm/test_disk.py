@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, replace
 
 import pytest
+from helpers.effort import one_in
 from helpers.paths import TESTS, WORKER
 
 from barnraise.errors import PlanError
@@ -93,7 +94,7 @@ run.start("ada", limits=Limits(**json.loads(limits))).thread.join()
 """
 
 
-@pytest.mark.parametrize("safety", ["exact", "restart"])
+@pytest.mark.parametrize("safety", one_in(2, ["exact", "restart"]))
 def test_kill_9_costs_at_most_a_step_or_a_round(swarm, tmp_path, safety):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=6)
     limits = {"memory": TIGHT.memory, "crash_safety": safety}

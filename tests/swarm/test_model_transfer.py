@@ -17,7 +17,7 @@ def person(site: Site) -> Person:
 
 def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
     settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes", *SMALL_MODEL)
-    run = site.launch_run("Keepsake", 60_000, *settings)
+    run = site.launch_run("Keepsake", 20_000, *settings)
     for machine in ("keeper", "guest"):
         person.enrol(machine)
     trained = site.barnraise("keeper", "join", run, "--threads", "1")

@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 from helpers.attestations import LIFE, NEXT, altered_witness_of, witness_of
+from helpers.effort import examples
 from helpers.mirror_lists import list_entry, signed_list
 from hypothesis import HealthCheck, given, settings
 
@@ -291,7 +292,7 @@ def test_attestation_with_a_bad_signature_is_refused_with_its_report(
 
 
 @settings(
-    max_examples=20,
+    max_examples=examples(8, 20),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -8,6 +8,7 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 from helpers.attestations import witness_of
+from helpers.effort import examples
 from helpers.event_log_builder import LogBuilder
 from helpers.rebuild_site import all_events, all_private_data, rebuild_in_one_batch, replicated_rows
 from hypothesis import HealthCheck, example, given, settings
@@ -209,7 +210,7 @@ ACTIONS = st.lists(
 
 
 @settings(
-    max_examples=60,
+    max_examples=examples(20, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -17,7 +17,7 @@ from coordinator.eventlog import hlc, registry
 from coordinator.eventlog.registry import Fact
 
 NOW = 1_700_000_000
-HISTORIES = settings(max_examples=examples(200, 1500), deadline=None)
+HISTORIES = settings(max_examples=examples(100, 1500), deadline=None)
 PEOPLE = [f"01890000-0000-7000-8000-{n:012x}" for n in range(4)]
 PLACES = [f"01890000-0000-7000-9000-{n:012x}" for n in range(8)]
 AT = st.integers(0, 5).map(lambda n: f"2026-01-01T00:00:{n:02d}.000001Z")

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from django.db import connection
 from django.utils import timezone
+from helpers.effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -81,7 +82,9 @@ def test_report_posted_again_counts_once(person, launched_run, numbered_report):
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(10, 30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seed=st.integers(0, 1 << 32), size=st.integers(1, 25))
 def test_reports_in_any_order_with_duplicates_give_the_same_totals(

@@ -4,6 +4,7 @@ import platform
 
 import pytest
 from helpers.command_line import assert_fails, run_barnraise
+from helpers.effort import one_in
 from helpers.fake_coordinator import MACHINE, FakeCoordinator
 
 from barnraise.cli.site_access import describe_machine
@@ -49,7 +50,7 @@ def test_login_waits_through_an_outage_and_shows_who_approved(coordinator, tmp_p
     assert StateDir(tmp_path).membership.machine == MACHINE
 
 
-@pytest.mark.parametrize("status", ["refused", "expired"])
+@pytest.mark.parametrize("status", one_in(2, ["refused", "expired"]))
 def test_login_with_a_code_not_approved_saves_nothing(coordinator, tmp_path, status):
     coordinator.routes["GET /enrolments/ABCD-EFGH"] = lambda body: EnrolmentStatus(status=status)
     assert_fails(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+from helpers.effort import examples
 from helpers.plans import arbitrary_plans, from_disk, resident
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -357,7 +358,7 @@ def check_final_state(plan: Plan, buffers: BufferModel) -> None:
     assert buffers.committed == (list(range(STEPS)) if plan.commits_steps else [])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 150), deadline=None)
 @given(plan=arbitrary_plans())
 def test_program_executed_in_order_finds_every_buffer_as_needed(plan):
     buffers = BufferModel(plan)
@@ -366,7 +367,7 @@ def test_program_executed_in_order_finds_every_buffer_as_needed(plan):
     check_final_state(plan, buffers)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 150), deadline=None)
 @given(plan=arbitrary_plans(), seed=st.integers(0, 2**32))
 def test_program_executed_in_any_legal_order_of_lanes_is_correct(plan, seed):
     buffers, operations = BufferModel(plan), numbered_operations(plan)
@@ -375,7 +376,7 @@ def test_program_executed_in_any_legal_order_of_lanes_is_correct(plan, seed):
     check_final_state(plan, buffers)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(plan=arbitrary_plans())
 def test_step_passes_each_block_once_forward_and_once_backward(plan):
     for name, ops in programs_of(plan):
@@ -397,7 +398,7 @@ def test_step_passes_each_block_once_forward_and_once_backward(plan):
         assert kinds.count(OperationKind.COMMIT) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(plan=arbitrary_plans())
 def test_each_disk_tile_is_fetched_updated_and_stored_in_order(plan):
     in_order = [OperationKind.FETCH, OperationKind.UPDATE, OperationKind.STORE]
@@ -413,7 +414,7 @@ def test_each_disk_tile_is_fetched_updated_and_stored_in_order(plan):
             assert set(kinds_of_tile) == tiles
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(plan=arbitrary_plans())
 def test_exact_clipping_updates_after_the_last_gradient_then_commits(plan):
     for name, ops in programs_of(plan):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.effort import examples
 from helpers.example_hardware import cpu_machine
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ def planning_cases(draw) -> tuple[Hardware, ModelSpec, Limits, int]:
     return machine, model, limits, draw(st.sampled_from([1, 2, 8, 12]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 60), deadline=None)
 @given(case=planning_cases())
 def test_plan_obeys_every_budget_and_limit_and_can_be_executed(case):
     hardware, model, limits, sequences = case

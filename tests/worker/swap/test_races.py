@@ -57,7 +57,7 @@ def plan_of(**changes):
 
 
 @FAKE_CARD_GROUP
-@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("behind", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_boundaries_in_ram_have_no_races(card, behind, tmp_path):
     plan = plan_of(resident=3, boundaries="host")
     assert not card(find_races, plan, tmp_path, behind)
