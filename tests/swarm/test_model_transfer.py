@@ -1,4 +1,4 @@
-"""Serve a finished run's weights, fetch them, and compare them with the site's digest."""
+"""Finish a run, serve its weights, fetch them, and compare them with the site's digest."""
 
 import json
 import signal
@@ -15,11 +15,13 @@ def person(site: Site) -> Person:
     return Person(site)
 
 
-def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
+def test_machine_leaves_returns_finishes_and_serves_its_weights(site, person):
+    """Ctrl-C saves; the next join continues; a guest fetches what the site states the digest of."""
     settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes", *SMALL_MODEL)
-    run = site.launch_run("Keepsake", 20_000, *settings)
+    run = site.launch_run("Keepsake", 60_000, *settings)
     for machine in ("keeper", "guest"):
         person.enrol(machine)
+    interrupt_after_a_step(site, person, run)
     trained = site.barnraise("keeper", "join", run, "--threads", "1")
     assert trained.wait(PATIENCE) == 0, site.log("join-keeper")
     anchor = site.status("keeper")["anchor"]
@@ -41,6 +43,22 @@ def test_finished_weights_are_served_fetched_and_match_the_site(site, person):
     assert wrong.wait(PATIENCE) == 1 and "you requested" in site.log("fetch-guest")
     served.send_signal(signal.SIGINT)
     assert served.wait(PATIENCE) == 0, site.log("serve-keeper")
+
+
+def interrupt_after_a_step(site: Site, person: Person, run: str) -> None:
+    """Press Ctrl-C while the keeper trains, and wait until the site shows that it has left."""
+    worker = site.barnraise("keeper", "join", run, "--threads", "1")
+    wait_until(lambda: site.status("keeper").get("step", 0) >= 1, "a step")
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(PATIENCE) == 0, site.log("join-keeper")
+    assert "Everything is saved" in site.log("join-keeper")
+
+    def machines() -> list[dict]:
+        return person.http.get(f"/live/{run}/").json()["workers"]
+
+    wait_until(
+        lambda: [w["activity"] for w in machines()] == ["left"], "the departure on the site", 20
+    )
 
 
 def read_status(site: Site, machine: str, name: str) -> dict:

@@ -1,7 +1,5 @@
 """Run real worker processes over iroh with a real site: kill, restart and join late."""
 
-import signal
-
 import pytest
 from helpers.live_site import EMAIL, Person, Site, wait_until
 
@@ -63,23 +61,6 @@ def test_killed_worker_recovers_and_a_fourth_joins_late(site, person):
     assert "took the anchor at" in site.log("join-west")
     first, last = ends["north"]["validation_first"][1], ends["north"]["validation_last"][1]
     assert last < first - 1.0
-
-
-def test_ctrl_c_saves_and_leaves_and_the_site_shows_it(site, person):
-    run = site.launch_run("Ridge", 5_000_000, "text.tokenizer=bytes")
-    person.enrol("solo")
-    worker = site.barnraise("solo", "join", run, "--threads", "1")
-    wait_until(lambda: updates_sent_by(site, "solo") >= 1, "an update")
-    worker.send_signal(signal.SIGINT)
-    assert worker.wait(600) == 0, site.log("join-solo")
-    assert "Everything is saved" in site.log("join-solo")
-
-    def machines() -> list[dict]:
-        return person.http.get(f"/live/{run}/").json()["workers"]
-
-    wait_until(
-        lambda: [w["activity"] for w in machines()] == ["left"], "the departure on the site", 20
-    )
 
 
 @pytest.mark.slow  # the parts are tested without a site in test_mixing.py and test_all_reduce.py

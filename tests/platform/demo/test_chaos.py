@@ -225,6 +225,7 @@ def test_every_process_is_started_again_when_it_is_killed(chaos_site):
     )
 
 
+@pytest.mark.slow
 def test_site_survives_twelve_faults_and_loses_nothing(chaos_site, storm):
     faults = plan_faults(**SHORT, kinds=chaos_site.kinds)
     with load_on(chaos_site, storm) as load:
