@@ -19,10 +19,10 @@ def one_in(interval: int, cases: Sequence[Any]) -> list[Any]:
 
     Args:
         interval: One case in so many is part of `make test`, beginning with the first.
-        cases: Cases that are alike.
+        cases: Cases that are alike; a tuple holds the values of several arguments.
     """
-    slow = pytest.mark.slow
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [
-        pytest.param(case, marks=slow) if number % interval else case
-        for number, case in enumerate(cases)
+        pytest.param(*each, marks=[pytest.mark.slow] if number % interval else [])
+        for number, each in enumerate(values)
     ]

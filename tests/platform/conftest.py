@@ -5,10 +5,13 @@ The tests run against a real Postgres and a real Valkey.
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from django.conf import settings
+from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 from helpers.event_log_builder import LogBuilder, NotePayload
@@ -99,6 +102,11 @@ def valkey(state):
     No Celery runs, so its heartbeats lie ahead: otherwise the pages of a slow test would say that
     figures are delayed.
     """
+    return empty_valkey()
+
+
+def empty_valkey():
+    """Empty Valkey but for heartbeats, and return its client."""
     from coordinator.lib import heartbeats
     from coordinator.lib.valkey import valkey_client
 
@@ -107,6 +115,22 @@ def valkey(state):
         heartbeats.KEY, mapping={part.value: time.time() + 3600 for part in heartbeats.Part}
     )
     return valkey_client()
+
+
+@pytest.fixture
+def undo(db, valkey):
+    """Return a function for `with`: what happens inside leaves no trace in databases and caches."""
+    from coordinator.lib.ttl_cache import TtlCache
+
+    @contextmanager
+    def undo_all() -> Iterator[None]:
+        with transaction.atomic():
+            yield
+            transaction.set_rollback(True)
+        empty_valkey()
+        TtlCache.clear_all()
+
+    return undo_all
 
 
 @pytest.fixture

@@ -77,7 +77,9 @@ def rate_of(text: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "place", one_in(3, SAMPLE), ids=lambda place: f"{place[0].name}-{place[1:]}"
+    "place",
+    one_in(3, [(place,) for place in SAMPLE]),
+    ids=lambda place: f"{place[0].name}-{place[1:]}",
 )
 def test_plan_of_the_table_obeys_every_budget_and_is_in_the_document(place):
     card, memory, model = place

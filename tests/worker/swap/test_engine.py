@@ -110,6 +110,7 @@ for kind in ("resident", "exact"):
 """
 
 
+@pytest.mark.slow  # the digests of swarms and of killed engines compare processes too
 @pytest.mark.integration
 def test_engine_same_inputs_give_the_same_bits_in_two_processes(tmp_path):
     roots = [str(WORKER), str(TESTS)]

@@ -4,13 +4,14 @@ import random
 
 import hypothesis.strategies as st
 import pytest
+from helpers.effort import one_in
 from helpers.simulated_swarm import Simulation, key_of, number_of
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.exchange.gossip import membership
 
 # The rules are the same for each number of peers; a thousand take half a minute.
-SWARM_SIZES = (120, pytest.param(1000, marks=pytest.mark.slow))
+SWARM_SIZES = one_in(3, [60, 120, 1000])
 
 
 def introduce_to_earlier_peers(simulation: Simulation, count: int) -> None:
