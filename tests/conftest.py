@@ -35,7 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()
 # How many cases `make test` tries of property tests that name no number, the same ones each time.
 # `make test-all` tries those of Hypothesis's own profile "ci".
-hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("ci"), max_examples=40)
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("ci"), max_examples=25)
 # Each test client would read the list of all static files; so it looks one up when asked for it.
 settings.WHITENOISE_AUTOREFRESH = True
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # a fast one

@@ -42,8 +42,9 @@ def run_program(folder, *arguments: str) -> list[dict]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
+@pytest.mark.slow
 def test_smoke_exercises_a_plan_on_disk(monkeypatch):
-    """One of the plans; the slow test below runs all parts."""
+    """One of the plans; the test below runs all parts."""
     plans = gpu_first.list_smoke_plans(TINY)
     assert {"memory", "resident bf16", "some resident, 8 bits", "disk exact"} <= set(plans)
     chosen = {"disk restart": plans["disk restart"]}

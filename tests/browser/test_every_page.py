@@ -157,11 +157,12 @@ ROUTES_WITHOUT_A_PAGE = {
     "webhook_types",
     "worker_curves",
 }
-# The admin's pages are alike, and so are the forms of django-allauth: `make test` looks at one of
-# each kind, `make test-all` at all.
+# The admin's pages are alike, and so are the forms of django-allauth and pages of one form or one
+# list: `make test` looks at one of each kind, `make test-all` at all.
 ADMIN_SAMPLE = {"admin", "admin-runs", "admin-run", "admin-person", "admin-verdicts", "admin-audit"}
 LIKE_OTHERS = {
     "leaderboard-teams",
+    "team-seen",
     "login-code",
     "inactive",
     "password-reset-done",
@@ -170,8 +171,16 @@ LIKE_OTHERS = {
     "mirrors-staff",
     "run-terms",
     "run-extend",
+    "run-edit",
+    "run-events",
+    "run-exclude",
+    "enrol-code",
+    "tokens",
     "leave",
+    "notification-settings",
+    "webhooks",
     "team-new",
+    "password",
     "logout",
     "reauthenticate",
     "addresses",

@@ -105,11 +105,12 @@ def test_random_gpt2_trains_on_two_machines_and_exports(site: Site, tmp_path):
     assert len({(end["vector"], end["anchor"]) for end in ends.values()}) == 1, ends
     assert all(end["updates_sent"] >= 1 for end in ends.values())
 
-    # The imported model was evaluated before the first step, as transformers evaluates it.
-    assert ends["ida"]["validation_first"][0] == 0
+    # The machine that began evaluated the imported model, as transformers evaluates it.
+    tokens_before, loss_before = min(end["validation_first"] for end in ends.values())
+    assert tokens_before == 0
     tokens = torch.tensor([PromptCodec(bpe_file(320)).encode(text.read_text())[: 40 * CONTEXT]])
     start_loss = loss_in_transformers(start, tokens.view(40, CONTEXT))
-    assert ends["ida"]["validation_first"][1] == pytest.approx(start_loss, abs=0.2)
+    assert loss_before == pytest.approx(start_loss, abs=0.2)
     assert ends["ida"]["validation_last"][1] < start_loss - 0.5
 
     target = tmp_path / "exported"

@@ -16,6 +16,7 @@ from coordinator.ops import write_limits
 from coordinator.runs.invitations import RunInvitation
 from coordinator.tokens.models import SCOPES, Token
 
+PATIENCE = 900  # seconds; alone it takes 160, and other processes may use the machine
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -54,7 +55,7 @@ def test_api_fuzzed_requests_get_documented_responses(
         "--no-color",
     ]
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
+        command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, check=False
     )
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert "0 generated" not in result.stdout

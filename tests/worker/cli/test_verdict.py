@@ -94,6 +94,7 @@ def test_verdict_of_the_owner_is_signed_and_stored(machine):
     assert verify_proof(signed_verdict, rules).limits == {AUTHOR: 1}
 
 
+@pytest.mark.slow  # the next test excludes a machine
 def test_verdict_excludes_a_volunteer_and_what_it_published(machine):
     result = machine.run_verdict("--peer", PEER, "--exclude", "volunteer")
     assert result.returncode == 0 and "Signed." in result.stdout, result

@@ -74,7 +74,7 @@ RECOMPUTATIONS = [
 ]
 
 
-@pytest.mark.parametrize("more", RECOMPUTATIONS, ids=str)
+@pytest.mark.parametrize("more", one_in(3, RECOMPUTATIONS), ids=str)
 def test_recomputation_and_activation_offload_change_no_bit(more):
     plan = replace(
         bitwise.Case(2, "memory", "exact", 5, 9).plan(),
@@ -105,7 +105,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("more", MIXED, ids=range(len(MIXED)))
+@pytest.mark.parametrize("more", one_in(3, MIXED), ids=range(len(MIXED)))
 def test_mixed_tiers_have_the_same_bits(more):
     plan = replace(bitwise.Case(2, "disk exact", "exact", 3, 85).plan(), **more)
     assert bitwise.equal_bits(

@@ -77,6 +77,7 @@ def test_life_on_a_card_keeps_the_rules(plan, card, tmp_path):
         assert len(uploads) == plan.micro_batches, uploads  # the tokens
 
 
+@pytest.mark.slow  # the life with boundaries in RAM holds as much; test_races.py has such cards
 def test_card_that_is_behind_holds_no_more_than_the_plan(card):
     plan = MORE_PLANS["boundaries in RAM"]
     life = card(live_through, plan, behind=True)

@@ -371,6 +371,7 @@ PLACES = (
 )
 
 
+@pytest.mark.slow  # tests/swarm/test_disk.py kills such a worker too
 @pytest.mark.parametrize("more", PLACES, ids=str)
 def test_exact_run_killed_repeatedly_has_the_undisturbed_bits(more, tmp_path):
     dice, reached = random.Random(5), 0

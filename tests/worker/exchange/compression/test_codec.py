@@ -5,6 +5,7 @@ import struct
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers.effort import examples
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError
@@ -145,7 +146,7 @@ def slow_two_levels(values: list[int], _: int) -> tuple[list[int], list[int], li
     return [low, high], quantized, codes
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(60, 150))
 @given(st.lists(INT32 | st.integers(-300, 300), min_size=1, max_size=80), st.sampled_from(NAMES))
 def test_encode_matches_slow_reference(values, name):
     fitted = str(QuantizationScheme.parse(name).smallest_for(len(values)))
@@ -343,7 +344,7 @@ def test_decode_refuses_garbage_without_crashing(data, n):
         decode(data, n)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(100, 300))
 @given(st.data(), st.sampled_from(NAMES))
 def test_decode_altered_payload_is_refused_or_within_bound(data, name):
     payload = bytearray(encode(random_units(1500, 1 << 20), name)[0])

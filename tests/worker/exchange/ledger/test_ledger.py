@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from blake3 import blake3
+from helpers.effort import examples
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError, StateError
@@ -281,7 +282,7 @@ def test_header_takes_about_its_text_on_disk_for_ever(tmp_path):
 
 
 @pytest.mark.integration
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 @given(data=st.data())
 def test_ledger_flipped_bit_in_file_raises_or_changes_nothing_signed(data):
     with tempfile.TemporaryDirectory() as folder:

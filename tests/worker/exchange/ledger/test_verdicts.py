@@ -7,6 +7,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers.effort import examples
 from helpers.mirror_lists import list_entry, signed_list
 from helpers.tickets import sign_ticket
 from hypothesis import HealthCheck, given, settings
@@ -108,7 +109,7 @@ PROOFS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 @given(st.lists(st.sampled_from(range(len(PROOFS)))), st.permutations(range(len(PROOFS))))
 def test_verdict_set_any_order_and_duplication_gives_one_set(duplicates, order):
     union = VerdictSet()
@@ -404,7 +405,7 @@ def test_exclusion_after_an_earlier_verdict_cuts_off_who_came_in_between(tmp_pat
     ledger.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_verdicts, st.integers(0, 10**6))
 def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, verdicts, seed):
     chance = random.Random(seed)
@@ -437,7 +438,7 @@ def test_retractions_bring_any_anchor_to_the_ledgers_state(tmp_path_factory, ver
     ledger.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(some_verdicts, some_verdicts, st.integers(0, 10**6))
 def test_dropped_verdicts_of_an_expelled_mirror_leave_no_trace(
     tmp_path_factory, by_owner, forged, seed
