@@ -103,9 +103,8 @@ SMALL = replace(preset("gpt2-124m"), context=256)
 LARGE = replace(preset("gpt3-13b"), context=256, vocabulary=1024)
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(SMALL, id="124M"), pytest.param(LARGE, id="13B", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # it builds many engines, only to count their kernels
+@pytest.mark.parametrize("model", [pytest.param(SMALL, id="124M"), pytest.param(LARGE, id="13B")])
 def test_block_launches_at_most_half_more_kernels_than_plain_torch(model, card):
     for dtype in ("bfloat16", "float32"):
         ours, plain = (card(count, model, dtype) for count in (launches_per_block, plain_launches))
