@@ -40,7 +40,7 @@ test: setup
 	@$(BIN)/python tests/helpers/chromium.py
 	@$(BIN)/python tests/helpers/run_suites.py default
 
-# Unit and contract tests without the check of types: 3 to 4 minutes on two cores.
+# Unit and contract tests without the check of types: 3 minutes on two cores.
 test-fast: setup
 	@$(BIN)/python tests/helpers/run_suites.py fast
 
