@@ -23,7 +23,8 @@ import psycopg
 import redis
 from helpers import migrated_database
 from helpers.chaos_plan import Fault, FaultKind, Hit
-from helpers.paths import ROOT, TESTS
+from helpers.management import manage
+from helpers.paths import TESTS
 
 from coordinator.demo.supervised_site import BEAT, WEB, WORKER, SupervisedSite
 from coordinator.demo.supervisor import Supervisor
@@ -122,16 +123,7 @@ class ChaosSite:
 
     def manage(self, *command: str) -> str:
         """Run a management command, and return its output."""
-        done = subprocess.run(
-            [sys.executable, ROOT / "manage.py", *command],
-            env={**os.environ, **self.site.environment},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return manage(self.site.environment, *command)
 
     def is_ready(self) -> bool:
         """Return whether the site answers that it is ready."""

@@ -38,7 +38,7 @@ def save_example_measurement(path: Path) -> None:
     """
     import torch
 
-    from barnraise.swap.hardware_probe import cache_key, save_measurement
+    from barnraise.swap.hardware_probe import save_measurement
 
     assert torch.get_num_threads() == 1
-    save_measurement(path, cache_key(path.parent, "cpu"), CPU_MACHINE)
+    save_measurement(path, path.parent, "cpu", CPU_MACHINE)

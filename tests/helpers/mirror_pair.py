@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 import psycopg
 from helpers import migrated_database
+from helpers.management import manage
 from helpers.paths import ROOT, TESTS
 
 from barnraise.coordinator_client.client import CoordinatorClient
@@ -57,20 +57,11 @@ class MirrorProcess:
 
     def manage(self, *command: str, fails: bool = False) -> str:
         """Run a management command and return its output; `fails` expects it to fail."""
-        process = subprocess.run(
-            [sys.executable, ROOT / "manage.py", *command],
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert (process.returncode != 0) == fails, process.stdout + process.stderr
-        return process.stdout + (process.stderr if fails else "")
+        return manage(self.environment, *command, fails=fails)
 
     def shell(self, code: str) -> str:
         """Run Python code in Django's shell and return the last line that it prints."""
-        return self.manage("shell", "-v", "0", "-c", code).strip().splitlines()[-1]
+        return self.manage("shell", "-v", "0", "-c", code).splitlines()[-1]
 
     def start(self) -> None:
         """Start the web server and wait until it answers."""
@@ -99,8 +90,8 @@ class MirrorProcess:
 
     def start_tasks(self) -> None:
         """Run what Celery would run every second or two, until the test ends."""
-        manage = (str(ROOT / "manage.py"), "shell", "-v", "0", "-c", TASKS_LOOP)
-        self.processes.start("tasks", sys.executable, *manage, **self.environment)
+        command = (str(ROOT / "manage.py"), "shell", "-v", "0", "-c", TASKS_LOOP)
+        self.processes.start("tasks", sys.executable, *command, **self.environment)
 
 
 @contextmanager

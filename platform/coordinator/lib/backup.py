@@ -40,7 +40,7 @@ def backup(folder: Path) -> list[Path]:
     if any((folder / name).exists() for name in (DUMP, *KEYS)):
         raise BackupError(f"{folder} holds a backup already: name a new folder")
     unfinished = folder / f"{DUMP}.new"
-    _run_tool("pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={unfinished}")
+    run_tool("pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={unfinished}")
     unfinished.chmod(0o600)
     unfinished.replace(folder / DUMP)
     files = [folder / DUMP]
@@ -87,7 +87,7 @@ def check_backup(folder: Path) -> dict[str, int]:
             server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(scratch)))
             try:
                 flags = ("--no-owner", "--no-privileges", "--exit-on-error")
-                _run_tool("pg_restore", *flags, f"--dbname={scratch}", str(folder / DUMP))
+                run_tool("pg_restore", *flags, f"--dbname={scratch}", str(folder / DUMP))
                 with psycopg.connect(**{**options, "dbname": scratch}) as restored:
                     return {table: _count_rows(restored, table) for table in CHECKED_TABLES}
             finally:
@@ -120,7 +120,7 @@ def restore_database(folder: Path) -> None:
     saved = folder / SITE_KEY
     if saved.exists() and present.exists() and present.read_bytes() != saved.read_bytes():
         raise BackupError(f"{present} is another site's: start from an empty state folder")
-    _run_tool(
+    run_tool(
         "pg_restore",
         "--no-owner",
         "--no-privileges",
@@ -146,10 +146,13 @@ def _copy_private(source: Path, target: Path) -> Path:
     return target
 
 
-def _run_tool(tool: str, *arguments: str) -> None:
+def run_tool(tool: str, *arguments: str) -> None:
     """Run one of Postgres's tools on the site's database.
 
     The password travels in the environment, which other users of this machine cannot read.
+
+    Raises:
+        BackupError: The tool is not on this machine, or failed.
     """
     database: dict[str, Any] = connection.settings_dict
     variables = {

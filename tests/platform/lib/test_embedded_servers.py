@@ -223,7 +223,6 @@ def test_moved_folder_serves_from_its_new_place(folder):
         embedded_servers.stop(folder.parent / "moved", force=True)
 
 
-@pytest.mark.slow
 def test_processes_started_at_once_share_one_key(folder):
     folder.mkdir()
     script = "from coordinator.lib import site_identity; print(site_identity.identity().key)"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import assert_fails
-from helpers.effort import one_in
 from helpers.fake_coordinator import MACHINE, FakeCoordinator
 from helpers.paths import WORKER
 
@@ -67,7 +66,7 @@ def test_error_that_looks_like_markup_is_printed_as_it_is(tmp_path):
         coordinator.close()
 
 
-@pytest.mark.parametrize(("options", "niceness"), one_in(2, [((), 10), (("--eager",), 0)]))
+@pytest.mark.parametrize(("options", "niceness"), [((), 10), (("--eager",), 0)])
 def test_join_lowers_its_priority_unless_eager(tmp_path, options, niceness):
     enrol(tmp_path, "http://127.0.0.1:9", StateDir(tmp_path).identity.key)
     result = run_join(PRINT_PRIORITY, tmp_path, *options)

@@ -53,9 +53,7 @@ def test_sample_covers_every_grouping_and_every_combination():
         )
 
 
-@pytest.mark.parametrize(
-    "quarter", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 3))]
-)
+@pytest.mark.parametrize("quarter", one_in(4, range(4)))
 def test_swapped_run_has_the_bits_of_the_resident_run(quarter):
     for case in SAMPLE[quarter::4]:
         assert bitwise.matches_reference(case, steps=3), case

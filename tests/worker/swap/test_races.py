@@ -3,6 +3,7 @@
 import pytest
 from helpers.card_damages import DAMAGES
 from helpers.card_plans import card_plan, find_races, on_disk
+from helpers.effort import one_in
 
 from barnraise.spec import ModelSpec
 
@@ -57,7 +58,7 @@ def plan_of(**changes):
 
 
 @FAKE_CARD_GROUP
-@pytest.mark.parametrize("behind", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("behind", one_in(2, [True, False]))
 def test_boundaries_in_ram_have_no_races(card, behind, tmp_path):
     plan = plan_of(resident=3, boundaries="host")
     assert not card(find_races, plan, tmp_path, behind)

@@ -364,11 +364,7 @@ def undisturbed_digest(steps: int) -> str:
     return state_digest(engine)
 
 
-PLACES = (
-    {},
-    pytest.param({"weights": ("host",) * 4}, marks=pytest.mark.slow),
-    pytest.param({"staged": True}, marks=pytest.mark.slow),
-)
+PLACES = ({}, {"weights": ("host",) * 4}, {"staged": True})
 
 
 @pytest.mark.slow  # tests/swarm/test_disk.py kills such a worker too

@@ -99,7 +99,6 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     """
     from barnraise.swap.device import (
         choose_device,
-        device_label,
         free_memory,
         total_memory,
         use_device,
@@ -110,14 +109,13 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StateError(f"{folder} cannot be created: {error.strerror}") from None
-    name = device_label(device) or cpu_name()
-    hardware = _load_cached(cache, cache_key(folder, device)) if cache else None
+    hardware = _load_cached(cache, _cache_key(folder, device)) if cache else None
     kind, _, number = device.partition(":")
     if hardware is None:
         with use_device(device):
-            hardware = measure_hardware(folder, kind, name)
+            hardware = measure_hardware(folder, kind, _device_name(device))
         if cache:
-            save_measurement(cache, cache_key(folder, device), hardware)
+            save_measurement(cache, folder, device, hardware)
     disk = shutil.disk_usage(folder)
     return dataclasses.replace(
         hardware,
@@ -135,15 +133,19 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
 # ---- the cache -------------------------------------------------------------------------------
 
 
-def cache_key(folder: Path, device: str) -> list[Any]:
+def _device_name(device: str) -> str:
+    from barnraise.swap.device import device_label
+
+    return device_label(device) or cpu_name()
+
+
+def _cache_key(folder: Path, device: str) -> list[Any]:
     """Return what must not have changed since a measurement, for it to be used again."""
     import torch
 
-    from barnraise.swap.device import device_label
-
-    name = device_label(device) or cpu_name()
+    name, place = _device_name(device), str(folder.resolve())
     threads, quota = torch.get_num_threads(), ControlGroup().cpu_quota()
-    return [FORMAT, device, name, threads, quota, torch.__version__, str(folder.resolve())]
+    return [FORMAT, device, name, threads, quota, torch.__version__, place]
 
 
 def _load_cached(cache: Path, key: list[Any]) -> Hardware | None:
@@ -161,17 +163,18 @@ def _load_cached(cache: Path, key: list[Any]) -> Hardware | None:
     return None
 
 
-def save_measurement(cache: Path, key: list[Any], hardware: Hardware) -> None:
+def save_measurement(cache: Path, folder: Path, device: str, hardware: Hardware) -> None:
     """Write a measurement to the cache. Log an error: it costs only time at the next start.
 
     Args:
         cache: The JSON file.
-        key: What `cache_key` returned.
+        folder: Whose disk was measured.
+        device: "cpu", "cuda" or "cuda:1".
         hardware: The measurement.
     """
     text = hardware.to_json()
     cached = {
-        "key": key,
+        "key": _cache_key(folder, device),
         "at": time.time(),
         "hardware": text,
         "digest": hashlib.sha256(text.encode()).hexdigest(),
