@@ -43,7 +43,7 @@ def test_organiser_estimates_creates_cancels_and_archives_a_run(site, page: Page
 
 
 def cancel_run(page: Page) -> None:
-    """Cancel the run of an open page, on second thoughts."""
+    """Cancel the run of an open page: the first time go back, the second time confirm."""
     page.get_by_role("button", name="Cancel run").click()
     question = page.get_by_role("dialog")
     expect(question.get_by_role("button", name="Go back")).to_be_focused()

@@ -154,7 +154,7 @@ ADMIN_LISTS = (
 )
 
 
-@pytest.mark.slow  # only staff wait for it
+@pytest.mark.slow  # the tests above count the queries of pages that everybody opens
 @pytest.mark.usefixtures("long_caches")
 def test_admin_list_reads_whole_tables_only_to_count_rows(crowded_site, person):
     staff = person("staff@example.org", is_staff=True)

@@ -16,7 +16,7 @@ def person(site: Site) -> Person:
 
 
 def test_machine_leaves_returns_finishes_and_serves_its_weights(site, person):
-    """Ctrl-C saves; the next join continues; a guest fetches what the site states the digest of."""
+    """Ctrl-C saves; the next join continues; a guest fetches the weights that the site names."""
     settings = ("recipe.learning_rate=3e-3", "text.tokenizer=bytes", *SMALL_MODEL)
     run = site.launch_run("Keepsake", 60_000, *settings)
     for machine in ("keeper", "guest"):
