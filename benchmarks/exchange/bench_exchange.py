@@ -135,7 +135,7 @@ class Extent:
 FULL = Extent(
     calibration_steps=40,
     pipeline_steps=3,
-    pipeline_seconds=20.0,
+    pipeline_seconds=12.0,
     pipeline_step_seconds=45.0,
     schedules=("gpipe", "1f1b"),
     pipeline_models=tuple(shape.name for shape in NAMED_MODELS),
@@ -143,14 +143,14 @@ FULL = Extent(
     target_loss=2.6,
     curve_steps=150,
     loss_seconds=180.0,
-    slow_seconds=180.0,
+    slow_seconds=120.0,
     hivemind_seconds=120.0,
     loss_lines=("home", "100mbit", "1000mbit"),
     round_steps=10,
     churn=(120.0, 600.0),
     equal_steps=60,
     steady_seconds=60.0,
-    model_steps=24,
+    model_steps=18,
     model_shares=(0.3, 1.0, 3.0),
 )
 QUICK = Extent(
@@ -649,7 +649,10 @@ def prepare_text(folder: Path) -> None:
 
 
 def run_benchmark(
-    extent: Extent, only: list[str], save: Callable[[Findings], None] = lambda findings: None
+    extent: Extent,
+    only: list[str],
+    save: Callable[[Findings], None] = lambda findings: None,
+    delay_seconds: float = HOME_LINE.delay_seconds,
 ) -> Findings:
     """Measure everything, or what is named.
 
@@ -657,6 +660,7 @@ def run_benchmark(
         extent: how much is measured.
         only: names of the parts; empty: all.
         save: called with the findings after each part.
+        delay_seconds: one way between two workers. The runtime model is told the home line's.
 
     Raises:
         NamespaceError: There are no network namespaces for this process.
@@ -666,7 +670,7 @@ def run_benchmark(
     folder = BUILD / f"run.{os.getpid()}"
     with ExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        network = FieldNetwork(WORKERS, HOME_LINE.delay_seconds, cleanup)
+        network = FieldNetwork(WORKERS, delay_seconds, cleanup)
         ChildProcesses(BUILD, cleanup)  # ends every process, also after Ctrl-C
         network.create()
         python = install_systems(BUILD / "venv")
@@ -704,9 +708,15 @@ def main() -> None:
         "--only", action="append", default=[], choices=PARTS, help="one part, several times"
     )
     parser.add_argument("--line", action="append", choices=LINES, help="for time to a loss")
+    parser.add_argument(
+        "--without-delay", action="store_true", help="what pipelines gain; with --only pipelines"
+    )
     parser.add_argument("--output", type=Path, default=BUILD / "findings.json")
     parser.add_argument("--docs", action="store_true", help="write the plots of the document")
     arguments = parser.parse_args()
+    if arguments.without_delay and arguments.only != ["pipelines"]:
+        parser.error("--without-delay needs --only pipelines: all other parts assume the delay")
+    delay_seconds = 0.0 if arguments.without_delay else HOME_LINE.delay_seconds
     torch.set_num_threads(1)
     extent = QUICK if arguments.quick else FULL
     if arguments.line:
@@ -719,7 +729,7 @@ def main() -> None:
         arguments.output.write_text(json.dumps(asdict(findings), indent=1))
 
     try:
-        findings = run_benchmark(extent, arguments.only, save)
+        findings = run_benchmark(extent, arguments.only, save, delay_seconds)
     except (NamespaceError, InstallError, LinkError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -51,6 +51,13 @@ def test_unknown_part_is_refused_with_the_existing_ones(tmp_path):
     assert done.returncode == 2 and "choose from" in done.stderr and "churn" in done.stderr
 
 
+@pytest.mark.slow  # imports torch
+def test_lines_without_delay_are_for_pipelines_alone(tmp_path):
+    for parts in ([], ["--only", "loss"], ["--only", "pipelines", "--only", "loss"]):
+        done = run_main(f"sys.argv += ['--without-delay', *{parts!r}]", tmp_path)
+        assert done.returncode == 2 and "needs --only pipelines" in done.stderr
+
+
 @pytest.mark.slow  # creates an environment
 def test_benchmark_without_a_package_index_ends_with_code_2(tmp_path):
     done = run_main(WITHOUT_INDEX.format(folder=str(tmp_path / "build")), tmp_path)
