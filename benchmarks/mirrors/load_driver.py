@@ -322,7 +322,7 @@ def _build_log(
             event_type = "person.join"
             aggregate = f"person:{person}"
             payload = {
-                "about": digest(person),
+                "content_digest": digest(person),
                 "joined": timezone.now().isoformat(),
                 "organiser": False,
                 "is_staff": True,

@@ -133,11 +133,13 @@ def fill_log(events: int) -> Numbers:
             "email": email,
             "password": f"pbkdf2_sha256$1000000${machines:022d}${'x' * 44}",
         }
-        about = filler.store_private(f"person:{person}", profile)
-        filler.append_event("person.join", person, {"about": about, "joined": now})
+        content_digest = filler.store_private(f"person:{person}", profile)
+        filler.append_event(
+            "person.join", person, {"content_digest": content_digest, "joined": now}
+        )
         addresses = {"addresses": [{"email": email, "verified": True, "primary": True}]}
-        about = filler.store_private(f"access:{person}", addresses)
-        filler.append_event("access.addresses", person, {"about": about})
+        content_digest = filler.store_private(f"access:{person}", addresses)
+        filler.append_event("access.set_addresses", person, {"content_digest": content_digest})
         for _ in range(MACHINES_PER_PERSON):
             _append_machine(filler, run.pk, person, machines)
             machines += 1
@@ -159,7 +161,7 @@ def _append_machine(filler: LogFiller, run: UUID, person: str, number: int) -> N
         "accelerator": "RTX 3060",
     }
     enrolment = {
-        "about": filler.store_private(f"machine:{key}", description),
+        "content_digest": filler.store_private(f"machine:{key}", description),
         "id": str(uuid7()),
         "owner": person,
         "enrolled": timezone.now().isoformat(),
@@ -184,7 +186,7 @@ def rename_machines(interval: float, seconds: float, mirror: int) -> Numbers:
     """
     first = CHANGED_MACHINES * mirror
     machines = list(Machine.objects.order_by("pk")[first : first + CHANGED_MACHINES])
-    events = LogEvent.objects.filter(origin__ours=True, type="machine.about").order_by("seq")
+    events = LogEvent.objects.filter(origin__ours=True, type="machine.describe").order_by("seq")
     before = events.count()
     commits = []
     start = time.monotonic()

@@ -100,9 +100,9 @@ def record_addresses(person: UUID, deleted: EmailAddress | None = None) -> None:
         )
         if not recorded and not rows:
             return
-        about = private_data.store(f"access:{person}", {"addresses": list(rows)})
-        if about != _own_record(person)["addresses"]:
-            writer.record("access.addresses", person, {"about": about})
+        content_digest = private_data.store(f"access:{person}", {"addresses": list(rows)})
+        if content_digest != _own_record(person)["addresses"]:
+            writer.record("access.set_addresses", person, {"content_digest": content_digest})
 
 
 def record_factors(person: UUID, deleted: Authenticator | None = None) -> None:
@@ -121,18 +121,18 @@ def record_factors(person: UUID, deleted: Authenticator | None = None) -> None:
             if "id" in row.data
         }
         own = _own_record(person)["factors"]
-        if own is None and _find_missing([about for _, about in state["factors"].values()]):
+        if own is None and _find_missing([found for _, found in state["factors"].values()]):
             return  # what this site has not received must not be lost here
         if deleted and deleted.data.get("id") in {**state["factors"], **(own or {})}:
-            writer.record("access.remove", person, {"factors": [deleted.data["id"]]})
+            writer.record("access.remove_factors", person, {"factors": [deleted.data["id"]]})
         for factor, row in sorted(rows.items()):
-            about = private_data.store(f"access:{person}", factor_payload(row))
-            if (own or {}).get(factor, [None, None])[1] != about:
-                payload = {"factor": factor, "type": row.type, "about": about}
-                writer.record("access.add", person, payload)
+            content_digest = private_data.store(f"access:{person}", factor_payload(row))
+            if (own or {}).get(factor, [None, None])[1] != content_digest:
+                payload = {"factor": factor, "type": row.type, "content_digest": content_digest}
+                writer.record("access.add_factor", person, payload)
             used = sorted(used_code_numbers(row) - {*state["used_codes"].get(factor, [])})
             if used:
-                writer.record("access.spend", person, {"factor": factor, "codes": used})
+                writer.record("access.use_codes", person, {"factor": factor, "codes": used})
 
 
 def record_credentials(person: UUID) -> None:

@@ -39,10 +39,10 @@ def delete_account(person: User, actor: User) -> None:
             team.remove_member(person, actor)
         for machine in list(person.machines.all()):
             machine.revoke(actor=actor, reason="its owner left")
-            writer.record("machine.about", machine.key, {"about": None})
+            writer.record("machine.describe", machine.key, {"content_digest": None})
         now = timezone.now()
         erase_personal_data(person, now)
-        writer.record("access.forget", person.pk, {})
+        writer.record("access.delete", person.pk, {})
         writer.record("person.leave", person.pk, {"at": now})
         record("user.leave", person, actor=actor)
 

@@ -95,7 +95,7 @@ class Machine(models.Model):
         """Build the payload of "machine.enrol", within `log_transaction`."""
         description = {field: getattr(self, field) for field in BLANK_DESCRIPTION}
         return {
-            "about": private_data.store(f"machine:{self.key}", description),
+            "content_digest": private_data.store(f"machine:{self.key}", description),
             "id": self.pk,
             "owner": self.owner_id,
             "enrolled": self.enrolled,
@@ -103,7 +103,8 @@ class Machine(models.Model):
 
     def record_description(self) -> None:
         """Record the present name and hardware, within `log_transaction`."""
-        writer.record("machine.about", self.key, {"about": self.event_payload()["about"]})
+        content_digest = self.event_payload()["content_digest"]
+        writer.record("machine.describe", self.key, {"content_digest": content_digest})
 
     @property
     def name(self) -> str:

@@ -81,7 +81,7 @@ class User(AbstractBaseUser, PermissionsMixin):
     if TYPE_CHECKING:
         machines: RelatedManager[Machine]
         teams: ManyToManyRelatedManager[Team, TeamMember]
-        team_places: RelatedManager[TeamMember]
+        team_memberships: RelatedManager[TeamMember]
         # The models of these belong to apps that import this one.
         runs: RelatedManager[Any]
         tokens: RelatedManager[Any]
@@ -130,15 +130,15 @@ class User(AbstractBaseUser, PermissionsMixin):
         state = current_state(f"person:{self.pk}")
         if not state or self.left:
             return
-        about = self.event_payload()["about"]
-        if state["about"].get(site_identity.identity().key) != about:
-            writer.record("person.about", self.pk, {"about": about})
+        content_digest = self.event_payload()["content_digest"]
+        if state["content_digests"].get(site_identity.identity().key) != content_digest:
+            writer.record("person.change_profile", self.pk, {"content_digest": content_digest})
 
     def event_payload(self) -> dict[str, Any]:
         """Build the payload of "person.join", within `log_transaction`; store its private data."""
         profile = {"name": self.name, "email": self.email, "password": self.password}
         return {
-            "about": private_data.store(f"person:{self.pk}", profile),
+            "content_digest": private_data.store(f"person:{self.pk}", profile),
             "joined": self.date_joined,
             "organiser": self.organiser,
         }
@@ -237,7 +237,7 @@ class User(AbstractBaseUser, PermissionsMixin):
             changed = rows.update(**{right: given}) == 1
             if changed:
                 if right == "organiser":  # staff rights are each site's own
-                    writer.record("person.grant", self.pk, {"right": right, "given": given})
+                    writer.record("person.change_right", self.pk, {"right": right, "given": given})
                 label = right.removeprefix("is_")
                 record(f"user.{label if given else f'not_{label}'}", self, actor=actor)
         self.refresh_from_db(fields=[right])

@@ -62,20 +62,20 @@ class Team(models.Model):
         slug = slugify(name)[:60] or "team"
         if slug in RESERVED_SLUGS or cls.objects.filter(slug=slug).exists():
             slug = f"{slug}-{pk.hex[-8:]}"
-        if actor.team_places.count() >= MAX_TEAMS_PER_PERSON:
+        if actor.team_memberships.count() >= MAX_TEAMS_PER_PERSON:
             raise UserError(f"nobody is in more than {MAX_TEAMS_PER_PERSON} teams: leave one first")
         try:
             with writer.log_transaction():
                 team = cls.objects.create(id=pk, slug=slug, name=name)
                 first = team.members.create(person=actor, leads=True)
-                founded = {
+                payload = {
                     "name": name,
                     "slug": slug,
                     "created": team.created,
                     **first.event_payload(),
                 }
-                writer.record("team.found", pk, founded)
-                record("team.found", team, actor=actor)
+                writer.record("team.create", pk, payload)
+                record("team.create", team, actor=actor)
         except IntegrityError:
             raise UserError(f"there is a team called {name} already: choose another name") from None
         return team
@@ -110,7 +110,7 @@ class Team(models.Model):
         Raises:
             UserError: the person is in too many teams.
         """
-        if person.team_places.count() >= MAX_TEAMS_PER_PERSON:
+        if person.team_memberships.count() >= MAX_TEAMS_PER_PERSON:
             raise UserError(f"nobody is in more than {MAX_TEAMS_PER_PERSON} teams: leave one first")
         with writer.log_transaction():
             member, fresh = TeamMember.objects.get_or_create(team=self, person=person)
@@ -128,10 +128,10 @@ class Team(models.Model):
             False if the person is not in the team.
         """
         with writer.log_transaction():
-            places = self._list_membership_ids(person)
+            memberships = self._list_membership_ids(person)
             if not self.members.filter(person=person).delete()[0]:
                 return False
-            writer.record("team.part", self.pk, {"places": places})
+            writer.record("team.leave", self.pk, {"memberships": memberships})
             record(
                 "team.leave" if actor == person else "team.remove",
                 self,
@@ -149,9 +149,8 @@ class Team(models.Model):
         with writer.log_transaction():
             changed = self.members.filter(person=person, leads=False).update(leads=True) == 1
             if changed:
-                writer.record(
-                    "team.promote", self.pk, {"places": self._list_membership_ids(person)}
-                )
+                memberships = self._list_membership_ids(person)
+                writer.record("team.promote", self.pk, {"memberships": memberships})
                 record("team.promote", self, actor=actor, person=person.pk)
         return changed
 
@@ -164,21 +163,21 @@ class Team(models.Model):
             writer.record("team.disband", pk, {})
 
     def _list_membership_ids(self, person: Any) -> list[str]:
-        """List the ids of the person's places.
+        """List the ids of the person's memberships.
 
         There are several if several mirrors added the person at the same time.
         """
         members = (current_state(f"team:{self.pk}") or {}).get("members", [])
         return [
-            place
+            membership
             for member in members
             if member["person"] == str(person.pk)
-            for place in member["places"]
+            for membership in member["memberships"]
         ]
 
 
 class TeamMember(models.Model):
-    """A person's place in a team."""
+    """A person's membership of a team."""
 
     if TYPE_CHECKING:
         person_id: UUID
@@ -186,14 +185,16 @@ class TeamMember(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="members")
     person = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="team_places"
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="team_memberships"
     )
     leads = models.BooleanField(default=False)
     joined = models.DateTimeField(default=timezone.now)
 
     class Meta:
         ordering = ["joined", "pk"]
-        constraints = [models.UniqueConstraint(fields=["team", "person"], name="one_place_a_team")]
+        constraints = [
+            models.UniqueConstraint(fields=["team", "person"], name="one_membership_a_team")
+        ]
 
     def __str__(self) -> str:
         return f"{self.person} in {self.team}"
@@ -201,7 +202,7 @@ class TeamMember(models.Model):
     def event_payload(self) -> dict[str, Any]:
         """Build the payload of "team.join"."""
         return {
-            "place": self.pk,
+            "membership": self.pk,
             "person": self.person_id,
             "joined": self.joined,
             "leads": self.leads,

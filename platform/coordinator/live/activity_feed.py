@@ -45,7 +45,7 @@ DECISIONS = {
     "run.cancel": "cancelled the run",
     "run.finish": "finished the run",
     "run.extend": "added {tokens:,} tokens to the budget",
-    "run.arrange": "changed access or notes",
+    "run.set_join_policy": "changed access or notes",
     "run.verdict": "removed updates",
     "run.exclude": "excluded a volunteer",
     "run.verdict_signed": "confirmed a verdict of another mirror",

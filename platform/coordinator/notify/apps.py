@@ -30,6 +30,6 @@ def on_account_deleted(sender: Any, person: Any, **kwargs: Any) -> None:
     for webhook in person.webhooks.all():
         writer.record("webhook.remove", webhook.pk, {})
     if current_state(f"preference:{person.pk}"):
-        writer.record("preference.forget", person.pk, {})
+        writer.record("preference.delete", person.pk, {})
     for model in (Notification, NotificationPreference, Webhook):
         model.objects.filter(person=person).delete()

@@ -85,7 +85,7 @@ class NotificationPreference(models.Model):
 
     def as_event(self, channel: str) -> dict[str, Any]:
         """Return the event payload for one channel, "site" or "email"."""
-        return {"kind": self.kind, "where": channel, "wanted": getattr(self, channel)}
+        return {"kind": self.kind, "channel": channel, "wanted": getattr(self, channel)}
 
 
 class Notification(models.Model):
@@ -242,7 +242,7 @@ class Webhook(models.Model):
             "person": self.person_id,
             "created": self.created,
             "active": self.active,
-            "about": private_data.store(f"webhook:{self.pk}", details),
+            "content_digest": private_data.store(f"webhook:{self.pk}", details),
         }
 
     def set_types(self, kinds: list[str]) -> bool:

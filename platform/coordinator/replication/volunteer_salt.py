@@ -27,9 +27,9 @@ SALT_AGGREGATE = f"salt:{SALT_NAME}"
 
 
 class SaltCreated(Message):
-    """Record that a salt exists; `about` is the digest of its private data."""
+    """Record that a salt exists; the digest is that of its private data."""
 
-    about: Digest
+    content_digest: Digest
 
 
 class VolunteerSalt(Message):
@@ -40,7 +40,7 @@ class VolunteerSalt(Message):
 
 def fold(facts: Sequence[Fact]) -> State | None:
     """Choose the first salt if two mirrors created one: it is likelier to be in tickets already."""
-    return {"about": facts[0].payload.about}
+    return {"content_digest": facts[0].payload.content_digest}
 
 
 def store(name: str, state: State | None) -> None:
@@ -49,15 +49,15 @@ def store(name: str, state: State | None) -> None:
 
 def private_digests(state: State) -> list[str]:
     """Return the digest of the salt."""
-    return [state["about"]]
+    return [state["content_digest"]]
 
 
 def existing_events() -> Iterable[EventDraft]:
     """Yield the creation of this site's salt as the shared one, if the site has a mirror list."""
     if MirrorListVersion.objects.exists():
         salt = site_identity.volunteer_salt().hex()
-        about = private_data.store(SALT_AGGREGATE, {"salt": salt})
-        yield "salt.create", SALT_NAME, {"about": about}
+        content_digest = private_data.store(SALT_AGGREGATE, {"salt": salt})
+        yield "salt.create", SALT_NAME, {"content_digest": content_digest}
 
 
 def ensure_salt() -> None:
@@ -78,7 +78,7 @@ def volunteer_pseudonym(person: Hashable) -> str:
 def volunteer_pseudonyms(people: Iterable[P]) -> dict[P, str]:
     """Return `volunteer_pseudonym` of each of these people, by one look at the salt."""
     state = current_state(SALT_AGGREGATE)
-    shared = private_data.load(state["about"], VolunteerSalt) if state else None
+    shared = private_data.load(state["content_digest"], VolunteerSalt) if state else None
     key = bytes.fromhex(shared["salt"]) if shared else site_identity.volunteer_salt()
     return {person: blake3(str(person).encode(), key=key).hexdigest() for person in people}
 

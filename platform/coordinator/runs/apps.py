@@ -48,7 +48,7 @@ def on_account_deleted(sender: type, person: Any, **kwargs: Any) -> None:
     draft_ids = [draft.pk for draft in drafts]
     drafts.delete()
     for draft_id in draft_ids:
-        writer.record("run.forget", draft_id, {})
+        writer.record("run.delete", draft_id, {})
     Run.objects.filter(owner=person).update(notes="")
     Guest.objects.filter(user=person).delete()
     RunInvitation.objects.filter(run__owner=person).delete()

@@ -435,7 +435,7 @@ class Run(models.Model):
         if field_problems:
             raise SpecError(field_problems)
         columns = policy.to_columns()
-        return self._decide("arrange", ~Q(**columns), actor=actor, **columns)
+        return self._decide("set_join_policy", ~Q(**columns), actor=actor, **columns)
 
     def clone(self, owner: Any, name: str = "", start: Start | None = None) -> "Run":
         """Create a draft with the same spec and, as far as it suits the owner, join policy.

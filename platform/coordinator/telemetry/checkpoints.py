@@ -396,5 +396,5 @@ def prune_checkpoints(run: Run) -> int:
             checkpoint.delete()
             deleted += 1
             if published:
-                writer.record("checkpoint.forget", name, {})
+                writer.record("checkpoint.delete", name, {})
     return deleted

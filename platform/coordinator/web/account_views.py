@@ -32,7 +32,9 @@ def show_account(request: AuthenticatedRequest) -> HttpResponse:
         "form": form,
         "addresses": EmailAddress.objects.filter(user=request.user).order_by("-primary", "email"),
         "two_factor": is_mfa_enabled(request.user),
-        "team_memberships": request.user.team_places.select_related("team").order_by("team__name"),
+        "team_memberships": request.user.team_memberships.select_related("team").order_by(
+            "team__name"
+        ),
     }
     return render(request, "account.html", context, status=422 if form.is_bound else 200)
 

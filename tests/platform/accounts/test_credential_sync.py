@@ -265,9 +265,12 @@ def test_invalid_second_factor_is_not_replicated(ada):
             ("totp", {"secret": "A"}),
             ("webauthn", {"name": "x", "credential": {"response": {}}}),
         ):
-            about = private_data.store(f"access:{ada.pk}", {"created": 1.0, **invalid_fields})
+            content_digest = private_data.store(
+                f"access:{ada.pk}", {"created": 1.0, **invalid_fields}
+            )
             factor = f"00000000-0000-7000-8000-00000000000{len(kind)}"
-            record("access.add", ada.pk, {"factor": factor, "type": kind, "about": about})
+            payload = {"factor": factor, "type": kind, "content_digest": content_digest}
+            record("access.add_factor", ada.pk, payload)
     move_to_another_mirror()
     assert not Authenticator.objects.exists()
     assert sign_in()[1].status_code == 503

@@ -176,7 +176,7 @@ def test_last_leader_is_succeeded_and_empty_team_is_deleted(signed_in, valkey):
         .values_list("action", flat=True)
     )
     assert actions == [
-        "team.found",
+        "team.create",
         "team.join",
         "team.join",
         "team.leave",

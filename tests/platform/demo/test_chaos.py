@@ -178,7 +178,8 @@ class Load:
             )
             names = dict(cursor.fetchall())
             cursor.execute(
-                "SELECT count(*) FROM eventlog_logevent WHERE type = 'machine.about' AND hlc > %s",
+                "SELECT count(*) FROM eventlog_logevent"
+                " WHERE type = 'machine.describe' AND hlc > %s",
                 [self.first_hlc],
             )
             assert cursor.fetchone()[0] == len(names), "one event for each change"

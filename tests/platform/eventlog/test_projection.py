@@ -19,7 +19,7 @@ from coordinator.eventlog.registry import Fact
 NOW = 1_700_000_000
 HISTORIES = settings(max_examples=examples(100, 1500), deadline=None)
 PEOPLE = [f"01890000-0000-7000-8000-{n:012x}" for n in range(4)]
-PLACES = [f"01890000-0000-7000-9000-{n:012x}" for n in range(8)]
+IDS = [f"01890000-0000-7000-9000-{n:012x}" for n in range(8)]
 AT = st.integers(0, 5).map(lambda n: f"2026-01-01T00:00:{n:02d}.000001Z")
 DIGESTS = st.sampled_from([digest(str(n)) for n in range(4)])
 
@@ -89,13 +89,17 @@ PERSON = histories(
     "person",
     {
         "join": st.builds(
-            lambda at, about, organiser: {"joined": at, "about": about, "organiser": organiser},
+            lambda at, content_digest, organiser: {
+                "joined": at,
+                "content_digest": content_digest,
+                "organiser": organiser,
+            },
             AT,
             DIGESTS,
             st.booleans(),
         ),
-        "about": DIGESTS.map(lambda about: {"about": about}),
-        "grant": st.builds(
+        "change_profile": DIGESTS.map(lambda found: {"content_digest": found}),
+        "change_right": st.builds(
             lambda right, given: {"right": right, "given": given},
             st.just("organiser"),
             st.booleans(),
@@ -109,50 +113,59 @@ MACHINE = histories(
     "machine",
     {
         "enrol": st.builds(
-            lambda id, owner, at, about: {"id": id, "owner": owner, "enrolled": at, "about": about},
-            st.sampled_from(PLACES),
+            lambda id, owner, at, content_digest: {
+                "id": id,
+                "owner": owner,
+                "enrolled": at,
+                "content_digest": content_digest,
+            },
+            st.sampled_from(IDS),
             st.sampled_from(PEOPLE),
             AT,
             DIGESTS,
         ),
-        "about": st.one_of(st.none(), DIGESTS).map(lambda about: {"about": about}),
+        "describe": st.one_of(st.none(), DIGESTS).map(lambda found: {"content_digest": found}),
         "revoke": AT.map(lambda at: {"at": at}),
     },
 )
-place = st.builds(
-    lambda place, person, at, leads: {
-        "place": place,
+membership = st.builds(
+    lambda membership, person, at, leads: {
+        "membership": membership,
         "person": person,
         "joined": at,
         "leads": leads,
     },
-    st.sampled_from(PLACES),
+    st.sampled_from(IDS),
     st.sampled_from(PEOPLE),
     AT,
     st.booleans(),
 )
-places = st.lists(st.sampled_from(PLACES), max_size=3).map(lambda places: {"places": places})
+memberships = st.lists(st.sampled_from(IDS), max_size=3).map(lambda ids: {"memberships": ids})
 TEAM = histories(
     "team",
     {
-        "found": place.map(
+        "create": membership.map(
             lambda first: first | {"name": "Weavers", "slug": "weavers", "created": first["joined"]}
         ),
-        "join": place,
+        "join": membership,
         "rename": st.sampled_from(["Wool", "Weavers too"]).map(lambda name: {"name": name}),
-        "part": places,
-        "promote": places,
+        "leave": memberships,
+        "promote": memberships,
         "disband": st.just({}),
     },
 )
-tokens = st.sampled_from(["a" * 16, "b" * 16])
+text_ids = st.sampled_from(["a" * 16, "b" * 16])
 edit = st.builds(
-    lambda n, about, text: {"version": n, "about": about, "text": text},
+    lambda n, content_digest, text_id: {
+        "version": n,
+        "content_digest": content_digest,
+        "text_id": text_id,
+    },
     st.integers(0, 3),
     DIGESTS,
-    tokens,
+    text_ids,
 )
-terms = st.builds(
+join_policy = st.builds(
     lambda n, memory: {"version": n, "access": "anyone", "min_memory": memory},
     st.integers(0, 3),
     st.integers(0, 9),
@@ -169,21 +182,21 @@ def spec() -> str:
 
 def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
     """Return a strategy for histories of one run."""
-    from coordinator.runs.replicated.run_events import pack_manifest
+    from coordinator.runs.replicated.run_events import compress_manifest
 
     signed = [{"key": "a" * 64, "body": body, "signature": "b" * 128} for body in ("one", "two")]
     create = st.builds(
-        lambda settings, terms, at, owner: {
-            "word": digest("word"),
+        lambda draft, policy, at, owner: {
+            "slug_digest": digest("slug"),
             "owner": owner,
             "report_every": 1.0,
             "quorum": 1,
             "created": at,
-            "settings": settings,
-            "terms": terms,
+            "draft": draft,
+            "join_policy": policy,
         },
         edit,
-        terms,
+        join_policy,
         AT,
         st.sampled_from(PEOPLE),
     )
@@ -192,11 +205,14 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
         {
             "create": create,
             "edit": edit,
-            "arrange": terms,
-            "request": st.just({}),
-            "manifest": st.builds(
-                lambda text, document: {"text": text, "packed": pack_manifest(document)},
-                tokens,
+            "set_join_policy": join_policy,
+            "request_launch": st.just({}),
+            "post_manifest": st.builds(
+                lambda text_id, document: {
+                    "text_id": text_id,
+                    "compressed": compress_manifest(document),
+                },
+                text_ids,
                 st.sampled_from(signed),
             ),
             "launch": st.builds(
@@ -210,7 +226,7 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
                 AT,
                 st.sampled_from(["one", "two"]),
             ),
-            "status_changed": st.builds(
+            "change_status": st.builds(
                 lambda status, epoch, at: {"status": status, "epoch": epoch, "at": at},
                 st.sampled_from(["recruiting", "training", "paused", "finished", "cancelled"]),
                 st.integers(0, 3),
@@ -218,7 +234,7 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
             ),
             "extend": st.integers(1, 100).map(lambda n: {"tokens": n}),
             "archive": st.one_of(st.none(), AT).map(lambda at: {"at": at}),
-            "forget": st.just({}),
+            "delete": st.just({}),
         },
     )
 
@@ -336,28 +352,34 @@ CHECKPOINT = histories(
                 "size": 1,
                 "announced": at,
             },
-            st.sampled_from(PLACES),
+            st.sampled_from(IDS),
             st.integers(0, 5),
             AT,
         ),
-        "hold": st.dictionaries(DIGESTS, AT, min_size=1).map(lambda holders: {"holders": holders}),
-        "forget": st.just({}),
+        "confirm": st.dictionaries(DIGESTS, AT, min_size=1).map(
+            lambda holders: {"holders": holders}
+        ),
+        "delete": st.just({}),
     },
 )
 PAUSE = histories("pause", {"start": st.builds(lambda at: {"at": at}, AT), "end": st.just({})})
-FACTORS = st.sampled_from(PLACES[:3])
+FACTORS = st.sampled_from(IDS[:3])
 ACCESS = histories(
     "access",
     {
-        "addresses": DIGESTS.map(lambda about: {"about": about}),
-        "add": st.builds(
-            lambda factor, type, about: {"factor": factor, "type": type, "about": about},
+        "set_addresses": DIGESTS.map(lambda found: {"content_digest": found}),
+        "add_factor": st.builds(
+            lambda factor, type, content_digest: {
+                "factor": factor,
+                "type": type,
+                "content_digest": content_digest,
+            },
             FACTORS,
             st.sampled_from(["totp", "recovery_codes", "webauthn"]),
             DIGESTS,
         ),
-        "remove": st.lists(FACTORS, max_size=2).map(lambda factors: {"factors": factors}),
-        "spend": st.builds(
+        "remove_factors": st.lists(FACTORS, max_size=2).map(lambda factors: {"factors": factors}),
+        "use_codes": st.builds(
             lambda factor, codes: {"factor": factor, "codes": codes},
             FACTORS,
             st.lists(st.integers(0, 9), max_size=3),
@@ -377,23 +399,23 @@ PREFERENCE = histories(
     "preference",
     {
         "set": st.builds(
-            lambda kind, where, wanted: {"kind": kind, "where": where, "wanted": wanted},
+            lambda kind, channel, wanted: {"kind": kind, "channel": channel, "wanted": wanted},
             st.sampled_from(["run.started", "run.ended"]),
             st.sampled_from(["site", "email"]),
             st.booleans(),
         ),
-        "forget": st.just({}),
+        "delete": st.just({}),
     },
 )
 WEBHOOK = histories(
     "webhook",
     {
         "set": st.builds(
-            lambda at, active, about: {
+            lambda at, active, content_digest: {
                 "person": PEOPLE[0],
                 "created": at,
                 "active": active,
-                "about": about,
+                "content_digest": content_digest,
             },
             AT,
             st.booleans(),
@@ -412,7 +434,7 @@ VERDICT = histories(
                 "signatures": {key: "a" * 128},
                 "given": at,
             },
-            st.sampled_from(PLACES),
+            st.sampled_from(IDS),
             AT,
             DIGESTS,
             st.sampled_from(["one", "two"]),
@@ -453,7 +475,7 @@ def fold_history(type_name: str, *history: tuple[int, str, dict]):
 
 
 ONE_O_CLOCK = "2026-01-01T01:00:00Z"
-JOIN = (0, "join", {"joined": ONE_O_CLOCK, "about": digest("0")})
+JOIN = (0, "join", {"joined": ONE_O_CLOCK, "content_digest": digest("0")})
 BAN = {"at": ONE_O_CLOCK}
 LEAVE = {"at": ONE_O_CLOCK}
 
@@ -469,49 +491,53 @@ def test_ban_survives_an_unban_that_lifts_only_another_ban():
 
 
 def test_person_who_left_has_no_rights_even_if_granted_at_once():
-    grant = (2, "grant", {"right": "organiser", "given": True})
+    grant = (2, "change_right", {"right": "organiser", "given": True})
     state = fold_history("person", JOIN, (1, "leave", LEAVE), grant)
-    assert state["left"] and not state["organiser"] and state["about"] == {}
+    assert state["left"] and not state["organiser"] and state["content_digests"] == {}
 
 
 CREATE = (
     0,
     "create",
     {
-        "word": digest("w"),
+        "slug_digest": digest("slug"),
         "owner": PEOPLE[0],
         "report_every": 1.0,
         "quorum": 1,
         "created": ONE_O_CLOCK,
-        "settings": {"version": 0, "about": digest("0"), "text": "a" * 16},
-        "terms": {"version": 0},
+        "draft": {"version": 0, "content_digest": digest("0"), "text_id": "a" * 16},
+        "join_policy": {"version": 0},
     },
 )
 
 
 def test_removed_factor_is_not_restored_by_a_later_event():
-    factor = {"factor": event_id(1), "type": "webauthn", "about": digest("1")}
-    renamed = {**factor, "about": digest("2")}
+    factor = {"factor": event_id(1), "type": "webauthn", "content_digest": digest("1")}
+    renamed = {**factor, "content_digest": digest("2")}
     state = fold_history(
-        "access", (1, "add", factor), (2, "remove", {"factors": [event_id(1)]}), (3, "add", renamed)
+        "access",
+        (1, "add_factor", factor),
+        (2, "remove_factors", {"factors": [event_id(1)]}),
+        (3, "add_factor", renamed),
     )
     assert state["mirrors"][""]["factors"] == {}
 
 
 def test_recovery_code_used_at_two_mirrors_is_used_once():
     sheets = [
-        {"factor": event_id(n), "type": "recovery_codes", "about": digest(str(n))} for n in (1, 2)
+        {"factor": event_id(n), "type": "recovery_codes", "content_digest": digest(str(n))}
+        for n in (1, 2)
     ]
     spent = [{"factor": event_id(1), "codes": [3, 4]}, {"factor": event_id(1), "codes": [4, 9]}]
-    facts = [(1, "add", sheets[0]), (2, "spend", spent[0]), (2, "spend", spent[1])]
+    facts = [(1, "add_factor", sheets[0]), (2, "use_codes", spent[0]), (2, "use_codes", spent[1])]
     assert fold_history("access", *facts)["used_codes"] == {event_id(1): [3, 4, 9]}
-    state = fold_history("access", *facts, (3, "add", sheets[1]))
+    state = fold_history("access", *facts, (3, "add_factor", sheets[1]))
     assert list(state["mirrors"][""]["factors"]) == [event_id(2)]
 
 
 def status_change(time: int, status: str, epoch: int = 0):
     """Build a change of a run's status."""
-    return time, "status_changed", {"status": status, "epoch": epoch, "at": ONE_O_CLOCK}
+    return time, "change_status", {"status": status, "epoch": epoch, "at": ONE_O_CLOCK}
 
 
 def test_status_only_climbs_until_the_owner_raises_the_epoch():
@@ -525,15 +551,16 @@ def test_status_only_climbs_until_the_owner_raises_the_epoch():
     assert status(status_change(1, "finished"), status_change(2, "cancelled", 5)) == "finished"
 
 
-def test_settings_count_by_version_before_the_clock():
-    def edit(time: int, version: int, about: str):
-        return time, "edit", {"version": version, "about": digest(about), "text": "a" * 16}
+def test_drafts_count_by_version_before_the_clock():
+    def edit(time: int, version: int, content: str):
+        payload = {"version": version, "content_digest": digest(content), "text_id": "a" * 16}
+        return time, "edit", payload
 
-    def about(*edits: tuple[int, str, dict]) -> str:
-        return fold_history("run", CREATE, *edits)["about"]
+    def draft_after(*edits: tuple[int, str, dict]) -> str:
+        return fold_history("run", CREATE, *edits)["content_digest"]
 
-    assert about(edit(1, 2, "newer"), edit(9, 1, "later")) == digest("newer")
-    assert about(edit(1, 1, "sooner"), edit(9, 1, "later")) == digest("later")
+    assert draft_after(edit(1, 2, "newer"), edit(9, 1, "later")) == digest("newer")
+    assert draft_after(edit(1, 1, "sooner"), edit(9, 1, "later")) == digest("later")
 
 
 def test_extensions_of_two_mirrors_add_up_and_the_first_launch_counts(spec):
@@ -546,12 +573,16 @@ def test_extensions_of_two_mirrors_add_up_and_the_first_launch_counts(spec):
         (4, "extend", {"tokens": 5}),
         (4, "extend", {"tokens": 6}),
     )
-    assert (state["extra"], state["launch"]["name"], state["status"]) == (11, "A", "recruiting")
+    assert (state["extra_tokens"], state["launch"]["name"], state["status"]) == (
+        11,
+        "A",
+        "recruiting",
+    )
 
 
-def test_member_who_rejoined_elsewhere_stays_after_leaving_first_place():
-    founding = {
-        "place": PLACES[0],
+def test_member_who_rejoined_elsewhere_stays_after_leaving_once():
+    creation = {
+        "membership": IDS[0],
         "person": PEOPLE[0],
         "joined": ONE_O_CLOCK,
         "leads": True,
@@ -559,13 +590,14 @@ def test_member_who_rejoined_elsewhere_stays_after_leaving_first_place():
         "slug": "a",
         "created": ONE_O_CLOCK,
     }
-    join = {"place": PLACES[1], "person": PEOPLE[0], "joined": ONE_O_CLOCK, "leads": False}
+    join = {"membership": IDS[1], "person": PEOPLE[0], "joined": ONE_O_CLOCK, "leads": False}
     state = fold_history(
-        "team", (0, "found", founding), (1, "join", join), (1, "part", {"places": [PLACES[0]]})
+        "team", (0, "create", creation), (1, "join", join), (1, "leave", {"memberships": [IDS[0]]})
     )
-    assert [(m["places"], m["leads"]) for m in state["members"]] == [([PLACES[1]], True)]
+    assert [(m["memberships"], m["leads"]) for m in state["members"]] == [([IDS[1]], True)]
     assert (
-        fold_history("team", (0, "found", founding), (1, "part", {"places": [PLACES[0]]})) is None
+        fold_history("team", (0, "create", creation), (1, "leave", {"memberships": [IDS[0]]}))
+        is None
     )
 
 
@@ -574,7 +606,7 @@ def test_key_enrolled_twice_belongs_to_the_first_and_stays_revoked():
         return (
             time,
             "enrol",
-            {"id": PLACES[0], "owner": owner, "enrolled": ONE_O_CLOCK, "about": digest("0")},
+            {"id": IDS[0], "owner": owner, "enrolled": ONE_O_CLOCK, "content_digest": digest("0")},
         )
 
     state = fold_history(

@@ -82,7 +82,7 @@ def test_people_rights_and_names_are_rebuilt(person, rebuilt_rows):
     bob.grant("is_staff", root, False)
     bob.set_password("another-barn-7")
     bob.save()
-    rows = rebuilt_rows("person.join", "person.about", "person.grant")
+    rows = rebuilt_rows("person.join", "person.change_profile", "person.change_right")
     assert [row["name"] for row in rows["User"]] == ["", "Ada", "Bob"]
     assert User.objects.get(pk=bob.pk).check_password("another-barn-7")
 
@@ -106,7 +106,7 @@ def test_deleted_account_is_erased_at_a_mirror_that_knew_it(person, volunteer, d
     draft(ada, "Secret plans")
     other_mirror = all_events(), all_private_data()
     delete_account(ada, ada)
-    rebuilt_rows("person.leave", "team.part", "team.promote", "run.forget", "machine.about")
+    rebuilt_rows("person.leave", "team.leave", "team.promote", "run.delete", "machine.describe")
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
     events = all_events()
     rebuild_in_random_order(*other_mirror)  # a mirror that knew her before she left
@@ -150,7 +150,7 @@ def test_machines_are_rebuilt(person, volunteer, rebuilt_rows):
     third = volunteer(ada, 3).machine
     third.revoke(actor=ada, reason="a mistake")
     third.reinstate(actor=ada)
-    rows = rebuilt_rows("machine.enrol", "machine.about", "machine.revoke", "machine.reinstate")
+    rows = rebuilt_rows("machine.enrol", "machine.describe", "machine.revoke", "machine.reinstate")
     assert sorted(row["hostname"] for row in rows["Machine"]) == ["pc-2", "pc-3", "the attic"]
 
 
@@ -171,7 +171,7 @@ def test_machine_enrolled_through_a_code_is_rebuilt(person, rebuilt_rows):
     Enrolment.open(
         request.model_copy(update={"machine": about.model_copy(update={"cores": 8})})
     ).approve(ada)
-    assert rebuilt_rows("machine.enrol", "machine.about")["Machine"][0]["cores"] == 8
+    assert rebuilt_rows("machine.enrol", "machine.describe")["Machine"][0]["cores"] == 8
 
 
 def test_teams_are_rebuilt(person, rebuilt_rows):
@@ -185,7 +185,7 @@ def test_teams_are_rebuilt(person, rebuilt_rows):
     weavers.promote(eve, bob)
     gone.remove_member(eve, eve)
     rows = rebuilt_rows(
-        "team.found", "team.join", "team.rename", "team.part", "team.promote", "team.disband"
+        "team.create", "team.join", "team.rename", "team.leave", "team.promote", "team.disband"
     )
     assert [(row["name"], row["slug"]) for row in rows["Team"]] == [("Wool weavers", "weavers")]
     assert {row["person_id"]: row["leads"] for row in rows["TeamMember"]} == {
@@ -216,12 +216,12 @@ def test_run_is_rebuilt_after_its_whole_life_cycle(person, launched_run, rebuilt
     run.clone(ada)
     types = [
         "create",
-        "request",
-        "manifest",
+        "request_launch",
+        "post_manifest",
         "launch",
-        "status_changed",
+        "change_status",
         "extend",
-        "arrange",
+        "set_join_policy",
         "archive",
     ]
     rows = rebuilt_rows(*(f"run.{name}" for name in types))
@@ -254,7 +254,7 @@ def test_draft_and_its_edits_are_rebuilt(person, draft, manifest, volunteer, reb
     other.refresh_from_db()
     longer = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7, "model.context": 64})
     assert other.edit("A third", longer, actor=ada)  # the manifest no longer fits
-    rows = rebuilt_rows("run.edit", "run.manifest")["Run"]
+    rows = rebuilt_rows("run.edit", "run.post_manifest")["Run"]
     assert [bool(row["manifest"]) for row in rows] == [True, False, False]
     assert rows[0]["slug"] == "another-name"
 
@@ -371,13 +371,11 @@ def test_checkpoints_and_their_holders_are_rebuilt(joined_run, numbered_report, 
     bob.report(run, numbered_report(1, vector="a" * 64, anchor="c" * 64))
     drain_queue()
     tasks.record_events()
-    rows = rebuilt_rows("checkpoint.announce", "checkpoint.hold")
+    rows = rebuilt_rows("checkpoint.announce", "checkpoint.confirm")
     assert len(rows["Checkpoint"]) == 1 and len(rows["CheckpointHolder"]) == 2
 
 
-def test_forgotten_checkpoint_is_not_rebuilt(
-    joined_run, numbered_report, rebuilt_rows, monkeypatch
-):
+def test_deleted_checkpoint_is_not_rebuilt(joined_run, numbered_report, rebuilt_rows, monkeypatch):
     run, ada, _ = joined_run
     view = reports.CheckpointView(
         tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
@@ -387,7 +385,7 @@ def test_forgotten_checkpoint_is_not_rebuilt(
     tasks.record_events()
     monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 0)
     assert checkpoints.prune_checkpoints(run) == 1
-    assert rebuilt_rows("checkpoint.forget")["Checkpoint"] == []
+    assert rebuilt_rows("checkpoint.delete")["Checkpoint"] == []
 
 
 def test_credit_is_rebuilt(joined_run, rebuilt_rows):
@@ -442,11 +440,15 @@ def test_private_data_must_match_its_digest_and_shape(person):
     assert private_data.missing_digests() == [] and private_data.ingest(private_records) == 0
     other = LogBuilder()
     evil = json.dumps({"name": "x", "email": "x", "password": "y", "is_superuser": True})
-    about = digest("0" * 32 + evil)
-    payload = {"about": about, "joined": ada.date_joined.isoformat(), "is_staff": True}
+    content_digest = digest("0" * 32 + evil)
+    payload = {
+        "content_digest": content_digest,
+        "joined": ada.date_joined.isoformat(),
+        "is_staff": True,
+    }
     other.append("person.join", "01890000-0000-7000-8000-000000000001", payload)
     ingest.ingest_events(other.events)
-    assert private_data.ingest([private_data.PrivateRecord(about, "0" * 32, evil)]) == 1
+    assert private_data.ingest([private_data.PrivateRecord(content_digest, "0" * 32, evil)]) == 1
     intruder = User.objects.get(pk="01890000-0000-7000-8000-000000000001")
     assert not intruder.is_superuser and not intruder.is_staff
 
@@ -458,11 +460,11 @@ def test_hostile_texts_reach_no_row(person):
     records = [evil, evil | {"name": "\u202e", "email": "a@b"}, {"email": 7}, []]
     for n, record in enumerate(records):
         body = json.dumps(record)
-        about = digest("0" * 32 + body)
-        payload = {"about": about, "joined": "2026-01-01T00:00:00Z"}
+        content_digest = digest("0" * 32 + body)
+        payload = {"content_digest": content_digest, "joined": "2026-01-01T00:00:00Z"}
         other.append("person.join", f"01890000-0000-7000-8000-00000000000{n}", payload)
         ingest.ingest_events(other.events)
-        private_data.ingest([private_data.PrivateRecord(about, "0" * 32, body)])
+        private_data.ingest([private_data.PrivateRecord(content_digest, "0" * 32, body)])
     assert {row["name"] for row in replicated_rows()["User"]} == {""} and User.objects.count() == 4
     assert not Aggregate.objects.filter(projected=False).exists()
 
@@ -478,14 +480,14 @@ def test_site_older_than_its_log_records_its_rows(person, launched_run, rebuilt_
     for model in LOG:
         model.objects.all().delete()
     assert record_existing_rows() > 5 and record_existing_rows() == 0
-    assert rebuilt_rows("run.create", "run.status_changed", "team.join") == before
+    assert rebuilt_rows("run.create", "run.change_status", "team.join") == before
 
 
 def test_events_of_an_expelled_mirror_are_undone(person, draft):
     ada = person()
     before = replicated_rows(), projection.state_hash()
     other = LogBuilder()
-    other.append("person.grant", ada.pk, {"right": "organiser", "given": True})
+    other.append("person.change_right", ada.pk, {"right": "organiser", "given": True})
     ingest.ingest_events(other.events)
     assert User.objects.get().organiser
     truncate_log(other.origin, 1, "expelled")
@@ -499,7 +501,7 @@ def test_run_that_a_rogue_mirror_cancelled_goes_on_once_it_is_expelled(person, l
     status = run.status
     rogue = LogBuilder()
     payload = {"status": "cancelled", "epoch": 0, "at": timezone.now().isoformat()}
-    rogue.append("run.status_changed", run.pk, payload)
+    rogue.append("run.change_status", run.pk, payload)
     ingest.ingest_events(rogue.events)
     run.refresh_from_db()
     assert run.status == "cancelled"
@@ -514,9 +516,9 @@ def test_run_that_a_rogue_mirror_cancelled_goes_on_once_it_is_expelled(person, l
 def append_private(log: LogBuilder, event_type: str, name: object, content: dict, **payload):
     """Append an event of another mirror that names private data, and return its record."""
     body = json.dumps(content)
-    about = digest("5" * 32 + body)
-    log.append(event_type, name, {"about": about, **payload})
-    return private_data.PrivateRecord(about, "5" * 32, body)
+    content_digest = digest("5" * 32 + body)
+    log.append(event_type, name, {"content_digest": content_digest, **payload})
+    return private_data.PrivateRecord(content_digest, "5" * 32, body)
 
 
 def test_rogue_mirror_makes_nobody_staff_and_sets_no_password(person):
@@ -530,13 +532,13 @@ def test_rogue_mirror_makes_nobody_staff_and_sets_no_password(person):
     records = [
         append_private(
             rogue,
-            "person.about",
+            "person.change_profile",
             user.pk,
             {"name": "taken", "email": f"rogue{n}@example.org", "password": password},
         )
         for n, user in enumerate((root, ada))
     ]
-    rogue.append("person.grant", ada.pk, {"right": "is_staff", "given": True})
+    rogue.append("person.change_right", ada.pk, {"right": "is_staff", "given": True})
     ingest.ingest_events(rogue.events)
     private_data.ingest(records)
     for user in (root, ada):
@@ -557,20 +559,20 @@ def test_rogue_mirror_takes_over_nobody_who_joined_elsewhere(person):
     profile = {"name": "Eve", "email": "eve@example.org", "password": make_password("own-barn-7")}
     joined = append_private(home, "person.join", eve, profile, joined="2026-01-01T00:00:00Z")
     forged = profile | {"password": make_password("rogue-barn-7")}
-    stolen = append_private(rogue, "person.about", eve, forged)
+    stolen = append_private(rogue, "person.change_profile", eve, forged)
     for log in (home, rogue):
         ingest.ingest_events(log.events)
     private_data.ingest([joined, stolen])
     assert User.objects.get(pk=eve).check_password("own-barn-7")
     changed = profile | {"password": make_password("new-barn-7")}
-    later = append_private(home, "person.about", eve, changed)
+    later = append_private(home, "person.change_profile", eve, changed)
     ingest.ingest_events(home.events)
     private_data.ingest([later])
     assert User.objects.get(pk=eve).check_password("new-barn-7")
 
     # Once she has signed in here, changes need her confirmation here: even those of her mirror.
     credential_sync.record_credentials(User.objects.get(pk=eve).pk)
-    another = append_private(home, "person.about", eve, forged)
+    another = append_private(home, "person.change_profile", eve, forged)
     ingest.ingest_events(home.events)
     private_data.ingest([another])
     assert User.objects.get(pk=eve).check_password("new-barn-7")
@@ -621,11 +623,11 @@ def test_rogue_mirror_neither_adds_nor_removes_a_second_factor(person):
     ada = person()
     totp = Authenticator.objects.create(user=ada, type="totp", data={"secret": "A" * 32})
     rogue = LogBuilder()
-    rogue.append("access.remove", ada.pk, {"factors": [totp.data["id"]]})
+    rogue.append("access.remove_factors", ada.pk, {"factors": [totp.data["id"]]})
     secret = {"created": 1.0, "secret": "B" * 32}
     record = append_private(
         rogue,
-        "access.add",
+        "access.add_factor",
         ada.pk,
         secret,
         factor="01890000-0000-7000-8000-00000000000f",

@@ -316,14 +316,19 @@ def test_event_that_reassigns_a_machine_id_is_ignored(person, volunteer):
     ada = person()
     machine = volunteer(ada, 1).machine
     other = LogBuilder()
-    about = "0" * 64
+    content_digest = "0" * 64
     enrolled = machine.enrolled.isoformat()
     for n in range(3):
         key = Identity(bytes([90 + n]) * 32).key
         other.append(
             "machine.enrol",
             key,
-            {"about": about, "id": str(machine.pk), "owner": str(ada.pk), "enrolled": enrolled},
+            {
+                "content_digest": content_digest,
+                "id": str(machine.pk),
+                "owner": str(ada.pk),
+                "enrolled": enrolled,
+            },
         )
     before = Machine.objects.values().get()
     ingest.ingest_events(other.events)

@@ -157,7 +157,9 @@ def test_all_mirrors_sign_one_opaque_pseudonym_for_a_person(
     assert own == pseudonym
     private_records = all_private_data()
     state = current_state("salt:volunteers")
-    body = next(record.body for record in private_records if record.digest == state["about"])
+    body = next(
+        record.body for record in private_records if record.digest == state["content_digest"]
+    )
     assert site_identity.volunteer_salt().hex() in body
     bodies = "".join(LogEvent.objects.values_list("body", flat=True))
     assert site_identity.volunteer_salt().hex() not in bodies, "the salt is in an event"
@@ -168,17 +170,19 @@ def test_later_site_uses_the_first_salt_once_it_has_arrived(other, person):
     before = volunteer_salt.volunteer_pseudonym(ada.pk)
     older_log = LogBuilder(78)
     salt_record = private_data.PrivateRecord("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
-    about = digest(salt_record.salt + salt_record.body)
+    content_digest = digest(salt_record.salt + salt_record.body)
     early = time.time() - 1000
     older_log.events = []
     older_log.hlc = 0
     older_log.append("origin.begin", older_log.origin, {"name": "elder", "after": None}, at=early)
-    older_log.append("salt.create", "volunteers", {"about": about}, at=early)
+    older_log.append("salt.create", "volunteers", {"content_digest": content_digest}, at=early)
     assert not ingest.ingest_events(older_log.events).rejected
     assert volunteer_salt.volunteer_pseudonym(ada.pk) == before, (
         "the salt was used before it arrived"
     )
-    private_data.ingest([private_data.PrivateRecord(about, salt_record.salt, salt_record.body)])
+    private_data.ingest(
+        [private_data.PrivateRecord(content_digest, salt_record.salt, salt_record.body)]
+    )
     after = volunteer_salt.volunteer_pseudonym(ada.pk)
     assert after != before and after == volunteer_salt.volunteer_pseudonym(str(ada.pk))
     assert Identity(b"q" * 32).key not in after

@@ -43,49 +43,53 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
         private_records.append(record)
         return record.digest
 
-    def build_draft_settings(version: int) -> dict:
+    def build_draft(version: int) -> dict:
         draft = json.loads(spec.to_json())
-        about = store_private(slug="barn", name=random.choice(["Barn", "Hay"]), draft=draft)
-        return {"version": version, "about": about, "text": "a" * 16}
+        content_digest = store_private(
+            slug="barn", name=random.choice(["Barn", "Hay"]), draft=draft
+        )
+        return {"version": version, "content_digest": content_digest, "text_id": "a" * 16}
 
     bans: list[str] = []
     # People come first; what belongs to them would wait for them.
     for n, person in enumerate(PEOPLE):
-        about = store_private(name=f"P{n}", email=f"{n}@example.org", password="!")
-        payload = {"about": about, "joined": AT}
+        content_digest = store_private(name=f"P{n}", email=f"{n}@example.org", password="!")
+        payload = {"content_digest": content_digest, "joined": AT}
         random.choice(mirrors).append("person.join", person, payload, at=clock)
     for _ in range(random.randint(20, 50)):
         mirror = random.choice(mirrors)
         person = random.choice(PEOPLE)
         n = random.randint(0, 2)
         thing = PEOPLE[n].replace("-8000-", "-9000-")
-        place = PEOPLE[n].replace("-8000-", f"-a{random.randint(0, 9)}00-")
-        about = store_private(name=f"P{n}", email=f"{person[-1]}@example.org", password="!")
+        some_id = PEOPLE[n].replace("-8000-", f"-a{random.randint(0, 9)}00-")
+        content_digest = store_private(
+            name=f"P{n}", email=f"{person[-1]}@example.org", password="!"
+        )
         create = {
-            "word": digest("barn"),
+            "slug_digest": digest("barn"),
             "owner": person,
             "report_every": 1.0,
             "quorum": 1,
             "created": AT,
-            "settings": build_draft_settings(0),
-            "terms": {"version": 0, "access": "team", "team": thing},
+            "draft": build_draft(0),
+            "join_policy": {"version": 0, "access": "team", "team": thing},
         }
-        founder = {"place": place, "person": person, "joined": AT, "leads": True}
+        founder = {"membership": some_id, "person": person, "joined": AT, "leads": True}
         event_type, name, payload = random.choice(
             [
-                ("person.join", person, {"about": about, "joined": AT}),
-                ("person.about", person, {"about": about}),
-                ("person.grant", person, {"right": "organiser", "given": bool(n)}),
+                ("person.join", person, {"content_digest": content_digest, "joined": AT}),
+                ("person.change_profile", person, {"content_digest": content_digest}),
+                ("person.change_right", person, {"right": "organiser", "given": bool(n)}),
                 ("person.ban", person, {"at": AT}),
                 ("person.unban", person, {"lifts": bans[: random.randint(0, 3)]}),
                 (
                     "machine.enrol",
                     digest(str(n)),
                     {
-                        "id": place,
+                        "id": some_id,
                         "owner": person,
                         "enrolled": AT,
-                        "about": store_private(
+                        "content_digest": store_private(
                             hostname=f"pc {n}",
                             system="",
                             processor="",
@@ -97,18 +101,18 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
                 ),
                 ("machine.revoke", digest(str(n)), {"at": AT}),
                 (
-                    "team.found",
+                    "team.create",
                     thing,
                     founder
                     | {"name": random.choice(["Wool", "wool"]), "slug": "wool", "created": AT},
                 ),
                 ("team.join", thing, founder | {"leads": False}),
-                ("team.part", thing, {"places": [place]}),
+                ("team.leave", thing, {"memberships": [some_id]}),
                 ("team.rename", thing, {"name": random.choice(["Wool", "Silk"])}),
                 ("run.create", thing, create),
-                ("run.edit", thing, build_draft_settings(random.randint(1, 3))),
+                ("run.edit", thing, build_draft(random.randint(1, 3))),
                 (
-                    "run.status_changed",
+                    "run.change_status",
                     thing,
                     {"status": random.choice(["training", "paused"]), "epoch": n, "at": AT},
                 ),
@@ -134,7 +138,7 @@ def test_team_that_was_empty_for_a_while_gets_its_runs_back():
     """A team without members has no row, so its runs refer to none until somebody has joined."""
     person = PEOPLE[0]
     team = PEOPLE[0].replace("-8000-", "-9000-")
-    places = [team.replace("-9000-", f"-a{n}00-") for n in (1, 2)]
+    memberships = [team.replace("-9000-", f"-a{n}00-") for n in (1, 2)]
     private_records: list[private_data.PrivateRecord] = []
 
     def store_private(**fields) -> str:
@@ -143,28 +147,34 @@ def test_team_that_was_empty_for_a_while_gets_its_runs_back():
         return private_records[-1].digest
 
     north, east, south = (LogBuilder(n) for n in (1, 2, 3))
-    about = store_private(name="P0", email="0@example.org", password="!")
+    content_digest = store_private(name="P0", email="0@example.org", password="!")
     member = {"person": person, "joined": AT}
     draft = json.loads(spec_from_fields({"seed": 1}).to_json())
     run = {
-        "word": digest("barn"),
+        "slug_digest": digest("barn"),
         "owner": person,
         "report_every": 1.0,
         "quorum": 1,
         "created": AT,
-        "settings": {
+        "draft": {
             "version": 0,
-            "about": store_private(slug="barn", name="Barn", draft=draft),
-            "text": "a" * 16,
+            "content_digest": store_private(slug="barn", name="Barn", draft=draft),
+            "text_id": "a" * 16,
         },
-        "terms": {"version": 0, "access": "team", "team": team},
+        "join_policy": {"version": 0, "access": "team", "team": team},
     }
-    founded = {"place": places[0], "leads": True, "name": "Wool", "slug": "wool", "created": AT}
-    north.append("person.join", person, {"about": about, "joined": AT})
-    north.append("team.found", team, member | founded)
+    created = {
+        "membership": memberships[0],
+        "leads": True,
+        "name": "Wool",
+        "slug": "wool",
+        "created": AT,
+    }
+    north.append("person.join", person, {"content_digest": content_digest, "joined": AT})
+    north.append("team.create", team, member | created)
     north.append("run.create", team, run)
-    east.append("team.part", team, {"places": [places[0]]})
-    south.append("team.join", team, member | {"place": places[1], "leads": False})
+    east.append("team.leave", team, {"memberships": [memberships[0]]})
+    south.append("team.join", team, member | {"membership": memberships[1], "leads": False})
     logs = [north, east, south]
     events = [event for log in logs for event in log.events]
     expected = rebuild_in_one_batch(events, private_records)

@@ -114,7 +114,7 @@ def test_every_change_of_a_run_is_audited_once_with_its_actor(person, launched_r
         ("run.status_training", None, None),
         ("run.pause", owner, None),
         ("run.resume", owner, None),
-        ("run.arrange", owner, None),
+        ("run.set_join_policy", owner, None),
         ("run.cancel", owner, None),
         ("run.archive", owner, None),
     ]

@@ -290,7 +290,7 @@ class Migration(migrations.Migration):
                     "person",
                     models.ForeignKey(
                         on_delete=django.db.models.deletion.CASCADE,
-                        related_name="team_places",
+                        related_name="team_memberships",
                         to=settings.AUTH_USER_MODEL,
                     ),
                 ),
@@ -338,7 +338,9 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="teammember",
-            constraint=models.UniqueConstraint(fields=("team", "person"), name="one_place_a_team"),
+            constraint=models.UniqueConstraint(
+                fields=("team", "person"), name="one_membership_a_team"
+            ),
         ),
         migrations.AddConstraint(
             model_name="team",

@@ -68,7 +68,7 @@ class FactorContent(Message):
 class AddressesChanged(Message):
     """The person has these addresses."""
 
-    about: Digest
+    content_digest: Digest
 
 
 class FactorAdded(Message):
@@ -76,7 +76,7 @@ class FactorAdded(Message):
 
     factor: Id
     type: Literal["totp", "recovery_codes", "webauthn"]
-    about: Digest
+    content_digest: Digest
 
 
 class FactorsRemoved(Message):
@@ -103,13 +103,13 @@ def fold(facts: Sequence[Fact]) -> State | None:
     there for good. Of two apps, and of two sheets of recovery codes, the last counts. A code that
     was used at any mirror is used at all. Nothing is left of a person who deleted their account.
     """
-    if not facts or any(fact.action == "forget" for fact in facts):
+    if not facts or any(fact.action == "delete" for fact in facts):
         return None
     used: dict[str, set[int]] = {}
     for fact in facts:
-        if fact.action == "spend":
+        if fact.action == "use_codes":
             used.setdefault(fact.payload.factor, set()).update(fact.payload.codes)
-    mirrors = dict.fromkeys(fact.mirror for fact in facts if fact.action != "spend")
+    mirrors = dict.fromkeys(fact.mirror for fact in facts if fact.action != "use_codes")
     return {
         "mirrors": {mirror: _fold_mirror(facts, mirror) for mirror in mirrors},
         "used_codes": {factor: sorted(codes) for factor, codes in used.items()},
@@ -118,16 +118,18 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 def _fold_mirror(facts: Sequence[Fact], mirror: str) -> State:
     own = [fact for fact in facts if fact.mirror == mirror]
-    removed = {factor for fact in own if fact.action == "remove" for factor in fact.payload.factors}
+    removed = {
+        factor for fact in own if fact.action == "remove_factors" for factor in fact.payload.factors
+    }
     addresses = None
     factors: dict[str, list[str]] = {}
-    has_factors = any(fact.action in ("add", "remove") for fact in own)
+    has_factors = any(fact.action in ("add_factor", "remove_factors") for fact in own)
     for fact in own:
-        if fact.action == "addresses":
-            addresses = fact.payload.about
-        elif fact.action == "add" and fact.payload.factor not in removed:
+        if fact.action == "set_addresses":
+            addresses = fact.payload.content_digest
+        elif fact.action == "add_factor" and fact.payload.factor not in removed:
             factors.pop(fact.payload.factor, None)
-            factors[fact.payload.factor] = [fact.payload.type, fact.payload.about]
+            factors[fact.payload.factor] = [fact.payload.type, fact.payload.content_digest]
     for kind in SINGLE_TYPES:
         for earlier in [name for name, (type_, _) in factors.items() if type_ == kind][:-1]:
             del factors[earlier]
@@ -138,13 +140,13 @@ def private_digests(state: State) -> list[str]:
     """Name the private data of addresses and factors, of every mirror."""
     return sorted(
         {
-            about
+            content_digest
             for own in state["mirrors"].values()
-            for about in [
+            for content_digest in [
                 own["addresses"],
-                *(about for _, about in (own["factors"] or {}).values()),
+                *(of_factor for _, of_factor in (own["factors"] or {}).values()),
             ]
-            if about
+            if content_digest
         }
     )
 
@@ -190,8 +192,8 @@ def _store_factors(person_id: str, state: State) -> None:
     stale = [row.pk for name, row in rows.items() if name not in state["factors"]]
     if stale:
         Authenticator.objects.filter(pk__in=stale).delete()
-    for name, (kind, about) in state["factors"].items():
-        secret = private_data.load(about, FactorContent)
+    for name, (kind, content_digest) in state["factors"].items():
+        secret = private_data.load(content_digest, FactorContent)
         if secret is None or not _is_readable(kind, secret):
             continue
         row, created = rows.get(name), datetime.fromtimestamp(secret.pop("created"), UTC)
@@ -279,36 +281,32 @@ def existing_events() -> Iterable[EventDraft]:
             .values("email", "verified", "primary")
         )
         if rows:
-            yield (
-                "access.addresses",
-                person.pk,
-                {"about": _store_private(person, {"addresses": list(rows)})},
-            )
+            content_digest = _store_private(person, {"addresses": list(rows)})
+            yield "access.set_addresses", person.pk, {"content_digest": content_digest}
         for row in Authenticator.objects.filter(user=person).order_by("pk"):
             credential_sync.ensure_factor_id(row)
-            factor, about = (
-                row.data["id"],
-                _store_private(person, credential_sync.factor_payload(row)),
-            )
-            yield "access.add", person.pk, {"factor": factor, "type": row.type, "about": about}
+            factor = row.data["id"]
+            content_digest = _store_private(person, credential_sync.factor_payload(row))
+            payload = {"factor": factor, "type": row.type, "content_digest": content_digest}
+            yield "access.add_factor", person.pk, payload
             if used := sorted(credential_sync.used_code_numbers(row)):
-                yield "access.spend", person.pk, {"factor": factor, "codes": used}
+                yield "access.use_codes", person.pk, {"factor": factor, "codes": used}
 
 
 def _store_private(person: User, content: dict[str, Any]) -> str:
     return private_data.store(f"access:{person.pk}", content)
 
 
-shapes = {
-    "addresses": AddressesChanged,
-    "add": FactorAdded,
-    "remove": FactorsRemoved,
-    "spend": RecoveryCodesUsed,
-    "forget": CredentialsErased,
+PAYLOAD_TYPES = {
+    "set_addresses": AddressesChanged,
+    "add_factor": FactorAdded,
+    "remove_factors": FactorsRemoved,
+    "use_codes": RecoveryCodesUsed,
+    "delete": CredentialsErased,
 }
 AGGREGATE_TYPE = AggregateType(
     "access",
-    shapes,
+    PAYLOAD_TYPES,
     fold,
     store,
     private_digests=private_digests,

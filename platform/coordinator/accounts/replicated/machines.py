@@ -30,7 +30,7 @@ from coordinator.replication import mirror_list
 class MachineEnrolled(Message):
     """The owner approved the machine."""
 
-    about: Digest
+    content_digest: Digest
     id: Id
     owner: Id
     enrolled: AwareDatetime
@@ -50,10 +50,10 @@ class MachineContent(Message):
 class MachineDescribed(Message):
     """The machine has another name or hardware.
 
-    `about` is the digest of the private data; None once the owner's account is deleted.
+    The digest is that of the private data; None once the owner's account is deleted.
     """
 
-    about: Digest | None
+    content_digest: Digest | None
 
 
 class MachineRevoked(Message):
@@ -84,19 +84,19 @@ def fold(facts: Sequence[Fact]) -> State | None:
         elif fact.action == "reinstate":
             revoked.pop(fact.mirror, None)
     first = enrolled[0]
-    about = [fact.payload.about for fact in facts if fact.action == "about"] or [first.about]
+    described = [fact.payload for fact in facts if fact.action == "describe"]
     return {
         "id": first.id,
         "owner": first.owner,
         "enrolled": first.enrolled.isoformat(),
         "revoked": revoked,
-        "about": about[-1],
+        "content_digest": [first, *described][-1].content_digest,
     }
 
 
 def private_digests(state: State) -> list[str]:
     """Name the private data of name and hardware."""
-    return [state["about"]] if state["about"] else []
+    return [state["content_digest"]] if state["content_digest"] else []
 
 
 def store(key: str, state: State | None) -> None:
@@ -111,7 +111,7 @@ def store(key: str, state: State | None) -> None:
         return
     if not User.objects.filter(pk=state["owner"]).exists():
         raise DependencyMissingError(f"person:{state['owner']}")
-    fields = _row_fields(state, private_data.load(state["about"], MachineContent))
+    fields = _row_fields(state, private_data.load(state["content_digest"], MachineContent))
     machine = machines.first()
     if machine and str(machine.pk) != state["id"]:
         machine = _change_id(machine, state["id"])
@@ -119,7 +119,7 @@ def store(key: str, state: State | None) -> None:
         Machine.objects.bulk_create([Machine(id=state["id"], key=key, **fields)])
 
 
-def _row_fields(state: State, about: dict | None) -> dict:
+def _row_fields(state: State, content: dict | None) -> dict:
     revoked = None
     if state["revoked"] and mirror_list.binds_this_site(state["revoked"]):
         own_key = site_identity.identity().key
@@ -130,7 +130,7 @@ def _row_fields(state: State, about: dict | None) -> dict:
         "enrolled": datetime.fromisoformat(state["enrolled"]),
         "revoked": revoked,
     }
-    return fields | ((about or {}) if state["about"] else BLANK_DESCRIPTION)
+    return fields | ((content or {}) if state["content_digest"] else BLANK_DESCRIPTION)
 
 
 def store_batch(states: dict[str, State]) -> set[str]:
@@ -138,8 +138,9 @@ def store_batch(states: dict[str, State]) -> set[str]:
 
     A machine that has a row, and whose private data this site has not received, keeps its name.
     """
-    abouts = private_data.load_many(
-        [state["about"] for state in states.values() if state["about"]], MachineContent
+    contents = private_data.load_many(
+        [state["content_digest"] for state in states.values() if state["content_digest"]],
+        MachineContent,
     )
     owners = User.objects.filter(pk__in={state["owner"] for state in states.values()})
     people = set(map(str, owners.values_list("pk", flat=True)))
@@ -149,11 +150,13 @@ def store_batch(states: dict[str, State]) -> set[str]:
     keys = {number: key for key, number in numbers.items()}
     rows = {}
     for key, state in states.items():
-        number, about = state["id"], abouts.get(state["about"] or "")
+        number, content = state["id"], contents.get(state["content_digest"] or "")
         if state["owner"] not in people or ids[number] > 1 or keys.get(number, key) != key:
             continue
-        if key not in numbers or (numbers[key] == number and (about or not state["about"])):
-            rows[key] = Machine(id=number, key=key, **_row_fields(state, about))
+        if key not in numbers or (
+            numbers[key] == number and (content or not state["content_digest"])
+        ):
+            rows[key] = Machine(id=number, key=key, **_row_fields(state, content))
     updated_fields = ["owner_id", "enrolled", "revoked", *BLANK_DESCRIPTION]
     bulk_upsert(list(rows.values()), update=updated_fields)
     return set(rows)
@@ -183,15 +186,15 @@ def existing_events() -> Iterable[EventDraft]:
             yield "machine.revoke", machine.key, {"at": machine.revoked}
 
 
-shapes = {
+PAYLOAD_TYPES = {
     "enrol": MachineEnrolled,
-    "about": MachineDescribed,
+    "describe": MachineDescribed,
     "revoke": MachineRevoked,
     "reinstate": MachineReinstated,
 }
 AGGREGATE_TYPE = AggregateType(
     "machine",
-    shapes,
+    PAYLOAD_TYPES,
     fold,
     store,
     private_digests=private_digests,

@@ -36,9 +36,9 @@ class ProfileContent(Message):
 
 
 class ProfileChanged(Message):
-    """The person has another name, address or password; `about` is the private data's digest."""
+    """The person has another name, address or password; the digest is that of the private data."""
 
-    about: Digest
+    content_digest: Digest
 
 
 class PersonJoined(ProfileChanged):
@@ -78,14 +78,14 @@ def fold(facts: Sequence[Fact]) -> State | None:
     if not joins:
         return None
     organiser = joins[0].payload.organiser
-    records = {joins[0].mirror: joins[0].payload.about}
+    content_digests = {joins[0].mirror: joins[0].payload.content_digest}
     bans: dict[str, dict[str, str]] = {}
     left = None
     for fact in facts:
-        if fact.action == "grant":
+        if fact.action == "change_right":
             organiser = fact.payload.given
-        elif fact.action == "about":
-            records[fact.mirror] = fact.payload.about
+        elif fact.action == "change_profile":
+            content_digests[fact.mirror] = fact.payload.content_digest
         elif fact.action == "ban":
             bans.setdefault(fact.mirror, {})[str(fact.id)] = fact.payload.at.isoformat()
         elif fact.action == "leave":
@@ -95,7 +95,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
             bans.get(fact.mirror, {}).pop(ban, None)
     return {
         "home": joins[0].mirror,
-        "about": {} if left else records,
+        "content_digests": {} if left else content_digests,
         "joined": joins[0].payload.joined.isoformat(),
         "organiser": organiser and not left,
         "bans": {mirror: banned for mirror, banned in bans.items() if banned},
@@ -103,9 +103,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
     }
 
 
-def record_at(state: State, mirror: str) -> str | None:
-    """Return the digest of the record that a mirror uses; None if the account is deleted."""
-    return state["about"].get(mirror) or state["about"].get(state["home"])
+def content_digest_at(state: State, mirror: str) -> str | None:
+    """Return the digest of the profile that a mirror uses; None if the account is deleted."""
+    return state["content_digests"].get(mirror) or state["content_digests"].get(state["home"])
 
 
 def store(person_id: str, state: State | None) -> None:
@@ -121,11 +121,13 @@ def store(person_id: str, state: State | None) -> None:
         return
     own_key = site_identity.identity().key
     left = state["left"]
-    fields = _row_fields(state, private_data.load(record_at(state, own_key), ProfileContent))
+    fields = _row_fields(
+        state, private_data.load(content_digest_at(state, own_key), ProfileContent)
+    )
     person = people.first()
     if person is not None and (person.is_staff or person.is_superuser):
         # Staff are each site's own: no other mirror's event changes their account here.
-        if own_key in state["about"] or not left:
+        if own_key in state["content_digests"] or not left:
             people.update(organiser=state["organiser"])
         return
     if (
@@ -153,14 +155,14 @@ def store(person_id: str, state: State | None) -> None:
         deletion.erase_personal_data(person, datetime.fromisoformat(left))
 
 
-def _row_fields(state: State, about: dict | None) -> dict:
+def _row_fields(state: State, content: dict | None) -> dict:
     banned = banned_since(state)
     return {
         "date_joined": datetime.fromisoformat(state["joined"]),
         "organiser": state["organiser"],
         "banned": banned and datetime.fromisoformat(banned),
         "is_active": not banned and not state["left"],
-    } | (about or {})
+    } | (content or {})
 
 
 def banned_since(state: State) -> str | None:
@@ -174,27 +176,27 @@ def banned_since(state: State) -> str | None:
 def store_batch(states: dict[str, State]) -> set[str]:
     """Write, all at once, new people whose address nobody else has."""
     own_key = site_identity.identity().key
-    abouts = private_data.load_many(
-        [about for state in states.values() if (about := record_at(state, own_key))],
+    contents = private_data.load_many(
+        [found for state in states.values() if (found := content_digest_at(state, own_key))],
         ProfileContent,
     )
     known = set(map(str, User.objects.filter(pk__in=states).values_list("pk", flat=True)))
-    wanted = [about["email"].lower() for about in abouts.values()]
+    wanted = [content["email"].lower() for content in contents.values()]
     counts = Counter(wanted)
     taken = {
         *User.objects.annotate(l=Lower("email")).filter(l__in=wanted).values_list("l", flat=True)
     }
     rows = {}
     for person_id, state in states.items():
-        about = abouts.get(record_at(state, own_key) or "")
+        content = contents.get(content_digest_at(state, own_key) or "")
         if (
             person_id in known
-            or about is None
-            or (email := about["email"].lower()) in taken
+            or content is None
+            or (email := content["email"].lower()) in taken
             or counts[email] > 1
         ):
             continue
-        rows[person_id] = User(pk=person_id, **_row_fields(state, about))
+        rows[person_id] = User(pk=person_id, **_row_fields(state, content))
     bulk_upsert(list(rows.values()))
     return set(rows)
 
@@ -211,15 +213,15 @@ def existing_events() -> Iterable[EventDraft]:
 
 def private_digests(state: State) -> list[str]:
     """Name the private data of the profile, of every mirror."""
-    return sorted(set(state["about"].values()))
+    return sorted(set(state["content_digests"].values()))
 
 
 AGGREGATE_TYPE = AggregateType(
     "person",
     {
         "join": PersonJoined,
-        "about": ProfileChanged,
-        "grant": RightChanged,
+        "change_profile": ProfileChanged,
+        "change_right": RightChanged,
         "ban": PersonBannedOrLeft,
         "unban": PersonUnbanned,
         "leave": PersonBannedOrLeft,

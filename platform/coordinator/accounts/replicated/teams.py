@@ -24,16 +24,16 @@ from coordinator.eventlog.registry import UniqueValues as Claimed
 
 
 class TeamJoined(Message):
-    """A person joined: they have a new place in the team."""
+    """A person joined."""
 
-    place: Id
+    membership: Id
     person: Id
     joined: AwareDatetime
     leads: bool = False
 
 
 class TeamCreated(TeamJoined):
-    """A person created the team and has its first place."""
+    """A person created the team and is its first member."""
 
     name: PlainText = Field(max_length=60)
     slug: str = Field(pattern=r"^[0-9a-z_-]{1,80}$")
@@ -46,10 +46,10 @@ class TeamRenamed(Message):
     name: PlainText = Field(max_length=60)
 
 
-class TeamPlaces(Message):
-    """The people with these places left, or lead the team now."""
+class TeamMemberships(Message):
+    """These memberships ended, or these members lead the team now."""
 
-    places: list[Id] = Field(max_length=100)
+    memberships: list[Id] = Field(max_length=100)
 
 
 class TeamDisbanded(Message):
@@ -59,60 +59,67 @@ class TeamDisbanded(Message):
 def fold(facts: Sequence[Fact]) -> State | None:
     """Merge the events of a team.
 
-    A person who leaves gives up the places that the event names; one who joined again elsewhere
-    meanwhile stays. Of two places of one person the earlier counts. A team without members is
+    Leaving ends the memberships that the event names; a person who joined again elsewhere meanwhile
+    stays. Of two memberships of one person the earlier counts. A team without members is
     deleted, and one without a leader is led by its longest member: mirrors that each removed one of
     the last two leaders agree without asking each other. Of names the last counts.
     """
-    founded = next((fact for fact in facts if fact.action == "found"), None)
-    if founded is None or any(fact.action == "disband" for fact in facts):
+    created = next((fact for fact in facts if fact.action == "create"), None)
+    if created is None or any(fact.action == "disband" for fact in facts):
         return None
-    given_up = {place for fact in facts if fact.action == "part" for place in fact.payload.places}
+    ended = {
+        membership
+        for fact in facts
+        if fact.action == "leave"
+        for membership in fact.payload.memberships
+    }
     promoted = {
-        place for fact in facts if fact.action == "promote" for place in fact.payload.places
+        membership
+        for fact in facts
+        if fact.action == "promote"
+        for membership in fact.payload.memberships
     }
     people: dict[str, list[TeamJoined]] = {}
     for fact in facts:
-        if fact.action in ("found", "join") and fact.payload.place not in given_up:
+        if fact.action in ("create", "join") and fact.payload.membership not in ended:
             people.setdefault(fact.payload.person, []).append(fact.payload)
     if not people:
         return None
     members = [
-        _fold_member(sorted(places, key=_membership_order), promoted) for places in people.values()
+        _fold_member(sorted(joins, key=_membership_order), promoted) for joins in people.values()
     ]
-    members.sort(key=lambda member: (member["joined"], member["places"]))
+    members.sort(key=lambda member: (member["joined"], member["memberships"]))
     members[0]["leads"] |= not any(member["leads"] for member in members)
-    named = [fact for fact in facts if fact.action == "rename"] or [founded]
+    renames = [fact for fact in facts if fact.action == "rename"] or [created]
     return {
-        "slug": founded.payload.slug,
-        "founded": [founded.hlc, str(founded.id)],
-        "created": founded.payload.created.isoformat(),
-        "name": named[-1].payload.name,
-        "named": [named[-1].hlc, str(named[-1].id)],
+        "slug": created.payload.slug,
+        "slug_claim": [created.hlc, str(created.id)],
+        "created": created.payload.created.isoformat(),
+        "name": renames[-1].payload.name,
+        "name_claim": [renames[-1].hlc, str(renames[-1].id)],
         "members": members,
     }
 
 
-def _membership_order(place: TeamJoined) -> tuple:
-    return place.joined, place.place
+def _membership_order(join: TeamJoined) -> tuple:
+    return join.joined, join.membership
 
 
-def _fold_member(places: list[TeamJoined], promoted: set[str]) -> State:
-    leads = any(place.leads or place.place in promoted for place in places)
-    first, every = places[0], [place.place for place in places]
+def _fold_member(joins: list[TeamJoined], promoted: set[str]) -> State:
+    first = joins[0]
     return {
         "person": first.person,
-        "places": every,
+        "memberships": [join.membership for join in joins],
         "joined": first.joined.isoformat(),
-        "leads": leads,
+        "leads": any(join.leads or join.membership in promoted for join in joins),
     }
 
 
 def unique_values(state: State) -> Claimed:
     """Claim slug and name."""
     return {
-        "team.slug": (state["slug"], *state["founded"]),
-        "team.name": (state["name"].lower(), *state["named"]),
+        "team.slug": (state["slug"], *state["slug_claim"]),
+        "team.name": (state["name"].lower(), *state["name_claim"]),
     }
 
 
@@ -142,24 +149,22 @@ def store(team_id: str, state: State | None) -> None:
     fields = {"slug": slug, "name": name, "created": datetime.fromisoformat(state["created"])}
     if not Team.objects.filter(pk=team_id).update(**fields):
         Team.objects.bulk_create([Team(pk=team_id, **fields)])
-    wanted = {member["places"][0]: member for member in state["members"]}
+    wanted = {member["memberships"][0]: member for member in state["members"]}
     there = {
         str(member.pk): str(member.person_id) for member in TeamMember.objects.filter(team=team_id)
     }
-    stale = [
-        place for place, person in there.items() if wanted.get(place, {}).get("person") != person
-    ]
+    stale = [pk for pk, person in there.items() if wanted.get(pk, {}).get("person") != person]
     TeamMember.objects.filter(pk__in=stale).delete()
     TeamMember.objects.bulk_create(
         [
             TeamMember(
-                pk=place,
+                pk=pk,
                 team_id=team_id,
                 person_id=member["person"],
                 leads=member["leads"],
                 joined=datetime.fromisoformat(member["joined"]),
             )
-            for place, member in wanted.items()
+            for pk, member in wanted.items()
         ],
         update_conflicts=True,
         unique_fields=["id"],
@@ -173,8 +178,8 @@ def existing_events() -> Iterable[EventDraft]:
         if not team.members.all():
             continue
         first, *others = team.members.all()
-        named = {"name": team.name, "slug": team.slug, "created": team.created}
-        yield "team.found", str(team.pk), {**named, **first.event_payload()}
+        columns = {"name": team.name, "slug": team.slug, "created": team.created}
+        yield "team.create", str(team.pk), {**columns, **first.event_payload()}
         for member in others:
             yield "team.join", str(team.pk), member.event_payload()
 
@@ -182,11 +187,11 @@ def existing_events() -> Iterable[EventDraft]:
 AGGREGATE_TYPE = AggregateType(
     "team",
     {
-        "found": TeamCreated,
+        "create": TeamCreated,
         "join": TeamJoined,
         "rename": TeamRenamed,
-        "part": TeamPlaces,
-        "promote": TeamPlaces,
+        "leave": TeamMemberships,
+        "promote": TeamMemberships,
         "disband": TeamDisbanded,
     },
     fold,

@@ -23,25 +23,25 @@ from coordinator.notify.notification_types import NotificationType
 CHANNELS = ("site", "email")
 
 
-class SetPreference(Message):
+class PreferenceSet(Message):
     """Whether a person wants notifications of one type in one channel."""
 
     kind: str = Field(pattern=r"^[a-z.]{1,20}$")
-    where: Literal["site", "email"]
+    channel: Literal["site", "email"]
     wanted: bool
 
 
-class ForgetPreferences(Message):
-    """Delete a person's preferences."""
+class PreferencesDeleted(Message):
+    """The person deleted their account."""
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
     """Return {type: {channel: wanted}}; for each type and channel the last event decides. Pure."""
-    if any(fact.action == "forget" for fact in facts):
+    if any(fact.action == "delete" for fact in facts):
         return None
     state: State = {}
     for fact in facts:
-        state.setdefault(fact.payload.kind, {})[fact.payload.where] = fact.payload.wanted
+        state.setdefault(fact.payload.kind, {})[fact.payload.channel] = fact.payload.wanted
     return state or None
 
 
@@ -79,7 +79,7 @@ def existing_events() -> Iterable[EventDraft]:
 
 AGGREGATE_TYPE = AggregateType(
     "preference",
-    {"set": SetPreference, "forget": ForgetPreferences},
+    {"set": PreferenceSet, "delete": PreferencesDeleted},
     fold,
     store,
     existing_events=existing_events,

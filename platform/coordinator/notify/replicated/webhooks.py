@@ -21,16 +21,16 @@ from coordinator.eventlog.registry import (
 from coordinator.notify.models import Webhook
 
 
-class SetWebhook(Message):
-    """Create or change a webhook; `about` is the digest of its `WebhookDetails`."""
+class WebhookSet(Message):
+    """The person created or changed a webhook; the digest is that of its `WebhookContent`."""
 
     person: Id
     created: AwareDatetime
     active: bool
-    about: Digest
+    content_digest: Digest
 
 
-class WebhookDetails(Message):
+class WebhookContent(Message):
     """The private data of a webhook."""
 
     url: str = Field(max_length=500)
@@ -39,12 +39,12 @@ class WebhookDetails(Message):
     format: Literal["standard", "slack", "discord", "matrix", "ntfy"] = "standard"
 
 
-class RemoveWebhook(Message):
-    """Delete a webhook."""
+class WebhookRemoved(Message):
+    """The person deleted the webhook."""
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """Return the last `SetWebhook`, or None once the webhook was removed. Pure."""
+    """Return the last `WebhookSet`, or None once the webhook was removed. Pure."""
     if any(fact.action == "remove" for fact in facts):
         return None
     payloads = (fact.payload for fact in reversed(facts) if fact.action == "set")
@@ -54,7 +54,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 def private_digests(state: State) -> list[str]:
     """Return the digest of the webhook's private data."""
-    return [state["about"]]
+    return [state["content_digest"]]
 
 
 def store(webhook_id: str, state: State | None) -> None:
@@ -64,12 +64,12 @@ def store(webhook_id: str, state: State | None) -> None:
         return
     if not User.objects.filter(pk=state["person"]).exists():
         raise DependencyMissingError(f"person:{state['person']}")
-    details = private_data.load(state["about"], WebhookDetails)
+    details = private_data.load(state["content_digest"], WebhookContent)
     if details is None:
         return
     fields = {
         "person_id": state["person"],
-        "created": SetWebhook.model_validate(state).created,
+        "created": WebhookSet.model_validate(state).created,
         "active": state["active"],
         **details,
     }
@@ -88,7 +88,7 @@ def existing_events() -> Iterable[EventDraft]:
 
 AGGREGATE_TYPE = AggregateType(
     "webhook",
-    {"set": SetWebhook, "remove": RemoveWebhook},
+    {"set": WebhookSet, "remove": WebhookRemoved},
     fold,
     store,
     private_digests=private_digests,

@@ -50,35 +50,34 @@ def record_run_event(run: Any, action: str) -> None:
 def creation_payload(run: Any) -> dict[str, Any]:
     """Build the payload of "run.create"."""
     return {
-        "word": slug_digest(run.slug),
+        "slug_digest": slug_digest(run.slug),
         "owner": str(run.owner_id),
         "parent": run.parent_id and str(run.parent_id),
         "report_every": run.report_every,
         "quorum": run.quorum,
         "created": run.created,
-        "settings": draft_payload(run, {}),
-        "terms": join_policy_payload(run, {}),
+        "draft": draft_payload(run, {}),
+        "join_policy": join_policy_payload(run, {}),
     }
 
 
 def draft_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Build the payload of "run.edit"; `text` changes whenever a new manifest is needed."""
-    text = secrets.token_hex(8) if state else run.pk.hex[-16:]
-    before = private_data.load(state.get("about"), DraftContent)
+    """Build the payload of "run.edit"; `text_id` changes whenever a new manifest is needed."""
+    text_id = secrets.token_hex(8) if state else run.pk.hex[-16:]
+    before = private_data.load(state.get("content_digest"), DraftContent)
     was_discarded = state.get("manifest") and run.manifest is None
     if (
         before
         and not was_discarded
         and manifest_inputs(before["draft"]) == manifest_inputs(run.draft)
     ):
-        text = state["text"]
+        text_id = state["text_id"]
     content = {"slug": run.slug, "name": run.name, "draft": run.draft}
-    about = private_data.store(f"run:{run.pk}", content)
     return {
         "version": state.get("version", -1) + 1,
-        "about": about,
-        "text": text,
-        "slug": slug_digest(run.slug),
+        "content_digest": private_data.store(f"run:{run.pk}", content),
+        "text_id": text_id,
+        "slug_digest": slug_digest(run.slug),
     }
 
 
@@ -94,9 +93,9 @@ def manifest_inputs(draft: dict[str, Any]) -> list[Any]:
 
 
 def join_policy_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Build the payload of "run.arrange"."""
+    """Build the payload of "run.set_join_policy"."""
     return {
-        "version": state.get("terms", {}).get("version", -1) + 1,
+        "version": state.get("join_policy", {}).get("version", -1) + 1,
         "access": run.access,
         "visibility": run.visibility,
         "min_memory": run.min_memory,
@@ -106,8 +105,11 @@ def join_policy_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def manifest_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Build the payload of "run.manifest"."""
-    return {"text": state.get("text", run.pk.hex[-16:]), "packed": pack_manifest(run.manifest)}
+    """Build the payload of "run.post_manifest"."""
+    return {
+        "text_id": state.get("text_id", run.pk.hex[-16:]),
+        "compressed": compress_manifest(run.manifest),
+    }
 
 
 def launch_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +124,7 @@ def launch_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def status_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Build the payload of "run.status_changed".
+    """Build the payload of "run.change_status".
 
     A resume raises the epoch, so that it wins over the pause that the owner saw.
     """
@@ -137,12 +139,12 @@ def status_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def pack_manifest(signed: dict[str, Any]) -> str:
+def compress_manifest(signed: dict[str, Any]) -> str:
     """Compress a signed manifest to base 64."""
     return base64.b64encode(zlib.compress(json.dumps(signed).encode(), 9)).decode()
 
 
-def unpack_manifest(text: str) -> messages.Signed | None:
+def decompress_manifest(text: str) -> messages.Signed | None:
     """Decompress a signed manifest; None if it is not one, or a decompression bomb."""
     try:
         data = zlib.decompressobj().decompress(base64.b64decode(text), MAX_MANIFEST_BYTES)
@@ -155,26 +157,26 @@ def unpack_manifest(text: str) -> messages.Signed | None:
 EVENT_NAMES = {  # what is done to a run → the event that records it
     "edit": "edit",
     "discard_text": "edit",
-    "launch": "request",
-    "arrange": "arrange",
-    "accept_manifest": "manifest",
+    "launch": "request_launch",
+    "set_join_policy": "set_join_policy",
+    "accept_manifest": "post_manifest",
     "status_recruiting": "launch",
     "archive": "archive",
     "unarchive": "archive",
-    "pause": "status_changed",
-    "resume": "status_changed",
-    "cancel": "status_changed",
-    "finish": "status_changed",
-    "status_training": "status_changed",
-    "status_finished": "status_changed",
+    "pause": "change_status",
+    "resume": "change_status",
+    "cancel": "change_status",
+    "finish": "change_status",
+    "status_training": "change_status",
+    "status_finished": "change_status",
 }
 PAYLOADS: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
     "edit": draft_payload,
-    "request": lambda run, state: {},
-    "arrange": join_policy_payload,
-    "manifest": manifest_payload,
+    "request_launch": lambda run, state: {},
+    "set_join_policy": join_policy_payload,
+    "post_manifest": manifest_payload,
     "launch": launch_payload,
-    "status_changed": status_payload,
+    "change_status": status_payload,
     "archive": lambda run, state: {"at": run.archived},
 }
 
@@ -183,20 +185,20 @@ def events_of_existing_run(run: Any) -> Iterable[TypeAndPayload]:
     """Describe a run that is older than the site's log."""
     yield "run.create", creation_payload(run)
     if run.manifest:
-        yield "run.manifest", manifest_payload(run, {})
+        yield "run.post_manifest", manifest_payload(run, {})
     if run.launch_requested:
-        yield "run.request", {}
+        yield "run.request_launch", {}
     if run.spec_text:
         yield "run.launch", launch_payload(run, {})
     if run.started:
         started = {"status": enums.RunStatus.TRAINING, "epoch": 0, "at": run.started}
-        yield "run.status_changed", started
+        yield "run.change_status", started
     if run.status not in (
         enums.RunStatus.DRAFT,
         enums.RunStatus.RECRUITING,
         enums.RunStatus.TRAINING,
     ):
-        yield "run.status_changed", status_payload(run, {})
+        yield "run.change_status", status_payload(run, {})
     if run.extra_tokens:
         yield "run.extend", {"tokens": run.extra_tokens}
     if run.archived:

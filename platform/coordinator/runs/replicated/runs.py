@@ -46,15 +46,15 @@ OVER = (Status.CANCELLED, Status.FINISHED)
 class RunDraftEdited(Message):
     """The owner edited the draft.
 
-    `about` is the digest of slug, name and draft. `text` is random and changes whenever another
-    text must be prepared; a manifest names it. `slug` is the digest of the slug, which follows the
-    draft's name; older events have none and keep the slug of the creation.
+    `content_digest` is that of slug, name and draft. `text_id` is random and changes whenever
+    another text must be prepared; a manifest names it. The slug follows the draft's name; an event
+    without `slug_digest` keeps the slug of the creation.
     """
 
     version: int = Field(ge=0, lt=1 << 31)
-    about: Digest
-    text: str = Field(pattern=r"^[0-9a-f]{16}$")
-    slug: Digest | None = None
+    content_digest: Digest
+    text_id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    slug_digest: Digest | None = None
 
 
 class RunJoinPolicyChanged(Message):
@@ -69,16 +69,16 @@ class RunJoinPolicyChanged(Message):
 
 
 class RunCreated(Message):
-    """Somebody created a draft; `word` is the digest of its slug."""
+    """Somebody created a draft."""
 
-    word: Digest
+    slug_digest: Digest
     owner: Id
     parent: Id | None = None
     report_every: float = Field(ge=0.2, le=3600, allow_inf_nan=False)
     quorum: int = Field(ge=1, le=10_000)
     created: AwareDatetime
-    settings: RunDraftEdited
-    terms: RunJoinPolicyChanged
+    draft: RunDraftEdited
+    join_policy: RunJoinPolicyChanged
 
 
 class EmptyPayload(Message):
@@ -88,12 +88,12 @@ class EmptyPayload(Message):
 class RunManifestPosted(Message):
     """A worker posted the manifest.
 
-    `packed` is the `messages.Signed`, compressed, in base 64. A long manifest consists of little
-    but digests.
+    `compressed` holds the `messages.Signed`, compressed, in base 64. A long manifest consists of
+    little but digests.
     """
 
-    text: str = Field(pattern=r"^[0-9a-f]{16}$")
-    packed: str = Field(max_length=95_000)
+    text_id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    compressed: str = Field(max_length=95_000)
 
 
 class RunLaunched(Message):
@@ -151,29 +151,31 @@ def fold(facts: Sequence[Fact]) -> State | None:
       for good.
     """
     creation = next((fact for fact in facts if fact.action == "create"), None)
-    if creation is None or _payloads_of(facts, "forget"):
+    if creation is None or _payloads_of(facts, "delete"):
         return None
     created: RunCreated = creation.payload
-    draft: RunDraftEdited = _highest_version(creation, created.settings, facts, "edit")
-    policy: RunJoinPolicyChanged = _highest_version(creation, created.terms, facts, "arrange")
+    draft: RunDraftEdited = _highest_version(creation, created.draft, facts, "edit")
+    policy: RunJoinPolicyChanged = _highest_version(
+        creation, created.join_policy, facts, "set_join_policy"
+    )
     launch = next(iter(_payloads_of(facts, "launch")), None)
     archived = [payload.at for payload in _payloads_of(facts, "archive")]
     extra_tokens = sum(payload.tokens for payload in _payloads_of(facts, "extend"))
     return {
-        "word": draft.slug or created.word,
-        "born": _slug_claim(creation, draft.slug, facts),
+        "slug_digest": draft.slug_digest or created.slug_digest,
+        "slug_claim": _slug_claim(creation, draft.slug_digest, facts),
         "owner": created.owner,
         "parent": created.parent,
         "report_every": created.report_every,
         "quorum": created.quorum,
         "created": created.created.isoformat(),
-        **draft.model_dump(exclude={"slug"}),
-        "terms": policy.model_dump(),
-        "manifest": _fold_manifest(_payloads_of(facts, "manifest"), draft, launch),
-        "requested": bool(_payloads_of(facts, "request")),
+        **draft.model_dump(exclude={"slug_digest"}),
+        "join_policy": policy.model_dump(),
+        "manifest": _fold_manifest(_payloads_of(facts, "post_manifest"), draft, launch),
+        "launch_requested": bool(_payloads_of(facts, "request_launch")),
         "launch": launch and launch.model_dump(mode="json"),
-        **_fold_lifecycle(_payloads_of(facts, "status_changed"), launch),
-        "extra": min(MAX_TOKEN_BUDGET, extra_tokens),
+        **_fold_lifecycle(_payloads_of(facts, "change_status"), launch),
+        "extra_tokens": min(MAX_TOKEN_BUDGET, extra_tokens),
         "archived": archived[-1].isoformat() if archived and archived[-1] else None,
     }
 
@@ -194,10 +196,12 @@ def _highest_version(creation: Fact, first: Any, facts: Sequence[Fact], action: 
     return max(versions, key=lambda item: item[:2])[2]
 
 
-def _slug_claim(creation: Fact, slug: str | None, facts: Sequence[Fact]) -> list[Any]:
+def _slug_claim(creation: Fact, slug_digest: str | None, facts: Sequence[Fact]) -> list[Any]:
     """Return clock and id of the first event that claims this slug."""
-    claims = [fact for fact in facts if fact.action == "edit" and fact.payload.slug == slug]
-    created_with_it = slug in (None, creation.payload.word)
+    claims = [
+        fact for fact in facts if fact.action == "edit" and fact.payload.slug_digest == slug_digest
+    ]
+    created_with_it = slug_digest in (None, creation.payload.slug_digest)
     first = creation if created_with_it or not claims else min(claims, key=lambda f: f.order_key)
     return [first.hlc, str(first.id)]
 
@@ -206,11 +210,11 @@ def _fold_manifest(
     posted: list[RunManifestPosted], draft: RunDraftEdited, launch: RunLaunched | None
 ) -> dict[str, Any] | None:
     for manifest in posted:
-        signed = run_events.unpack_manifest(manifest.packed)
+        signed = run_events.decompress_manifest(manifest.compressed)
         if signed is None:
             continue
         is_pinned = launch is not None and launch.manifest == digest(signed.body)
-        if is_pinned or (launch is None and manifest.text == draft.text):
+        if is_pinned or (launch is None and manifest.text_id == draft.text_id):
             return signed.model_dump()
     return None
 
@@ -233,12 +237,12 @@ def _fold_lifecycle(changes: list[RunStatusChanged], launch: RunLaunched | None)
 
 def unique_values(state: State) -> UniqueValues:
     """Claim the slug."""
-    return {"run.slug": (state["word"], *state["born"])}
+    return {"run.slug": (state["slug_digest"], *state["slug_claim"])}
 
 
 def private_digests(state: State) -> list[str]:
     """Name the private data: slug, name and draft."""
-    return [state["about"]]
+    return [state["content_digest"]]
 
 
 def store(run_id: str, state: State | None) -> list[str] | None:
@@ -253,21 +257,21 @@ def store(run_id: str, state: State | None) -> list[str] | None:
     if not User.objects.filter(pk=state["owner"]).exists():
         raise DependencyMissingError(f"person:{state['owner']}")
     launch = state["launch"]
-    draft = private_data.load(state["about"], run_events.DraftContent)
+    draft = private_data.load(state["content_digest"], run_events.DraftContent)
     if draft is None and launch is None:
         raise DependencyMissingError("its private data")
     content = (draft or {"draft": json.loads(launch["spec"])}) | (launch or {})
     missing: list[str] = []
     columns = _row_columns(state, content, missing)
-    columns["slug"] = _resolve_slug(run_id, content["slug"], state["word"])
+    columns["slug"] = _resolve_slug(run_id, content["slug"], state["slug_digest"])
     if not Run.objects.filter(pk=run_id).update(**columns):
         Run.objects.bulk_create([Run(pk=run_id, **columns)])
     return missing
 
 
-def _resolve_slug(run_id: str, slug: str, word: str) -> str:
+def _resolve_slug(run_id: str, slug: str, slug_digest: str) -> str:
     """Lengthen the slug if another run owns it, or the other run's slug if it does not."""
-    if not uniqueness.owns_value(f"run:{run_id}", "run.slug", word):
+    if not uniqueness.owns_value(f"run:{run_id}", "run.slug", slug_digest):
         slug = f"{slug[:91]}-{UUID(run_id).hex[-8:]}"
     for other in Run.objects.filter(slug=slug).exclude(pk=run_id):
         Run.objects.filter(pk=other.pk).update(slug=f"{other.slug[:91]}-{other.pk.hex[-8:]}")
@@ -276,21 +280,21 @@ def _resolve_slug(run_id: str, slug: str, word: str) -> str:
 
 
 def _row_columns(state: State, content: dict[str, Any], missing: list[str]) -> dict[str, Any]:
-    policy, launch = state["terms"], state["launch"]
+    policy, launch = state["join_policy"], state["launch"]
     spec_text = launch["spec"] if launch else ""
     team = policy["team"] if policy["access"] == "team" else None
     columns = {
         "name": content["name"],
         "owner_id": state["owner"],
         "status": state["status"],
-        "launch_requested": state["requested"],
+        "launch_requested": state["launch_requested"],
         "draft": content["draft"],
         "spec_text": spec_text,
         "spec_digest": digest(spec_text) if spec_text else "",
         "manifest": state["manifest"],
         "quorum": state["quorum"],
         "report_every": state["report_every"],
-        "extra_tokens": state["extra"],
+        "extra_tokens": state["extra_tokens"],
         "parent_id": _existing_or_none(missing, "run", Run, state["parent"]),
         "access": policy["access"],
         "visibility": policy["visibility"],
@@ -324,14 +328,14 @@ AGGREGATE_TYPE = AggregateType(
     {
         "create": RunCreated,
         "edit": RunDraftEdited,
-        "arrange": RunJoinPolicyChanged,
-        "request": EmptyPayload,
-        "manifest": RunManifestPosted,
+        "set_join_policy": RunJoinPolicyChanged,
+        "request_launch": EmptyPayload,
+        "post_manifest": RunManifestPosted,
         "launch": RunLaunched,
-        "status_changed": RunStatusChanged,
+        "change_status": RunStatusChanged,
         "extend": RunBudgetExtended,
         "archive": RunArchived,
-        "forget": EmptyPayload,
+        "delete": EmptyPayload,
     },
     fold,
     store,

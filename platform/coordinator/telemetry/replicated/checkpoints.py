@@ -47,9 +47,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
     first = next((fact.payload for fact in facts if fact.action == "announce"), None)
     holders: dict[str, datetime] = {}
     for fact in facts:
-        for key, at in fact.payload.holders.items() if fact.action == "hold" else ():
+        for key, at in fact.payload.holders.items() if fact.action == "confirm" else ():
             holders[key] = min(at, holders.get(key, at))
-    if first is None or (len(holders) < 2 and any(fact.action == "forget" for fact in facts)):
+    if first is None or (len(holders) < 2 and any(fact.action == "delete" for fact in facts)):
         return None
     return first.model_dump(mode="json", exclude={"announced"}) | {
         "announced": first.announced.isoformat(),
@@ -124,12 +124,12 @@ def _new_events(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
     }
     keys = sorted(fresh)
     for start in range(0, len(keys), MAX_HOLDERS):
-        yield "hold", {"holders": {key: fresh[key] for key in keys[start : start + MAX_HOLDERS]}}
+        yield "confirm", {"holders": {key: fresh[key] for key in keys[start : start + MAX_HOLDERS]}}
 
 
 AGGREGATE_TYPE = AggregateType(
     "checkpoint",
-    {"announce": CheckpointAnnounced, "hold": CheckpointConfirmed, "forget": CheckpointDeleted},
+    {"announce": CheckpointAnnounced, "confirm": CheckpointConfirmed, "delete": CheckpointDeleted},
     fold,
     store,
 )
