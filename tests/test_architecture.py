@@ -65,6 +65,8 @@ SITE_ORDER = [
     "notify",
 ]
 SITE_TOP = {"live", "api", "web", "staff", "demo", "ops"}
+# A linter's or type checker's finding that a line silences, and what follows.
+IGNORED_FINDING = re.compile(r"# (?:noqa: \w+|(?:type|pyright): ignore(?:\[\w+\])?)(.*)$")
 # One word for ten different acts: the field says publish, send, receive, request, store, load.
 BANNED_VERBS = {
     "tell",
@@ -281,6 +283,20 @@ def test_comments_and_docstrings_are_whole_sentences_in_plain_words():
             if match := DIALECT.search(text):
                 findings.append(f"{place(path, number)} docstring: {match[0]}")
     findings = [finding for finding in findings if "test_architecture.py" not in finding]
+    assert not findings, "\n".join(findings)
+
+
+def test_every_ignored_finding_has_its_reason_beside_it():
+    """Behind the ignore, or in a comment before it and before other ignores alone."""
+    findings = []
+    for path in python_files("worker", "platform", "benchmarks", "tests"):
+        is_explained = False
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if ignore := IGNORED_FINDING.search(line):
+                if not is_explained and not re.search(r"\w{2}", ignore[1]):
+                    findings.append(f"{place(path, number)} {line.strip()}")
+            else:
+                is_explained = line.lstrip().startswith("#")
     assert not findings, "\n".join(findings)
 
 

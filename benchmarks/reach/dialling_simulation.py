@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
+# The folder of the tests' helpers is no import path of the type checker.
 from helpers.simulated_swarm import Simulation, key_of  # pyright: ignore[reportMissingImports]
 
 PAYLOAD = 500_000  # bytes of an update

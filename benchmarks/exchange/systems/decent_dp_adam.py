@@ -20,6 +20,7 @@ from field_model import (
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
+    # The benchmark installs this system into an environment of its own.
     from decent_dp.ddp import DecentralizedDataParallel  # pyright: ignore[reportMissingImports]
     from torch.optim import AdamW
 

@@ -26,6 +26,7 @@ FIRST_ADDRESSES = "addresses.json"
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
+    # The benchmark installs this system into an environment of its own.
     import hivemind  # pyright: ignore[reportMissingImports]
 
     os.environ["HOME"] = str(job.out_folder)

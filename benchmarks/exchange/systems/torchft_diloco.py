@@ -16,6 +16,8 @@ HEARTBEATS_MISSED = 6
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
+    # torch documents TCPStore under this name, and the benchmark installs torchft into an
+    # environment of its own.
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
     from torchft.coordination import LighthouseServer  # pyright: ignore[reportMissingImports]
     from torchft.manager import Manager  # pyright: ignore[reportMissingImports]
@@ -70,6 +72,7 @@ def run_worker(job: FieldJob) -> None:
 def _wrap(
     job: FieldJob, manager: Any, model: FieldGPT, inner: torch.optim.Optimizer
 ) -> AbstractContextManager:
+    # As in `run_worker`.
     from torchft.local_sgd import DiLoCo, LocalSGD  # pyright: ignore[reportMissingImports]
 
     round_steps = job.options["round_steps"]

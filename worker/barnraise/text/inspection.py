@@ -217,7 +217,7 @@ def _inspect_file(
                     f"{file.path}: only the first {format_bytes(report.bytes)} were read; "
                     f"the file has {format_bytes(file.size)}"
                 )
-                pieces.close()  # pyright: ignore[reportAttributeAccessIssue]
+                pieces.close()
                 break
     except TextUnreachableError:
         raise  # leaving the file out would change the text with the hub's state

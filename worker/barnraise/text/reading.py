@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +68,7 @@ class TextSource:
         described += [rendering] if rendering else []
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
-    def read(self, index: int, report: FileReport) -> Iterator[Piece]:
+    def read(self, index: int, report: FileReport) -> Generator[Piece]:
         """Yield the pieces of the documents of file number `index`; fill in its report.
 
         Raises:
