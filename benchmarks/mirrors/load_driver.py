@@ -151,7 +151,7 @@ class LoadDriver:
             decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
         )
         for enrolment in waiting:
-            owner = User.objects.get(pk=owners[enrolment.about["hostname"]])
+            owner = User.objects.get(pk=owners[enrolment.description["hostname"]])
             enrolment.approve(owner).confirm(actor=owner)
         return {}
 

@@ -127,8 +127,8 @@ def test_machine_description_cannot_contain_control_characters(tolerant_machine)
         "POST", "/enrolments", tolerant_machine.identity.sign("enrolment", request)
     )
     assert answer.status_code == 200, answer.content
-    assert Enrolment.objects.get().about["hostname"] == "pc   [31m 🛖"
-    assert Enrolment.objects.get().about["processor"] == ""
+    assert Enrolment.objects.get().description["hostname"] == "pc   [31m 🛖"
+    assert Enrolment.objects.get().description["processor"] == ""
 
 
 def test_report_with_a_time_in_1970_does_not_stretch_the_chart(

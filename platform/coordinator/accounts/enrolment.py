@@ -36,7 +36,7 @@ class Enrolment(models.Model):
 
     code = models.CharField(max_length=20, primary_key=True)
     key = models.CharField(max_length=64, db_index=True)
-    about = models.JSONField()  # a `coordinator_messages.MachineDescription`
+    description = models.JSONField()  # a `coordinator_messages.MachineDescription`
     decision = models.CharField(max_length=10, choices=Decision, default=Decision.PENDING)
     created = models.DateTimeField(default=timezone.now)
     expires = models.DateTimeField()
@@ -55,8 +55,8 @@ class Enrolment(models.Model):
     def open(cls, request: coordinator_messages.EnrolmentRequest) -> "Enrolment":
         """Create a fresh code for this key and delete its older ones that are still pending."""
         now = timezone.now()
-        description = request.machine.model_dump()
-        about = {name: strip_unprintable(value) for name, value in description.items()}
+        fields = request.machine.model_dump().items()
+        description = {name: strip_unprintable(value) for name, value in fields}
         with transaction.atomic():
             cls.objects.filter(key=request.key, decision=cls.Decision.PENDING).delete()
             for _ in range(CODE_ATTEMPTS):
@@ -66,7 +66,7 @@ class Enrolment(models.Model):
                         return cls.objects.create(
                             code=f"{text[:4]}-{text[4:]}",
                             key=request.key,
-                            about=about,
+                            description=description,
                             created=now,
                             expires=now + timedelta(minutes=CODE_MINUTES),
                         )
@@ -93,11 +93,12 @@ class Enrolment(models.Model):
             UserError: the code was decided on or expired, the key was revoked, or the machine
                 belongs to somebody else.
         """
-        about = coordinator_messages.MachineDescription.model_validate(self.about).model_dump()
+        described = coordinator_messages.MachineDescription.model_validate(self.description)
+        columns = described.model_dump()
         with writer.log_transaction():
             self._decide(self.Decision.APPROVED, user)
             machine, created = Machine.objects.select_for_update().get_or_create(
-                key=self.key, defaults={"owner": user, **about}
+                key=self.key, defaults={"owner": user, **columns}
             )
             if machine.revoked:
                 raise UserError(
@@ -108,8 +109,8 @@ class Enrolment(models.Model):
                     "this machine belongs to somebody else here; give it a key of its own"
                 )
             if not created:
-                about.pop("hostname")  # the owner may have renamed the machine
-                Machine.objects.filter(pk=machine.pk).update(**about)
+                columns.pop("hostname")  # the owner may have renamed the machine
+                Machine.objects.filter(pk=machine.pk).update(**columns)
                 machine.refresh_from_db()
                 machine.record_description()
             Enrolment.objects.filter(pk=self.pk).update(machine=machine)

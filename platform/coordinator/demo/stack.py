@@ -142,7 +142,7 @@ class DemoStack:
                 decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
             )
             for enrolment in waiting:
-                if (owner := people.get(enrolment.about["hostname"])) is not None:
+                if (owner := people.get(enrolment.description["hostname"])) is not None:
                     enrolment.approve(owner).confirm(actor=owner)
             for number in list(pending):
                 if logins[number].poll() == 0:

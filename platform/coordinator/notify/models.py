@@ -371,11 +371,11 @@ class Delivery(models.Model):
     @property
     def content(self) -> CallContent:
         """What the call is about, for every format."""
-        about = self.notification
-        if about is None:
+        notification = self.notification
+        if notification is None:
             return CallContent("Hello from Barnraise", "This is a test.", "", self.body)
-        url = f"{settings.SITE_URL}{about.url}" if about.url else ""
-        return CallContent(about.title, about.text, url, self.body)
+        url = f"{settings.SITE_URL}{notification.url}" if notification.url else ""
+        return CallContent(notification.title, notification.text, url, self.body)
 
     @property
     def lease_name(self) -> str | None:

@@ -152,8 +152,13 @@ def decide_enrolment(request: AuthenticatedRequest, code: str) -> HttpResponse:
                 enrolment.refuse(request.user)
         except UserError as error:
             refusal = error.sentence
-    about = coordinator_messages.MachineDescription.model_validate(enrolment.about)
-    context = {"enrolment": enrolment, "about": about, "refusal": refusal, "runs": []}
+    description = coordinator_messages.MachineDescription.model_validate(enrolment.description)
+    context = {
+        "enrolment": enrolment,
+        "description": description,
+        "refusal": refusal,
+        "runs": [],
+    }
     if enrolment.status == "approved" and not refusal:
         context["runs"] = Run.objects.listed_for(request.user).filter(status__in=UNFINISHED)[:3]
     return render(request, "enrol.html", context, status=409 if refusal else 200)

@@ -171,13 +171,16 @@ async def test_fan_out_reaches_watchers_in_batches_within_its_time(monkeypatch):
 
 def test_second_broadcaster_takes_over_when_the_lock_expires(training, monkeypatch):
     run, _, _ = training
-    monkeypatch.setattr(live, "LOCK_MILLISECONDS", 300)
+    monkeypatch.setattr(live, "LOCK_MILLISECONDS", 600_000)
     one, two = Broadcaster(str(run.pk)), Broadcaster(str(run.pk))
     assert one.next_delta() and two.next_delta() is None
-    wait_until(lambda: not valkey_client().exists(live.lock_key(run.pk)))
+    lock = live.lock_key(run.pk)
+    assert 0 < valkey_client().pttl(lock) <= 600_000, "a silent holder's lock would never expire"
+    valkey_client().pexpire(lock, 1)
+    wait_until(lambda: not valkey_client().exists(lock))
     assert two.next_delta() and one.next_delta() is None
     one.release_lock()
-    assert valkey_client().get(live.lock_key(run.pk)) == two.token, "only the holder can release"
+    assert valkey_client().get(lock) == two.token, "only the holder can release"
     two.release_lock()
     assert one.next_delta()
 

@@ -261,14 +261,15 @@ def test_failing_mirror_is_retried_later_each_time_and_after_a_notice(fake_mirro
 def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
     fake_mirror, log, short_limits, monkeypatch
 ):
-    monkeypatch.setattr(client, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
     correct_routes = dict(fake_mirror.routes)
     fake_mirror.routes |= dict.fromkeys(
         ("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, send_nothing_in_time())
     )
     assert "does not answer" in pull_module.pull_from_all()[fake_mirror.identity.key].refused[0]
-    assert pull_module.pull_from_all() == {}, "an unreachable mirror was pulled"
+    with monkeypatch.context() as impatient:
+        impatient.setattr(client, "PROBE_SECONDS", 0.5)
+        assert pull_module.pull_from_all() == {}, "an unreachable mirror was pulled"
     request_count = len(fake_mirror.requests)
     tasks.notify_mirrors()
     assert "POST /mirrors/change-notice" not in fake_mirror.requests[request_count:], (
@@ -283,18 +284,18 @@ def test_unreachable_mirror_is_probed_and_pulled_once_it_is_back(
 def test_slow_mirror_is_cut_off_and_left_alone_for_a_while(fake_mirror, log, monkeypatch):
     """Each answer comes in time; all together would hold up the tasks that wait behind."""
     key = fake_mirror.identity.key
-    monkeypatch.setattr(pull_module, "PULL_SECONDS", 1.5)
+    monkeypatch.setattr(pull_module, "PULL_SECONDS", 2.5)
     monkeypatch.setattr(slow_mirrors, "FREE_SECONDS", 0.5)
     fake_mirror.page_size = 1
     page = fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"]
 
     def answer_slowly(query, who):
-        time.sleep(0.3)
+        time.sleep(0.4)
         return page(query, who)
 
     fake_mirror.routes[f"GET /mirrors/logs/{log.origin}"] = answer_slowly
     result = pull_module.pull_from_all()[key]
-    assert 0 < result.stored < 10 and "kept this site waiting for 1.5" in result.refused[0]
+    assert 0 < result.stored < 10 and "kept this site waiting for 2.5" in result.refused[0]
     assert PeerStatus.objects.get().failures == 0, "what came is no failure"
     requests = len(fake_mirror.requests)
     assert pull_module.pull_from_all() == {}

@@ -203,7 +203,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("code", models.CharField(max_length=20, primary_key=True, serialize=False)),
                 ("key", models.CharField(db_index=True, max_length=64)),
-                ("about", models.JSONField()),
+                ("description", models.JSONField()),
                 (
                     "decision",
                     models.CharField(
