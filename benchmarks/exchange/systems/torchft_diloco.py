@@ -72,7 +72,7 @@ def run_worker(job: FieldJob) -> None:
 def _wrap(
     job: FieldJob, manager: Any, model: FieldGPT, inner: torch.optim.Optimizer
 ) -> AbstractContextManager:
-    # As in `run_worker`.
+    # The benchmark installs torchft into an environment of its own.
     from torchft.local_sgd import DiLoCo, LocalSGD  # pyright: ignore[reportMissingImports]
 
     round_steps = job.options["round_steps"]

@@ -188,11 +188,11 @@ def end_process(code: int, sentence: str) -> None:
 
 def _watch_console(requests: StopRequests) -> None:
     """Receive the events of a Windows console, which Python's signals do not cover."""
-    # Other systems' ctypes lack these two, and the type checker runs on one of those.
+    # The type checker runs on other systems, whose ctypes have no WINFUNCTYPE.
     routine_type = ctypes.WINFUNCTYPE(ctypes.c_int, ctypes.c_uint)  # pyright: ignore[reportAttributeAccessIssue]
     routine = routine_type(lambda event: requests.receive_console_event(event, time.sleep))
     _console_routines.append(routine)
-    # See above.
+    # They have no windll either.
     if not ctypes.windll.kernel32.SetConsoleCtrlHandler(routine, True):  # pyright: ignore[reportAttributeAccessIssue]
         errors.print("Closing this window will not save the unfinished round: press Ctrl-C instead")
 
