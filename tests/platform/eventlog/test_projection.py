@@ -156,14 +156,16 @@ TEAM = histories(
 )
 text_ids = st.sampled_from(["a" * 16, "b" * 16])
 edit = st.builds(
-    lambda n, content_digest, text_id: {
+    lambda n, content_digest, text_id, slug_digest: {
         "version": n,
         "content_digest": content_digest,
         "text_id": text_id,
+        "slug_digest": slug_digest,
     },
     st.integers(0, 3),
     DIGESTS,
     text_ids,
+    DIGESTS,
 )
 join_policy = st.builds(
     lambda n, memory: {"version": n, "access": "anyone", "min_memory": memory},
@@ -187,7 +189,6 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
     signed = [{"key": "a" * 64, "body": body, "signature": "b" * 128} for body in ("one", "two")]
     create = st.builds(
         lambda draft, policy, at, owner: {
-            "slug_digest": digest("slug"),
             "owner": owner,
             "report_every": 1.0,
             "quorum": 1,
@@ -496,16 +497,25 @@ def test_person_who_left_has_no_rights_even_if_granted_at_once():
     assert state["left"] and not state["organiser"] and state["content_digests"] == {}
 
 
+def draft_payload(version: int, content_digest: str) -> dict:
+    """Build what an event says about a draft."""
+    return {
+        "version": version,
+        "content_digest": content_digest,
+        "text_id": "a" * 16,
+        "slug_digest": digest("slug"),
+    }
+
+
 CREATE = (
     0,
     "create",
     {
-        "slug_digest": digest("slug"),
         "owner": PEOPLE[0],
         "report_every": 1.0,
         "quorum": 1,
         "created": ONE_O_CLOCK,
-        "draft": {"version": 0, "content_digest": digest("0"), "text_id": "a" * 16},
+        "draft": draft_payload(0, digest("0")),
         "join_policy": {"version": 0},
     },
 )
@@ -553,8 +563,7 @@ def test_status_only_climbs_until_the_owner_raises_the_epoch():
 
 def test_drafts_count_by_version_before_the_clock():
     def edit(time: int, version: int, content: str):
-        payload = {"version": version, "content_digest": digest(content), "text_id": "a" * 16}
-        return time, "edit", payload
+        return time, "edit", draft_payload(version, digest(content))
 
     def draft_after(*edits: tuple[int, str, dict]) -> str:
         return fold_history("run", CREATE, *edits)["content_digest"]

@@ -48,7 +48,12 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
         content_digest = store_private(
             slug="barn", name=random.choice(["Barn", "Hay"]), draft=draft
         )
-        return {"version": version, "content_digest": content_digest, "text_id": "a" * 16}
+        return {
+            "version": version,
+            "content_digest": content_digest,
+            "text_id": "a" * 16,
+            "slug_digest": digest("barn"),
+        }
 
     bans: list[str] = []
     # People come first; what belongs to them would wait for them.
@@ -66,7 +71,6 @@ def random_logs(random: Random) -> tuple[list[LogBuilder], list[private_data.Pri
             name=f"P{n}", email=f"{person[-1]}@example.org", password="!"
         )
         create = {
-            "slug_digest": digest("barn"),
             "owner": person,
             "report_every": 1.0,
             "quorum": 1,
@@ -151,7 +155,6 @@ def test_team_that_was_empty_for_a_while_gets_its_runs_back():
     member = {"person": person, "joined": AT}
     draft = json.loads(spec_from_fields({"seed": 1}).to_json())
     run = {
-        "slug_digest": digest("barn"),
         "owner": person,
         "report_every": 1.0,
         "quorum": 1,
@@ -160,6 +163,7 @@ def test_team_that_was_empty_for_a_while_gets_its_runs_back():
             "version": 0,
             "content_digest": store_private(slug="barn", name="Barn", draft=draft),
             "text_id": "a" * 16,
+            "slug_digest": digest("barn"),
         },
         "join_policy": {"version": 0, "access": "team", "team": team},
     }

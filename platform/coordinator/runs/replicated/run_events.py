@@ -50,7 +50,6 @@ def record_run_event(run: Any, action: str) -> None:
 def creation_payload(run: Any) -> dict[str, Any]:
     """Build the payload of "run.create"."""
     return {
-        "slug_digest": slug_digest(run.slug),
         "owner": str(run.owner_id),
         "parent": run.parent_id and str(run.parent_id),
         "report_every": run.report_every,

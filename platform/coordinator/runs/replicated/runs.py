@@ -47,14 +47,13 @@ class RunDraftEdited(Message):
     """The owner edited the draft.
 
     `content_digest` is that of slug, name and draft. `text_id` is random and changes whenever
-    another text must be prepared; a manifest names it. The slug follows the draft's name; an event
-    without `slug_digest` keeps the slug of the creation.
+    another text must be prepared; a manifest names it. The slug follows the draft's name.
     """
 
     version: int = Field(ge=0, lt=1 << 31)
     content_digest: Digest
     text_id: str = Field(pattern=r"^[0-9a-f]{16}$")
-    slug_digest: Digest | None = None
+    slug_digest: Digest
 
 
 class RunJoinPolicyChanged(Message):
@@ -71,7 +70,6 @@ class RunJoinPolicyChanged(Message):
 class RunCreated(Message):
     """Somebody created a draft."""
 
-    slug_digest: Digest
     owner: Id
     parent: Id | None = None
     report_every: float = Field(ge=0.2, le=3600, allow_inf_nan=False)
@@ -162,14 +160,13 @@ def fold(facts: Sequence[Fact]) -> State | None:
     archived = [payload.at for payload in _payloads_of(facts, "archive")]
     extra_tokens = sum(payload.tokens for payload in _payloads_of(facts, "extend"))
     return {
-        "slug_digest": draft.slug_digest or created.slug_digest,
         "slug_claim": _slug_claim(creation, draft.slug_digest, facts),
         "owner": created.owner,
         "parent": created.parent,
         "report_every": created.report_every,
         "quorum": created.quorum,
         "created": created.created.isoformat(),
-        **draft.model_dump(exclude={"slug_digest"}),
+        **draft.model_dump(),
         "join_policy": policy.model_dump(),
         "manifest": _fold_manifest(_payloads_of(facts, "post_manifest"), draft, launch),
         "launch_requested": bool(_payloads_of(facts, "request_launch")),
@@ -196,13 +193,13 @@ def _highest_version(creation: Fact, first: Any, facts: Sequence[Fact], action: 
     return max(versions, key=lambda item: item[:2])[2]
 
 
-def _slug_claim(creation: Fact, slug_digest: str | None, facts: Sequence[Fact]) -> list[Any]:
+def _slug_claim(creation: Fact, slug_digest: str, facts: Sequence[Fact]) -> list[Any]:
     """Return clock and id of the first event that claims this slug."""
     claims = [
         fact for fact in facts if fact.action == "edit" and fact.payload.slug_digest == slug_digest
     ]
-    created_with_it = slug_digest in (None, creation.payload.slug_digest)
-    first = creation if created_with_it or not claims else min(claims, key=lambda f: f.order_key)
+    created_with_it = creation.payload.draft.slug_digest == slug_digest
+    first = creation if created_with_it else min(claims, key=lambda fact: fact.order_key)
     return [first.hlc, str(first.id)]
 
 
