@@ -709,7 +709,9 @@ def main() -> None:
     )
     parser.add_argument("--line", action="append", choices=LINES, help="for time to a loss")
     parser.add_argument(
-        "--without-delay", action="store_true", help="what pipelines gain; with --only pipelines"
+        "--without-delay",
+        action="store_true",
+        help="lines that delay nothing; for --only pipelines",
     )
     parser.add_argument("--output", type=Path, default=BUILD / "findings.json")
     parser.add_argument("--docs", action="store_true", help="write the plots of the document")
