@@ -126,7 +126,33 @@ class Update(Message):
         return [part for part in self.fragments if part.size]
 
 
+class ChannelProof(Message):
+    """A machine's statement that it is at one end of a TLS connection.
+
+    Attributes:
+        certificate: digest of the certificate that the listening machine showed.
+        peer: key of the machine at the other end.
+        nonce: that the other machine chose for this connection.
+    """
+
+    certificate: Digest
+    peer: PublicKey
+    nonce: Digest
+
+
 # ---- messages between peers ------------------------------------------------------------------
+
+
+class ChannelGreeting(Message):
+    """The first frame of a TLS connection, from both sides; a `ChannelProof` follows.
+
+    Attributes:
+        key: the sender's, not proven yet.
+        nonce: 32 random bytes in hex, which the other machine's proof must contain.
+    """
+
+    key: PublicKey
+    nonce: Digest
 
 
 class Peer(Message):

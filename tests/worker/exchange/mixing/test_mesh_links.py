@@ -59,8 +59,9 @@ async def pair(uplink):
     links = MeshLinks(membership, 8, len(STATE), uplink=uplink)
     links.start()
     transport = network.transport(NEIGHBOUR)
+    channels = transport.add_protocol("mixing")
     await transport.start()
-    channel = await transport.connect(members[0])
+    channel = await channels.connect(members[0])
     await wait_for(lambda: links.neighbours() == [NEIGHBOUR])
     yield links, channel
     await asyncio.to_thread(links.stop)
@@ -140,7 +141,7 @@ async def test_request_for_weights_is_repeated_over_a_newer_channel(pair):
     fetching = asyncio.create_task(asyncio.to_thread(links.fetch_state, NEIGHBOUR, TIMEOUT))
     await receive_until(channel, FrameKind.STATE_REQUEST)
     # Both machines have dialled: the newer channel replaces the one that took the request.
-    newer = await channel.owner.connect(Peer(key=KEY, addresses=[]))
+    newer = await channel.owner.connect_for("mixing", Peer(key=KEY, addresses=[]))
     await receive_until(newer, FrameKind.STATE_REQUEST)
     for piece in pieces(step=7):
         await newer.send(piece)

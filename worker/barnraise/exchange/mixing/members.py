@@ -74,6 +74,7 @@ class FixedMembership:
         """
         self.key = transport.key
         self._transport = transport
+        self._channels = transport.add_protocol("mixing")
         self._members = {peer.key: peer for peer in members if peer.key != transport.key}
 
     async def open(self) -> None:
@@ -90,11 +91,11 @@ class FixedMembership:
 
     async def connect(self, peer: Peer) -> Channel:
         """Dial a machine; see `MeshMembership.connect`."""
-        return await self._transport.connect(peer)
+        return await self._channels.connect(peer)
 
     async def accept(self) -> Channel:
         """Return the next channel; see `MeshMembership.accept`."""
-        return await self._transport.accept()
+        return await self._channels.accept()
 
     async def admit(self, channel: Channel, dialled: bool) -> None:
         """Admit the machines of the list; see `MeshMembership.admit`."""

@@ -1,8 +1,9 @@
 """Connect every machine of a mixing run to every other one, on an event loop.
 
-It uses the transports of the exchange of updates (`exchange/network/transport.py`): iroh, where
-a channel's other end has proven its key. Who is a member, and how one proves it, is decided by
-`members.py`. All channels of the mesh share this machine's uplink.
+It uses a protocol of its own over the transport of the exchange of updates
+(`exchange/network/transport.py`), where a channel's other end has proven its key. Who is a member,
+and how one proves it, is decided by `members.py`. All channels of the mesh share this machine's
+uplink.
 """
 
 import asyncio

@@ -15,14 +15,15 @@ import iroh
 
 from barnraise.exchange.network import iroh_binding  # noqa: F401  (it replaces two functions)
 from barnraise.exchange.network.addresses import network_of, port_of, version_of
+from barnraise.exchange.network.incoming_limits import ConnectionRates, IncomingLimits
 from barnraise.exchange.network.local_addresses import LocalAddresses
-from barnraise.exchange.network.pending_pool import PendingPool
 from barnraise.exchange.network.port_mapping import find_home_network, remove_iroh_mapping
-from barnraise.exchange.network.rate_limit import TokenBuckets
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
+from barnraise.exchange.network.tls_endpoint import TlsEndpoint
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 from barnraise.protocol.mirror_list import DEFAULT_RELAYS, is_allowed_relay, is_relay_url
+from barnraise.protocol.signing import Identity
 from barnraise.protocol.types import MAX_ADDRESSES
 
 log = logging.getLogger("barnraise.exchange")
@@ -38,10 +39,11 @@ _HANDSHAKE_TIMEOUT = 5.0  # seconds until an incoming connection must be establi
 _STREAM_TIMEOUT = 2.0  # seconds after that until its stream must be open
 _PROBE_SECONDS = 5.0  # until a machine that is probed must have answered
 _MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
-# Incoming connections that are being established; the oldest makes room for the newest.
-_MAX_PENDING = {"address": 4, "network": 16, "all": 64}
-_CONNECTS_PER_SECOND = {"address": 2.0, "network": 16.0}  # accepted on average
-_CONNECTS_BURST = {"address": 16.0, "network": 64.0}
+_INCOMING_RATES = ConnectionRates(
+    pending={"address": 4, "network": 16, "all": 64},
+    per_second={"address": 2.0, "network": 16.0},
+    burst={"address": 16.0, "network": 64.0},
+)
 
 
 class IrohTransport:
@@ -72,14 +74,9 @@ class IrohTransport:
         self._local = LocalAddresses()
         self._relays: tuple[str, ...] = ()
         # ALPN → channels of that protocol that wait for `accept`
-        self._incoming: dict[bytes, asyncio.Queue[IrohChannel]] = {
-            ALPN: asyncio.Queue(_MAX_UNACCEPTED)
-        }
-        self._pending: PendingPool[asyncio.Task[None]] = PendingPool(_MAX_PENDING)
-        self._connects = {
-            kind: TokenBuckets(rate, _CONNECTS_BURST[kind])
-            for kind, rate in _CONNECTS_PER_SECOND.items()
-        }
+        self._incoming: dict[bytes, asyncio.Queue[Channel]] = {ALPN: asyncio.Queue(_MAX_UNACCEPTED)}
+        self._tls = TlsEndpoint(Identity(secret), self._offer)
+        self._limits: IncomingLimits[asyncio.Task[None]] = IncomingLimits(_INCOMING_RATES)
         self._repeats = RepeatedWarnings(log)
         self._tasks: set[asyncio.Task] = set()
         self.probes_received = 0
@@ -91,6 +88,10 @@ class IrohTransport:
         for bound in self._endpoint.bound_sockets():
             self._ports[version_of(bound)] = port_of(bound)
         self._spawn(self._accept_connections(self._endpoint))
+        try:
+            self._tls.listen(self._endpoint.bound_sockets())
+        except OSError as error:
+            log.warning("peers in this network connect by UDP alone, which is slower: %s", error)
 
     async def _listen(self) -> iroh.Endpoint:
         """Bind the sockets.
@@ -147,11 +148,20 @@ class IrohTransport:
         assert self._endpoint is None, "protocols are added before `start`"
         alpn = f"barnraise/{name}/1".encode()
         self._incoming[alpn] = asyncio.Queue(_MAX_UNACCEPTED)
+        self._tls.add_protocol(alpn)
         return IrohProtocol(self, alpn)
 
     async def connect(self, peer: Peer) -> Channel:
         """Dial a peer; see `Transport.connect`."""
         return await self.connect_for(ALPN, peer)
+
+    async def connect_by_tcp(self, alpn: bytes, peer: Peer) -> Channel:
+        """Dial a peer for a protocol that was added, at its addresses' TCP ports.
+
+        Raises:
+            ChannelClosedError: When it does not answer there.
+        """
+        return await self._tls.connect(alpn, peer)
 
     async def connect_for(self, alpn: bytes, peer: Peer) -> Channel:
         """Dial a peer for a protocol, by its ALPN; see `Transport.connect`."""
@@ -197,7 +207,7 @@ class IrohTransport:
     @property
     def pending_connections(self) -> int:
         """Count the incoming connections that are being established."""
-        return len(self._pending)
+        return len(self._limits)
 
     async def accept(self) -> Channel:
         """Return the next channel that another peer opened."""
@@ -210,34 +220,24 @@ class IrohTransport:
     async def _accept_connections(self, endpoint: iroh.Endpoint) -> None:
         """Accept connections, a bounded number for each address and network.
 
-        A bare connection costs memory and a task, so the bounds come before a connection is
-        accepted. While many are pending, an address proves first that it receives what is sent to
-        it (QUIC's Retry): a false sender address then costs nothing and takes nobody's place.
+        While many are pending, an address proves first that it receives what is sent to it (QUIC's
+        Retry): a false sender address then costs nothing and takes nobody's place.
         """
         while (incoming := await endpoint.accept_next()) is not None:
             address = await _sender_address(incoming)
-            groups = {"address": address, "network": network_of(address)}
             is_validated = await incoming.remote_addr_validated()
-            is_busy = len(self._pending) >= _MAX_PENDING["all"] // 4
-            if is_busy and not is_validated:
+            now = asyncio.get_running_loop().time()
+            if self._limits.is_busy and not is_validated:
                 await _end_incoming(incoming.retry)
-            elif not self._may_connect(groups, is_validated):
-                network = groups["network"]
+            elif not self._limits.try_connect(address, now, is_validated):
+                network = network_of(address)
                 self._repeats.warn(network, "ignored connections from %s: too many", network)
                 await _end_incoming(incoming.ignore)
             else:
                 task = self._spawn(self._accept_connection(incoming))
-                task.add_done_callback(self._pending.discard)
-                for oldest in self._pending.add(task, groups):
+                task.add_done_callback(self._limits.discard)
+                for oldest in self._limits.add(task, address):
                     oldest.cancel()
-
-    def _may_connect(self, groups: dict[str, str], is_validated: bool) -> bool:
-        """Return whether an address and its network have not connected too often."""
-        now = asyncio.get_running_loop().time()
-        return all(
-            self._connects[kind].try_consume(f"{name} {is_validated}", 1, now)
-            for kind, name in groups.items()
-        )
 
     async def _accept_connection(self, incoming: iroh.Incoming) -> None:
         """Finish one QUIC handshake, in a task of its own so that a slow dialler delays nobody."""
@@ -265,7 +265,11 @@ class IrohTransport:
         if channel is None:
             return
         assert connection is not None
-        incoming_channels = self._incoming[bytes(connection.alpn())]
+        self._offer(bytes(connection.alpn()), channel)
+
+    def _offer(self, alpn: bytes, channel: Channel) -> None:
+        """Pass an incoming channel to `accept`."""
+        incoming_channels = self._incoming[alpn]
         if incoming_channels.full():
             channel.close("too many connections at once")
         else:
@@ -284,11 +288,16 @@ class IrohTransport:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tls.close()
         await self._endpoint.close()
 
 
 class IrohProtocol:
-    """Open and accept the channels of one protocol of an endpoint that others use too."""
+    """Open and accept the channels of one protocol of an endpoint that others use too.
+
+    Its channels go over TLS and TCP where the peer answers there, as in one LAN or cluster, and
+    over QUIC elsewhere.
+    """
 
     def __init__(self, transport: IrohTransport, alpn: bytes) -> None:
         """Use the endpoint of `transport`, which its owner starts and closes."""
@@ -298,7 +307,11 @@ class IrohProtocol:
 
     async def connect(self, peer: Peer) -> Channel:
         """Dial a peer; see `Transport.connect`."""
-        return await self._transport.connect_for(self._alpn, peer)
+        try:
+            return await self._transport.connect_by_tcp(self._alpn, peer)
+        except ChannelClosedError as error:
+            log.debug("%s", error)
+            return await self._transport.connect_for(self._alpn, peer)
 
     async def accept(self) -> Channel:
         """Return the next channel that another peer opened for this protocol."""

@@ -1,8 +1,8 @@
 """Define what the exchange needs of a network: channels of frames between peers.
 
 A channel carries whole frames of at most `MAX_FRAME_BYTES` bytes, in order, to a peer whose key the
-transport's handshake has proven. `iroh_transport.IrohTransport` implements this over QUIC,
-`memory_transport.MemoryTransport` for tests.
+transport's handshake has proven. `iroh_transport.IrohTransport` implements this over QUIC, and over
+TLS for the protocols that are added, `memory_transport.MemoryTransport` for tests.
 """
 
 from collections.abc import Sequence
