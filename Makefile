@@ -91,7 +91,7 @@ audit: setup
 drill-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/exchange/drill_exchange.py $(if $(QUICK),--quick)
 
-# Measure against DDP, pipelines, decent-dp, hivemind and torchft on shaped lines: 90 to 110 minutes; as root on Linux. QUICK=1: ten.
+# Measure against DDP, pipelines, decent-dp, hivemind and torchft on shaped lines: 90 minutes, 110 in slow hours; as root on Linux. QUICK=1: ten.
 # It installs the external systems into build/field. DOCS=1 writes the plots of docs/benchmarks/exchange.md.
 .PHONY: bench-exchange
 bench-exchange: .venv/.installed
