@@ -11,7 +11,10 @@ from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.pacing.round_schedule import (
     COMPRESSION_LADDER,
     DEFAULT_SCHEME,
+    HEADER_BYTES,
+    HEADER_SHARE,
     UPLINK_SHARE,
+    RoundSchedule,
     choose_schedule,
     fit_to_uplink,
 )
@@ -39,7 +42,7 @@ def required_rate(
     pushes: int,
 ) -> float:
     """Return the bytes per second that send each update within its round."""
-    return pushes * scheme.payload_size(parameters) / (steps * step_seconds)
+    return pushes * (scheme.payload_size(parameters) + HEADER_BYTES) / (steps * step_seconds)
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
@@ -76,10 +79,10 @@ def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
     schemes = [rung.scheme for rung in COMPRESSION_LADDER]
     index = schemes.index(schedule.scheme)
     for denser in COMPRESSION_LADDER[:index]:
-        size = pushes * denser.scheme.payload_size(parameters)
+        size = pushes * (denser.scheme.payload_size(parameters) + HEADER_BYTES)
         assert size > bytes_per_step * denser.max_steps
     if COMPRESSION_LADDER[index].min_steps < schedule.steps < MAX_STEPS:
-        size = pushes * schedule.scheme.payload_size(parameters)
+        size = pushes * (schedule.scheme.payload_size(parameters) + HEADER_BYTES)
         assert size > bytes_per_step * (schedule.steps - 1)
 
 
@@ -136,3 +139,21 @@ def test_fit_to_uplink_home_line_and_lan_examples():
     assert fast.scheme.dense and fast.steps <= 40
     assert slow.steps * 0.8 * 20e6 / 8 >= 3 * slow.scheme.payload_size(124_000_000)
     assert math.isclose(lan.scheme.bits_per_parameter, 2, rel_tol=0.01)
+
+
+@given(st.floats(100, 1e6), SECONDS, PUSHES)
+def test_headers_of_a_rounds_parts_use_a_tenth_of_a_slow_uplink(link, seconds, pushes):
+    alone = fit_to_uplink(budget(link), seconds, 200_000, pushes)
+    round_seconds = alone.steps * seconds
+    whole = RoundSchedule(
+        alone.steps,
+        alone.scheme,
+        ends_at=round_seconds,
+        period=round_seconds,
+        min_part_seconds=alone.min_part_seconds,
+    )
+    streamed = whole.with_streaming((50_000,) * 4, 0.0, 0.0)
+    headers = pushes * HEADER_BYTES * streamed.updates_per_round
+    assert streamed.updates_per_round == 1 or headers <= (
+        HEADER_SHARE * budget(link) * round_seconds * (1 + 1e-9)
+    )

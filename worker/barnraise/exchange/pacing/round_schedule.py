@@ -5,12 +5,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.pacing.streaming import StreamingSchedule, fit_to_round
+from barnraise.exchange.pacing.streaming import MIN_PART_SECONDS, StreamingSchedule, fit_to_round
 from barnraise.spec import AUTO, Recipe
 
 UPLINK_SHARE = 0.8  # of the uplink that updates may use
 MAX_STRETCH = 1.5  # times the planned steps that a round ending by the clock may take
 DEFAULT_SCHEME = QuantizationScheme.parse("dense2")  # while the uplink is not measured yet
+# Bytes of an update's signed header, of a model with a few fragments. Only where models and uplinks
+# are tiny do headers count: each part of a round has one.
+HEADER_BYTES = 2500
+HEADER_SHARE = 0.1  # of what updates may use of the uplink that the headers of parts may use
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class RoundSchedule:
         ends_at: When the clock ends the round, or its next part; inf if `steps` ends it.
         period: The length of the round in seconds; inf if `steps` ends it.
         streaming: The parts of the round; None if it is published at once.
+        min_part_seconds: The shortest part of a round: shorter ones would fill the uplink with
+            their headers.
         last_published_at: When this machine published last.
     """
 
@@ -55,6 +61,7 @@ class RoundSchedule:
     ends_at: float = math.inf
     period: float = math.inf
     streaming: StreamingSchedule | None = None
+    min_part_seconds: float = MIN_PART_SECONDS
     last_published_at: float = 0.0
 
     def is_over(self, steps: int, now: float) -> bool:
@@ -88,7 +95,7 @@ class RoundSchedule:
             last_published_at: When this machine published last, in seconds since 1970.
             now: The time in seconds since 1970.
         """
-        streaming = fit_to_round(sizes, self.period, self.steps)
+        streaming = fit_to_round(sizes, self.period, self.steps, self.min_part_seconds)
         if math.isinf(self.period) or len(streaming.ends) == 1:
             return self
         return replace(
@@ -140,11 +147,12 @@ def fit_to_uplink(
 
     A round lasts as long as its update takes to send, so its steps must satisfy
 
-        H ≥ p · B / (R · t)
+        H ≥ p · (B + h) / (R · t)
 
         H   steps of the round                    result
         p   copies that this machine sends        `pushes`
         B   bytes of an update                    `scheme.payload_size(parameters)`
+        h   bytes of its header                   HEADER_BYTES
         R   bytes per second that updates may use `allowed`
         t   seconds of a step                     `step_seconds`
 
@@ -165,11 +173,16 @@ def fit_to_uplink(
             tokens.
     """
     bytes_per_step = max(allowed * step_seconds, 1e-9)
+    header_seconds = pushes * HEADER_BYTES / max(allowed, 1e-9)
+    min_part_seconds = max(MIN_PART_SECONDS, header_seconds / HEADER_SHARE)
+    chosen, chosen_steps = COMPRESSION_LADDER[-1], max_steps
     for level in COMPRESSION_LADDER:
-        steps = math.ceil(pushes * level.scheme.payload_size(parameters) / bytes_per_step)
+        update_bytes = level.scheme.payload_size(parameters) + HEADER_BYTES
+        steps = math.ceil(pushes * update_bytes / bytes_per_step)
         if steps <= min(level.max_steps, max_steps):
-            return RoundSchedule(min(max_steps, max(steps, level.min_steps)), level.scheme)
-    return RoundSchedule(max_steps, COMPRESSION_LADDER[-1].scheme)
+            chosen, chosen_steps = level, min(max_steps, max(steps, level.min_steps))
+            break
+    return RoundSchedule(chosen_steps, chosen.scheme, min_part_seconds=min_part_seconds)
 
 
 def align_with_peers(
@@ -204,4 +217,6 @@ def align_with_peers(
         period = 2.0 ** round(math.log2(alone.steps * typical_step_seconds))
     steps = max(1, min(int(max_steps / MAX_STRETCH), round(period / step_seconds)))
     ends_at = period * (math.floor(now / period) + 1)
-    return RoundSchedule(steps, alone.scheme, ends_at, period)
+    return RoundSchedule(
+        steps, alone.scheme, ends_at, period, min_part_seconds=alone.min_part_seconds
+    )

@@ -77,13 +77,16 @@ def split_evenly(sizes: tuple[int, ...], max_parts: int) -> StreamingSchedule:
     return StreamingSchedule((*ends, 1.0), (*parts, range(first, len(sizes))))
 
 
-def fit_to_round(sizes: tuple[int, ...], seconds: float, steps: int) -> StreamingSchedule:
+def fit_to_round(
+    sizes: tuple[int, ...], seconds: float, steps: int, min_part_seconds: float = MIN_PART_SECONDS
+) -> StreamingSchedule:
     """Split a round into parts that are long enough; a single part if there is no room for two.
 
     Args:
         sizes: The elements of each fragment.
         seconds: The length of the round.
         steps: The steps of the round.
+        min_part_seconds: The shortest part.
     """
-    parts = int(min(MAX_PARTS, seconds / MIN_PART_SECONDS, steps / MIN_PART_STEPS))
+    parts = int(min(MAX_PARTS, seconds / min_part_seconds, steps / MIN_PART_STEPS))
     return split_evenly(sizes, max(1, parts))
