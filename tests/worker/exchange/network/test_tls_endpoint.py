@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import socket
 import ssl
@@ -15,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from helpers.stream_pieces import split_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,13 +137,9 @@ def test_frames_arrive_whole_however_tcp_splits_them(sizes, piece_sizes):
         async with machines(LISTENER) as (listener,):
             _, writer = await open_proven_stream(listener)
             accepted = await listener.accept()
-            sent = 0
-            for size in itertools.cycle(piece_sizes):
-                if sent >= len(stream):
-                    break
-                writer.write(stream[sent : sent + size])
+            for piece in split_stream(stream, piece_sizes):
+                writer.write(piece)
                 await writer.drain()
-                sent += size
             assert [await asyncio.wait_for(accepted.receive(), 10) for _ in frames] == frames
 
     asyncio.run(send_in_pieces())

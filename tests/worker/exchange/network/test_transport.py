@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import itertools
 import time
 
 import iroh
 import pytest
+from helpers.stream_pieces import split_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -172,12 +172,8 @@ def test_frames_arrive_whole_however_the_stream_is_split(sizes, piece_sizes):
         try:
             dialled, accepted = await open_channel(a, b)
             stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
-            sent = 0
-            for size in itertools.cycle(piece_sizes):
-                if sent >= len(stream):
-                    break
-                await dialled.send_stream.write_all(stream[sent : sent + size])
-                sent += size
+            for piece in split_stream(stream, piece_sizes):
+                await dialled.send_stream.write_all(piece)
             assert [await asyncio.wait_for(accepted.receive(), 10) for _ in frames] == frames
             assert accepted.bytes_received == len(stream) + len(b"hello") + 4
         finally:

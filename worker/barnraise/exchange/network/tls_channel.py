@@ -3,10 +3,10 @@
 In a LAN or a cluster this costs an eighth of the CPU time of QUIC through iroh's Python binding,
 whose events cost more than the bytes (docs/benchmarks/exchange.md).
 
-Before each frame stand its kind (1 byte) and its length (4 bytes, big-endian). TLS 1.3 encrypts,
-with a certificate that the listening machine made for this start. Which machines are at the ends is
-proven in the first frames: each machine chooses a nonce, and signs the other one's nonce and key
-together with the certificate's digest. A machine between the two would have another certificate.
+A frame on the wire is preceded by its kind (1 byte) and its length (4 bytes, big-endian). TLS 1.3
+encrypts the connection; the listening machine creates a certificate at each start. Both machines
+prove their keys in the first frames: each one chooses a nonce, and signs the other one's nonce and
+key together with the certificate's digest. A machine between them would have another certificate.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ PROOF_SECONDS = 5.0  # in which both machines must have proven their keys
 MAX_PROOF_BYTES = 4096  # of one frame until then
 READ_BYTES = 1 << 18  # read at once; as many may wait to be read, and to be sent
 KEEP_ALIVE_SECONDS = 10.0  # between two frames that show that this machine is there
-SILENCE_SECONDS = 30.0  # without a byte, after which the other machine has vanished
+SILENCE_SECONDS = 30.0  # without a byte, after which the other machine counts as gone
 CLOSE_SECONDS = 2.0  # for which the last frames may travel
 _HEADER = struct.Struct(">BI")  # kind, length
 

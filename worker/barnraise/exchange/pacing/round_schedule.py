@@ -51,8 +51,8 @@ class RoundSchedule:
         ends_at: When the clock ends the round, or its next part; inf if `steps` ends it.
         period: The length of the round in seconds; inf if `steps` ends it.
         streaming: The parts of the round; None if it is published at once.
-        min_part_seconds: The shortest part of a round: shorter ones would fill the uplink with
-            their headers.
+        min_part_seconds: The seconds of the shortest part: the headers of shorter parts would fill
+            the uplink.
         last_published_at: When this machine published last.
     """
 

@@ -86,7 +86,7 @@ def fit_to_round(
         sizes: The elements of each fragment.
         seconds: The length of the round.
         steps: The steps of the round.
-        min_part_seconds: The shortest part.
+        min_part_seconds: The length of the shortest part.
     """
     parts = int(min(MAX_PARTS, seconds / min_part_seconds, steps / MIN_PART_STEPS))
     return split_evenly(sizes, max(1, parts))
