@@ -63,6 +63,7 @@ from barnraise.spec import RunSpec
 log = logging.getLogger("barnraise.exchange")
 
 MAX_BLOB_BYTES = 1 << 26  # of a blob that is fetched by digest alone
+MIN_UPDATE_SHARE = 0.1  # of the uplink that updates have at least, however many messages there are
 REPAIR_TIMEOUT = 20.0  # seconds for the peers to replace what is damaged here
 
 ShouldStop = Callable[[], bool]  # asked now and then by calls that block
@@ -454,7 +455,9 @@ class Exchange:
             streaming: Whether fragments may be published one after the other during the round.
         """
         uplink = self.server.uplink
-        uplink_rate = min(uplink.measured_rate or math.inf, uplink.rate)
+        # Messages do not wait, and updates have what they leave.
+        capacity = min(uplink.measured_rate or math.inf, uplink.rate)
+        uplink_rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
         self._round_schedule = self._estimates.plan_round(
             rate, uplink_rate, time.monotonic(), self._clock(), streaming
         )
@@ -496,8 +499,8 @@ class Exchange:
     # ---- peers, tickets, verdicts, mirror lists
 
     def set_uplink_limit(self, bytes_per_second: float) -> None:
-        """Limit the rate of payloads, shared fairly among peers; inf sets no limit."""
-        self.server.uplink.limit(bytes_per_second)
+        """Limit the rate of what is sent, shared fairly among peers; inf sets no limit."""
+        self.server.set_uplink_limit(bytes_per_second)
 
     def add_peers(self, peers: list[Peer]) -> None:
         """Add peers that a coordinator names."""

@@ -326,6 +326,11 @@ class PeerServer:
         self.gossip.membership.add_peers(peers, self._loop.time())
         self.wake()
 
+    def set_uplink_limit(self, bytes_per_second: float) -> None:
+        """Limit what is sent; inf sets no limit. Safe from any thread."""
+        self.uplink.limit(bytes_per_second)
+        self.gossip.set_uplink(bytes_per_second)
+
     def set_progress(self, rate: float, complete: bool) -> None:
         """Publish our tokens per second, and whether we publish no further update."""
         self.gossip.set_progress(rate, complete)

@@ -1,9 +1,11 @@
 """Tests of gossip, membership and requests as pure state machines, in simulated time."""
 
 import itertools
+import math
 import time
 
 import hypothesis.strategies as st
+import pytest
 from helpers.simulated_swarm import Simulation, author_of, connected_gossip, key_of, peer_state
 from hypothesis import given, settings
 
@@ -330,6 +332,37 @@ def test_states_that_are_due_soon_are_sent_with_one_that_is_due():
     assert me.next_actions(9.9) == []
     sent = [action.to for action in me.next_actions(10.0) if isinstance(action, g.SendState)]
     assert sent == [key_of(2), key_of(3)]  # the third is due later than the slack
+
+
+def count_states(uplink: float) -> int:
+    """Count the States that a machine with three links sends in ten minutes without news."""
+    me = connected_gossip(1, 2, 3, 4)
+    me.set_uplink(uplink)
+    sent = 0
+    for second in range(600):
+        for link in me.links.values():
+            link.last_received_at = float(second)
+        for action in me.next_actions(float(second)):
+            if isinstance(action, g.SendState):
+                me.build_state(action.to, float(second))
+                sent += 1
+    return sent
+
+
+def test_states_use_little_of_an_uplink_that_is_limited_to_little():
+    unlimited = count_states(math.inf)
+    assert unlimited == pytest.approx(3 * 600 / g.STATE_INTERVAL, rel=0.2)
+    assert count_states(1e6) == pytest.approx(unlimited, rel=0.05)
+    slow = 2500.0
+    expected = g.STATE_SHARE * slow * 600
+    assert count_states(slow) * g.STATE_BYTES == pytest.approx(expected, rel=0.25)
+    slowest = count_states(1.0)
+    assert slowest == pytest.approx(3 * 600 / g.MAX_STATE_INTERVAL, rel=0.25)
+
+
+def test_states_are_sent_before_a_peer_takes_the_link_for_dead():
+    longest = 1.25 * g.MAX_STATE_INTERVAL
+    assert longest <= 0.75 * g.PEER_TIMEOUT, "a State may be late by seconds on a full line"
 
 
 def test_state_calls_for_actions_only_if_it_brings_news():

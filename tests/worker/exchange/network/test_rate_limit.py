@@ -9,6 +9,7 @@ from hypothesis import given
 
 from barnraise.exchange.network.rate_limit import (
     METER_WINDOW,
+    MIN_WAIT,
     TURN_SECONDS,
     FairShare,
     Meter,
@@ -115,3 +116,27 @@ async def test_fair_share_measures_capacity_only_while_sending(monkeypatch):
                 now += 0.01
         now += 0.3  # nobody sends
     assert share.measured_rate == pytest.approx(1e6), "two senders share the capacity"
+
+
+async def test_messages_take_from_what_waits_for_the_uplink(monkeypatch):
+    share, sent = FairShare(100_000.0), []
+    loop = asyncio.get_running_loop()
+    started_at = loop.time()
+    share.record_message(30_000)
+    share.record_message(20_000)
+    await send_frames(share, "a", [1000], sent)
+    assert loop.time() - started_at >= 0.5 - MIN_WAIT, "the messages' bytes have gone out first"
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    for _ in range(int(2 * METER_WINDOW)):
+        now += 1.0
+        share.record_message(300)
+    assert share.message_rate == pytest.approx(300.0)
+
+
+async def test_messages_on_an_unlimited_uplink_delay_nothing():
+    share, sent = FairShare(), []
+    share.record_message(10**12)
+    async with asyncio.timeout(5):
+        await send_frames(share, "a", [1000] * 3, sent)
+    assert sent == ["a"] * 3

@@ -11,6 +11,7 @@ from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.pacing.round_schedule import (
     COMPRESSION_LADDER,
     DEFAULT_SCHEME,
+    FIRST_UPDATE_SECONDS,
     HEADER_BYTES,
     HEADER_SHARE,
     UPLINK_SHARE,
@@ -113,11 +114,27 @@ def test_choose_schedule_auto_codec_fits_the_uplink(link, seconds, parameters, p
 def test_choose_schedule_unknown_uplink_uses_the_recipes_rounds():
     auto = Recipe(codec="auto", round_steps=7)
     assert choose_schedule(auto, 1000, math.inf, 1.0, 1, MAX_STEPS).steps == 7
-    assert choose_schedule(auto, 1000, 1e6, None, 1, MAX_STEPS).steps == 7
     assert choose_schedule(auto, 1000, math.inf, 1.0, 1, MAX_STEPS).scheme == DEFAULT_SCHEME
     assert choose_schedule(auto, 1000, math.inf, None, 1, 3).steps == 3, (
         "the round must not exceed the tokens that an update may contain"
     )
+
+
+@given(LINKS, PARAMETERS, PUSHES)
+def test_choose_schedule_first_update_does_not_fill_a_known_uplink(link, parameters, pushes):
+    """Before the first step nobody knows how long a round lasts."""
+    auto = Recipe(codec="auto", round_steps=7)
+    schedule = choose_schedule(auto, parameters, link, None, pushes, MAX_STEPS)
+    assert schedule.steps == 7
+
+    def seconds(scheme: QuantizationScheme) -> float:
+        return pushes * scheme.payload_size(parameters) / budget(link)
+
+    schemes = [level.scheme for level in COMPRESSION_LADDER]
+    denser = schemes[: schemes.index(schedule.scheme)]
+    assert all(seconds(scheme) > FIRST_UPDATE_SECONDS for scheme in denser)
+    if schedule.scheme != SMALLEST_SCHEME:
+        assert seconds(schedule.scheme) <= FIRST_UPDATE_SECONDS * (1 + 1e-9)
 
 
 def test_fit_to_uplink_dead_link_gets_smallest_and_longest():

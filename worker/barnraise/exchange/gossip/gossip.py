@@ -34,6 +34,10 @@ from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
 from barnraise.protocol.messages import Peer, PeerState
 
 STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
+# The same where the uplink is limited to little. With a quarter more it is below PEER_TIMEOUT.
+MAX_STATE_INTERVAL = 12.0
+STATE_BYTES = 600.0  # of a State of a few authors, with the transport's own bytes
+STATE_SHARE = 0.1  # of a limited uplink that States use at most, up to MAX_STATE_INTERVAL
 MIN_STATE_INTERVAL = 2.0  # seconds between two States to a peer when something changes for it
 FULL_STATE_INTERVAL = 30.0  # seconds between two States with everything, ± a quarter
 PEER_TIMEOUT = 20.0  # seconds without a message after which a peer is disconnected
@@ -195,14 +199,15 @@ class LinkState:
     complete: bool = False
     has_state: bool = False
 
-    def is_state_due(self, now: float, slack: float = 0.0) -> bool:
+    def is_state_due(self, now: float, min_interval: float, slack: float = 0.0) -> bool:
         """Return whether this peer is to be sent a State.
 
         Args:
             now: The time in seconds.
+            min_interval: Seconds between two States when something changes.
             slack: Seconds by which a State without news may be early.
         """
-        has_news = self.has_news and now >= self.last_state_at + MIN_STATE_INTERVAL
+        has_news = self.has_news and now >= self.last_state_at + min_interval
         return has_news or now + slack >= self.next_state_at or bool(self.to_decline)
 
     def is_eager_for(self, author: str) -> bool:
@@ -269,8 +274,13 @@ class Gossip:
         self._agreement: dict[str, int] = {}
         self._agreement_expires_at = -math.inf
         self._random = random.Random(seed)
+        self._uplink = math.inf  # bytes per second
 
     # ---- events: this machine
+
+    def set_uplink(self, bytes_per_second: float) -> None:
+        """Set what this machine may send; inf: as much as it can. Safe from any thread."""
+        self._uplink = bytes_per_second
 
     def start(self, vector: dict[str, int], pruned: dict[str, int], now: float) -> None:
         """Start, or start again, from what the ledger holds; from now on, request missing updates.
@@ -662,7 +672,9 @@ class Gossip:
         self._pushes = []
         links = list(self.links.values())
         # One State alone wakes the thread as often as one to each peer.
-        slack = STATE_SLACK if any(link.is_state_due(now) for link in links) else 0.0
+        min_interval = self._min_state_interval
+        is_any_due = any(link.is_state_due(now, min_interval) for link in links)
+        slack = STATE_SLACK if is_any_due else 0.0
         for link in links:
             actions += self._link_actions(link, now, slack)
         for key in self.membership.choose_goodbyes(self.links, now):
@@ -693,11 +705,11 @@ class Gossip:
         elif link.leaving_since is not None and now >= link.leaving_since + GOODBYE_TIMEOUT:
             actions.append(CloseLink(link.key, "it did not leave after a goodbye"))
             link.leaving_since = now
-        if link.is_state_due(now, slack):
+        if link.is_state_due(now, self._min_state_interval, slack):
             actions.append(SendState(link.key))
             link.last_state_at = now
             link.has_news = False
-            link.next_state_at = now + STATE_INTERVAL * (0.75 + self._random.random() / 2)
+            link.next_state_at = now + self.state_interval * (0.75 + self._random.random() / 2)
         if now >= link.next_peers_at:
             link.next_peers_at = now + PEERS_INTERVAL
             if peers := self.membership.peers_to_share(link.key, self.links):
@@ -730,11 +742,26 @@ class Gossip:
         for link in self.links.values():
             times += [link.last_received_at + PEER_TIMEOUT, link.next_state_at, link.next_peers_at]
             if link.has_news:
-                times.append(link.last_state_at + MIN_STATE_INTERVAL)
+                times.append(link.last_state_at + self._min_state_interval)
         times += [incoming.deadline for incoming in self.requests.incoming.values()]
         if (probe_fails_at := self.authors.next_wakeup()) is not None:
             times.append(probe_fails_at)
         return max(now, min(times))
+
+    @property
+    def state_interval(self) -> float:
+        """Return the seconds between two States to a peer when nothing changes, on average.
+
+        Where the uplink is limited to a few kilobytes per second, States would fill it: there they
+        are sent less often.
+        """
+        seconds = len(self.links) * STATE_BYTES / (STATE_SHARE * max(self._uplink, 1.0))
+        return min(MAX_STATE_INTERVAL, max(STATE_INTERVAL, seconds))
+
+    @property
+    def _min_state_interval(self) -> float:
+        """Return the seconds between two States to a peer when something changes for it."""
+        return MIN_STATE_INTERVAL * self.state_interval / STATE_INTERVAL
 
     def build_state(self, key: str, now: float) -> PeerState | None:
         """Build our next State to this peer, and record its contents as sent.

@@ -213,7 +213,7 @@ class Connection:
             ChannelClosedError: When the connection has ended.
         """
         writers = [
-            asyncio.create_task(self._write_messages(sources.compose_state)),
+            asyncio.create_task(self._write_messages(sources)),
             asyncio.create_task(self._write_payloads(sources)),
         ]
         try:
@@ -222,18 +222,24 @@ class Connection:
             for writer in writers:
                 writer.cancel()
 
-    async def _write_messages(self, compose_state: Callable[[], PeerState | None]) -> None:
+    async def _write_messages(self, sources: FrameSources) -> None:
+        """Send messages as soon as the channel takes them: they do not wait for the uplink."""
         while True:
             while self._messages:
-                await self._send(pack(self._messages.popleft()))
+                await self._send_message(self._messages.popleft(), sources.uplink)
             if self._state_due:
                 self._state_due = False
-                state = compose_state()
+                state = sources.compose_state()
                 if state is not None:
-                    await self._send(pack(state))
+                    await self._send_message(state, sources.uplink)
                 continue
             self._message_waits.clear()
             await self._message_waits.wait()
+
+    async def _send_message(self, message: Message, uplink: FairShare) -> None:
+        frame = pack(message)
+        uplink.record_message(len(frame))
+        await self._send(frame)
 
     async def _write_payloads(self, sources: FrameSources) -> None:
         """Send updates, blobs and bytes of tests in turn, one piece at a time."""

@@ -103,7 +103,8 @@ class FairShare:
     Senders have turns in the order in which they began to wait. A turn ends with a transfer, or
     after TURN_SECONDS. So peers get small updates whole and one after the other: were they sent to
     all at once, all of them would have the update only when the last one has it. A sender whose
-    peer reads too slowly to use its turn loses it.
+    peer reads too slowly to use its turn loses it. Messages do not wait; what they take is missing
+    for what waits.
     """
 
     def __init__(self, rate: float = math.inf) -> None:
@@ -117,6 +118,8 @@ class FairShare:
         self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
         self._bytes = 0.0  # sent while somebody was sending, fading
         self._seconds = 0.0  # of those bytes, fading
+        self._messages = Meter()
+        self._message_bytes = 0  # sent without waiting for a turn
 
     @property
     def rate(self) -> float:
@@ -131,6 +134,18 @@ class FairShare:
     def limit(self, rate: float) -> None:
         """Set the limit, in bytes per second. Safe to call from another thread."""
         self._bucket.rate = rate
+
+    def record_message(self, size: int) -> None:
+        """Record a message of `size` bytes that went out without waiting for a turn."""
+        now = asyncio.get_running_loop().time()
+        self._bucket.consume(size, now)
+        self._message_bytes += size
+        self._messages.update(self._message_bytes, now)
+
+    @property
+    def message_rate(self) -> float:
+        """Bytes per second that messages have taken lately."""
+        return self._messages.rate
 
     @property
     def measured_rate(self) -> float:

@@ -11,6 +11,8 @@ from barnraise.spec import AUTO, Recipe
 UPLINK_SHARE = 0.8  # of the uplink that updates may use
 MAX_STRETCH = 1.5  # times the planned steps that a round ending by the clock may take
 DEFAULT_SCHEME = QuantizationScheme.parse("dense2")  # while the uplink is not measured yet
+# In which the first update is sent, where the uplink is known and the first step's time is not.
+FIRST_UPDATE_SECONDS = 30.0
 # Bytes of an update's signed header, of a model with a few fragments. Only where models and uplinks
 # are tiny do headers count: each part of a round has one.
 HEADER_BYTES = 2500
@@ -117,8 +119,9 @@ def choose_schedule(
     """Choose a machine's next round without regard to its peers.
 
     A recipe with a fixed codec sets it. With "auto" the uplink does; updates may use
-    UPLINK_SHARE; until the uplink and the first step have been measured, rounds are as long as the
-    recipe says and updates use DEFAULT_SCHEME.
+    UPLINK_SHARE. Until the uplink has been measured, rounds are as long as the recipe says and
+    updates use DEFAULT_SCHEME. Where the uplink is known and the first step's time is not, a round
+    is as long too, and its update takes FIRST_UPDATE_SECONDS if any scheme allows that.
 
     Args:
         recipe: The run's recipe.
@@ -131,8 +134,13 @@ def choose_schedule(
     """
     if recipe.codec != AUTO:
         return RoundSchedule(recipe.round_steps, QuantizationScheme.parse(recipe.codec))
-    if math.isinf(uplink) or step_seconds is None:
+    if math.isinf(uplink):
         return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
+    if step_seconds is None:
+        budget = UPLINK_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
+        schemes = [level.scheme for level in COMPRESSION_LADDER]
+        fits = [scheme for scheme in schemes if scheme.payload_size(parameters) <= budget]
+        return RoundSchedule(min(recipe.round_steps, max_steps), [*fits, schemes[-1]][0])
     return fit_to_uplink(UPLINK_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
 
 
