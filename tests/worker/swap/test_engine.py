@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ from helpers.plans import (
 )
 
 from barnraise.errors import MemoryShortageError
+from barnraise.exchange.compression import codec
 from barnraise.exchange.compression.codec import encode
+from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.spec import UNIT_BITS
 from barnraise.swap.engine import Engine
@@ -166,7 +169,8 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new
         replicas_after = weights_of(engine)
         for i, (payload, units) in enumerate(parts):
             prediction = np.float32(scale * (seq + 2) * (i + 1) / count)
-            start = anchors[i].astype(np.float32) * np.float32(2.0**-26) - momentum[i] * prediction
+            begin = (anchors[i] - feedback[i]).astype(np.float32) * np.float32(2.0**-26)
+            start = begin - momentum[i] * prediction
             delta = weight * (start - replicas[i])
             momentum[i] = momentum[i] * np.float32(0.6) + delta
             outer = (momentum[i] * np.float32(0.6) + delta) * np.float32(0.7)
@@ -184,10 +188,8 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new
             assert np.array_equal(after["momentum"][i], momentum[i])
             assert np.array_equal(after["feedback"][i], feedback[i])
             assert np.array_equal(after["anchor"][i], anchors[i] + expected_units.numpy())
-            expected_replica = (
-                units_to_float(torch.from_numpy(after["anchor"][i])).numpy()
-                - momentum[i] * prediction
-            )
+            next_begin = (after["anchor"][i] - feedback[i]).astype(np.float32)
+            expected_replica = next_begin * np.float32(2.0**-26) - momentum[i] * prediction
             assert np.array_equal(replicas_after[i], expected_replica)
             if decay == 1.0:
                 assert np.array_equal(feedback[i] - published_sum[i], step_sum[i]), (
@@ -195,6 +197,47 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new
                 )
         assert engine.round_tokens == 0
     assert any(f.any() for f in feedback), "this test needs a lossy codec"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_residual_is_in_the_replica_until_it_is_published(kind, new_engine):
+    """What a round has learnt is not learnt, and sent, again while it waits to be sent."""
+    engine = new_engine(kind, outer_momentum=0.0)
+    sparse = partial(codec.encode, scheme=QuantizationScheme.parse("top64x4"))
+    initial = exchange_state(engine, "anchor")
+    engine.step([sample_text()])
+    engine.flush()
+    learnt = progress_of(engine)
+    list(engine.end_round(sparse, 0.5))
+    residual = exchange_state(engine, "feedback")
+    for i, anchor in enumerate(exchange_state(engine, "anchor")):
+        total = units_to_float(residual[i] - (anchor - initial[i]))
+        expected = 0.5 * RECIPE.outer_rate * learnt[i]
+        torch.testing.assert_close(total, expected, rtol=1e-5, atol=2e-8)
+    for round_number in range(3):
+        before = exchange_state(engine, "anchor")
+        engine.step([sample_text(seed=round_number)], rate_scale=0.0)
+        list(engine.end_round(sparse, 0.5))
+        for i, units in enumerate(exchange_state(engine, "feedback")):
+            change = exchange_state(engine, "anchor")[i] - before[i]
+            # The update is −C(e), so the anchor moves by what the residual loses.
+            assert change.any() and torch.equal(units - change, residual[i]), (
+                "a round that learns nothing publishes a part of the residual"
+            )
+            residual[i] = units
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reset_round_begins_at_the_anchor_with_the_residual(kind, new_engine):
+    engine = new_engine(kind)
+    train_round(engine)
+    engine.step([sample_text()])
+    engine.reset_round()
+    assert any(units.any() for units in exchange_state(engine, "feedback"))
+    assert not any(left.any() for left in progress_of(engine))
+    engine.reset_feedback()
+    assert not any(units.any() for units in exchange_state(engine, "feedback"))
+    assert not any(left.any() for left in progress_of(engine))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -382,11 +425,11 @@ def test_prediction_is_dropped_with_the_round_and_with_the_momentum(kind, drop, 
 
 
 def progress_of(engine: Engine) -> list[torch.Tensor]:
-    """Return the anchor minus the replica, for each fragment."""
-    replicas = weights_of(engine)
+    """Return the anchor with the residual minus the replica, for each fragment."""
+    anchors, residuals = (exchange_state(engine, kind) for kind in ("anchor", "feedback"))
     return [
-        units_to_float(units) - replica
-        for units, replica in zip(exchange_state(engine, "anchor"), replicas, strict=True)
+        units_to_float(anchor - residual) - replica
+        for anchor, residual, replica in zip(anchors, residuals, weights_of(engine), strict=True)
     ]
 
 
@@ -400,8 +443,8 @@ def test_evaluate_is_equal_on_every_machine_with_the_same_anchor(kind, new_engin
     assert two.evaluate(held_out) == before, "only the replica has moved"
     two.queue_updates(update)
     assert one.evaluate(held_out) == two.evaluate(held_out) != before
-    one.reset_round()
-    # After the reset, the replica is the anchor.
+    one.reset_feedback()
+    # Without a residual, the replica is the anchor.
     losses = [one.step([batch], rate_scale=0.0).loss for batch in held_out]
     assert one.evaluate(held_out) == pytest.approx((8 * losses[0] + 3 * losses[1]) / 11, rel=1e-6)
 

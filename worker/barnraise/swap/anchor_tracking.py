@@ -21,7 +21,7 @@ from barnraise.spec import UNIT_BITS
 from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, STEP_BOUND
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import StateStore
-from barnraise.swap.tiles import Tiles
+from barnraise.swap.tiles import Tile, Tiles
 
 
 class AnchorTracking:
@@ -75,3 +75,9 @@ class AnchorTracking:
             )
             record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
             self._store.store_tile("anchor", i, tile.number, record)
+
+    def round_start(self, tile: Tile) -> Tensor:
+        """Return the anchor at a tile, fp32 [n], for a replica that begins there."""
+        scratch = self._tile_scratch(ANCHOR_SCRATCH)
+        record = self._store.load_tile("anchor", tile.fragment, tile.number, scratch)
+        return units_to_float(record[: 4 * tile.size].view(torch.int32))

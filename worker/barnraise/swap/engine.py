@@ -424,11 +424,12 @@ class Engine:
         `commit`. With `fragments` given, a pending step counts towards their next round, so that it
         may stay pending.
 
-            Δ ← w · (anchor − g · m − replica)
+            Δ ← w · (anchor − e − g · m − replica)
             m ← μ · m + Δ
             s = η · (Δ + μ · m)
             e ← round(β · e) + round(s / unit)
             update = −C(e), e ← e − C(e)
+            replica ← anchor − e − g · m
 
         w: `weight`; g: the fragment's prediction; m: outer momentum; μ: `recipe.outer_momentum`;
         η: `recipe.outer_rate`; e: error feedback; β: `recipe.feedback_decay`; C: `encode`. The two
@@ -537,17 +538,17 @@ class Engine:
 
     @torch.no_grad()
     def reset_round(self) -> None:
-        """Set the replica to the anchor; drop what the round has learnt, and the prediction."""
+        """Set the replica to where a round begins; drop what this one has learnt.
+
+        The replica becomes the anchor with this machine's residual, and without a prediction.
+        """
         self._pending = None
         self.replica_resets += 1
         self._target_prediction = self.progress.prediction
         self.apply_queued()
-        scratch = self.buffers.tile_scratch(1)
         for i in range(len(self.fragments)):
             for tile in self._tiles.iterate(i, reads=False):
-                record = self.store.load_tile("anchor", i, tile.number, scratch)
-                units = record[: 4 * tile.size].view(torch.int32)
-                tile.set_master(units_to_float(units))
+                tile.set_master(self._outer_optimizer.round_start(tile))
         self.executor.invalidate_cached_weights()
         self._target_prediction = self._no_prediction
         self.progress = replace(self.progress, round_tokens=0, prediction=self._no_prediction)
@@ -558,9 +559,10 @@ class Engine:
         """Set the error feedback to zero.
 
         For a ledger that holds an own update newer than the saved feedback, whose residual that
-        update may already contain.
+        update may already contain. The round is dropped: its replica was ahead by the feedback.
         """
         self.store.clear("feedback")
+        self.reset_round()
 
     def reset_momentum(self) -> None:
         """Set the outer momentum to zero after an update that it followed was retracted.
@@ -690,10 +692,8 @@ class Engine:
             )
             self.executor.mean_gradients.clear()
             self.reset_round()
-        elif invalid and any(self.progress.prediction):
-            self.reset_round()  # the replica is ahead by multiples of a momentum that may be lost
         elif invalid:
-            self.commit()
+            self.reset_round()  # the replica is ahead by a residual and a momentum that are lost
         self.executor.invalidate_cached_weights()
 
     def state_dict(self) -> dict[str, Tensor]:

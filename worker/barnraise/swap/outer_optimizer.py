@@ -1,11 +1,17 @@
 """The outer optimizer (DiLoCo, Douillard et al. 2023, arXiv:2311.08105) with error feedback.
 
 It turns what a round has learnt into an update, and sets the replica to where the next round
-begins. Outer momentum and error feedback are the author's own. While updates of others are in
-flight, the replica is ahead of the anchor by a prediction of them: a fragment's `prediction` times
-this machine's momentum, which is what the machine itself publishes when it goes on as before. The
-anchor never contains a prediction, and neither does an update, because the prediction is subtracted
-again.
+begins. Outer momentum and error feedback are the author's own.
+
+The replica is ahead of the anchor by two things that no peer has. The first is the residual: what
+this machine has learnt and not sent, because the update was compressed. If the replica began at the
+anchor instead, it would learn the same again, and both would be sent in the end. With a compression
+that sends few values the sum would overshoot (docs/exchange.md gives the losses). CHOCO-SGD
+(Koloskova et al. 2019, arXiv:1902.00340, algorithm 2) has the same property: a machine's own model
+contains what its compressed messages leave out. The second, while updates of others are in flight,
+is a prediction of them: a fragment's `prediction` times this machine's momentum, which is what the
+machine itself publishes when it goes on as before. The anchor never contains either, and neither is
+sent twice, because both are subtracted again when the round ends.
 """
 
 from collections.abc import Callable
@@ -16,7 +22,7 @@ from torch import Tensor
 from barnraise.spec import UNIT_BITS, Recipe
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import StateStore
-from barnraise.swap.tiles import Tiles
+from barnraise.swap.tiles import Tile, Tiles
 
 # Units, 16.0: far beyond what an update may hold, and far enough below int32's end that a sum
 # cannot wrap.
@@ -64,9 +70,12 @@ class OuterOptimizer:
             anchor = self._load("anchor", i, t, ANCHOR_SCRATCH)[: 4 * n].view(torch.int32)
             momentum_record = self._load("momentum", i, t, MOMENTUM_SCRATCH)
             momentum = momentum_record[: 4 * n].view(torch.float32)
+            feedback_record = self._load("feedback", i, t, FEEDBACK_SCRATCH)
+            feedback = feedback_record[: 4 * n].view(torch.int32)
 
-            # Δ = w · (anchor − g · m − replica)
-            start = predicted_start(anchor, momentum, prediction)
+            # Δ = w · (anchor − e − g · m − replica)
+            begin_units = torch.sub(anchor, feedback, out=values[tile.begin : tile.end])
+            start = predicted_start(begin_units, momentum, prediction)
             delta = start.sub_(tile.host_master()).mul_(weight)
             assert torch.isfinite(delta).all(), (
                 f"the replica of {store.plan.fragments[i].name} is not finite"
@@ -78,8 +87,6 @@ class OuterOptimizer:
             step = momentum.mul(recipe.outer_momentum).add_(delta).mul_(recipe.outer_rate)
 
             # e ← round(β · e) + round(s / unit); `apply_published` stores the residual
-            feedback_record = self._load("feedback", i, t, FEEDBACK_SCRATCH)
-            feedback = feedback_record[: 4 * n].view(torch.int32)
             accumulate_feedback(feedback, step, recipe.feedback_decay)
             torch.neg(feedback, out=values[tile.begin : tile.end])
 
@@ -88,7 +95,7 @@ class OuterOptimizer:
 
         Args:
             i: the fragment's index.
-            values: int32 [n], what `accumulate` returned.
+            values: int32 [n], what `accumulate` returned; overwritten.
             units: int32 [n], what of it the update holds.
             prediction: by how many momenta the replica is to be ahead of the anchor.
         """
@@ -106,12 +113,21 @@ class OuterOptimizer:
             anchor = anchor_record[: 4 * n].view(torch.int32).add_(published)
             store.store_tile("anchor", i, t, anchor_record)
 
+            # replica ← anchor − e − g · m
+            begin_units = torch.sub(anchor, residual, out=values[tile.begin : tile.end])
             if prediction:
                 momentum_record = self._load("momentum", i, t, FEEDBACK_SCRATCH)
                 momentum = momentum_record[: 4 * n].view(torch.float32)
-                tile.set_master(predicted_start(anchor, momentum, prediction))
+                tile.set_master(predicted_start(begin_units, momentum, prediction))
             else:
-                tile.set_master(units_to_float(anchor))
+                tile.set_master(units_to_float(begin_units))
+
+    def round_start(self, tile: Tile) -> Tensor:
+        """Return where a tile's replica begins without a prediction, fp32 [n]: anchor − e."""
+        i, t, n = tile.fragment, tile.number, tile.size
+        anchor = self._load("anchor", i, t, ANCHOR_SCRATCH)[: 4 * n].view(torch.int32)
+        feedback = self._load("feedback", i, t, FEEDBACK_SCRATCH)[: 4 * n].view(torch.int32)
+        return units_to_float(anchor - feedback)
 
     def _load(self, kind: str, i: int, t: int, scratch: int) -> Tensor:
         return self._store.load_tile(kind, i, t, self._tile_scratch(scratch))
@@ -123,9 +139,15 @@ class OuterOptimizer:
         return self._tile_scratch(MOMENTUM_SCRATCH)[: self._store.plan.record_bytes("feedback", n)]
 
 
-def predicted_start(anchor: Tensor, momentum: Tensor, prediction: float) -> Tensor:
-    """Return where a replica begins, fp32 [n]: anchor (int32 units) − prediction · momentum."""
-    start = units_to_float(anchor)
+def predicted_start(units: Tensor, momentum: Tensor, prediction: float) -> Tensor:
+    """Return where a replica begins, fp32 [n].
+
+    Args:
+        units: int32 [n], the anchor minus the residual.
+        momentum: fp32 [n], this machine's outer momentum.
+        prediction: by how many momenta the replica is ahead of that.
+    """
+    start = units_to_float(units)
     return start.sub_(momentum * prediction) if prediction else start
 
 

@@ -693,7 +693,6 @@ class Worker:
             # The ledger has a newer update of this machine than the saved state: that update may
             # already contain the residual, and it contains what the round had learnt.
             self.engine.reset_feedback()
-            self.engine.reset_round()
 
     def _initial_fragments(self) -> Iterator[Tensor]:
         """Yield the fragments, int32 [n], with which the run begins."""
