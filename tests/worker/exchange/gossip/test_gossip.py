@@ -360,6 +360,16 @@ def test_states_use_little_of_an_uplink_that_is_limited_to_little():
     assert slowest == pytest.approx(3 * 600 / g.MAX_STATE_INTERVAL, rel=0.25)
 
 
+def test_gossip_remembers_which_peers_had_ended_their_part():
+    me = connected_gossip(1, 2, 3)
+    me.on_state(key_of(2), peer_state({}, complete=True), 0.0)
+    for number in (2, 3):
+        me.on_disconnected(key_of(number), 1.0)
+    assert [*me.ended] == [key_of(2)]
+    me.on_connected(key_of(2), 2.0)
+    assert not me.ended
+
+
 def test_states_are_sent_before_a_peer_takes_the_link_for_dead():
     longest = 1.25 * g.MAX_STATE_INTERVAL
     assert longest <= 0.75 * g.PEER_TIMEOUT, "a State may be late by seconds on a full line"

@@ -59,6 +59,7 @@ class FakeGossip:
 
     def __init__(self):
         self.links: dict[str, LinkState] = {}
+        self.ended: dict[str, None] = {}
 
     def link(
         self, author: str, rate: float = 100.0, volunteer: str = "", connected_at: float = 0.0
@@ -319,3 +320,42 @@ def test_plan_round_streams_strategy_splits_the_aligned_round():
     )
     assert second.ends_at > first.ends_at
     assert set(second.fragments_due(second.ends_at)) in map(set, second.streaming.parts)
+
+
+# ---- peers that are lost
+
+
+def test_machine_that_loses_all_peers_at_once_keeps_its_share():
+    """It is most likely cut off itself, and they train on."""
+    gossip, estimates = two_peers()
+    assert estimates.training_share(100.0, 0.0) == pytest.approx(1 / 3)
+    assert estimates.training_share(100.0, 31.0) == pytest.approx(1 / 3)
+    gossip.links.clear()
+    assert estimates.training_share(100.0, 60.0) == pytest.approx(1 / 3)
+    shares = [estimates.training_share(100.0, 10.0**exponent) for exponent in range(2, 6)]
+    assert shares == sorted(shares) and shares[-1] > 0.99, "they are likelier to be gone"
+
+
+def test_peers_that_said_goodbye_or_pause_do_not_count_once_lost():
+    gossip, estimates = two_peers()
+    for now in (0.0, 31.0):
+        estimates.training_share(100.0, now)
+    gossip.links.clear()
+    ben, cleo = (author.partition(".")[0] for author in (BEN, CLEO))
+    gossip.ended[ben] = None
+    assert estimates.training_share(100.0, 60.0) == pytest.approx(1 / 2)
+    paused = gossip.link(CLEO, rate=0.0)
+    paused.has_state = True
+    assert estimates.training_share(100.0, 75.0) == 1.0
+    del gossip.links[cleo]
+    gossip.ended[cleo] = None
+    assert estimates.training_share(100.0, 75.0) == 1.0
+
+
+def test_peer_that_said_goodbye_does_not_count_by_its_last_rounds():
+    gossip, estimates = two_peers()
+    ben = BEN.partition(".")[0]
+    del gossip.links[ben]
+    assert estimates.training_share(100.0, 31.0) == pytest.approx(1 / 3)
+    gossip.ended[ben] = None
+    assert estimates.training_share(100.0, 31.0) == pytest.approx(1 / 2)

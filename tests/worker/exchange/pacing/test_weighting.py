@@ -14,6 +14,7 @@ from barnraise.exchange.pacing.weighting import (
     GRACE_SECONDS,
     MAX_EXCESS,
     MIN_ROUND_FRACTION,
+    LostPeers,
     PeerClaim,
     RoundHistory,
     contribution_factors,
@@ -179,3 +180,25 @@ def test_backlog_that_arrives_at_once_counts_over_its_stated_time():
     for n in range(5):
         history.record_round(100.0 + n / 100, 500, stated_at=1000.0 + 10 * n)
     assert history.measured_rate(100.05) == 50.0
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.floats(1.0, 1e6), min_size=1),
+    st.floats(0, 1e5),
+    st.floats(0, 1e6),
+)
+def test_lost_peers_count_in_full_for_as_long_as_they_trained(rates, together, alone):
+    lost = LostPeers()
+    assert lost.rate((), 50.0) == 0.0, "there were none"
+    lost.on_peers(rates, 100.0)
+    lost.on_peers({**rates, "idle": 0.0}, 100.0 + together)
+    now = 100.0 + together + alone
+    total = sum(rates.values())
+    counted = lost.rate((), now)
+    assert 0 <= counted <= total * (1 + 1e-9)
+    if alone <= 0.999 * together:
+        assert counted == pytest.approx(total)
+    else:
+        assert counted * alone == pytest.approx(total * together, rel=1e-2, abs=1e-6 * total)
+    assert lost.rate((), now + 10.0) <= counted * (1 + 1e-9), "they are likelier to be gone"
+    assert lost.rate(rates, now) == 0.0, "they said that they do not train"

@@ -49,6 +49,7 @@ AGREEMENT_SECONDS = 1.0  # for which it is not computed again what most voluntee
 MAX_DECLINED = 200  # pushes declined in one State
 RATE_TOLERANCE = 0.2  # relative change of the training rate that need not be sent at once
 STATE_SLACK = 1.5  # seconds by which a State is early, to be sent together with another one
+MAX_ENDED = 4096  # peers that are remembered to have ended their part
 MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
 
 
@@ -245,6 +246,8 @@ class Gossip:
         anchor_digests: Digest of a version vector → digest of our anchor there, for the last few
             vectors.
         links: The connected peers by key.
+        ended: The peers whose links are gone and who had said that they publish no further update
+            (an ordered set).
         authors: The authors that exist for this machine.
         membership: The peers that this machine knows.
         requests: The updates that are missing or on their way.
@@ -267,6 +270,7 @@ class Gossip:
         self.complete = False
         self.anchor_digests: dict[str, str] = {}
         self.links: dict[str, LinkState] = {}
+        self.ended: dict[str, None] = {}
         self.authors = AuthorRegister()
         self.membership = PartialView(key, seed, volunteer)
         self.requests = RequestScheduler(seed)
@@ -420,6 +424,7 @@ class Gossip:
             claimed: The addresses that the peer reports of itself.
         """
         self.requests.on_disconnected(key)
+        self.ended.pop(key, None)
         meeting = meeting or Meeting()
         eager = sum(link.eager for link in self.links.values()) < MIN_EAGER_LINKS
         self.links[key] = LinkState(
@@ -436,6 +441,10 @@ class Gossip:
     def on_disconnected(self, key: str, now: float) -> None:
         """Record that the link to this peer is gone."""
         link = self.links.pop(key, None)
+        if link is not None and link.complete:
+            self.ended[key] = None
+            if len(self.ended) > MAX_ENDED:
+                del self.ended[next(iter(self.ended))]
         self.requests.on_disconnected(key)
         self.authors.on_disconnected(key)
         said_goodbye = link is not None and link.leaving_since is not None

@@ -20,6 +20,7 @@ from barnraise.exchange.pacing.round_schedule import (
     choose_schedule,
 )
 from barnraise.exchange.pacing.weighting import (
+    LostPeers,
     PeerClaim,
     RoundHistory,
     contribution_factors,
@@ -39,11 +40,16 @@ MAX_VOLUNTEERS = 4096  # volunteers whose first link is remembered, by its time
 
 
 class LinkTable(Protocol):
-    """The connected peers by key. Another thread changes the mapping."""
+    """The connected peers by key. Another thread changes the mappings."""
 
     @property
     def links(self) -> Mapping[str, LinkState]:
         """Return the connected peers by key."""
+        ...
+
+    @property
+    def ended(self) -> Mapping[str, None]:
+        """Return the peers that are gone and had said that they publish no further update."""
         ...
 
 
@@ -79,6 +85,7 @@ class PeerEstimates:
         # for each fragment, training tokens of our last update of it
         self._published_tokens = [0] * len(self._sizes)
         self._last_published_at = 0.0  # seconds since 1970
+        self._lost_peers = LostPeers()
 
     def on_update_received(self, update: Update, now: float) -> None:
         """Record that the training loop received an update, at `now` in seconds."""
@@ -103,11 +110,20 @@ class PeerEstimates:
     def training_share(self, rate: float, now: float) -> float:
         """Return this machine's share of all training, in (0, 1]; 1 when it is alone.
 
+        Peers that were lost without a goodbye count on for a while, see `LostPeers`.
+
         Args:
             rate: Tokens per second at which this machine trains.
             now: The time in seconds.
         """
-        return training_share(rate, [*self._credible_rates(rate, now).values()])
+        rates = self._credible_rates(rate, now)
+        if any(rates.values()):
+            self._lost_peers.on_peers(rates, now)
+            return training_share(rate, [*rates.values()])
+        links = dict(self._link_table.links).values()
+        idle = {link.key for link in links if link.has_state and (link.complete or not link.rate)}
+        lost = self._lost_peers.rate(idle | {*self._link_table.ended}, now)
+        return training_share(rate, [*rates.values(), lost] if lost else [*rates.values()])
 
     def describe_low_share(self, rate: float, now: float) -> str | None:
         """Return why this machine hardly counts; None if it does count.
@@ -226,8 +242,9 @@ class PeerEstimates:
         claims = {
             key: self._claim(key, link, now) for key, link in links.items() if not link.complete
         }
+        ended = self._link_table.ended
         for key, history in self._histories.items():
-            if key not in links and history.measured_rate(now):
+            if key not in links and key not in ended and history.measured_rate(now):
                 volunteer = self._other_volunteer(history.volunteer)
                 claims[key] = PeerClaim(volunteer, measured=history.measured_rate(now))
         grace = grace_seconds(self._recipe.round_steps * self._step_tokens / rate if rate else 0.0)

@@ -7,11 +7,14 @@ at all, three machines that start together would each count for the whole.
 
 The tokens that rounds state are no proof either. Volunteers whose updates do not agree with the
 updates of others count for less (`contribution.py` measures the agreement).
+
+A machine that loses all others at once is most likely cut off itself, and they train on. What it
+publishes meanwhile is added to what they publish, so it must not count for the whole (`LostPeers`).
 """
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 MAX_EXCESS = 1.5  # times the measured rate that an announced rate counts at most
@@ -223,6 +226,44 @@ def training_share(own_rate: float, rates: Sequence[float]) -> float:
     if own_rate <= 0:
         return 1.0 / (1 + len(rates))
     return own_rate / (own_rate + sum(rates))
+
+
+@dataclass
+class LostPeers:
+    """How fast others trained when the last of them was lost.
+
+    A machine without peers counts them in full for as long as they had trained together, and less
+    and less from then on, as it becomes likelier that they are gone. If they are, this machine's
+    updates are smaller than they could be for a while. If they were not counted and come back, the
+    changes of both sides would add up, instead of averaging, to twice as much and more.
+
+    Attributes:
+        rates: Tokens per second of each that trained, by key.
+        met_at: Since when at least one of them trained, in seconds.
+        lost_at: When one of them trained last, in seconds.
+    """
+
+    rates: dict[str, float] = field(default_factory=dict[str, float])
+    met_at: float = 0.0
+    lost_at: float = 0.0
+
+    def on_peers(self, rates: Mapping[str, float], now: float) -> None:
+        """Record at which tokens per second others train now; at least one does."""
+        if not self.rates:
+            self.met_at = now
+        self.rates = {key: rate for key, rate in rates.items() if rate > 0}
+        self.lost_at = now
+
+    def rate(self, idle: Collection[str], now: float) -> float:
+        """Return at how many tokens per second they count now.
+
+        Args:
+            idle: Keys of those that have said that they do not train.
+            now: The time in seconds.
+        """
+        total = sum(rate for key, rate in self.rates.items() if key not in idle)
+        together, alone = self.lost_at - self.met_at, now - self.lost_at
+        return total if alone <= together else total * together / alone
 
 
 def is_low_share(share: float, rates: Sequence[float]) -> bool:
