@@ -295,9 +295,15 @@ def _poison_engine(worker: Worker) -> None:
     honest_end_round = worker.engine.end_round
 
     def end_round(
-        encode: Encode, weight: float, fragments: Collection[int] | None = None
+        encode: Encode,
+        weight: float,
+        fragments: Collection[int] | None = None,
+        carries_residual: bool = False,
     ) -> Iterator[EncodedFragment]:
-        return honest_end_round(lambda values: encode(noise_like(values)), weight, fragments)
+        def encode_noise(values: torch.Tensor) -> tuple[bytes, torch.Tensor]:
+            return encode(noise_like(values))
+
+        return honest_end_round(encode_noise, weight, fragments, carries_residual)
 
     worker.engine.end_round = end_round
 

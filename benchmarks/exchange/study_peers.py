@@ -223,8 +223,14 @@ class Machine:
         return min(1.0, (self.rounds + 1) / RAMP_ROUNDS) if self.joins_at else 1.0
 
     def start_round(self, publication: Publication, missing: list[MissingUpdate]) -> None:
-        """Restart a publication's fragments from the anchor plus predictions of what is missing."""
-        start = units_to_float(self.anchor[publication.part])
+        """Restart a publication's fragments from the anchor plus what it lacks.
+
+        That is this machine's residual, and predictions of what is missing.
+        """
+        units = self.anchor[publication.part]
+        if self.case.residual_in_replica:
+            units = units - self.feedback[publication.part]
+        start = units_to_float(units)
         self.predictions = {
             key: prediction
             for key, prediction in self.predictions.items()

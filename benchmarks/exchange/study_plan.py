@@ -129,6 +129,7 @@ class StudyPlan:
             return {}
         base = self.tuned(results, "ours")
         sparse = replace(base, form="top64x2")
+        sparse_forms = ("top256x2", "top64x2", "top16x2")
         uneven = replace(base, speeds=SPEEDS)
         at_once = replace(base, streamed=False, guess="momentum")
 
@@ -139,6 +140,15 @@ class StudyPlan:
         return {
             ROUND_LENGTH: [base, *vary(base, "steps", 5, 20, 40)],
             SCHEMES: [base, *vary(base, "form", "dense8", "dense4", "top256x2", "top64x2")],
+            "the residual in the replica": [
+                base,
+                replace(base, residual_in_replica=True),
+                *(
+                    replace(base, form=form, steps=steps, residual_in_replica=True)
+                    for form in sparse_forms
+                    for steps in (10, 20, 40)
+                ),
+            ],
             "the same bytes per token": [base, replace(base, form="dense4", steps=20)],
             "decay of the error feedback": [sparse, replace(sparse, decay=0.95)],
             "outer optimizer": [
@@ -221,5 +231,6 @@ class StudyPlan:
 
     def quick_cases(self, results: Results) -> list[Case]:
         """Return one training of each kind, which shows little but that all of it runs."""
-        sparse = replace(self.long_case(results, "ours"), form="top64x2")
+        ours = self.long_case(results, "ours")
+        sparse = replace(ours, form="top64x2", residual_in_replica=True)
         return [*self.frontier(results), sparse]

@@ -19,9 +19,11 @@ from helpers.plans import (
     RECIPE,
     TINY,
     FakeUpdate,
+    engine_of,
     exchange_state,
     sample_text,
     state_digest,
+    tiny_plan,
     train_round,
     weights_of,
 )
@@ -136,10 +138,11 @@ def test_engine_same_inputs_give_the_same_bits_in_two_processes(tmp_path):
 ROUNDS = [*((kind, 0.9, 0.0) for kind in KINDS), ("resident", 1.0, 0.0), ("exact", 1.0, 0.0)]
 
 
+@pytest.mark.parametrize("carried", [(0, 0, 0), (1, 1, 0)], ids=["dense", "sparse, then dense"])
 @pytest.mark.parametrize(
     ("kind", "decay", "scale"), one_in(3, ROUNDS + [(kind, 1.0, 0.7) for kind in KINDS])
 )
-def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new_engine):
+def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, carried, new_engine):
     """Compare with numpy in fp32 and int64, written from the formulas of `Engine.end_round`."""
     engine = new_engine(kind, outer_rate=0.7, outer_momentum=0.6, feedback_decay=decay)
     count, weight = TINY.layers + 2, np.float32(0.3)
@@ -159,7 +162,8 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new
         replicas = [weights.numpy() for weights in weights_of(engine)]
         anchors = [units.numpy() for units in exchange_state(engine, "anchor")]
         parts = [
-            (part.payload, part.units.numpy().copy()) for part in engine.end_round(encode, 0.3)
+            (part.payload, part.units.numpy().copy())
+            for part in engine.end_round(encode, 0.3, None, bool(carried[seq - 1]))
         ]
         assert len(parts) == count
         after = {
@@ -169,7 +173,8 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new
         replicas_after = weights_of(engine)
         for i, (payload, units) in enumerate(parts):
             prediction = np.float32(scale * (seq + 2) * (i + 1) / count)
-            begin = (anchors[i] - feedback[i]).astype(np.float32) * np.float32(2.0**-26)
+            began_with = feedback[i] * (carried[seq - 2] if seq > 1 else 0)
+            begin = (anchors[i] - began_with).astype(np.float32) * np.float32(2.0**-26)
             start = begin - momentum[i] * prediction
             delta = weight * (start - replicas[i])
             momentum[i] = momentum[i] * np.float32(0.6) + delta
@@ -188,7 +193,8 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new
             assert np.array_equal(after["momentum"][i], momentum[i])
             assert np.array_equal(after["feedback"][i], feedback[i])
             assert np.array_equal(after["anchor"][i], anchors[i] + expected_units.numpy())
-            next_begin = (after["anchor"][i] - feedback[i]).astype(np.float32)
+            begins_with = feedback[i] * carried[seq - 1]
+            next_begin = (after["anchor"][i] - begins_with).astype(np.float32)
             expected_replica = next_begin * np.float32(2.0**-26) - momentum[i] * prediction
             assert np.array_equal(replicas_after[i], expected_replica)
             if decay == 1.0:
@@ -199,16 +205,21 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, new
     assert any(f.any() for f in feedback), "this test needs a lossy codec"
 
 
+def end_sparse_round(engine: Engine, fragments: set[int] | None = None) -> None:
+    """End a round whose update holds one value in 64, and carry the rest into the next one."""
+    sparse = partial(codec.encode, scheme=QuantizationScheme.parse("top64x4"))
+    list(engine.end_round(sparse, 0.5, fragments, carries_residual=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_residual_is_in_the_replica_until_it_is_published(kind, new_engine):
+def test_carried_residual_is_in_the_replica_until_it_is_published(kind, new_engine):
     """What a round has learnt is not learnt, and sent, again while it waits to be sent."""
     engine = new_engine(kind, outer_momentum=0.0)
-    sparse = partial(codec.encode, scheme=QuantizationScheme.parse("top64x4"))
     initial = exchange_state(engine, "anchor")
     engine.step([sample_text()])
     engine.flush()
     learnt = progress_of(engine)
-    list(engine.end_round(sparse, 0.5))
+    end_sparse_round(engine)
     residual = exchange_state(engine, "feedback")
     for i, anchor in enumerate(exchange_state(engine, "anchor")):
         total = units_to_float(residual[i] - (anchor - initial[i]))
@@ -217,7 +228,7 @@ def test_residual_is_in_the_replica_until_it_is_published(kind, new_engine):
     for round_number in range(3):
         before = exchange_state(engine, "anchor")
         engine.step([sample_text(seed=round_number)], rate_scale=0.0)
-        list(engine.end_round(sparse, 0.5))
+        end_sparse_round(engine)
         for i, units in enumerate(exchange_state(engine, "feedback")):
             change = exchange_state(engine, "anchor")[i] - before[i]
             # The update is −C(e), so the anchor moves by what the residual loses.
@@ -228,16 +239,46 @@ def test_residual_is_in_the_replica_until_it_is_published(kind, new_engine):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reset_round_begins_at_the_anchor_with_the_residual(kind, new_engine):
+def test_carried_residual_is_of_each_fragment_and_dropped_with_the_round(kind, new_engine):
     engine = new_engine(kind)
-    train_round(engine)
-    engine.step([sample_text()])
+    for seed in (3, 4):  # the first step may wait for the second one, and the second for a third
+        engine.step([sample_text(seed=seed)])
+    end_sparse_round(engine, {1, 2})
+    assert engine.progress.residual == (0.0, 1.0, 1.0, *(0.0,) * (TINY.layers - 1))
+    engine.step([sample_text(seed=1)])
     engine.reset_round()
+    assert not any(engine.progress.residual)
     assert any(units.any() for units in exchange_state(engine, "feedback"))
     assert not any(left.any() for left in progress_of(engine))
+    end_sparse_round(engine)
     engine.reset_feedback()
     assert not any(units.any() for units in exchange_state(engine, "feedback"))
     assert not any(left.any() for left in progress_of(engine))
+
+
+def test_reopened_state_on_disk_continues_with_the_residual_in_the_replica(tmp_path):
+    plan = tiny_plan("exact")
+    engine = engine_of(plan, tmp_path)
+    engine.step([sample_text()])
+    end_sparse_round(engine)
+    engine.step([sample_text(seed=1)])
+    engine.commit(closing=True)
+    before, progress = state_digest(engine), engine.progress
+    engine.close()
+    engine = engine_of(plan, tmp_path)
+    assert [*engine.progress.residual] == [*progress.residual] == [1.0] * (TINY.layers + 2)
+    assert state_digest(engine) == before
+    engine.close()
+
+
+def test_loaded_state_begins_a_round_at_the_anchor(new_engine):
+    """A checkpoint of a state in memory does not contain the replica."""
+    engine, loaded = new_engine(), new_engine()
+    engine.step([sample_text()])
+    end_sparse_round(engine)
+    loaded.load_state_dict(engine.state_dict())
+    assert not any(loaded.progress.residual) and any(engine.progress.residual)
+    assert not any(left.any() for left in progress_of(loaded))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -425,11 +466,13 @@ def test_prediction_is_dropped_with_the_round_and_with_the_momentum(kind, drop, 
 
 
 def progress_of(engine: Engine) -> list[torch.Tensor]:
-    """Return the anchor with the residual minus the replica, for each fragment."""
+    """Return where each fragment's round began, without a prediction, minus the replica."""
     anchors, residuals = (exchange_state(engine, kind) for kind in ("anchor", "feedback"))
+    shares = [int(share) for share in engine.progress.residual]
+    parts = zip(anchors, residuals, shares, weights_of(engine), strict=True)
     return [
-        units_to_float(anchor - residual) - replica
-        for anchor, residual, replica in zip(anchors, residuals, weights_of(engine), strict=True)
+        units_to_float(anchor - share * residual) - replica
+        for anchor, residual, share, replica in parts
     ]
 
 
@@ -443,8 +486,8 @@ def test_evaluate_is_equal_on_every_machine_with_the_same_anchor(kind, new_engin
     assert two.evaluate(held_out) == before, "only the replica has moved"
     two.queue_updates(update)
     assert one.evaluate(held_out) == two.evaluate(held_out) != before
-    one.reset_feedback()
-    # Without a residual, the replica is the anchor.
+    one.reset_round()
+    # After the reset, the replica is the anchor.
     losses = [one.step([batch], rate_scale=0.0).loss for batch in held_out]
     assert one.evaluate(held_out) == pytest.approx((8 * losses[0] + 3 * losses[1]) / 11, rel=1e-6)
 

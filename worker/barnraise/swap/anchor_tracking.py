@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from barnraise.spec import UNIT_BITS
-from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, STEP_BOUND
+from barnraise.swap.outer_optimizer import ANCHOR_SCRATCH, STEP_BOUND, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import StateStore
-from barnraise.swap.tiles import Tile, Tiles
+from barnraise.swap.tiles import Tiles
 
 
 class AnchorTracking:
@@ -39,14 +39,14 @@ class AnchorTracking:
         """
         self._store, self._tiles, self._tile_scratch = store, tiles, tile_scratch
 
-    def accumulate(self, i: int, values: Tensor, weight: float, prediction: float) -> None:
+    def accumulate(self, i: int, values: Tensor, weight: float, start: RoundStart) -> None:
         """Compute the way from the anchor to the replica.
 
         Args:
             i: the fragment's index.
             values: int32 [n], receives what an update without loss would hold.
             weight: this author's share of all training, 0 to 1.
-            prediction: not used: nothing in flight changes the replica.
+            start: not used: the replica does not begin at the anchor.
         """
         for tile in self._tiles.iterate(i, changes=False):
             record = self._store.load_tile(
@@ -60,14 +60,14 @@ class AnchorTracking:
             way.mul_(2.0**UNIT_BITS).round_().clamp_(-STEP_BOUND, STEP_BOUND)
             values[tile.begin : tile.end] = way.to(torch.int32)
 
-    def apply_published(self, i: int, values: Tensor, units: Tensor, prediction: float) -> None:
+    def apply_published(self, i: int, values: Tensor, units: Tensor, start: RoundStart) -> None:
         """Add the published update of fragment i to the anchor.
 
         Args:
             i: the fragment's index.
             values: not used: what the update does not hold stays a part of the difference.
             units: int32 [n], what the update holds.
-            prediction: not used.
+            start: not used.
         """
         for tile in self._tiles.iterate(i, changes=False):
             record = self._store.load_tile(
@@ -75,9 +75,3 @@ class AnchorTracking:
             )
             record[: 4 * tile.size].view(torch.int32).add_(units[tile.begin : tile.end])
             self._store.store_tile("anchor", i, tile.number, record)
-
-    def round_start(self, tile: Tile) -> Tensor:
-        """Return the anchor at a tile, fp32 [n], for a replica that begins there."""
-        scratch = self._tile_scratch(ANCHOR_SCRATCH)
-        record = self._store.load_tile("anchor", tile.fragment, tile.number, scratch)
-        return units_to_float(record[: 4 * tile.size].view(torch.int32))

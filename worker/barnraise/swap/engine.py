@@ -37,7 +37,7 @@ from barnraise.swap.executor import (
 )
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import head_loss
-from barnraise.swap.outer_optimizer import OuterOptimizer
+from barnraise.swap.outer_optimizer import OuterOptimizer, RoundStart
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.sampler import Sampler, SamplingSettings, TokenRange
 from barnraise.swap.state_store import (
@@ -155,7 +155,11 @@ class Engine:
         self._no_prediction = (0.0,) * len(self.fragments)
         saved = progress or EngineProgress()
         self._target_prediction = saved.prediction or self._no_prediction
-        self.progress = replace(saved, prediction=self._target_prediction)
+        self.progress = replace(
+            saved,
+            prediction=self._target_prediction,
+            residual=saved.residual or self._no_prediction,
+        )
         self.replica_resets = 0
         self._queued_updates: list[DecodableUpdate] = []
         self._pending: PendingUpdate | None = None
@@ -303,6 +307,7 @@ class Engine:
             optimizer_steps=before.optimizer_steps + 1,
             warmup_steps_left=max(0, before.warmup_steps_left - 1),
             prediction=before.prediction,
+            residual=before.residual,
         )
         return PendingUpdate(
             clipping=self.plan.clipping,
@@ -416,7 +421,11 @@ class Engine:
             self._pending.progress = replace(self._pending.progress, **changes)
 
     def end_round(
-        self, encode: Encode, weight: float, fragments: Collection[int] | None = None
+        self,
+        encode: Encode,
+        weight: float,
+        fragments: Collection[int] | None = None,
+        carries_residual: bool = False,
     ) -> Iterator[EncodedFragment]:
         """End the round of some fragments: compute, encode and apply this author's update.
 
@@ -424,15 +433,16 @@ class Engine:
         `commit`. With `fragments` given, a pending step counts towards their next round, so that it
         may stay pending.
 
-            Δ ← w · (anchor − e − g · m − replica)
+            Δ ← w · (anchor − r · e − g · m − replica)
             m ← μ · m + Δ
             s = η · (Δ + μ · m)
             e ← round(β · e) + round(s / unit)
             update = −C(e), e ← e − C(e)
-            replica ← anchor − e − g · m
+            replica ← anchor − r · e − g · m
 
         w: `weight`; g: the fragment's prediction; m: outer momentum; μ: `recipe.outer_momentum`;
-        η: `recipe.outer_rate`; e: error feedback; β: `recipe.feedback_decay`; C: `encode`. The two
+        η: `recipe.outer_rate`; e: error feedback; β: `recipe.feedback_decay`; C: `encode`; r: 1 if
+        the replica contains the residual, which the round before decided for this one. The two
         roundings are separate, so that with β = 1 everything sent plus the residual is exactly the
         sum of the rounded steps.
 
@@ -440,6 +450,8 @@ class Engine:
             encode: compresses int32 [n] units.
             weight: this author's share of all training, 0 to 1.
             fragments: indices of the fragments whose round ends; None ends the round of all.
+            carries_residual: whether their next round begins with what `encode` leaves out; for
+                compressions that send few values.
 
         Yields:
             For each of them in order, the encoded part, which is by then applied to the anchor and
@@ -454,14 +466,26 @@ class Engine:
         for i in due:
             with torch.no_grad():  # as a decorator it would hold a reference to the last part
                 values = self.buffers.fragment_scratch(i)
-                prediction = self.progress.prediction[i]
-                self._outer_optimizer.accumulate(i, values, weight, prediction)
+                start = self._round_start(i)
+                self._outer_optimizer.accumulate(i, values, weight, start)
                 part = EncodedFragment(i, *encode(values))
-                self._outer_optimizer.apply_published(i, values, part.units, prediction)
+                self._mark_residual(i, carries_residual)
+                start = self._round_start(i)
+                self._outer_optimizer.apply_published(i, values, part.units, start)
             yield part
             del part  # free it before the next fragment's part is allocated
         self.executor.invalidate_cached_weights()
         self._change_progress(round_tokens=0)
+
+    def _round_start(self, i: int) -> RoundStart:
+        """Return where fragment i's replica is at the beginning of a round."""
+        return RoundStart(self.progress.prediction[i], bool(self.progress.residual[i]))
+
+    def _mark_residual(self, i: int, is_in_replica: bool) -> None:
+        """Record whether fragment i's replica is to begin with this machine's residual."""
+        residual = list(self.progress.residual)
+        residual[i] = float(is_in_replica)
+        self._change_progress(residual=tuple(residual))
 
     # ---- averaging weights ---------------------------------------------------------------------
 
@@ -538,20 +562,25 @@ class Engine:
 
     @torch.no_grad()
     def reset_round(self) -> None:
-        """Set the replica to where a round begins; drop what this one has learnt.
-
-        The replica becomes the anchor with this machine's residual, and without a prediction.
-        """
+        """Set the replica to the anchor; drop what the round has learnt, and the prediction."""
         self._pending = None
         self.replica_resets += 1
         self._target_prediction = self.progress.prediction
         self.apply_queued()
+        scratch = self.buffers.tile_scratch(1)
         for i in range(len(self.fragments)):
             for tile in self._tiles.iterate(i, reads=False):
-                tile.set_master(self._outer_optimizer.round_start(tile))
+                record = self.store.load_tile("anchor", i, tile.number, scratch)
+                units = record[: 4 * tile.size].view(torch.int32)
+                tile.set_master(units_to_float(units))
         self.executor.invalidate_cached_weights()
         self._target_prediction = self._no_prediction
-        self.progress = replace(self.progress, round_tokens=0, prediction=self._no_prediction)
+        self.progress = replace(
+            self.progress,
+            round_tokens=0,
+            prediction=self._no_prediction,
+            residual=self._no_prediction,
+        )
         if self.plan.on_disk and self.store.header is not None:
             self.commit()
 
@@ -559,7 +588,7 @@ class Engine:
         """Set the error feedback to zero.
 
         For a ledger that holds an own update newer than the saved feedback, whose residual that
-        update may already contain. The round is dropped: its replica was ahead by the feedback.
+        update may already contain. The round is dropped: its replica may be ahead by the feedback.
         """
         self.store.clear("feedback")
         self.reset_round()
@@ -692,8 +721,10 @@ class Engine:
             )
             self.executor.mean_gradients.clear()
             self.reset_round()
+        elif invalid and (any(self.progress.prediction) or any(self.progress.residual)):
+            self.reset_round()  # the replica is ahead by momentum or residual, which may be lost
         elif invalid:
-            self.reset_round()  # the replica is ahead by a residual and a momentum that are lost
+            self.commit()
         self.executor.invalidate_cached_weights()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -741,6 +772,7 @@ class Engine:
             optimizer_steps=optimizer_steps,
             warmup_steps_left=warmup_steps_left,
             prediction=self._no_prediction,
+            residual=self._no_prediction,
         )
         for i in range(len(self.fragments)):
             for kind, sequence in self._exchange_state():

@@ -69,6 +69,8 @@ class EngineProgress:
         warmup_steps_left: steps that still have a reduced rate after Adam's moments were lost.
         prediction: for each fragment, by how many outer momenta the replica is ahead of the anchor,
             because updates in flight are expected to move the anchor there; empty for none.
+        residual: for each fragment, 1 if the replica is ahead of the anchor by this machine's
+            residual, else 0; empty for none.
     """
 
     position: int = 0
@@ -76,6 +78,7 @@ class EngineProgress:
     optimizer_steps: int = 0
     warmup_steps_left: int = 0
     prediction: tuple[float, ...] = ()
+    residual: tuple[float, ...] = ()
 
 
 @dataclass

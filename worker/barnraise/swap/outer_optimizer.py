@@ -3,18 +3,23 @@
 It turns what a round has learnt into an update, and sets the replica to where the next round
 begins. Outer momentum and error feedback are the author's own.
 
-The replica is ahead of the anchor by two things that no peer has. The first is the residual: what
-this machine has learnt and not sent, because the update was compressed. If the replica began at the
-anchor instead, it would learn the same again, and both would be sent in the end. With a compression
-that sends few values the sum would overshoot (docs/exchange.md gives the losses). CHOCO-SGD
-(Koloskova et al. 2019, arXiv:1902.00340, algorithm 2) has the same property: a machine's own model
-contains what its compressed messages leave out. The second, while updates of others are in flight,
-is a prediction of them: a fragment's `prediction` times this machine's momentum, which is what the
-machine itself publishes when it goes on as before. The anchor never contains either, and neither is
-sent twice, because both are subtracted again when the round ends.
+The replica may be ahead of the anchor by two things, which the anchor never contains, and which are
+subtracted again when the round ends, so that neither is sent twice.
+
+**The residual**, where the last update held only a few of its values. What an update leaves out is
+then what the machine has learnt next best. A replica that began without it would learn the same
+again, and both would be sent in the end. CHOCO-SGD (Koloskova et al. 2019, arXiv:1902.00340,
+algorithm 2) has the same property: a machine's own model contains what its messages leave out.
+After an update of all values in a few bits the residual is rounding noise. There the replica begins
+without it, at the anchor, where the next round corrects the noise of all machines
+(docs/benchmarks/exchange_study.md has the losses of both).
+
+**A prediction** of updates of others in flight: a fragment's `prediction` times this machine's
+momentum, which is what the machine itself publishes when it goes on as before.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +27,7 @@ from torch import Tensor
 from barnraise.spec import UNIT_BITS, Recipe
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import StateStore
-from barnraise.swap.tiles import Tile, Tiles
+from barnraise.swap.tiles import Tiles
 
 # Units, 16.0: far beyond what an update may hold, and far enough below int32's end that a sum
 # cannot wrap.
@@ -30,6 +35,19 @@ FEEDBACK_BOUND = 1 << 30
 STEP_BOUND = 1 << 29
 
 ANCHOR_SCRATCH, MOMENTUM_SCRATCH, FEEDBACK_SCRATCH = 1, 2, 3  # numbers of tile scratch buffers
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """Where a replica is at the beginning of a round, relative to the anchor.
+
+    Attributes:
+        prediction: by how many momenta it is ahead of the anchor.
+        has_residual: whether it is ahead of the anchor by this machine's residual, too.
+    """
+
+    prediction: float = 0.0
+    has_residual: bool = False
 
 
 class OuterOptimizer:
@@ -54,7 +72,7 @@ class OuterOptimizer:
         self._recipe, self._store, self._tiles = recipe, store, tiles
         self._tile_scratch = tile_scratch
 
-    def accumulate(self, i: int, values: Tensor, weight: float, prediction: float) -> None:
+    def accumulate(self, i: int, values: Tensor, weight: float, start: RoundStart) -> None:
         """Add what the round has learnt of fragment i to the momentum and to the error feedback.
 
         Args:
@@ -62,7 +80,7 @@ class OuterOptimizer:
             values: int32 [n], receives the negated error feedback: what an update without loss
                 would hold.
             weight: this author's share of all training, 0 to 1.
-            prediction: by how many momenta the replica was ahead of the anchor.
+            start: where the replica was at the round's beginning.
         """
         recipe, store = self._recipe, self._store
         for tile in self._tiles.iterate(i, changes=False):
@@ -73,10 +91,12 @@ class OuterOptimizer:
             feedback_record = self._load("feedback", i, t, FEEDBACK_SCRATCH)
             feedback = feedback_record[: 4 * n].view(torch.int32)
 
-            # Δ = w · (anchor − e − g · m − replica)
-            begin_units = torch.sub(anchor, feedback, out=values[tile.begin : tile.end])
-            start = predicted_start(begin_units, momentum, prediction)
-            delta = start.sub_(tile.host_master()).mul_(weight)
+            # Δ = w · (anchor − r · e − g · m − replica)
+            units = anchor
+            if start.has_residual:
+                units = torch.sub(anchor, feedback, out=values[tile.begin : tile.end])
+            origin = predicted_start(units, momentum, start.prediction)
+            delta = origin.sub_(tile.host_master()).mul_(weight)
             assert torch.isfinite(delta).all(), (
                 f"the replica of {store.plan.fragments[i].name} is not finite"
             )
@@ -90,14 +110,14 @@ class OuterOptimizer:
             accumulate_feedback(feedback, step, recipe.feedback_decay)
             torch.neg(feedback, out=values[tile.begin : tile.end])
 
-    def apply_published(self, i: int, values: Tensor, units: Tensor, prediction: float) -> None:
+    def apply_published(self, i: int, values: Tensor, units: Tensor, start: RoundStart) -> None:
         """Apply the published update of fragment i to residual, anchor and replica.
 
         Args:
             i: the fragment's index.
             values: int32 [n], what `accumulate` returned; overwritten.
             units: int32 [n], what of it the update holds.
-            prediction: by how many momenta the replica is to be ahead of the anchor.
+            start: where the replica is to be at the next round's beginning.
         """
         store = self._store
         for tile in self._tiles.iterate(i):
@@ -113,21 +133,16 @@ class OuterOptimizer:
             anchor = anchor_record[: 4 * n].view(torch.int32).add_(published)
             store.store_tile("anchor", i, t, anchor_record)
 
-            # replica ← anchor − e − g · m
-            begin_units = torch.sub(anchor, residual, out=values[tile.begin : tile.end])
-            if prediction:
+            # replica ← anchor − r · e − g · m
+            origin = anchor
+            if start.has_residual:
+                origin = torch.sub(anchor, residual, out=values[tile.begin : tile.end])
+            if start.prediction:
                 momentum_record = self._load("momentum", i, t, FEEDBACK_SCRATCH)
                 momentum = momentum_record[: 4 * n].view(torch.float32)
-                tile.set_master(predicted_start(begin_units, momentum, prediction))
+                tile.set_master(predicted_start(origin, momentum, start.prediction))
             else:
-                tile.set_master(units_to_float(begin_units))
-
-    def round_start(self, tile: Tile) -> Tensor:
-        """Return where a tile's replica begins without a prediction, fp32 [n]: anchor − e."""
-        i, t, n = tile.fragment, tile.number, tile.size
-        anchor = self._load("anchor", i, t, ANCHOR_SCRATCH)[: 4 * n].view(torch.int32)
-        feedback = self._load("feedback", i, t, FEEDBACK_SCRATCH)[: 4 * n].view(torch.int32)
-        return units_to_float(anchor - feedback)
+                tile.set_master(units_to_float(origin))
 
     def _load(self, kind: str, i: int, t: int, scratch: int) -> Tensor:
         return self._store.load_tile(kind, i, t, self._tile_scratch(scratch))
@@ -143,7 +158,7 @@ def predicted_start(units: Tensor, momentum: Tensor, prediction: float) -> Tenso
     """Return where a replica begins, fp32 [n].
 
     Args:
-        units: int32 [n], the anchor minus the residual.
+        units: int32 [n], the anchor, minus the residual if the replica contains that.
         momentum: fp32 [n], this machine's outer momentum.
         prediction: by how many momenta the replica is ahead of that.
     """

@@ -361,7 +361,8 @@ class Worker:
         weight = self.exchange.compute_weight(self.metrics.tokens_per_second)
         encode = partial(codec.encode, scheme=scheme)
         with self.exchange.new_update(tokens) as update:
-            for part in self.engine.end_round(encode, weight, fragments_due):
+            carries_residual = not scheme.dense
+            for part in self.engine.end_round(encode, weight, fragments_due, carries_residual):
                 update.add(part.fragment, part.payload, part.units)
                 del part  # free it before the next fragment's part is computed
         self.anchor.record(update.header)
