@@ -129,7 +129,7 @@ class StudyPlan:
             return {}
         base = self.tuned(results, "ours")
         sparse = replace(base, form="top64x2")
-        sparse_forms = ("top256x2", "top64x2", "top16x2")
+        sparse_lengths = (("top256x2", (5, 10, 20, 40)), ("top64x2", (5, 10, 20)))
         uneven = replace(base, speeds=SPEEDS)
         at_once = replace(base, streamed=False, guess="momentum")
 
@@ -145,8 +145,8 @@ class StudyPlan:
                 replace(base, residual_in_replica=True),
                 *(
                     replace(base, form=form, steps=steps, residual_in_replica=True)
-                    for form in sparse_forms
-                    for steps in (10, 20, 40)
+                    for form, lengths in sparse_lengths
+                    for steps in lengths
                 ),
             ],
             "the same bytes per token": [base, replace(base, form="dense4", steps=20)],

@@ -14,6 +14,8 @@ from barnraise.exchange.pacing.round_schedule import (
     FIRST_UPDATE_SECONDS,
     HEADER_BYTES,
     HEADER_SHARE,
+    LONG_ROUNDS,
+    SCHEMES,
     UPLINK_SHARE,
     RoundSchedule,
     choose_schedule,
@@ -28,7 +30,7 @@ PUSHES = st.integers(1, 8)
 MAX_STEPS = 10_000
 
 
-SMALLEST_SCHEME = COMPRESSION_LADDER[-1].scheme
+SPARSEST_SCHEME = SCHEMES[-1]
 
 
 def budget(link: float) -> float:
@@ -51,8 +53,8 @@ def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters
     schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
     rate = required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
     fits = rate <= budget(link) * (1 + 1e-9)
-    assert fits or (schedule.steps, schedule.scheme) == (MAX_STEPS, SMALLEST_SCHEME)
-    if budget(link) >= required_rate(MAX_STEPS, SMALLEST_SCHEME, seconds, parameters, pushes):
+    assert fits or (schedule.steps, schedule.scheme) == (MAX_STEPS, LONG_ROUNDS.scheme)
+    if budget(link) >= required_rate(MAX_STEPS, LONG_ROUNDS.scheme, seconds, parameters, pushes):
         assert fits
 
 
@@ -61,7 +63,6 @@ def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters
     slow, fast = (
         fit_to_uplink(budget(link), seconds, parameters, pushes) for link in sorted((one, other))
     )
-    assert slow.scheme.bits_per_parameter <= fast.scheme.bits_per_parameter
     slow_rate, fast_rate = (
         required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
         for schedule in (slow, fast)
@@ -77,8 +78,11 @@ def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
 ):
     schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
     bytes_per_step = budget(link) * seconds * (1 - 1e-9)
-    schemes = [rung.scheme for rung in COMPRESSION_LADDER]
-    index = schemes.index(schedule.scheme)
+    index = next(
+        i
+        for i, level in enumerate(COMPRESSION_LADDER)
+        if level.scheme == schedule.scheme and schedule.steps <= level.max_steps
+    )
     for denser in COMPRESSION_LADDER[:index]:
         size = pushes * (denser.scheme.payload_size(parameters) + HEADER_BYTES)
         assert size > bytes_per_step * denser.max_steps
@@ -91,8 +95,19 @@ def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
 def test_compression_ladder_has_no_gap_that_leaves_a_link_idle(above, below):
     densest_below = below.scheme.bits_per_parameter / below.min_steps
     assert densest_below >= above.scheme.bits_per_parameter / above.max_steps
-    assert below.scheme.bits_per_parameter < above.scheme.bits_per_parameter
     assert below.max_steps >= above.max_steps
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES, st.integers(1, MAX_STEPS))
+def test_fit_to_uplink_never_exceeds_the_steps_an_update_may_state(
+    link, seconds, parameters, pushes, max_steps
+):
+    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, max_steps)
+    assert 1 <= schedule.steps <= max_steps
+    if max_steps < LONG_ROUNDS.min_steps:
+        assert schedule.scheme != LONG_ROUNDS.scheme or schedule.steps <= 23, (
+            "all values in a round that must be short fill a slow link"
+        )
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
@@ -130,16 +145,21 @@ def test_choose_schedule_first_update_does_not_fill_a_known_uplink(link, paramet
     def seconds(scheme: QuantizationScheme) -> float:
         return pushes * scheme.payload_size(parameters) / budget(link)
 
-    schemes = [level.scheme for level in COMPRESSION_LADDER]
-    denser = schemes[: schemes.index(schedule.scheme)]
+    denser = SCHEMES[: SCHEMES.index(schedule.scheme)]
     assert all(seconds(scheme) > FIRST_UPDATE_SECONDS for scheme in denser)
-    if schedule.scheme != SMALLEST_SCHEME:
+    if schedule.scheme != SPARSEST_SCHEME:
         assert seconds(schedule.scheme) <= FIRST_UPDATE_SECONDS * (1 + 1e-9)
 
 
-def test_fit_to_uplink_dead_link_gets_smallest_and_longest():
-    schedule = fit_to_uplink(0.0, 1.0, 1_000_000, max_steps=500)
-    assert (schedule.steps, schedule.scheme) == (500, SMALLEST_SCHEME)
+@pytest.mark.parametrize("max_steps", [1, 5, LONG_ROUNDS.min_steps - 1])
+def test_fit_to_uplink_dead_link_gets_smallest_and_longest(max_steps):
+    schedule = fit_to_uplink(0.0, 1.0, 1_000_000, max_steps=max_steps)
+    assert (schedule.steps, schedule.scheme) == (max_steps, SPARSEST_SCHEME)
+
+
+def test_fit_to_uplink_dead_link_gets_the_longest_rounds():
+    schedule = fit_to_uplink(0.0, 1.0, 1_000_000)
+    assert (schedule.steps, schedule.scheme) == (MAX_STEPS, LONG_ROUNDS.scheme)
 
 
 def test_fit_to_uplink_never_exceeds_max_steps():

@@ -35,10 +35,18 @@ class CompressionLevel:
 
 
 COMPRESSION_LADDER = (
-    CompressionLevel(QuantizationScheme.parse("dense2"), 10, 60),
-    CompressionLevel(QuantizationScheme.parse("top256x2"), 26, 120),
-    CompressionLevel(QuantizationScheme.parse("top64x2"), 30, 10_000),
-)  # in ascending order of compression
+    CompressionLevel(QuantizationScheme.parse("dense2"), 10, 23),
+    CompressionLevel(QuantizationScheme.parse("top256x2"), 10, 23),
+    CompressionLevel(QuantizationScheme.parse("top64x2"), 5, 60),
+    CompressionLevel(QuantizationScheme.parse("dense2"), 500, 10_000),
+)  # in descending order of the bits that a parameter costs in a step
+LONG_ROUNDS = COMPRESSION_LADDER[-1]
+# From all values to the fewest.
+SCHEMES = sorted(
+    {level.scheme for level in COMPRESSION_LADDER},
+    key=lambda scheme: scheme.bits_per_parameter,
+    reverse=True,
+)
 
 
 @dataclass(frozen=True)
@@ -138,9 +146,8 @@ def choose_schedule(
         return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
     if step_seconds is None:
         budget = UPLINK_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
-        schemes = [level.scheme for level in COMPRESSION_LADDER]
-        fits = [scheme for scheme in schemes if scheme.payload_size(parameters) <= budget]
-        return RoundSchedule(min(recipe.round_steps, max_steps), [*fits, schemes[-1]][0])
+        fits = [scheme for scheme in SCHEMES if scheme.payload_size(parameters) <= budget]
+        return RoundSchedule(min(recipe.round_steps, max_steps), [*fits, SCHEMES[-1]][0])
     return fit_to_uplink(UPLINK_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
 
 
@@ -165,12 +172,13 @@ def fit_to_uplink(
         t   seconds of a step                     `step_seconds`
 
     COMPRESSION_LADDER is ordered by loss per byte as the study measured it
-    (docs/benchmarks/exchange_study.md): first every value in two bits every ten steps, then longer
-    rounds, then fewer values. Four and eight bits cost bytes and gain nothing, and a late update
+    (docs/benchmarks/exchange_study.md): every value in two bits every ten steps, then fewer values,
+    then longer rounds with the fewest, and last, on links that are too slow to be of much use, all
+    values in very long rounds. Four and eight bits cost bytes and gain nothing, and a late update
     costs more than a smaller one; so what a fast link carries beyond the first level makes updates
     arrive sooner. The first level is chosen that the link carries in rounds it suits, and on it the
-    shortest round that fits. A link too slow even for the last level at `max_steps` gets exactly
-    that, and its updates take longer than a round to send.
+    shortest round that fits. A link that carries nothing of all this gets rounds of `max_steps`,
+    and its updates take longer than a round to send.
 
     Args:
         allowed: Bytes per second that updates may use.
@@ -183,7 +191,8 @@ def fit_to_uplink(
     bytes_per_step = max(allowed * step_seconds, 1e-9)
     header_seconds = pushes * HEADER_BYTES / max(allowed, 1e-9)
     min_part_seconds = max(MIN_PART_SECONDS, header_seconds / HEADER_SHARE)
-    chosen, chosen_steps = COMPRESSION_LADDER[-1], max_steps
+    chosen = LONG_ROUNDS if max_steps >= LONG_ROUNDS.min_steps else COMPRESSION_LADDER[-2]
+    chosen_steps = max_steps
     for level in COMPRESSION_LADDER:
         update_bytes = level.scheme.payload_size(parameters) + HEADER_BYTES
         steps = math.ceil(pushes * update_bytes / bytes_per_step)
