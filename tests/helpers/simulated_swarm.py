@@ -10,7 +10,7 @@ from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.membership import Meeting, PeerSource
 from barnraise.exchange.gossip.requests import ArrivedBytes
-from barnraise.exchange.network.connection import PIECE_BYTES
+from barnraise.exchange.network.rate_limit import PIECE_BYTES
 from barnraise.protocol.messages import Peer, PeerState
 
 HEADER_BYTES = 4000  # of an update of fourteen fragments, with its author's ticket

@@ -772,12 +772,12 @@ class PeerServer:
 
     def _open_update(self, key: str, author: str, seq: int, whole: bool) -> Frames:
         is_needed = partial(self.gossip.needs, key, author, seq)
-        sending = UpdateToSend(author, seq, whole, is_needed)
+        sending = UpdateToSend(author, seq, whole, is_needed, self.uplink.piece_bytes)
         return update_frames(self.ledger, sending)
 
     def _open_blob(self, digest: str, offset: int) -> Frames:
         stores = [self.ledger.blobs, self.snapshot_server.blobs]
-        for frame in blob_frames(stores, digest, offset):
+        for frame in blob_frames(stores, digest, offset, self.uplink.piece_bytes):
             self.snapshot_server.record_use(digest, self._loop.time())
             yield frame
 

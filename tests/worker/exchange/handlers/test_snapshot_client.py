@@ -12,7 +12,7 @@ from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.handlers import snapshot_client as client_module
-from barnraise.exchange.handlers import snapshot_server, update_sender
+from barnraise.exchange.handlers import snapshot_server
 from barnraise.exchange.handlers.snapshot_client import SnapshotTrust, choose_majority
 from barnraise.exchange.handlers.snapshot_server import (
     PendingRequest,
@@ -20,6 +20,7 @@ from barnraise.exchange.handlers.snapshot_server import (
     blob_digests,
 )
 from barnraise.exchange.ledger.anchor import fragment_to_bytes
+from barnraise.exchange.network import rate_limit
 from barnraise.protocol.messages import SnapshotManifest
 
 
@@ -205,7 +206,7 @@ def test_large_slow_fragment_arrives_beyond_the_timeout(world, monkeypatch):
     monkeypatch.setattr(client_module, "MAX_HEADS_BYTES", largest - 1)
     monkeypatch.setattr(client_module, "MIN_FETCH_SECONDS", 0.5)
     monkeypatch.setattr(client_module, "MIN_FETCH_RATE", 1000)
-    monkeypatch.setattr(update_sender, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(rate_limit, "PIECE_BYTES", 1000)
     world.network.bandwidth = (
         largest / 3
     )  # the transfer takes three seconds, and the join waits for two

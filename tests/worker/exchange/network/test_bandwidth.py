@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.network import connection as connection_module
+from barnraise.exchange.network.rate_limit import PIECE_BYTES
 from barnraise.protocol.messages import BlobRequest
 from barnraise.protocol.signing import digest
 from barnraise.spec import ModelSpec
@@ -62,7 +62,7 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     time.sleep(1.0)
     received = [machine.exchange.stats.bytes_received for machine in (b, c)]
     assert sum(received) < 1.3e6 * (time.monotonic() - started_at) + 500_000
-    assert abs(received[0] - received[1]) <= 2 * connection_module.PIECE_BYTES + 10_000
+    assert abs(received[0] - received[1]) <= 2 * PIECE_BYTES + 10_000
 
 
 def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):

@@ -9,7 +9,10 @@ from hypothesis import given
 
 from barnraise.exchange.network.rate_limit import (
     METER_WINDOW,
+    MIN_PIECE_BYTES,
     MIN_WAIT,
+    PIECE_BYTES,
+    PIECE_SECONDS,
     TURN_SECONDS,
     FairShare,
     Meter,
@@ -140,3 +143,12 @@ async def test_messages_on_an_unlimited_uplink_delay_nothing():
     async with asyncio.timeout(5):
         await send_frames(share, "a", [1000] * 3, sent)
     assert sent == ["a"] * 3
+
+
+@given(st.floats(1.0, 1e10))
+def test_piece_takes_a_second_of_a_limited_uplink_at_most(rate):
+    """A message waits behind one piece, and a peer without a message for long is dropped."""
+    piece = FairShare(rate).piece_bytes
+    assert piece <= max(MIN_PIECE_BYTES, rate * PIECE_SECONDS) and piece <= PIECE_BYTES
+    assert piece >= min(PIECE_BYTES, int(rate * PIECE_SECONDS)), "headers would take more"
+    assert FairShare().piece_bytes == PIECE_BYTES

@@ -359,3 +359,21 @@ def test_peer_that_said_goodbye_does_not_count_by_its_last_rounds():
     assert estimates.training_share(100.0, 31.0) == pytest.approx(1 / 3)
     gossip.ended[ben] = None
     assert estimates.training_share(100.0, 31.0) == pytest.approx(1 / 2)
+
+
+def test_machine_that_is_cut_off_does_not_pile_up_updates_for_its_uplink():
+    """What it publishes meanwhile must be sent to all peers once they are back."""
+    gossip, estimates = two_peers(replace(RECIPE, codec="auto", strategy="async"))
+    uplink, rate = 1e5, 100.0
+    estimates.training_share(rate, 0.0)
+    estimates.training_share(rate, 31.0)
+
+    def bytes_per_step(now: float) -> float:
+        schedule = estimates.plan_round(rate, uplink, now, 1e9)
+        return schedule.scheme.payload_size(MODEL.parameters) / schedule.steps
+
+    linked = bytes_per_step(31.0)
+    gossip.links.clear()
+    assert bytes_per_step(500.0) <= 1.01 * linked
+    gossip.ended |= {author.partition(".")[0]: None for author in (BEN, CLEO)}
+    assert bytes_per_step(500.0) > 1.5 * linked, "nobody else will need them"

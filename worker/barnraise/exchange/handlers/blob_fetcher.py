@@ -16,7 +16,8 @@ from barnraise.errors import MessageError
 from barnraise.exchange.handlers.context import RunInThread
 from barnraise.exchange.handlers.piece_sources import PieceSources
 from barnraise.exchange.ledger.blob_store import AppendResult, BlobStore
-from barnraise.exchange.network.connection import PIECE_BYTES, Connection
+from barnraise.exchange.network.connection import Connection
+from barnraise.exchange.network.rate_limit import PIECE_BYTES
 from barnraise.protocol.messages import BlobPart, BlobRequest
 
 STALL_TIMEOUT = 10.0  # seconds without progress after which a peer counts as stalled

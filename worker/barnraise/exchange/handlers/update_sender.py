@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.connection import PIECE_BYTES, Frames
+from barnraise.exchange.network.connection import Frames
 from barnraise.exchange.network.framing import pack
+from barnraise.exchange.network.rate_limit import PIECE_BYTES
 from barnraise.protocol import messages
 
 
@@ -35,12 +36,14 @@ class UpdateToSend:
         seq: Its sequence number.
         whole: Whether the payloads are sent too.
         is_needed: Returns whether the peer still lacks the update.
+        piece_bytes: Bytes of its payloads in one frame.
     """
 
     author: str
     seq: int
     whole: bool
     is_needed: Callable[[], bool]
+    piece_bytes: int = PIECE_BYTES
 
 
 def update_frames(ledger: Ledger, sending: UpdateToSend) -> Frames:
@@ -64,13 +67,15 @@ def update_frames(ledger: Ledger, sending: UpdateToSend) -> Frames:
     if not with_payloads:
         return
     for part in update.payload_parts:
-        for frame in blob_frames([ledger.blobs], part.digest, 0):
+        for frame in blob_frames([ledger.blobs], part.digest, 0, sending.piece_bytes):
             if not sending.is_needed():
                 return
             yield frame
 
 
-def blob_frames(stores: Sequence[BlobStore], digest: str, offset: int) -> Frames:
+def blob_frames(
+    stores: Sequence[BlobStore], digest: str, offset: int, piece_bytes: int = PIECE_BYTES
+) -> Frames:
     """Yield a blob from `offset` on, from the first store that has it.
 
     An empty blob is one empty piece.
@@ -81,7 +86,7 @@ def blob_frames(stores: Sequence[BlobStore], digest: str, offset: int) -> Frames
             continue
         while offset < total or total == 0:
             try:
-                data = blobs.read(digest, offset, PIECE_BYTES)
+                data = blobs.read(digest, offset, piece_bytes)
             except FileNotFoundError:  # a snapshot's blob that was deleted meanwhile
                 return
             yield pack(messages.BlobPart(digest=digest, offset=offset, total=total), data)

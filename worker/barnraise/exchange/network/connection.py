@@ -28,7 +28,6 @@ log = logging.getLogger("barnraise.exchange")
 MAX_QUEUED_MESSAGES = 8192  # small messages that may wait for one peer
 MAX_QUEUED_TRANSFERS = 4096  # updates, and blobs, that may wait for one peer
 MAX_QUEUED_LINE_TESTS = 4  # steps of a line's test that may wait for one peer
-PIECE_BYTES = 1 << 17  # payload bytes in one frame; a PeerState waits behind at most one frame
 FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and in one burst
 HEADER_LIMIT = (float(2 << 20), float(16 << 20))  # bytes of JSON accepted: per second, in one burst
 # Headers of updates accepted: per second, and in one burst. Each may need two signatures verified.

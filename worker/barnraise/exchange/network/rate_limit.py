@@ -14,6 +14,9 @@ METER_STEP = 0.5  # seconds between two samples of a meter
 CAPACITY_MEMORY = 60.0  # seconds of sending after which a capacity measurement has faded to 1/e
 MIN_MEASURED_SECONDS = 0.05  # seconds of sending before a capacity is reported
 MIN_WAIT = 0.01  # seconds that are waited for; the next frame waits for less in addition
+PIECE_BYTES = 1 << 17  # payload bytes in one frame; a message waits behind at most one frame
+MIN_PIECE_BYTES = 1 << 10
+PIECE_SECONDS = 1.0  # of a limited uplink that one frame may take
 TURN_SECONDS = 0.25  # of the uplink that a transfer may take before the next one's turn
 
 
@@ -130,6 +133,13 @@ class FairShare:
     def is_limited(self) -> bool:
         """Whether there is a limit."""
         return not math.isinf(self.rate)
+
+    @property
+    def piece_bytes(self) -> int:
+        """The payload bytes in one frame: as few as a message can wait for."""
+        if not self.is_limited:
+            return PIECE_BYTES
+        return int(min(PIECE_BYTES, max(MIN_PIECE_BYTES, PIECE_SECONDS * self.rate)))
 
     def limit(self, rate: float) -> None:
         """Set the limit, in bytes per second. Safe to call from another thread."""

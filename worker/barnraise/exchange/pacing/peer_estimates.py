@@ -86,6 +86,7 @@ class PeerEstimates:
         self._published_tokens = [0] * len(self._sizes)
         self._last_published_at = 0.0  # seconds since 1970
         self._lost_peers = LostPeers()
+        self._pushes = 1  # to how many peers each update is sent, or will be once they are back
 
     def on_update_received(self, update: Update, now: float) -> None:
         """Record that the training loop received an update, at `now` in seconds."""
@@ -120,10 +121,14 @@ class PeerEstimates:
         if any(rates.values()):
             self._lost_peers.on_peers(rates, now)
             return training_share(rate, [*rates.values()])
+        lost = self._lost_rate(now)
+        return training_share(rate, [*rates.values(), lost] if lost else [*rates.values()])
+
+    def _lost_rate(self, now: float) -> float:
+        """Return the tokens per second at which peers that were lost still count."""
         links = dict(self._link_table.links).values()
         idle = {link.key for link in links if link.has_state and (link.complete or not link.rate)}
-        lost = self._lost_peers.rate(idle | {*self._link_table.ended}, now)
-        return training_share(rate, [*rates.values(), lost] if lost else [*rates.values()])
+        return self._lost_peers.rate(idle | {*self._link_table.ended}, now)
 
     def describe_low_share(self, rate: float, now: float) -> str | None:
         """Return why this machine hardly counts; None if it does count.
@@ -212,9 +217,11 @@ class PeerEstimates:
         """
         links = dict(self._link_table.links)
         pushes = sum(link.eager for link in links.values())
+        if pushes or not self._lost_rate(now):
+            self._pushes = max(1, pushes)
         step_seconds = self._step_tokens / rate if rate else None
         alone = choose_schedule(
-            self._recipe, self._parameters, uplink, step_seconds, max(1, pushes), self._max_steps
+            self._recipe, self._parameters, uplink, step_seconds, self._pushes, self._max_steps
         )
         if step_seconds is None or self._recipe.strategy == "async":
             return alone
