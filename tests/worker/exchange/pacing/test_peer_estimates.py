@@ -364,7 +364,7 @@ def test_peer_that_said_goodbye_does_not_count_by_its_last_rounds():
 def test_machine_that_is_cut_off_does_not_pile_up_updates_for_its_uplink():
     """What it publishes meanwhile must be sent to all peers once they are back."""
     gossip, estimates = two_peers(replace(RECIPE, codec="auto", strategy="async"))
-    uplink, rate = 1e5, 100.0
+    uplink, rate = 1e4, 100.0
     estimates.training_share(rate, 0.0)
     estimates.training_share(rate, 31.0)
 
