@@ -21,6 +21,7 @@ from barnraise.exchange.pacing.delay_compensation import (
 )
 from barnraise.exchange.pacing.peer_estimates import PeerEstimates
 from barnraise.exchange.pacing.round_schedule import MAX_STRETCH, RoundSchedule, align_with_peers
+from barnraise.exchange.pacing.weighting import GRACE_SECONDS
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import Recipe, RunSpec, preset
 
@@ -377,3 +378,23 @@ def test_machine_that_is_cut_off_does_not_pile_up_updates_for_its_uplink():
     assert bytes_per_step(500.0) <= 1.01 * linked
     gossip.ended |= {author.partition(".")[0]: None for author in (BEN, CLEO)}
     assert bytes_per_step(500.0) > 1.5 * linked, "nobody else will need them"
+
+
+def test_peers_count_until_their_second_rounds_however_long_rounds_are():
+    """On a slow uplink the second round arrives long after GRACE_SECONDS."""
+    sizes = [fragment.size for fragment in MODEL.fragments()]
+    spec = RunSpec(MODEL, recipe=replace(RECIPE, codec="auto"))
+    gossip = FakeGossip()
+    estimates = PeerEstimates(spec, gossip, ContributionMeter(sizes, seed=1))
+    for author in (BEN, CLEO):
+        gossip.link(author)
+    tokens_per_second, uplink = 10_000.0, 100_000.0
+    schedule = estimates.plan_round(tokens_per_second, uplink, 0.0, 1e9)
+    assert schedule.period > 2 * GRACE_SECONDS
+    for now in (GRACE_SECONDS + 1, 2 * schedule.period):
+        assert estimates.training_share(tokens_per_second, now) == pytest.approx(0.98, abs=0.02)
+    for link in gossip.links.values():
+        link.rate = tokens_per_second
+    for now in (GRACE_SECONDS + 1, 2 * schedule.period):
+        assert estimates.training_share(tokens_per_second, now) == pytest.approx(1 / 3)
+    assert estimates.training_share(tokens_per_second, 9 * schedule.period) > 1 / 3

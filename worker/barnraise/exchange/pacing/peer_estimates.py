@@ -85,6 +85,7 @@ class PeerEstimates:
         # for each fragment, training tokens of our last update of it
         self._published_tokens = [0] * len(self._sizes)
         self._last_published_at = 0.0  # seconds since 1970
+        self._round_seconds = 0.0  # of the round that was planned last
         self._lost_peers = LostPeers()
         self._pushes = 1  # to how many peers each update is sent, or will be once they are back
 
@@ -117,12 +118,18 @@ class PeerEstimates:
             rate: Tokens per second at which this machine trains.
             now: The time in seconds.
         """
-        rates = self._credible_rates(rate, now)
+        rates = self._count_others(rate, now)
         if any(rates.values()):
-            self._lost_peers.on_peers(rates, now)
             return training_share(rate, [*rates.values()])
         lost = self._lost_rate(now)
         return training_share(rate, [*rates.values(), lost] if lost else [*rates.values()])
+
+    def _count_others(self, rate: float, now: float) -> dict[str, float]:
+        """Return the rates at which others count, and remember them in case all are lost."""
+        rates = self._credible_rates(rate, now)
+        if any(rates.values()):
+            self._lost_peers.on_peers(rates, now)
+        return rates
 
     def _lost_rate(self, now: float) -> float:
         """Return the tokens per second at which peers that were lost still count."""
@@ -223,9 +230,9 @@ class PeerEstimates:
         alone = choose_schedule(
             self._recipe, self._parameters, uplink, step_seconds, self._pushes, self._max_steps
         )
-        if step_seconds is None or self._recipe.strategy == "async":
-            return alone
-        if not any(self._credible_rates(rate, now).values()):
+        others_train = any(self._count_others(rate, now).values())
+        self._round_seconds = alone.steps * (step_seconds or 0.0)
+        if step_seconds is None or self._recipe.strategy == "async" or not others_train:
             return alone
         measured = [history.measured_rate(now) or 0.0 for history in self._histories.values()]
         typical = typical_step_seconds(step_seconds, self._step_tokens, measured)
@@ -234,6 +241,7 @@ class PeerEstimates:
         )
         if allow_streaming and self._recipe.strategy in ("streams", UPDATES):
             aligned = aligned.with_streaming(self._sizes, self._last_published_at, clock)
+        self._round_seconds = aligned.period
         return aligned
 
     def _credible_rates(self, rate: float, now: float) -> dict[str, float]:
@@ -254,7 +262,8 @@ class PeerEstimates:
             if key not in links and key not in ended and history.measured_rate(now):
                 volunteer = self._other_volunteer(history.volunteer)
                 claims[key] = PeerClaim(volunteer, measured=history.measured_rate(now))
-        grace = grace_seconds(self._recipe.round_steps * self._step_tokens / rate if rate else 0.0)
+        recipe_seconds = self._recipe.round_steps * self._step_tokens / rate if rate else 0.0
+        grace = grace_seconds(max(recipe_seconds, self._round_seconds))
         rates = credible_rates(rate, [*claims.values()], now, grace)
         if rate:
             agreements = self._contribution.agreements()
