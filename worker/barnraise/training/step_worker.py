@@ -91,7 +91,7 @@ class StepWorker(Worker):
 
                 if self.engine.round_tokens:
                     # Move the anchor towards this machine's replica.
-                    self.publish_round(round_schedule.scheme)
+                    self.publish_round(round_schedule)
 
                     # Save the state. A machine that leaves saves it at the end, once.
                     if not self.is_leaving():

@@ -24,7 +24,6 @@ from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersL
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange.compression import codec
-from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.handlers.snapshot_client import Snapshot, SnapshotTrust
 from barnraise.exchange.ledger.anchor import Anchor, load_initial_fragment
@@ -288,7 +287,7 @@ class Worker:
 
             if self.engine.round_tokens:
                 # Publish what the round changed.
-                self.publish_round(round_schedule.scheme, fragments_due)
+                self.publish_round(round_schedule, fragments_due)
                 has_unpublished = fragments_due is not None
 
                 # Save the state once per round, when the round's last fragment is published. A
@@ -303,13 +302,13 @@ class Worker:
             # Make room for other programs, if they need the memory.
             if self.needs_smaller_plan:
                 if has_unpublished:
-                    self.publish_round(round_schedule.scheme)
+                    self.publish_round(round_schedule)
                     has_unpublished = False
                 self.shrink_plan()
 
         # Publish what the fragments that were not due have learnt.
         if has_unpublished:
-            self.publish_round(round_schedule.scheme)
+            self.publish_round(round_schedule)
             if not self.is_leaving():
                 self.save_checkpoint()
 
@@ -349,19 +348,19 @@ class Worker:
         return list(batch.split(self.plan.sequences))
 
     def publish_round(
-        self, scheme: QuantizationScheme, fragments_due: Collection[int] | None = None
+        self, round_schedule: RoundSchedule, fragments_due: Collection[int] | None = None
     ) -> None:
         """Publish what the replica has learnt since the last update.
 
         Args:
-            scheme: how the update is compressed.
+            round_schedule: how the update is compressed, and where the next round begins.
             fragments_due: indices of the fragments whose round ends; None: of all fragments.
         """
         tokens = self.engine.round_tokens
         weight = self.exchange.compute_weight(self.metrics.tokens_per_second)
-        encode = partial(codec.encode, scheme=scheme)
+        encode = partial(codec.encode, scheme=round_schedule.scheme)
+        carries_residual = round_schedule.carries_residual
         with self.exchange.new_update(tokens) as update:
-            carries_residual = not scheme.dense
             for part in self.engine.end_round(encode, weight, fragments_due, carries_residual):
                 update.add(part.fragment, part.payload, part.units)
                 del part  # free it before the next fragment's part is computed

@@ -18,6 +18,7 @@ from barnraise.exchange.pacing.round_schedule import (
     SCHEMES,
     UPLINK_SHARE,
     RoundSchedule,
+    align_with_peers,
     choose_schedule,
     fit_to_uplink,
 )
@@ -95,7 +96,18 @@ def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
 def test_compression_ladder_has_no_gap_that_leaves_a_link_idle(above, below):
     densest_below = below.scheme.bits_per_parameter / below.min_steps
     assert densest_below >= above.scheme.bits_per_parameter / above.max_steps
-    assert below.max_steps >= above.max_steps
+    assert densest_below < above.scheme.bits_per_parameter / above.min_steps, (
+        "each level costs fewer bytes than the one above"
+    )
+
+
+@pytest.mark.parametrize(("codec", "steps"), [("top64x2", 10), ("top64x2", 100), ("dense2", 10)])
+def test_schedule_carries_the_residual_after_short_sparse_rounds_only(codec, steps):
+    recipe = Recipe(codec=codec, round_steps=steps)
+    schedule = choose_schedule(recipe, 1_000_000, 1e6, 1.0, 1, MAX_STEPS)
+    assert schedule.carries_residual == ((codec, steps) == ("top64x2", 10))
+    aligned = align_with_peers(recipe, schedule, 1.0, 1.0, 1e9)
+    assert aligned.carries_residual == schedule.carries_residual
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES, st.integers(1, MAX_STEPS))

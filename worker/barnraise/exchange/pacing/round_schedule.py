@@ -37,9 +37,13 @@ class CompressionLevel:
 COMPRESSION_LADDER = (
     CompressionLevel(QuantizationScheme.parse("dense2"), 10, 23),
     CompressionLevel(QuantizationScheme.parse("top256x2"), 10, 23),
-    CompressionLevel(QuantizationScheme.parse("top64x2"), 5, 60),
+    CompressionLevel(QuantizationScheme.parse("top64x2"), 5, 10),
+    CompressionLevel(QuantizationScheme.parse("top256x2"), 36, 120),
+    CompressionLevel(QuantizationScheme.parse("top64x2"), 30, 60),
     CompressionLevel(QuantizationScheme.parse("dense2"), 500, 10_000),
 )  # in descending order of the bits that a parameter costs in a step
+# The longest round after which what a sparse update leaves out is carried into the next one.
+MAX_CARRY_STEPS = 23
 LONG_ROUNDS = COMPRESSION_LADDER[-1]
 # From all values to the fewest.
 SCHEMES = sorted(
@@ -64,6 +68,7 @@ class RoundSchedule:
         min_part_seconds: The seconds of the shortest part: the headers of shorter parts would fill
             the uplink.
         last_published_at: When this machine published last.
+        carries_residual: Whether the next round begins with what the update leaves out.
     """
 
     steps: int
@@ -73,6 +78,7 @@ class RoundSchedule:
     streaming: StreamingSchedule | None = None
     min_part_seconds: float = MIN_PART_SECONDS
     last_published_at: float = 0.0
+    carries_residual: bool = False
 
     def is_over(self, steps: int, now: float) -> bool:
         """Return whether the round ends after `steps` steps, at `now`.
@@ -141,13 +147,13 @@ def choose_schedule(
         max_steps: The longest round that is allowed.
     """
     if recipe.codec != AUTO:
-        return RoundSchedule(recipe.round_steps, QuantizationScheme.parse(recipe.codec))
+        return _schedule(recipe.round_steps, QuantizationScheme.parse(recipe.codec))
     if math.isinf(uplink):
         return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
     if step_seconds is None:
         budget = UPLINK_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
         fits = [scheme for scheme in SCHEMES if scheme.payload_size(parameters) <= budget]
-        return RoundSchedule(min(recipe.round_steps, max_steps), [*fits, SCHEMES[-1]][0])
+        return _schedule(min(recipe.round_steps, max_steps), [*fits, SCHEMES[-1]][0])
     return fit_to_uplink(UPLINK_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
 
 
@@ -172,13 +178,13 @@ def fit_to_uplink(
         t   seconds of a step                     `step_seconds`
 
     COMPRESSION_LADDER is ordered by loss per byte as the study measured it
-    (docs/benchmarks/exchange_study.md): every value in two bits every ten steps, then fewer values,
-    then longer rounds with the fewest, and last, on links that are too slow to be of much use, all
-    values in very long rounds. Four and eight bits cost bytes and gain nothing, and a late update
-    costs more than a smaller one; so what a fast link carries beyond the first level makes updates
-    arrive sooner. The first level is chosen that the link carries in rounds it suits, and on it the
-    shortest round that fits. A link that carries nothing of all this gets rounds of `max_steps`,
-    and its updates take longer than a round to send.
+    (docs/benchmarks/exchange_study.md): every value in two bits every ten steps, then fewer values
+    in rounds as short, then longer rounds, and last, on links that are too slow to be of much use,
+    all values in very long rounds. Four and eight bits cost bytes and gain nothing, and a late
+    update costs more than a smaller one; so what a fast link carries beyond the first level makes
+    updates arrive sooner. The first level is chosen that the link carries in rounds it suits, and
+    on it the shortest round that fits. A link that carries nothing of all this gets rounds of
+    `max_steps`, and its updates take longer than a round to send.
 
     Args:
         allowed: Bytes per second that updates may use.
@@ -199,7 +205,18 @@ def fit_to_uplink(
         if steps <= min(level.max_steps, max_steps):
             chosen, chosen_steps = level, min(max_steps, max(steps, level.min_steps))
             break
-    return RoundSchedule(chosen_steps, chosen.scheme, min_part_seconds=min_part_seconds)
+    return replace(_schedule(chosen_steps, chosen.scheme), min_part_seconds=min_part_seconds)
+
+
+def _schedule(steps: int, scheme: QuantizationScheme) -> RoundSchedule:
+    """Return a round of so many steps.
+
+    What a sparse update leaves out is carried into the next round, except after long rounds: of
+    these a run has few, and while few updates have been sent, the anchor moves faster if what they
+    leave out is learnt, and so sent, again (docs/benchmarks/exchange_study.md).
+    """
+    carries_residual = not scheme.dense and steps <= MAX_CARRY_STEPS
+    return RoundSchedule(steps, scheme, carries_residual=carries_residual)
 
 
 def align_with_peers(
@@ -234,6 +251,4 @@ def align_with_peers(
         period = 2.0 ** round(math.log2(alone.steps * typical_step_seconds))
     steps = max(1, min(int(max_steps / MAX_STRETCH), round(period / step_seconds)))
     ends_at = period * (math.floor(now / period) + 1)
-    return RoundSchedule(
-        steps, alone.scheme, ends_at, period, min_part_seconds=alone.min_part_seconds
-    )
+    return replace(alone, steps=steps, ends_at=ends_at, period=period)
