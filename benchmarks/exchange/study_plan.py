@@ -129,7 +129,7 @@ class StudyPlan:
             return {}
         base = self.tuned(results, "ours")
         sparse = replace(base, form="top64x2")
-        sparse_lengths = (("top256x2", (5, 10, 20, 40)), ("top64x2", (5, 10, 20)))
+        sparse_lengths = (("top256x2", (5, 10, 20, 40, 76)), ("top64x2", (5, 10, 20, 40)))
         uneven = replace(base, speeds=SPEEDS)
         at_once = replace(base, streamed=False, guess="momentum")
 
