@@ -37,10 +37,8 @@ class CompressionLevel:
 COMPRESSION_LADDER = (
     CompressionLevel(QuantizationScheme.parse("dense2"), 10, 23),
     CompressionLevel(QuantizationScheme.parse("top256x2"), 10, 23),
-    CompressionLevel(QuantizationScheme.parse("top64x2"), 5, 10),
-    CompressionLevel(QuantizationScheme.parse("top256x2"), 36, 120),
-    CompressionLevel(QuantizationScheme.parse("top64x2"), 30, 60),
-    CompressionLevel(QuantizationScheme.parse("dense2"), 500, 10_000),
+    CompressionLevel(QuantizationScheme.parse("top64x2"), 5, 15),
+    CompressionLevel(QuantizationScheme.parse("dense2"), 128, 10_000),
 )  # in descending order of the bits that a parameter costs in a step
 # The longest round after which what a sparse update leaves out is carried into the next one.
 MAX_CARRY_STEPS = 23
@@ -179,12 +177,11 @@ def fit_to_uplink(
 
     COMPRESSION_LADDER is ordered by loss per byte as the study measured it
     (docs/benchmarks/exchange_study.md): every value in two bits every ten steps, then fewer values
-    in rounds as short, then longer rounds, and last, on links that are too slow to be of much use,
-    all values in very long rounds. Four and eight bits cost bytes and gain nothing, and a late
-    update costs more than a smaller one; so what a fast link carries beyond the first level makes
-    updates arrive sooner. The first level is chosen that the link carries in rounds it suits, and
-    on it the shortest round that fits. A link that carries nothing of all this gets rounds of
-    `max_steps`, and its updates take longer than a round to send.
+    in rounds as short, and last every value in long rounds. Four and eight bits cost bytes and gain
+    nothing, and a late update costs more than a smaller one; so what a fast link carries beyond the
+    first level makes updates arrive sooner. The first level is chosen that the link carries in
+    rounds it suits, and on it the shortest round that fits. A link that carries nothing of all this
+    gets rounds of `max_steps`, and its updates take longer than a round to send.
 
     Args:
         allowed: Bytes per second that updates may use.
