@@ -155,7 +155,7 @@ def describe_case(case: Case, reference: Case) -> str:
             if case.tokens != reference.tokens:
                 names.append("tokens")
         return ", ".join(f"{name} {getattr(case, name)}" for name in names)
-    ignored = set() if case.kind == "diloco" else {"tokens"}
+    ignored: set[str] = set()
     if case.guess == "none":
         ignored.add("trust")
     changed = [
