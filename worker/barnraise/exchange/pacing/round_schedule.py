@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.pacing.streaming import MIN_PART_SECONDS, StreamingSchedule, fit_to_round
+from barnraise.exchange.pacing.streaming import StreamingSchedule, fit_to_round
 from barnraise.spec import AUTO, Recipe
 
 UPLINK_SHARE = 0.8  # of the uplink that updates may use
@@ -63,8 +63,8 @@ class RoundSchedule:
         ends_at: When the clock ends the round, or its next part; inf if `steps` ends it.
         period: The length of the round in seconds; inf if `steps` ends it.
         streaming: The parts of the round; None if it is published at once.
-        min_part_seconds: The seconds of the shortest part: the headers of shorter parts would fill
-            the uplink.
+        min_part_seconds: The seconds of the shortest part, if the headers of shorter ones would
+            fill the uplink; 0 if not.
         last_published_at: When this machine published last.
         carries_residual: Whether the next round begins with what the update leaves out.
     """
@@ -74,7 +74,7 @@ class RoundSchedule:
     ends_at: float = math.inf
     period: float = math.inf
     streaming: StreamingSchedule | None = None
-    min_part_seconds: float = MIN_PART_SECONDS
+    min_part_seconds: float = 0.0
     last_published_at: float = 0.0
     carries_residual: bool = False
 
@@ -193,7 +193,7 @@ def fit_to_uplink(
     """
     bytes_per_step = max(allowed * step_seconds, 1e-9)
     header_seconds = pushes * HEADER_BYTES / max(allowed, 1e-9)
-    min_part_seconds = max(MIN_PART_SECONDS, header_seconds / HEADER_SHARE)
+    min_part_seconds = header_seconds / HEADER_SHARE
     chosen = LONG_ROUNDS if max_steps >= LONG_ROUNDS.min_steps else COMPRESSION_LADDER[-2]
     chosen_steps = max_steps
     for level in COMPRESSION_LADDER:

@@ -78,7 +78,7 @@ def split_evenly(sizes: tuple[int, ...], max_parts: int) -> StreamingSchedule:
 
 
 def fit_to_round(
-    sizes: tuple[int, ...], seconds: float, steps: int, min_part_seconds: float = MIN_PART_SECONDS
+    sizes: tuple[int, ...], seconds: float, steps: int, min_part_seconds: float = 0.0
 ) -> StreamingSchedule:
     """Split a round into parts that are long enough; a single part if there is no room for two.
 
@@ -86,7 +86,8 @@ def fit_to_round(
         sizes: The elements of each fragment.
         seconds: The length of the round.
         steps: The steps of the round.
-        min_part_seconds: The length of the shortest part.
+        min_part_seconds: The length of the shortest part, if that is above MIN_PART_SECONDS.
     """
-    parts = int(min(MAX_PARTS, seconds / min_part_seconds, steps / MIN_PART_STEPS))
+    shortest = max(MIN_PART_SECONDS, min_part_seconds)
+    parts = int(min(MAX_PARTS, seconds / shortest, steps / MIN_PART_STEPS))
     return split_evenly(sizes, max(1, parts))
