@@ -29,7 +29,8 @@ class Case:
     steps: int = 10  # H: steps a round of a machine of average speed
     form: str = "dense2"  # the compression scheme
     decay: float = 1.0  # β of the error feedback
-    # Whether a replica begins with its machine's residual, as a worker's does with "top…" forms.
+    # Whether a replica begins with its machine's residual. A worker's does after short rounds
+    # whose updates hold only a few of their values ("top…" forms).
     residual_in_replica: bool = False
     outer_rate: float = 0.6  # η
     momentum: float = 0.7  # μ at the start of the training

@@ -49,13 +49,24 @@ def required_rate(
     return pushes * (scheme.payload_size(parameters) + HEADER_BYTES) / (steps * step_seconds)
 
 
-@given(LINKS, SECONDS, PARAMETERS, PUSHES)
-def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters, pushes):
-    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+def level_of(schedule: RoundSchedule) -> int:
+    """Return the index of the level of the ladder that a schedule is on."""
+    return next(
+        i
+        for i, level in enumerate(COMPRESSION_LADDER)
+        if level.scheme == schedule.scheme and schedule.steps <= level.max_steps
+    )
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES, st.integers(1, MAX_STEPS))
+def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters, pushes, longest):
+    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, longest)
+    assert 1 <= schedule.steps <= longest
     rate = required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
     fits = rate <= budget(link) * (1 + 1e-9)
-    assert fits or (schedule.steps, schedule.scheme) == (MAX_STEPS, LONG_ROUNDS.scheme)
-    if budget(link) >= required_rate(MAX_STEPS, LONG_ROUNDS.scheme, seconds, parameters, pushes):
+    last = LONG_ROUNDS.scheme if longest >= LONG_ROUNDS.min_steps else SPARSEST_SCHEME
+    assert fits or (schedule.steps, schedule.scheme) == (longest, last)
+    if budget(link) >= required_rate(longest, LONG_ROUNDS.scheme, seconds, parameters, pushes):
         assert fits
 
 
@@ -69,6 +80,7 @@ def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters
         for schedule in (slow, fast)
     )
     assert slow_rate <= fast_rate * (1 + 1e-9)
+    assert level_of(slow) >= level_of(fast)
     if slow.scheme == fast.scheme:
         assert slow.steps >= fast.steps
 
@@ -79,11 +91,7 @@ def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
 ):
     schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
     bytes_per_step = budget(link) * seconds * (1 - 1e-9)
-    index = next(
-        i
-        for i, level in enumerate(COMPRESSION_LADDER)
-        if level.scheme == schedule.scheme and schedule.steps <= level.max_steps
-    )
+    index = level_of(schedule)
     for denser in COMPRESSION_LADDER[:index]:
         size = pushes * (denser.scheme.payload_size(parameters) + HEADER_BYTES)
         assert size > bytes_per_step * denser.max_steps
@@ -108,18 +116,6 @@ def test_schedule_carries_the_residual_after_short_sparse_rounds_only(codec, ste
     assert schedule.carries_residual == ((codec, steps) == ("top64x2", 10))
     aligned = align_with_peers(recipe, schedule, 1.0, 1.0, 1e9)
     assert aligned.carries_residual == schedule.carries_residual
-
-
-@given(LINKS, SECONDS, PARAMETERS, PUSHES, st.integers(1, MAX_STEPS))
-def test_fit_to_uplink_never_exceeds_the_steps_an_update_may_state(
-    link, seconds, parameters, pushes, max_steps
-):
-    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, max_steps)
-    assert 1 <= schedule.steps <= max_steps
-    if max_steps < LONG_ROUNDS.min_steps:
-        assert schedule.scheme != LONG_ROUNDS.scheme or schedule.steps <= 23, (
-            "all values in a round that must be short fill a slow link"
-        )
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)

@@ -8,7 +8,6 @@ from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.connection import Frames
 from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.rate_limit import PIECE_BYTES
 from barnraise.protocol import messages
 
 
@@ -43,7 +42,7 @@ class UpdateToSend:
     seq: int
     whole: bool
     is_needed: Callable[[], bool]
-    piece_bytes: int = PIECE_BYTES
+    piece_bytes: int
 
 
 def update_frames(ledger: Ledger, sending: UpdateToSend) -> Frames:
@@ -73,9 +72,7 @@ def update_frames(ledger: Ledger, sending: UpdateToSend) -> Frames:
             yield frame
 
 
-def blob_frames(
-    stores: Sequence[BlobStore], digest: str, offset: int, piece_bytes: int = PIECE_BYTES
-) -> Frames:
+def blob_frames(stores: Sequence[BlobStore], digest: str, offset: int, piece_bytes: int) -> Frames:
     """Yield a blob from `offset` on, from the first store that has it.
 
     An empty blob is one empty piece.

@@ -145,13 +145,13 @@ def choose_schedule(
         max_steps: The longest round that is allowed.
     """
     if recipe.codec != AUTO:
-        return _schedule(recipe.round_steps, QuantizationScheme.parse(recipe.codec))
+        return _build_schedule(recipe.round_steps, QuantizationScheme.parse(recipe.codec))
     if math.isinf(uplink):
         return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
     if step_seconds is None:
         budget = UPLINK_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
         fits = [scheme for scheme in SCHEMES if scheme.payload_size(parameters) <= budget]
-        return _schedule(min(recipe.round_steps, max_steps), [*fits, SCHEMES[-1]][0])
+        return _build_schedule(min(recipe.round_steps, max_steps), [*fits, SCHEMES[-1]][0])
     return fit_to_uplink(UPLINK_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
 
 
@@ -202,10 +202,10 @@ def fit_to_uplink(
         if steps <= min(level.max_steps, max_steps):
             chosen, chosen_steps = level, min(max_steps, max(steps, level.min_steps))
             break
-    return replace(_schedule(chosen_steps, chosen.scheme), min_part_seconds=min_part_seconds)
+    return replace(_build_schedule(chosen_steps, chosen.scheme), min_part_seconds=min_part_seconds)
 
 
-def _schedule(steps: int, scheme: QuantizationScheme) -> RoundSchedule:
+def _build_schedule(steps: int, scheme: QuantizationScheme) -> RoundSchedule:
     """Return a round of so many steps.
 
     What a sparse update leaves out is carried into the next round, except after long rounds: of
