@@ -56,7 +56,12 @@ from barnraise.exchange.network.port_mapping import PortMapper
 from barnraise.exchange.network.rate_limit import FairShare
 from barnraise.exchange.network.reachability import Reachability
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
-from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
+from barnraise.exchange.network.transport import (
+    LEAVING,
+    Channel,
+    ChannelClosedError,
+    Transport,
+)
 from barnraise.exchange.pacing.author_pace import AuthorPace, PaceLimits
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import MirrorLists
@@ -267,7 +272,7 @@ class PeerServer:
             await self._stopping.wait()
         finally:
             for connection in self.connections.values():
-                connection.channel.close("leaving")
+                connection.channel.close(LEAVING)
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -528,6 +533,8 @@ class PeerServer:
                     await asyncio.sleep(0)  # the other links' messages first
         except ChannelClosedError as error:
             log.info("lost %s: %s", key[:8], error)
+            if error.peer_left and self.connections.get(key) is connection:
+                self.gossip.on_left(key)
         except MessageError as error:
             self._repeats.warn(f"dropped {key}", "dropped %s: %s", key[:8], error)
             connection.channel.close(str(error))

@@ -368,6 +368,9 @@ def test_gossip_remembers_which_peers_had_ended_their_part():
     assert [*me.ended] == [key_of(2)]
     me.on_connected(key_of(2), 2.0)
     assert not me.ended
+    me.on_left(key_of(2))
+    me.on_disconnected(key_of(2), 3.0)
+    assert [*me.ended] == [key_of(2)], "its program has ended"
 
 
 def test_states_are_sent_before_a_peer_takes_the_link_for_dead():

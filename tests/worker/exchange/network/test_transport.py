@@ -14,7 +14,7 @@ from barnraise.errors import MessageError
 from barnraise.exchange.network.framing import pack, unpack
 from barnraise.exchange.network.iroh_transport import ALPN, IrohTransport
 from barnraise.exchange.network.memory_transport import SEND_WINDOW, MemoryNetwork
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.exchange.network.transport import LEAVING, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 from barnraise.protocol.signing import Identity
@@ -111,14 +111,16 @@ async def test_frames_of_every_size_arrive_whole_and_in_order(kind):
         await b.close()
 
 
+@pytest.mark.parametrize("reason", ["your ticket expired", LEAVING])
 @pytest.mark.parametrize("kind", ["iroh", "memory"])
-async def test_closed_channel_gives_the_reason_to_the_other_side(kind):
+async def test_closed_channel_gives_the_reason_to_the_other_side(kind, reason):
     a, b = await start_transports(kind)
     try:
         dialled, accepted = await open_channel(a, b)
-        accepted.close("your ticket expired")
-        with pytest.raises(ChannelClosedError, match="your ticket expired"):
+        accepted.close(reason)
+        with pytest.raises(ChannelClosedError, match=reason) as closed:
             await asyncio.wait_for(dialled.receive(), 10)
+        assert closed.value.peer_left == (reason == LEAVING)
         with pytest.raises(ChannelClosedError):
             for _ in range(3):
                 await dialled.send(b"anybody?")

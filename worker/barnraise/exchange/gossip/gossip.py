@@ -438,6 +438,11 @@ class Gossip:
         )
         self.membership.on_connected(key, now, meeting, claimed)
 
+    def on_left(self, key: str) -> None:
+        """Record that this peer's program has ended: it publishes no further update."""
+        if link := self.links.get(key):
+            link.complete = True
+
     def on_disconnected(self, key: str, now: float) -> None:
         """Record that the link to this peer is gone."""
         link = self.links.pop(key, None)

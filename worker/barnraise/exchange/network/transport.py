@@ -14,12 +14,20 @@ from barnraise.protocol.types import replace_unprintable
 MAX_REASON = 200  # characters of why a channel ended, which the other side may have written
 
 
+LEAVING = "leaving"  # the reason with which a program that ends closes its channels
+
+
 class ChannelClosedError(ConnectionError):
     """The other side is gone; the message says why, as far as that is known."""
 
     def __init__(self, reason: str = "") -> None:
         """Store the reason, in one line and without control characters: a stranger wrote it."""
         super().__init__(replace_unprintable(reason[:MAX_REASON]))
+
+    @property
+    def peer_left(self) -> bool:
+        """Whether the other side closed the channel because its program ends."""
+        return str(self).startswith(f"closed by peer: {LEAVING}")
 
 
 class Channel(Protocol):
