@@ -380,6 +380,25 @@ def test_machine_that_is_cut_off_does_not_pile_up_updates_for_its_uplink():
     assert bytes_per_step(500.0) > 1.5 * linked, "nobody else will need them"
 
 
+def test_plan_round_noise_at_the_edge_between_two_periods_keeps_one():
+    uplinks = [2e8 * 0.95**n for n in range(200)]
+
+    def plan_anew(uplink: float) -> RoundSchedule:
+        _, estimates = two_peers(replace(RECIPE, codec="auto"))
+        return estimates.plan_round(100.0, uplink, 31.0, 1e9)
+
+    plans = [plan_anew(uplink) for uplink in uplinks]
+    edges = [n for n in range(199) if plans[n].period != plans[n + 1].period]
+    assert len(edges) > 2
+    for n in edges:
+        _, estimates = two_peers(replace(RECIPE, codec="auto"))
+        noisy = [uplinks[n], uplinks[n + 1]] * 3
+        periods = {estimates.plan_round(100.0, uplink, 31.0, 1e9).period for uplink in noisy}
+        assert periods == {plans[n].period}
+        slower = estimates.plan_round(100.0, 0.8 * uplinks[n], 31.0, 1e9)
+        assert slower.period == plan_anew(0.8 * uplinks[n]).period, "a real change counts at once"
+
+
 def test_peers_count_until_their_second_rounds_however_long_rounds_are():
     """On a slow uplink the second round arrives long after GRACE_SECONDS."""
     sizes = [fragment.size for fragment in MODEL.fragments()]

@@ -19,6 +19,7 @@ from barnraise.exchange.pacing.round_schedule import (
     align_with_peers,
     choose_schedule,
 )
+from barnraise.exchange.pacing.steady_value import SteadyValue
 from barnraise.exchange.pacing.weighting import (
     LostPeers,
     PeerClaim,
@@ -85,6 +86,8 @@ class PeerEstimates:
         # for each fragment, training tokens of our last update of it
         self._published_tokens = [0] * len(self._sizes)
         self._last_published_at = 0.0  # seconds since 1970
+        # What decides the length of rounds.
+        self._steady_rate, self._steady_uplink = SteadyValue(), SteadyValue()
         self._round_seconds = 0.0  # of the round that was planned last
         self._lost_peers = LostPeers()
         self._pushes = 1  # to how many peers each update is sent, or will be once they are back
@@ -226,9 +229,16 @@ class PeerEstimates:
         pushes = sum(link.eager for link in links.values())
         if pushes or not self._lost_rate(now):
             self._pushes = max(1, pushes)
-        step_seconds = self._step_tokens / rate if rate else None
+        steady_rate = self._steady_rate.update(rate)
+        step_seconds = self._step_tokens / steady_rate if steady_rate else None
+        steady_uplink = self._steady_uplink.update(uplink)
         alone = choose_schedule(
-            self._recipe, self._parameters, uplink, step_seconds, self._pushes, self._max_steps
+            self._recipe,
+            self._parameters,
+            steady_uplink,
+            step_seconds,
+            self._pushes,
+            self._max_steps,
         )
         others_train = any(self._count_others(rate, now).values())
         self._round_seconds = alone.steps * (step_seconds or 0.0)
