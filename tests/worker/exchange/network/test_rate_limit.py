@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from barnraise.exchange.network.rate_limit import (
+    MESSAGE_WINDOW,
     METER_WINDOW,
     MIN_PIECE_BYTES,
     MIN_WAIT,
@@ -131,10 +132,21 @@ async def test_messages_take_from_what_waits_for_the_uplink(monkeypatch):
     assert loop.time() - started_at >= 0.5 - MIN_WAIT, "the messages' bytes have gone out first"
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
-    for _ in range(int(2 * METER_WINDOW)):
+    for _ in range(int(2 * MESSAGE_WINDOW)):
         now += 1.0
         share.record_message(300)
     assert share.message_rate == pytest.approx(300.0)
+
+
+async def test_greetings_of_the_first_seconds_are_spread_over_the_window(monkeypatch):
+    share, loop = FairShare(1000.0), asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    share.record_message(1)
+    for _ in range(5):
+        now += 1.0
+        share.record_message(600)
+    assert share.message_rate == pytest.approx(5 * 600 / MESSAGE_WINDOW)
 
 
 async def test_messages_on_an_unlimited_uplink_delay_nothing():

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 METER_WINDOW = 10.0  # seconds over which a meter averages
+MESSAGE_WINDOW = 60.0  # seconds over which messages are counted: longer than the burst at a start
 METER_STEP = 0.5  # seconds between two samples of a meter
 CAPACITY_MEMORY = 60.0  # seconds of sending after which a capacity measurement has faded to 1/e
 MIN_MEASURED_SECONDS = 0.05  # seconds of sending before a capacity is reported
@@ -121,7 +122,7 @@ class FairShare:
         self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
         self._bytes = 0.0  # sent while somebody was sending, fading
         self._seconds = 0.0  # of those bytes, fading
-        self._messages = Meter()
+        self._messages = Meter(MESSAGE_WINDOW)
         self._message_bytes = 0  # sent without waiting for a turn
 
     @property
@@ -154,8 +155,12 @@ class FairShare:
 
     @property
     def message_rate(self) -> float:
-        """Bytes per second that messages have taken lately."""
-        return self._messages.rate
+        """Bytes per second that messages have taken over MESSAGE_WINDOW.
+
+        The greetings of the first seconds count as what they are, a part of the window: a round's
+        length follows from this rate, and on a slow line it would be twice too long.
+        """
+        return self._messages.window_rate
 
     @property
     def measured_rate(self) -> float:
@@ -240,10 +245,15 @@ class FairShare:
 
 
 class Meter:
-    """Measure the rate at which a count of bytes grows, over the last METER_WINDOW seconds."""
+    """Measure the rate at which a count of bytes grows, over a window of the last seconds."""
 
-    def __init__(self) -> None:
-        """Start without a sample."""
+    def __init__(self, window: float = METER_WINDOW) -> None:
+        """Start without a sample.
+
+        Args:
+            window: seconds over which to average.
+        """
+        self._window = window
         self._samples: deque[tuple[float, int]] = deque()
 
     def update(self, total: int, now: float) -> None:
@@ -251,14 +261,23 @@ class Meter:
         if self._samples and now < self._samples[-1][0] + METER_STEP:
             return
         self._samples.append((now, total))
-        while len(self._samples) > 2 and self._samples[1][0] <= now - METER_WINDOW:
+        while len(self._samples) > 2 and self._samples[1][0] <= now - self._window:
             self._samples.popleft()
 
     @property
     def rate(self) -> float:
-        """Bytes per second."""
-        if len(self._samples) < 2:
-            return 0.0
-        first_time, first_total = self._samples[0]
-        last_time, last_total = self._samples[-1]
-        return (last_total - first_total) / (last_time - first_time)
+        """Bytes per second between the samples."""
+        return self._growth / self._seconds if self._seconds else 0.0
+
+    @property
+    def window_rate(self) -> float:
+        """Bytes per second over the whole window, also before it has passed."""
+        return self._growth / max(self._window, self._seconds)
+
+    @property
+    def _growth(self) -> int:
+        return self._samples[-1][1] - self._samples[0][1] if self._samples else 0
+
+    @property
+    def _seconds(self) -> float:
+        return self._samples[-1][0] - self._samples[0][0] if self._samples else 0.0
