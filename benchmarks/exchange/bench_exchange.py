@@ -37,6 +37,7 @@ from links import (
     LinkError,
     Shape,
     boundary_seconds,
+    leave_room_for_packets,
     observe_line,
     pipeline_ratio,
     scale_line,
@@ -73,6 +74,8 @@ LINES = {
 PIPELINE_STEP_TOKENS = MICROBATCHES * MICROBATCH_SEQUENCES * MODEL.context
 SCHEDULES_MODEL = "GPT 1.3B"  # whose pipelines are measured with all schedules
 UPLINK_SHARE = 0.9  # of the line: our workers' own limit; the rest is for acknowledgements
+SNAPSHOT_STEPS = 4  # between two snapshots of the weights, for losses over time
+CURVE_SECONDS = 4.0  # between two losses of a curve in the findings, at least
 MIN_STEPS = 3  # that a slow system must make before its steps are multiplied
 MAX_MODEL_ERROR = 0.2  # of the runtime model; what is farther off is measured again
 # The parts of the benchmark, in order.
@@ -97,6 +100,7 @@ class Extent:
         target_loss: nats a token, to which every system trains.
         curve_steps: in which synchronous systems reach the target.
         loss_seconds: that a system may take for the target on one line.
+        home_seconds: that ours may take on the home line, where one round takes minutes.
         slow_seconds: for the few steps of a slow system on one line.
         hivemind_seconds: for its epochs on one line, and without a limit on the line.
         loss_lines: names of the lines.
@@ -120,6 +124,7 @@ class Extent:
     target_loss: float
     curve_steps: int
     loss_seconds: float
+    home_seconds: float
     slow_seconds: float
     hivemind_seconds: float
     loss_lines: tuple[str, ...]
@@ -143,6 +148,7 @@ FULL = Extent(
     target_loss=2.6,
     curve_steps=150,
     loss_seconds=180.0,
+    home_seconds=540.0,
     slow_seconds=120.0,
     hivemind_seconds=120.0,
     loss_lines=("home", "100mbit", "1000mbit"),
@@ -164,6 +170,7 @@ QUICK = Extent(
     target_loss=3.2,
     curve_steps=30,
     loss_seconds=62.0,
+    home_seconds=62.0,
     slow_seconds=20.0,
     hivemind_seconds=20.0,
     loss_lines=("100mbit",),
@@ -299,6 +306,7 @@ class ExchangeBenchmark:
 
     def measure_loss(self) -> None:
         """Measure how long each system takes to the same validation loss on each line."""
+        self._measure_alone()
         rounds = {"round_steps": self._extent.round_steps}
         curve_steps = self._extent.curve_steps
         # DiLoCo learns less from each step, so its curve is longer.
@@ -314,6 +322,18 @@ class ExchangeBenchmark:
                 self._measure_synchronous(system, name, steps, cell)
             self._measure_hivemind(name, steps_needed["torch_ddp"][0], hivemind[1])
 
+    def _measure_alone(self) -> None:
+        """Train each machine alone, which needs no line at all."""
+        seconds = self._extent.loss_seconds
+        result = self._run(Cell("alone", None, seconds, 0, SNAPSHOT_STEPS))
+        self.findings.alone = {
+            "seconds": result.seconds_to_loss(self._extent.target_loss),
+            "steps": result.steps_to_loss(self._extent.target_loss),
+            "last_loss": round(result.losses[-1][2], 3),
+        }
+        report("one machine alone", self.findings.alone)
+        self.findings.alone["losses"] = _thin_out(result.losses)
+
     def _measure_curve(
         self, system: str, steps: int, options: dict[str, Any]
     ) -> tuple[float | None, CellResult]:
@@ -326,7 +346,8 @@ class ExchangeBenchmark:
         """
         extent = self._extent
         seconds = extent.loss_seconds * 4 if steps else extent.hivemind_seconds
-        result = self._run(Cell(system, None, seconds, steps, 4 if steps else 0, options))
+        snapshot_steps = SNAPSHOT_STEPS if steps else 0
+        result = self._run(Cell(system, None, seconds, steps, snapshot_steps, options))
         needed = result.steps_to_loss(extent.target_loss)
         last = result.losses[-1][2] if result.losses else None
         report("curve", {"system": system, "steps": needed, "last": last, "is": result.outcome})
@@ -402,7 +423,11 @@ class ExchangeBenchmark:
 
     def _measure_asynchronous(self, system: str, line_name: str) -> None:
         """Train on a line until the target, or as long as the benchmark allows."""
-        result = self._run(self._measure_ours(LINES[line_name]))
+        extent = self._extent
+        limit = extent.home_seconds if line_name == "home" else extent.loss_seconds
+        result = self._run(self._measure_ours(LINES[line_name], seconds=limit))
+        scaled = scale_line(LINES[line_name], self.flops)
+        sent_rate = max(figures.get("sent_rate", 0.0) for figures in result.figures)
         seconds = result.seconds_to_loss(self._extent.target_loss)
         kind = "measured"
         if seconds is None and len(result.losses) > 1:
@@ -415,21 +440,24 @@ class ExchangeBenchmark:
             "step_seconds": round(result.mean_step_seconds, 3),
             "last_loss": round(result.losses[-1][2], 3) if result.losses else None,
             "bytes": max(result.bytes_sent),
+            # Of the line as scaled: what the system sends; that and what its transport adds.
+            "sent_share": round(sent_rate / scaled.up_bytes, 3),
+            "packet_share": round(max(result.bytes_sent) / limit / scaled.up_bytes, 3),
             "outcome": result.outcome,
             "epochs": result.figures[0].get("epochs"),
         }
-        self.findings.loss.append(row)
         report("loss", row)
+        self.findings.loss.append(row | {"losses": _thin_out(result.losses)})
 
     def _measure_ours(self, line: Line, steps: int = 0, seconds: float | None = None) -> Cell:
         """Return the cell of our worker on a line."""
         scaled = scale_line(line, self.flops)
         return Cell(
             "ours_updates",
-            scaled,
+            leave_room_for_packets(scaled),
             seconds or self._extent.loss_seconds,
             steps=steps,
-            snapshot_steps=0 if steps else 4,
+            snapshot_steps=0 if steps else SNAPSHOT_STEPS,
             options=_limit_uplink(scaled),
         )
 
@@ -611,6 +639,15 @@ class ExchangeBenchmark:
 def _limit_uplink(line: Line) -> dict[str, float]:
     """Return the options with which our workers leave a part of the line to acknowledgements."""
     return {"uplink": UPLINK_SHARE * line.up_bytes}
+
+
+def _thin_out(losses: list[tuple[float, int, float]]) -> list[tuple[float, float]]:
+    """Return (seconds, loss) of a curve, at most one in CURVE_SECONDS, and the last one."""
+    curve: list[tuple[float, float]] = []
+    for n, (seconds, _, loss) in enumerate(losses):
+        if not curve or n == len(losses) - 1 or seconds >= curve[-1][0] + CURVE_SECONDS:
+            curve.append((round(seconds, 1), round(loss, 3)))
+    return curve
 
 
 def _sum_cpu_seconds(result: CellResult) -> float:

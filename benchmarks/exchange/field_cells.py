@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from field_job import FieldJob
 from field_model import MODEL, FieldGPT, load_flat, validate
+from torch import Tensor
 
 from barnraise.exchange.pacing.lines import Line
 
@@ -302,7 +304,8 @@ class FieldRunner:
                 worker.kill_job()
         result = replace(read_result(out, jobs), outcome=outcome, bytes_sent=sent)
         result.relay_seconds = relayed
-        result.losses = self._evaluate(out, result)
+        begin = result.steps[0][0][0] if result.steps[0] else 0.0
+        result.losses = evaluate_snapshots(out, self.folder, begin)
         return result
 
     def _write_jobs(self, cell: Cell, out: Path) -> list[FieldJob]:
@@ -375,17 +378,32 @@ class FieldRunner:
                 return text.splitlines()[-1] if text else "it ended without a message"
         return "the workers did not connect"
 
-    def _evaluate(self, out: Path, result: CellResult) -> list[tuple[float, int, float]]:
-        """Evaluate the snapshots, all on the same held-out windows."""
-        model = FieldGPT()
-        begin = result.steps[0][0][0] if result.steps[0] else 0.0
-        losses = []
-        for path in sorted(out.glob("weights.*")):
-            at, flat = torch.load(path, weights_only=True)
+
+def evaluate_snapshots(out: Path, folder: Path, begin: float) -> list[tuple[float, int, float]]:
+    """Evaluate the snapshots of a measurement on the same held-out windows, and remove them.
+
+    On a slow line an anchor changes rarely: equal snapshots are evaluated once.
+
+    Args:
+        out: the measurement's folder.
+        folder: of the benchmark, with the text.
+        begin: of the measurement, in monotonic seconds.
+
+    Returns:
+        (seconds since the begin, steps, loss) of each snapshot.
+    """
+    model = FieldGPT()
+    losses: list[tuple[float, int, float]] = []
+    evaluated: Tensor | None = None
+    loss = math.inf
+    for path in sorted(out.glob("weights.*")):
+        at, flat = torch.load(path, weights_only=True)
+        if evaluated is None or not torch.equal(flat, evaluated):
             load_flat(model, _without_padding(flat, model))
-            losses.append((at - begin, int(path.suffix[1:]), validate(model, self.folder)))
-            path.unlink()
-        return losses
+            evaluated, loss = flat, validate(model, folder)
+        losses.append((at - begin, int(path.suffix[1:]), loss))
+        path.unlink()
+    return losses
 
 
 def read_result(out: Path, jobs: list[FieldJob]) -> CellResult:

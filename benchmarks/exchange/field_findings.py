@@ -11,6 +11,7 @@ class Findings:
 
     machine: dict[str, Any] = field(default_factory=dict)
     pipeline: list[dict[str, Any]] = field(default_factory=list)
+    alone: dict[str, Any] = field(default_factory=dict)
     loss: list[dict[str, Any]] = field(default_factory=list)
     utilisation: dict[str, float] = field(default_factory=dict)
     churn: dict[str, dict[str, Any]] = field(default_factory=dict)

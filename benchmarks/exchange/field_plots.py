@@ -31,6 +31,7 @@ def draw_plots(findings: Findings, target_loss: float, folder: Path = DOCUMENTS)
         _draw_crossover(findings.pipeline, folder / "exchange_crossover.png")
     if findings.loss:
         _draw_times(findings.loss, target_loss, folder / "exchange_times.png")
+        _draw_losses(findings.loss, findings.alone, target_loss, folder / "exchange_losses.png")
     if findings.utilisation:
         _draw_utilisation(findings.utilisation, folder / "exchange_utilisation.png")
 
@@ -76,6 +77,23 @@ def _draw_times(rows: list[dict[str, Any]], target_loss: float, path: Path) -> N
     axes.set_xticks([x + 0.4 - width / 2 for x in range(len(LINE_NAMES))], LINE_NAMES.values())
     axes.set(yscale="log", ylabel=f"seconds to {target_loss:g} nats a byte")
     axes.set_title("Scaled lines; pale: few steps timed and multiplied", fontsize=10)
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _draw_losses(
+    rows: list[dict[str, Any]], alone: dict[str, Any], target_loss: float, path: Path
+) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 4.5))
+    ours = {row["line"]: row["losses"] for row in rows if row["system"] == "ours_updates"}
+    for line, name in LINE_NAMES.items():
+        if ours.get(line):
+            axes.plot(*zip(*ours[line], strict=True), label=f"Barnraise, {name}")
+    if alone.get("losses"):
+        axes.plot(*zip(*alone["losses"], strict=True), ":", color="grey", label="one machine alone")
+    axes.axhline(target_loss, color="grey", linewidth=0.7)
+    axes.set(xlabel="seconds", ylabel="nats a byte of the shared weights", ylim=(1.2, 5.6))
+    axes.set_title("Four machines on scaled lines", fontsize=10)
     axes.legend(fontsize=8)
     _save(figure, path)
 

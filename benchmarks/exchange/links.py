@@ -26,14 +26,20 @@ must be faster by that factor:
 The round trip is not scaled: messages are few, and a step here takes as long as on the GPU or
 longer, so the delay weighs at most as much as it would there. A pipeline's messages are many; its
 microbatches are so large that a stage computes for as long as a message travels.
+
+**Packets are not scaled either.** A packet takes a second on the home line as scaled, and three
+handshakes take half a minute; on the real line both are a thousandth. So a system that limits
+itself what it sends is limited to the scaled rate, messages included, and its line has room for
+packets in addition (`leave_room_for_packets`).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from barnraise.exchange.pacing.lines import BITS_PER_BYTE, MEGABIT, Line
 
 RTX_3090_FLOPS = 35e12  # sustained in bf16 on the matrix products of a GPT
+PACKET_BYTES = 4000  # bytes per second for headers, acknowledgements and handshakes of transports
 
 
 class LinkError(Exception):
@@ -92,6 +98,21 @@ def scale_pipeline_line(line: Line, cpu_flops: float, named: Shape, here: Shape)
     """
     depth_ratio = (named.layers * named.width) / (here.layers * here.width)
     return _multiply(line, _compute_ratio(cpu_flops) * depth_ratio)
+
+
+def leave_room_for_packets(scaled: Line) -> Line:
+    """Return a scaled line with room for what a transport adds to the bytes that it carries.
+
+    It is for systems that limit themselves to the scaled rate, and not for others: they would fill
+    the room with what they have to send.
+
+    Args:
+        scaled: the line, as scaled.
+    """
+    room = PACKET_BYTES * BITS_PER_BYTE / MEGABIT
+    return replace(
+        scaled, up_megabits=scaled.up_megabits + room, down_megabits=scaled.down_megabits + room
+    )
 
 
 def observe_line(line: Line, sent_bytes: float, messages: int, seconds: float) -> Line:

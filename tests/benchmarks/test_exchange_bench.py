@@ -15,12 +15,14 @@ from helpers.paths import ROOT
 sys.path.append(str(ROOT / "benchmarks" / "exchange"))
 sys.path.append(str(ROOT / "benchmarks" / "shared"))
 
-from bench_exchange import FULL, PIPELINE_STEP_TOKENS, ExchangeBenchmark, prepare_text
-from field_cells import Cell, CellResult, FieldRunner, read_result, with_rests
+import field_cells
+import torch
+from bench_exchange import FULL, LINES, PIPELINE_STEP_TOKENS, ExchangeBenchmark, prepare_text
+from field_cells import Cell, CellResult, FieldRunner, evaluate_snapshots, read_result, with_rests
 from field_findings import Findings, summarise
 from field_job import FieldJob, StepRecorder
-from field_model import SHAPE
-from links import boundary_seconds
+from field_model import SHAPE, FieldGPT, flatten, validate
+from links import PACKET_BYTES, boundary_seconds, scale_line
 
 FOLDER = ROOT / "benchmarks" / "exchange"
 
@@ -74,6 +76,51 @@ def test_slow_pipelines_make_few_steps_and_the_slowest_is_extrapolated():
     cells = len(runner.cells)
     measured = [row["model"] for row in rows if row["kind"] == "measured"]
     assert cells == measured.count("GPT 125M") + 2 * measured.count("GPT 1.3B")
+
+
+class RecordingRunner:
+    """A runner that records the cells and measures nothing but steps of a second."""
+
+    def __init__(self) -> None:
+        self.cells: list[Cell] = []
+
+    def run(self, cell: Cell, prepare=None) -> CellResult:
+        self.cells.append(cell)
+        return result([0.0, 1.0, 2.0], [])
+
+
+def test_room_for_packets_is_beside_the_limit_of_the_scaled_line():
+    runner = RecordingRunner()
+    benchmark = ExchangeBenchmark(runner, FULL)
+    benchmark.calibrate()
+    benchmark.measure_utilisation()
+    for name, cell in zip(("50mbit", "home"), runner.cells[1:], strict=True):
+        scaled = scale_line(LINES[name], benchmark.flops)
+        assert cell.line is not None
+        assert cell.options["uplink"] == pytest.approx(0.9 * scaled.up_bytes)
+        assert cell.line.up_bytes == pytest.approx(scaled.up_bytes + PACKET_BYTES)
+        assert cell.line.down_bytes == pytest.approx(scaled.down_bytes + PACKET_BYTES)
+
+
+def test_equal_snapshots_are_evaluated_once_with_equal_losses(tmp_path, monkeypatch):
+    prepare_text(tmp_path)
+    model = FieldGPT()
+    first = flatten(model)
+    expected = validate(model, tmp_path)
+    evaluations = []
+
+    def count_and_validate(model: FieldGPT, folder) -> float:
+        evaluations.append(folder)
+        return validate(model, folder)
+
+    monkeypatch.setattr(field_cells, "validate", count_and_validate)
+    for step, weights in enumerate([first, first, first * 1.5, first]):
+        torch.save([100.0 + step, weights], tmp_path / f"weights.{4 * step:06d}")
+    losses = evaluate_snapshots(tmp_path, tmp_path, 99.0)
+    assert [(seconds, steps) for seconds, steps, _ in losses] == [(1, 0), (2, 4), (3, 8), (4, 12)]
+    assert [loss for _, _, loss in losses[::3]] == [expected] * 2 and losses[1][2] == expected
+    assert losses[2][2] != expected and len(evaluations) == 3
+    assert not list(tmp_path.glob("weights.*"))
 
 
 @pytest.fixture(scope="module")

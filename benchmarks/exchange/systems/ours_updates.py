@@ -34,6 +34,7 @@ class FieldWorker(Worker):
     was_ready = False
     computing_seconds = 0.0
     went_at = 0.0
+    sent_before = 0  # bytes, before the lines were shaped
     figures_at = 0.0
 
     def train(self) -> None:
@@ -52,6 +53,7 @@ class FieldWorker(Worker):
     def _time_steps(self) -> None:
         """Measure the time that the loop spends in steps: reading batches, and the arithmetic."""
         self.went_at = time.monotonic()
+        self.sent_before = self.exchange.stats.bytes_sent
         self.sample_micro_batches = self._time_calls(self.sample_micro_batches)
         self.engine.step = self._time_calls(self.engine.step)
 
@@ -79,7 +81,8 @@ class FieldWorker(Worker):
             self.recorder.record_figures(
                 updates_sent=stats.updates_sent,
                 updates_received=stats.updates_received,
-                computing=self.computing_seconds / (time.monotonic() - self.went_at),
+                computing=self.computing_seconds / (self.figures_at - self.went_at),
+                sent_rate=(stats.bytes_sent - self.sent_before) / (self.figures_at - self.went_at),
             )
         if self.job.steps and self.recorder.steps >= self.job.steps:
             self.leaving.set()
