@@ -104,6 +104,7 @@ class Extent:
         slow_seconds: for the few steps of a slow system on one line.
         hivemind_seconds: for its epochs on one line, and without a limit on the line.
         loss_lines: names of the lines.
+        only_ours: whether the time to the target is measured of ours and of one machine alone only.
         round_steps: H of DiLoCo.
         churn: seconds between two kills, and seconds in all.
         equal_steps: of decentralised Adam against decent-dp.
@@ -134,23 +135,24 @@ class Extent:
     steady_seconds: float
     model_steps: int
     repeats: int = 3
+    only_ours: bool = False
     model_shares: tuple[float, ...] = (1.0,)
 
 
 FULL = Extent(
     calibration_steps=40,
     pipeline_steps=3,
-    pipeline_seconds=12.0,
-    pipeline_step_seconds=45.0,
+    pipeline_seconds=8.0,
+    pipeline_step_seconds=30.0,
     schedules=("gpipe", "1f1b"),
     pipeline_models=tuple(shape.name for shape in NAMED_MODELS),
     pipeline_rates=(15, 20, 50, 100, 400, 1000),
     target_loss=2.6,
     curve_steps=150,
-    loss_seconds=180.0,
-    home_seconds=540.0,
+    loss_seconds=160.0,
+    home_seconds=420.0,
     slow_seconds=120.0,
-    hivemind_seconds=120.0,
+    hivemind_seconds=90.0,
     loss_lines=("home", "100mbit", "1000mbit"),
     round_steps=10,
     churn=(120.0, 600.0),
@@ -307,6 +309,10 @@ class ExchangeBenchmark:
     def measure_loss(self) -> None:
         """Measure how long each system takes to the same validation loss on each line."""
         self._measure_alone()
+        if self._extent.only_ours:
+            for name in self._extent.loss_lines:
+                self._measure_asynchronous("ours_updates", name)
+            return
         rounds = {"round_steps": self._extent.round_steps}
         curve_steps = self._extent.curve_steps
         # DiLoCo learns less from each step, so its curve is longer.
@@ -746,6 +752,9 @@ def main() -> None:
     )
     parser.add_argument("--line", action="append", choices=LINES, help="for time to a loss")
     parser.add_argument(
+        "--ours", action="store_true", help="time to a loss of our worker only, without the others"
+    )
+    parser.add_argument(
         "--without-delay",
         action="store_true",
         help="lines that delay nothing; for --only pipelines",
@@ -760,6 +769,7 @@ def main() -> None:
     extent = QUICK if arguments.quick else FULL
     if arguments.line:
         extent = replace(extent, loss_lines=tuple(arguments.line))
+    extent = replace(extent, only_ours=arguments.ours)
     started = time.monotonic()
 
     def save(findings: Findings) -> None:
