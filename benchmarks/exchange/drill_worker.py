@@ -299,11 +299,12 @@ def _poison_engine(worker: Worker) -> None:
         weight: float,
         fragments: Collection[int] | None = None,
         carries_residual: bool = False,
+        has_momentum: bool = True,
     ) -> Iterator[EncodedFragment]:
         def encode_noise(values: torch.Tensor) -> tuple[bytes, torch.Tensor]:
             return encode(noise_like(values))
 
-        return honest_end_round(encode_noise, weight, fragments, carries_residual)
+        return honest_end_round(encode_noise, weight, fragments, carries_residual, has_momentum)
 
     worker.engine.end_round = end_round
 

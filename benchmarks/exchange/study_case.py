@@ -35,6 +35,7 @@ class Case:
     outer_rate: float = 0.6  # η
     momentum: float = 0.7  # μ at the start of the training
     momentum_end: float | None = None  # μ at its end; None: as at the start
+    plain_rounds: int = 0  # rounds of each machine from its start on that have no momentum
     delay: float = 0.8  # rounds that an update is in flight, ± a quarter
     windows: bool = True  # Rounds end together, by the clock.
     streamed: bool = True  # Fragments are published one after another, not all at the round's end.

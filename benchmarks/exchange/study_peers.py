@@ -196,8 +196,16 @@ class Machine:
         weight = (share if case.weights == "rate" else 1 / case.replicas) * self.ramp
         delta = (self.start[part] - self.replica.flat[part]).mul_(weight)
         momentum, feedback = self.momentum[part], self.feedback[part]
-        momentum.mul_(mu).add_(delta)
-        accumulate_feedback(feedback, (delta + mu * momentum).mul_(case.outer_rate), case.decay)
+        if self.rounds < case.plain_rounds:
+            published_share = min(1.0, case.outer_rate * (1 + mu))
+            momentum.copy_(delta * (published_share / case.outer_rate))
+            step = delta * published_share
+        else:
+            if case.plain_rounds and self.rounds == case.plain_rounds:
+                momentum.zero_()
+            momentum.mul_(mu).add_(delta)
+            step = (delta + mu * momentum).mul_(case.outer_rate)
+        accumulate_feedback(feedback, step, case.decay)
         units = torch.empty_like(feedback)
         size = 0
         for i in publication.fragments:

@@ -138,11 +138,17 @@ def test_engine_same_inputs_give_the_same_bits_in_two_processes(tmp_path):
 ROUNDS = [*((kind, 0.9, 0.0) for kind in KINDS), ("resident", 1.0, 0.0), ("exact", 1.0, 0.0)]
 
 
-@pytest.mark.parametrize("carried", [(0, 0, 0), (1, 1, 0)], ids=["dense", "sparse, then dense"])
+@pytest.mark.parametrize(
+    ("carried", "momentous"),
+    [((0, 0, 0), (1, 1, 1)), ((1, 1, 0), (1, 1, 1)), ((0, 0, 1), (1, 0, 1))],
+    ids=["dense", "sparse, then dense", "short, long, short"],
+)
 @pytest.mark.parametrize(
     ("kind", "decay", "scale"), one_in(3, ROUNDS + [(kind, 1.0, 0.7) for kind in KINDS])
 )
-def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, carried, new_engine):
+def test_end_round_has_the_bits_of_the_formulas_in_numpy(
+    kind, decay, scale, carried, momentous, new_engine
+):
     """Compare with numpy in fp32 and int64, written from the formulas of `Engine.end_round`."""
     engine = new_engine(kind, outer_rate=0.7, outer_momentum=0.6, feedback_decay=decay)
     count, weight = TINY.layers + 2, np.float32(0.3)
@@ -163,7 +169,9 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, car
         anchors = [units.numpy() for units in exchange_state(engine, "anchor")]
         parts = [
             (part.payload, part.units.numpy().copy())
-            for part in engine.end_round(encode, 0.3, None, bool(carried[seq - 1]))
+            for part in engine.end_round(
+                encode, 0.3, None, bool(carried[seq - 1]), bool(momentous[seq - 1])
+            )
         ]
         assert len(parts) == count
         after = {
@@ -177,8 +185,14 @@ def test_end_round_has_the_bits_of_the_formulas_in_numpy(kind, decay, scale, car
             begin = (anchors[i] - began_with).astype(np.float32) * np.float32(2.0**-26)
             start = begin - momentum[i] * prediction
             delta = weight * (start - replicas[i])
-            momentum[i] = momentum[i] * np.float32(0.6) + delta
-            outer = (momentum[i] * np.float32(0.6) + delta) * np.float32(0.7)
+            if momentous[seq - 1]:
+                if seq > 1 and not momentous[seq - 2]:
+                    momentum[i] = np.zeros_like(delta)
+                momentum[i] = momentum[i] * np.float32(0.6) + delta
+                outer = (momentum[i] * np.float32(0.6) + delta) * np.float32(0.7)
+            else:  # 0.7 · (1 + 0.6) is more than the whole
+                momentum[i] = delta * np.float32(1 / 0.7)
+                outer = delta
             rounded = np.rint(outer.astype(np.float64) * 2.0**26).astype(np.int64)
             feedback[i] = (
                 np.rint(decay * feedback[i]).astype(np.int64) if decay != 1 else feedback[i]
@@ -279,6 +293,43 @@ def test_loaded_state_begins_a_round_at_the_anchor(new_engine):
     loaded.load_state_dict(engine.state_dict())
     assert not any(loaded.progress.residual) and any(engine.progress.residual)
     assert not any(left.any() for left in progress_of(loaded))
+
+
+def end_long_round(engine: Engine) -> None:
+    """End a round without momentum."""
+    plain = partial(codec.encode, scheme=QuantizationScheme.parse("dense4"))
+    list(engine.end_round(plain, 0.5, has_momentum=False))
+
+
+def test_momentum_that_only_serves_predictions_is_not_in_a_checkpoint(new_engine):
+    """A restarted machine begins without predictions, and would publish it."""
+    engine, loaded = new_engine(), new_engine()
+    engine.step([sample_text()])
+    end_long_round(engine)
+    assert engine.progress.forecast == (1.0,) * (TINY.layers + 2)
+    assert all(momentum.any() for momentum in exchange_state(engine, "momentum"))
+    loaded.load_state_dict(engine.state_dict())
+    assert not any(loaded.progress.forecast)
+    assert not any(momentum.any() for momentum in exchange_state(loaded, "momentum"))
+    end_sparse_round(engine)
+    assert not any(engine.progress.forecast)
+
+
+def test_reopened_state_on_disk_forgets_the_momentum_of_a_long_round(tmp_path):
+    plan = tiny_plan("exact")
+    engine = engine_of(plan, tmp_path)
+    engine.step([sample_text()])
+    end_long_round(engine)
+    engine.commit(closing=True)
+    engine.close()
+    engine = engine_of(plan, tmp_path)
+    assert all(momentum.any() for momentum in exchange_state(engine, "momentum"))
+    engine.step([sample_text(seed=1)], rate_scale=0.0)
+    end_sparse_round(engine)
+    assert not any(momentum.any() for momentum in exchange_state(engine, "momentum")), (
+        "a round that learns nothing, with momentum, after one without"
+    )
+    engine.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

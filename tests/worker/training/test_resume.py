@@ -88,15 +88,19 @@ def close_and_read_state(
 @pytest.mark.parametrize(
     "change", ["memory exact", "exact memory", "exact restart", "restart exact", "restart memory"]
 )
-def test_change_of_limits_loses_nothing(tmp_path, change):
+@pytest.mark.parametrize("has_momentum", [True, False])
+def test_change_of_limits_loses_nothing(tmp_path, change, has_momentum):
     first, second = (PLANS[name] for name in change.split())
     saved, engine = open_engine(tmp_path, first)
     for step in range(3):
         text = torch.randint(300, (2, 17), generator=torch.Generator().manual_seed(step))
         engine.step([text], position=step + 5)
-    list(engine.end_round(lambda values: (b"", values // 2), 1.0))
+    list(engine.end_round(lambda values: (b"", values // 2), 1.0, has_momentum=has_momentum))
     before = close_and_read_state(tmp_path, first, saved, engine)
     assert any(bool(before[f"m.{i}"].any()) for i in range(5))
+    assert all(bool(before[f"momentum.{i}"].any()) == has_momentum for i in range(5)), (
+        "momentum that only serves predictions does not outlast the move"
+    )
     saved, engine = open_engine(tmp_path, second)
     assert saved.header.step == engine.progress.position == 7
     assert engine.progress.optimizer_steps == 3

@@ -39,7 +39,9 @@ class AnchorTracking:
         """
         self._store, self._tiles, self._tile_scratch = store, tiles, tile_scratch
 
-    def accumulate(self, i: int, values: Tensor, weight: float, start: RoundStart) -> None:
+    def accumulate(
+        self, i: int, values: Tensor, weight: float, start: RoundStart, has_momentum: bool
+    ) -> None:
         """Compute the way from the anchor to the replica.
 
         Args:
@@ -47,6 +49,7 @@ class AnchorTracking:
             values: int32 [n], receives what an update without loss would hold.
             weight: this author's share of all training, 0 to 1.
             start: not used: the replica does not begin at the anchor.
+            has_momentum: not used: there is no outer momentum.
         """
         for tile in self._tiles.iterate(i, changes=False):
             record = self._store.load_tile(

@@ -159,6 +159,7 @@ class Engine:
             saved,
             prediction=self._target_prediction,
             residual=saved.residual or self._no_prediction,
+            forecast=saved.forecast or self._no_prediction,
         )
         self.replica_resets = 0
         self._queued_updates: list[DecodableUpdate] = []
@@ -308,6 +309,7 @@ class Engine:
             warmup_steps_left=max(0, before.warmup_steps_left - 1),
             prediction=before.prediction,
             residual=before.residual,
+            forecast=before.forecast,
         )
         return PendingUpdate(
             clipping=self.plan.clipping,
@@ -426,6 +428,7 @@ class Engine:
         weight: float,
         fragments: Collection[int] | None = None,
         carries_residual: bool = False,
+        has_momentum: bool = True,
     ) -> Iterator[EncodedFragment]:
         """End the round of some fragments: compute, encode and apply this author's update.
 
@@ -440,6 +443,9 @@ class Engine:
             update = −C(e), e ← e − C(e)
             replica ← anchor − r · e − g · m
 
+        Without momentum s = min(1, η · (1 + μ)) · Δ and m ← s / η, which only serves predictions; a
+        round with momentum after it begins with m = 0.
+
         w: `weight`; g: the fragment's prediction; m: outer momentum; μ: `recipe.outer_momentum`;
         η: `recipe.outer_rate`; e: error feedback; β: `recipe.feedback_decay`; C: `encode`; r: 1 if
         the replica contains the residual, which the round before decided for this one. The two
@@ -452,6 +458,7 @@ class Engine:
             fragments: indices of the fragments whose round ends; None ends the round of all.
             carries_residual: whether their next round begins with what `encode` leaves out; for
                 compressions that send few values.
+            has_momentum: whether the update contains momentum of the rounds before.
 
         Yields:
             For each of them in order, the encoded part, which is by then applied to the anchor and
@@ -467,9 +474,9 @@ class Engine:
             with torch.no_grad():  # as a decorator it would hold a reference to the last part
                 values = self.buffers.fragment_scratch(i)
                 start = self._round_start(i)
-                self._outer_optimizer.accumulate(i, values, weight, start)
+                self._outer_optimizer.accumulate(i, values, weight, start, has_momentum)
                 part = EncodedFragment(i, *encode(values))
-                self._mark_residual(i, carries_residual)
+                self._mark_round(i, carries_residual, has_momentum)
                 start = self._round_start(i)
                 self._outer_optimizer.apply_published(i, values, part.units, start)
             yield part
@@ -479,13 +486,16 @@ class Engine:
 
     def _round_start(self, i: int) -> RoundStart:
         """Return where fragment i's replica is at the beginning of a round."""
-        return RoundStart(self.progress.prediction[i], bool(self.progress.residual[i]))
+        progress = self.progress
+        return RoundStart(
+            progress.prediction[i], bool(progress.residual[i]), bool(progress.forecast[i])
+        )
 
-    def _mark_residual(self, i: int, is_in_replica: bool) -> None:
-        """Record whether fragment i's replica is to begin with this machine's residual."""
-        residual = list(self.progress.residual)
-        residual[i] = float(is_in_replica)
-        self._change_progress(residual=tuple(residual))
+    def _mark_round(self, i: int, carries_residual: bool, has_momentum: bool) -> None:
+        """Record how fragment i's next round begins: with the residual, and with which momentum."""
+        residual, forecast = list(self.progress.residual), list(self.progress.forecast)
+        residual[i], forecast[i] = float(carries_residual), float(not has_momentum)
+        self._change_progress(residual=tuple(residual), forecast=tuple(forecast))
 
     # ---- averaging weights ---------------------------------------------------------------------
 
@@ -731,8 +741,8 @@ class Engine:
         """Return all that a restart needs besides the anchor's heads.
 
         Host tensors, by reference where possible. The replica is included only where machines
-        average weights; otherwise a restart begins a round. For states in memory; a state on disk
-        is its own copy.
+        average weights; otherwise a restart begins a round, without predictions, so momentum that
+        only serves these is left out. For states in memory; a state on disk is its own copy.
         """
         self.flush()
         self.apply_queued()
@@ -747,6 +757,8 @@ class Engine:
                 tensors[f"mean.{i}"] = mean.cpu()
             for kind, sequence in self._exchange_state():
                 tensors[f"{kind}.{i}"] = sequence[i]
+            if self.progress.forecast[i]:
+                tensors[f"momentum.{i}"] = torch.zeros(fragment.size)
         if self.recipe.agrees_in_steps:
             tensors["replica"] = self.read_replica()
         return tensors
@@ -773,6 +785,7 @@ class Engine:
             warmup_steps_left=warmup_steps_left,
             prediction=self._no_prediction,
             residual=self._no_prediction,
+            forecast=self._no_prediction,
         )
         for i in range(len(self.fragments)):
             for kind, sequence in self._exchange_state():

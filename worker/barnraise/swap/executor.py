@@ -71,6 +71,8 @@ class EngineProgress:
             because updates in flight are expected to move the anchor there; empty for none.
         residual: for each fragment, 1 if the replica is ahead of the anchor by this machine's
             residual, else 0; empty for none.
+        forecast: for each fragment, 1 if its outer momentum only serves predictions because the
+            round before had none, else 0; empty for none.
     """
 
     position: int = 0
@@ -79,6 +81,7 @@ class EngineProgress:
     warmup_steps_left: int = 0
     prediction: tuple[float, ...] = ()
     residual: tuple[float, ...] = ()
+    forecast: tuple[float, ...] = ()
 
 
 @dataclass

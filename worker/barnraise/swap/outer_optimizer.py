@@ -16,6 +16,11 @@ without it, at the anchor, where the next round corrects the noise of all machin
 
 **A prediction** of updates of others in flight: a fragment's `prediction` times this machine's
 momentum, which is what the machine itself publishes when it goes on as before.
+
+**A machine's first rounds have no momentum where they are long.** Such a round goes far, and
+momentum would go most of that way again in the next ones. It publishes as much of what it learnt as
+one with momentum publishes at once, and at most all of it. Its momentum only serves predictions,
+and the next round replaces it.
 """
 
 from collections.abc import Callable
@@ -44,10 +49,12 @@ class RoundStart:
     Attributes:
         prediction: by how many momenta it is ahead of the anchor.
         has_residual: whether it is ahead of the anchor by this machine's residual, too.
+        forgets_momentum: whether the momentum only serves predictions: the round before had none.
     """
 
     prediction: float = 0.0
     has_residual: bool = False
+    forgets_momentum: bool = False
 
 
 class OuterOptimizer:
@@ -72,7 +79,9 @@ class OuterOptimizer:
         self._recipe, self._store, self._tiles = recipe, store, tiles
         self._tile_scratch = tile_scratch
 
-    def accumulate(self, i: int, values: Tensor, weight: float, start: RoundStart) -> None:
+    def accumulate(
+        self, i: int, values: Tensor, weight: float, start: RoundStart, has_momentum: bool
+    ) -> None:
         """Add what the round has learnt of fragment i to the momentum and to the error feedback.
 
         Args:
@@ -81,6 +90,8 @@ class OuterOptimizer:
                 would hold.
             weight: this author's share of all training, 0 to 1.
             start: where the replica was at the round's beginning.
+            has_momentum: whether the momentum of the rounds before is published with this one's
+                result.
         """
         recipe, store = self._recipe, self._store
         for tile in self._tiles.iterate(i, changes=False):
@@ -101,10 +112,18 @@ class OuterOptimizer:
                 f"the replica of {store.plan.fragments[i].name} is not finite"
             )
 
-            # m ← μ · m + Δ and s = η · (Δ + μ · m)
-            momentum.mul_(recipe.outer_momentum).add_(delta)
+            if has_momentum:
+                # m ← μ · m + Δ and s = η · (Δ + μ · m)
+                if start.forgets_momentum:
+                    momentum.zero_()
+                momentum.mul_(recipe.outer_momentum).add_(delta)
+                step = momentum.mul(recipe.outer_momentum).add_(delta).mul_(recipe.outer_rate)
+            else:
+                # s = min(1, η · (1 + μ)) · Δ and m ← s / η
+                share = min(1.0, recipe.outer_rate * (1 + recipe.outer_momentum))
+                torch.mul(delta, share / recipe.outer_rate, out=momentum)
+                step = delta.mul_(share)
             store.store_tile("momentum", i, t, momentum_record)
-            step = momentum.mul(recipe.outer_momentum).add_(delta).mul_(recipe.outer_rate)
 
             # e ← round(β · e) + round(s / unit); `apply_published` stores the residual
             accumulate_feedback(feedback, step, recipe.feedback_decay)

@@ -279,8 +279,12 @@ class DiskState(Mapping[str, Tensor]):
             return self._read_progress()
         if kind in ("m", "v"):
             return self._read_moment(int(index), first=kind == "m")
+        i = int(index)
+        forecast = _engine_progress(self.header).forecast
+        if kind == "momentum" and forecast and forecast[i]:
+            return torch.zeros(self._store.plan.fragments[i].size)
         dtype = torch.float32 if kind == "momentum" else torch.int32
-        return FragmentSequence(self._store, kind, dtype)[int(index)]
+        return FragmentSequence(self._store, kind, dtype)[i]
 
     def _read_progress(self) -> Tensor:
         """Return int64 [2]: AdamW's steps, and how many more warm up."""

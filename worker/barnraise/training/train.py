@@ -359,9 +359,15 @@ class Worker:
         tokens = self.engine.round_tokens
         weight = self.exchange.compute_weight(self.metrics.tokens_per_second)
         encode = partial(codec.encode, scheme=round_schedule.scheme)
-        carries_residual = round_schedule.carries_residual
+        parts = self.engine.end_round(
+            encode,
+            weight,
+            fragments_due,
+            round_schedule.carries_residual,
+            round_schedule.has_momentum(self.exchange.last_published_seq),
+        )
         with self.exchange.new_update(tokens) as update:
-            for part in self.engine.end_round(encode, weight, fragments_due, carries_residual):
+            for part in parts:
                 update.add(part.fragment, part.payload, part.units)
                 del part  # free it before the next fragment's part is computed
         self.anchor.record(update.header)

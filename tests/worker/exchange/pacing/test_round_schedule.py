@@ -119,6 +119,20 @@ def test_schedule_carries_the_residual_after_short_sparse_rounds_only(codec, ste
 
 
 @given(LINKS, SECONDS, PARAMETERS, PUSHES)
+def test_first_rounds_have_no_momentum_where_the_ladder_makes_them_long(
+    link, seconds, parameters, pushes
+):
+    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+    aligned = align_with_peers(Recipe(codec="auto"), schedule, seconds, seconds, 1e9)
+    for each in (schedule, aligned, aligned.with_streaming((parameters // 2,) * 2, 0.0, 1e9)):
+        first_updates = [each.has_momentum(n) for n in range(6 * each.updates_per_round)]
+        plain = 4 * each.updates_per_round if schedule.steps >= 128 else 0
+        assert first_updates == [n >= plain for n in range(len(first_updates))]
+    chosen = choose_schedule(Recipe(codec="dense2", round_steps=500), 10**6, link, seconds, 1, 1000)
+    assert chosen.has_momentum(0), "the owner chose these rounds for the recipe's momentum"
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES)
 def test_choose_schedule_fixed_codec_is_used_on_every_uplink(link, seconds, parameters, pushes):
     schedule = choose_schedule(
         Recipe(codec="top64x2", round_steps=7), parameters, link, seconds, pushes, MAX_STEPS

@@ -43,6 +43,7 @@ COMPRESSION_LADDER = (
 # The longest round after which what a sparse update leaves out is carried into the next one.
 MAX_CARRY_STEPS = 23
 LONG_ROUNDS = COMPRESSION_LADDER[-1]
+PLAIN_ROUNDS = 4  # of a machine, from its start on, that have no momentum if they are long
 # From all values to the fewest.
 SCHEMES = sorted(
     {level.scheme for level in COMPRESSION_LADDER},
@@ -67,6 +68,7 @@ class RoundSchedule:
             fill the uplink; 0 if not.
         last_published_at: When this machine published last.
         carries_residual: Whether the next round begins with what the update leaves out.
+        is_long: Whether it is so long that a machine's first rounds have no outer momentum.
     """
 
     steps: int
@@ -77,6 +79,7 @@ class RoundSchedule:
     min_part_seconds: float = 0.0
     last_published_at: float = 0.0
     carries_residual: bool = False
+    is_long: bool = False
 
     def is_over(self, steps: int, now: float) -> bool:
         """Return whether the round ends after `steps` steps, at `now`.
@@ -86,6 +89,17 @@ class RoundSchedule:
         if math.isinf(self.ends_at):
             return steps >= self.steps
         return steps > 0 and (now >= self.ends_at or steps >= int(MAX_STRETCH * self.steps))
+
+    def has_momentum(self, updates_published: int) -> bool:
+        """Return whether the round's update contains momentum of the rounds before.
+
+        A machine's first long rounds go far, each in a direction of its own, and momentum would go
+        most of that way again.
+
+        Args:
+            updates_published: by this machine so far.
+        """
+        return not self.is_long or updates_published // self.updates_per_round >= PLAIN_ROUNDS
 
     @property
     def updates_per_round(self) -> int:
@@ -202,7 +216,11 @@ def fit_to_uplink(
         if steps <= min(level.max_steps, max_steps):
             chosen, chosen_steps = level, min(max_steps, max(steps, level.min_steps))
             break
-    return replace(_build_schedule(chosen_steps, chosen.scheme), min_part_seconds=min_part_seconds)
+    return replace(
+        _build_schedule(chosen_steps, chosen.scheme),
+        min_part_seconds=min_part_seconds,
+        is_long=chosen_steps >= LONG_ROUNDS.min_steps,
+    )
 
 
 def _build_schedule(steps: int, scheme: QuantizationScheme) -> RoundSchedule:
