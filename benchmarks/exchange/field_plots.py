@@ -30,8 +30,8 @@ def draw_plots(findings: Findings, target_loss: float, folder: Path = DOCUMENTS)
     if findings.pipeline:
         _draw_crossover(findings.pipeline, folder / "exchange_crossover.png")
     if findings.loss:
-        _draw_times(findings.loss, target_loss, folder / "exchange_times.png")
-        _draw_losses(findings.loss, findings.alone, target_loss, folder / "exchange_losses.png")
+        _draw_times(findings, target_loss, folder / "exchange_times.png")
+        _draw_losses(findings, target_loss, folder / "exchange_losses.png")
     if findings.utilisation:
         _draw_utilisation(findings.utilisation, folder / "exchange_utilisation.png")
 
@@ -56,7 +56,8 @@ def _draw_crossover(rows: list[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
-def _draw_times(rows: list[dict[str, Any]], target_loss: float, path: Path) -> None:
+def _draw_times(findings: Findings, target_loss: float, path: Path) -> None:
+    rows = findings.loss
     figure, axes = plt.subplots(figsize=(7.5, 4.5))
     width = 0.8 / len(SYSTEM_NAMES)
     for place, (system, name) in enumerate(SYSTEM_NAMES.items()):
@@ -74,6 +75,9 @@ def _draw_times(rows: list[dict[str, Any]], target_loss: float, path: Path) -> N
                     label=None if has_label else name,
                 )
                 has_label = True
+    if alone_seconds := findings.alone.get("seconds"):
+        label = "one machine alone"
+        axes.axhline(alone_seconds, color="grey", linestyle=":", label=label)
     axes.set_xticks([x + 0.4 - width / 2 for x in range(len(LINE_NAMES))], LINE_NAMES.values())
     axes.set(yscale="log", ylabel=f"seconds to {target_loss:g} nats a byte")
     axes.set_title("Scaled lines; pale: few steps timed and multiplied", fontsize=10)
@@ -81,16 +85,14 @@ def _draw_times(rows: list[dict[str, Any]], target_loss: float, path: Path) -> N
     _save(figure, path)
 
 
-def _draw_losses(
-    rows: list[dict[str, Any]], alone: dict[str, Any], target_loss: float, path: Path
-) -> None:
+def _draw_losses(findings: Findings, target_loss: float, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7.5, 4.5))
-    ours = {row["line"]: row["losses"] for row in rows if row["system"] == "ours_updates"}
+    ours = {row["line"]: row["losses"] for row in findings.loss if row["system"] == "ours_updates"}
     for line, name in LINE_NAMES.items():
         if ours.get(line):
             axes.plot(*zip(*ours[line], strict=True), label=f"Barnraise, {name}")
-    if alone.get("losses"):
-        axes.plot(*zip(*alone["losses"], strict=True), ":", color="grey", label="one machine alone")
+    if curve := findings.alone.get("losses"):
+        axes.plot(*zip(*curve, strict=True), ":", color="grey", label="one machine alone")
     axes.axhline(target_loss, color="grey", linewidth=0.7)
     axes.set(xlabel="seconds", ylabel="nats a byte of the shared weights", ylim=(1.2, 5.6))
     axes.set_title("Four machines on scaled lines", fontsize=10)
