@@ -75,6 +75,7 @@ PIPELINE_STEP_TOKENS = MICROBATCHES * MICROBATCH_SEQUENCES * MODEL.context
 SCHEDULES_MODEL = "GPT 1.3B"  # whose pipelines are measured with all schedules
 UPLINK_SHARE = 0.9  # of the line: our workers' own limit; the rest is for acknowledgements
 SNAPSHOT_STEPS = 8  # between two snapshots of the weights, for losses over time
+CURVE_STEPS = 4  # the same for curves of few steps, which end shortly after the target
 CURVE_SECONDS = 4.0  # between two losses of a curve in the findings, at least
 MIN_STEPS = 3  # that a slow system must make before its steps are multiplied
 MAX_MODEL_ERROR = 0.2  # of the runtime model; what is farther off is measured again
@@ -352,7 +353,7 @@ class ExchangeBenchmark:
         """
         extent = self._extent
         seconds = extent.loss_seconds * 4 if steps else extent.hivemind_seconds
-        snapshot_steps = SNAPSHOT_STEPS if steps else 0
+        snapshot_steps = CURVE_STEPS if steps else 0
         result = self._run(Cell(system, None, seconds, steps, snapshot_steps, options))
         needed = result.steps_to_loss(extent.target_loss)
         last = result.losses[-1][2] if result.losses else None
