@@ -102,6 +102,7 @@ class Extent:
         curve_steps: in which synchronous systems reach the target.
         loss_seconds: that a system may take for the target on one line.
         home_seconds: that ours may take on the home line, where one round takes minutes.
+        alone_seconds: for which each machine trains alone.
         slow_seconds: for the few steps of a slow system on one line.
         hivemind_seconds: for its epochs on one line, and without a limit on the line.
         loss_lines: names of the lines.
@@ -127,6 +128,7 @@ class Extent:
     curve_steps: int
     loss_seconds: float
     home_seconds: float
+    alone_seconds: float
     slow_seconds: float
     hivemind_seconds: float
     loss_lines: tuple[str, ...]
@@ -152,6 +154,7 @@ FULL = Extent(
     curve_steps=150,
     loss_seconds=160.0,
     home_seconds=420.0,
+    alone_seconds=160.0,
     slow_seconds=120.0,
     hivemind_seconds=90.0,
     loss_lines=("home", "100mbit", "1000mbit"),
@@ -170,10 +173,11 @@ QUICK = Extent(
     schedules=("gpipe",),  # the faster one of the two in every cell measured so far
     pipeline_models=("GPT 1.3B",),
     pipeline_rates=(20, 400),
-    target_loss=3.2,
+    target_loss=3.5,
     curve_steps=30,
     loss_seconds=62.0,
     home_seconds=62.0,
+    alone_seconds=15.0,
     slow_seconds=20.0,
     hivemind_seconds=20.0,
     loss_lines=("100mbit",),
@@ -331,7 +335,7 @@ class ExchangeBenchmark:
 
     def _measure_alone(self) -> None:
         """Train each machine alone, which needs no line at all."""
-        seconds = self._extent.loss_seconds
+        seconds = self._extent.alone_seconds
         result = self._run(Cell("alone", None, seconds, 0, SNAPSHOT_STEPS))
         self.findings.alone = {
             "seconds": result.seconds_to_loss(self._extent.target_loss),
