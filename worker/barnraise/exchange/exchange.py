@@ -240,6 +240,12 @@ class Exchange:
         return self._author.last_seq
 
     @property
+    def rounds_published(self) -> int:
+        """The rounds that this incarnation has published, if all had as many parts as this one."""
+        schedule = self._round_schedule
+        return self.last_published_seq // (schedule.updates_per_round if schedule else 1)
+
+    @property
     def rules(self) -> UpdateRules:
         """What updates and verdicts are checked against, by the newest mirror list."""
         return self.server.updates.rules
@@ -417,9 +423,6 @@ class Exchange:
         Args:
             rate: This machine's tokens per second.
         """
-        updates_per_round = 1
-        if self._round_schedule is not None:
-            updates_per_round = self._round_schedule.updates_per_round
         now = time.monotonic()
         share = self._estimates.training_share(rate, now)
         reason = (
@@ -432,7 +435,7 @@ class Exchange:
             log.warning("%s", finding)
         if not self._ledger.base_heads():
             return share
-        return share * weight_ramp(self.last_published_seq // updates_per_round)
+        return share * weight_ramp(self.rounds_published)
 
     def predict_in_flight(self, rate: float) -> tuple[float, ...]:
         """Predict the updates whose headers have arrived and whose payloads have not.

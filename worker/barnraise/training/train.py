@@ -364,7 +364,7 @@ class Worker:
             weight,
             fragments_due,
             round_schedule.carries_residual,
-            round_schedule.has_momentum(self.exchange.last_published_seq),
+            round_schedule.has_momentum(self.exchange.rounds_published),
         )
         with self.exchange.new_update(tokens) as update:
             for part in parts:

@@ -90,16 +90,16 @@ class RoundSchedule:
             return steps >= self.steps
         return steps > 0 and (now >= self.ends_at or steps >= int(MAX_STRETCH * self.steps))
 
-    def has_momentum(self, updates_published: int) -> bool:
+    def has_momentum(self, rounds_published: int) -> bool:
         """Return whether the round's update contains momentum of the rounds before.
 
         A machine's first long rounds go far, each in a direction of its own, and momentum would go
         most of that way again.
 
         Args:
-            updates_published: by this machine so far.
+            rounds_published: By this machine so far.
         """
-        return not self.is_long or updates_published // self.updates_per_round >= PLAIN_ROUNDS
+        return not self.is_long or rounds_published >= PLAIN_ROUNDS
 
     @property
     def updates_per_round(self) -> int:
