@@ -73,7 +73,7 @@ LINES = {
 }
 PIPELINE_STEP_TOKENS = MICROBATCHES * MICROBATCH_SEQUENCES * MODEL.context
 SCHEDULES_MODEL = "GPT 1.3B"  # whose pipelines are measured with all schedules
-UPLINK_SHARE = 0.9  # of the line: our workers' own limit; the rest is for acknowledgements
+UPLINK_SHARE = 0.9  # of the line, as scaled: our workers' own limit
 SNAPSHOT_STEPS = 8  # between two snapshots of the weights, for losses over time
 CURVE_STEPS = 4  # the same for curves of few steps, which end shortly after the target
 CURVE_SECONDS = 4.0  # between two losses of a curve in the findings, at least
@@ -340,7 +340,7 @@ class ExchangeBenchmark:
         self.findings.alone = {
             "seconds": result.seconds_to_loss(self._extent.target_loss),
             "steps": result.steps_to_loss(self._extent.target_loss),
-            "last_loss": round(result.losses[-1][2], 3),
+            "last_loss": round(result.losses[-1][2], 3) if result.losses else None,
         }
         report("one machine alone", self.findings.alone)
         self.findings.alone["losses"] = _thin_out(result.losses)
@@ -437,6 +437,7 @@ class ExchangeBenchmark:
         extent = self._extent
         limit = extent.home_seconds if line_name == "home" else extent.loss_seconds
         result = self._run(self._measure_ours(LINES[line_name], seconds=limit))
+        self._compare_ours_with_model(line_name, result)
         scaled = scale_line(LINES[line_name], self.flops)
         sent_rate = max(figures.get("sent_rate", 0.0) for figures in result.figures)
         seconds = result.seconds_to_loss(self._extent.target_loss)
@@ -481,6 +482,7 @@ class ExchangeBenchmark:
             result = self._run(replace(cell, snapshot_steps=0))
             shares = [figures.get("computing", 0.0) for figures in result.figures]
             self.findings.utilisation[name] = round(fmean(shares), 4)
+            self._compare_ours_with_model(name, result)
         report("utilisation", self.findings.utilisation)
 
     def measure_unscaled(self) -> None:
@@ -523,6 +525,7 @@ class ExchangeBenchmark:
         ours = self._run(with_rests(self._measure_ours(LINES["100mbit"], seconds=seconds), SPEEDS))
         share = ours.tokens_per_second / alone.tokens_per_second
         self.findings.unequal_of_sum = round(share, 3)
+        self.findings.unequal_rates = {"alone": alone.rates, "ours": ours.rates}
         report("unequal", {"of_sum": self.findings.unequal_of_sum, "rates": ours.rates})
 
     def measure_equal_work(self) -> None:
@@ -608,6 +611,16 @@ class ExchangeBenchmark:
             fmean(result.step_seconds[1:]),
             self.step_time if system == "torch_ddp" else measured_step,
         )
+
+    def _compare_ours_with_model(self, line_name: str, result: CellResult) -> None:
+        """Compare the steps of our worker on a scaled line, if it made enough."""
+        if len(result.step_seconds) < MIN_STEPS:
+            return
+        line = replace(scale_line(LINES[line_name], self.flops), name=line_name)
+        measured = fmean(result.step_seconds[1:])
+        row = self._compare_with_model("ours_updates", line, measured, self.step_time)
+        if row is not None:
+            self.findings.model_errors.append(row)
 
     def _compare_with_model(
         self, system: str, line: Line, measured: float, step: StepTime
@@ -767,6 +780,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=BUILD / "findings.json")
     parser.add_argument("--docs", action="store_true", help="write the plots of the document")
     arguments = parser.parse_args()
+    if arguments.ours and arguments.only != ["loss"]:
+        parser.error("--ours needs --only loss: all other parts measure what they compare with")
     if arguments.without_delay and arguments.only != ["pipelines"]:
         parser.error("--without-delay needs --only pipelines: all other parts assume the delay")
     delay_seconds = 0.0 if arguments.without_delay else HOME_LINE.delay_seconds

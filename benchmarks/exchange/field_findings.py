@@ -16,6 +16,7 @@ class Findings:
     utilisation: dict[str, float] = field(default_factory=dict)
     churn: dict[str, dict[str, Any]] = field(default_factory=dict)
     unequal_of_sum: float | None = None
+    unequal_rates: dict[str, list[float]] = field(default_factory=dict)
     equal_work: dict[str, Any] = field(default_factory=dict)
     unscaled: dict[str, float] = field(default_factory=dict)
     model_errors: list[dict[str, Any]] = field(default_factory=list)

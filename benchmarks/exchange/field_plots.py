@@ -34,6 +34,12 @@ def draw_plots(findings: Findings, target_loss: float, folder: Path = DOCUMENTS)
         _draw_losses(findings, target_loss, folder / "exchange_losses.png")
     if findings.utilisation:
         _draw_utilisation(findings.utilisation, folder / "exchange_utilisation.png")
+    if findings.churn:
+        _draw_churn(findings.churn, folder / "exchange_churn.png")
+    if findings.unequal_rates:
+        _draw_unequal(findings.unequal_rates, folder / "exchange_unequal.png")
+    if findings.equal_work:
+        _draw_equal_work(findings.equal_work, folder / "exchange_equal_work.png")
 
 
 def _draw_crossover(rows: list[dict[str, Any]], path: Path) -> None:
@@ -109,6 +115,55 @@ def _draw_utilisation(measured: dict[str, float], path: Path) -> None:
     axes.plot(*zip(*points, strict=True), "o", label="Barnraise, measured on scaled lines")
     axes.set(xscale="log", ylim=(0, 1.05), xlabel="line, Mb/s up", ylabel="share of time computing")
     axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _draw_churn(measured: dict[str, dict[str, Any]], path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 3.5))
+    for place, (system, name) in enumerate(SYSTEM_NAMES.items()):
+        if system in measured:
+            row = measured[system]
+            survives = row["outcome"] == "survives"
+            bar = axes.barh(
+                name, row["tokens_per_second"], color=f"C{place}", alpha=1.0 if survives else 0.45
+            )
+            axes.bar_label(bar, [row["outcome"]], padding=4, fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set(xlabel="tokens/s of all four workers; pale: until it hangs or ends")
+    axes.set_title("One of four killed and restarted every two minutes", fontsize=10)
+    _save(figure, path)
+
+
+def _draw_unequal(rates: dict[str, list[float]], path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 3.5))
+    width = 0.4
+    for place, (kind, name) in enumerate((("alone", "alone"), ("ours", "together"))):
+        places = [x + place * width for x in range(len(rates[kind]))]
+        axes.bar(places, rates[kind], width, label=name, color="0.6" if kind == "alone" else "C0")
+    names = [f"machine {n + 1}" for n in range(len(rates["ours"]))]
+    axes.set_xticks([x + width / 2 for x in range(len(names))], names)
+    axes.set(ylabel="tokens/s")
+    axes.set_title("Machines of speeds 1:2:4:7", fontsize=10)
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _draw_equal_work(measured: dict[str, Any], path: Path) -> None:
+    figure, (losses, times) = plt.subplots(1, 2, figsize=(7.5, 3.5))
+    for key, name, style in (
+        ("losses", "Barnraise, decentralised Adam", "o-"),
+        ("decent_dp_losses", "decent-dp 0.2.3", "s--"),
+    ):
+        # The first snapshots differ: decent-dp's is of the weights before its first step.
+        losses.plot(*zip(*measured[key][1:], strict=True), style, label=name)
+    losses.set(xlabel="step", ylabel="nats a byte")
+    losses.legend(fontsize=8)
+    ratios = measured["step_time_ratios"]
+    times.bar(range(1, len(ratios) + 1), ratios, color="C0")
+    times.axhline(1, color="grey", linewidth=0.7)
+    times.set_xticks(range(1, len(ratios) + 1))
+    times.set(xlabel="pair", ylabel="step time, ours over decent-dp's")
     _save(figure, path)
 
 

@@ -22,6 +22,7 @@ from field_cells import Cell, CellResult, FieldRunner, evaluate_snapshots, read_
 from field_findings import Findings, summarise
 from field_job import FieldJob, StepRecorder
 from field_model import SHAPE, FieldGPT, flatten, validate
+from field_plots import draw_plots
 from links import PACKET_BYTES, boundary_seconds, scale_line
 
 FOLDER = ROOT / "benchmarks" / "exchange"
@@ -100,6 +101,77 @@ def test_room_for_packets_is_beside_the_limit_of_the_scaled_line():
         assert cell.options["uplink"] == pytest.approx(0.9 * scaled.up_bytes)
         assert cell.line.up_bytes == pytest.approx(scaled.up_bytes + PACKET_BYTES)
         assert cell.line.down_bytes == pytest.approx(scaled.down_bytes + PACKET_BYTES)
+
+
+class LearningRunner(RecordingRunner):
+    """A runner whose workers learn; one that trains alone learns nothing."""
+
+    def run(self, cell: Cell, prepare=None) -> CellResult:
+        self.cells.append(cell)
+        losses = [] if cell.system == "alone" else [(0.0, 0, 5.0), (3.0, 3, 3.0), (6.0, 6, 2.0)]
+        learnt = result([0.0, 1.0, 2.0, 3.5, 5.0], losses)
+        learnt.figures = [{"sent_rate": 10.0 * (rank + 1)} for rank in range(4)]
+        return learnt
+
+
+def test_our_cells_state_time_bytes_and_the_models_error():
+    runner = LearningRunner()
+    benchmark = ExchangeBenchmark(runner, replace(FULL, only_ours=True))
+    benchmark.calibrate()
+    benchmark.measure_loss()
+    findings = benchmark.findings
+    assert [cell.system for cell in runner.cells] == ["alone", "alone"] + ["ours_updates"] * 3
+    assert findings.alone == {"seconds": None, "steps": None, "last_loss": None, "losses": []}
+    assert [cell.seconds for cell in runner.cells[2:]] == [FULL.home_seconds] + [
+        FULL.loss_seconds
+    ] * 2
+    for row, name in zip(findings.loss, FULL.loss_lines, strict=True):
+        scaled = scale_line(LINES[name], benchmark.flops)
+        assert row["line"] == name and row["seconds"] == 4.2
+        assert row["sent_share"] == pytest.approx(40.0 / scaled.up_bytes, abs=1e-3)
+        assert row["losses"] == [(0.0, 5.0), (6.0, 2.0)], "one in four seconds, and the last one"
+    predicted = [row["predicted"] for row in findings.model_errors]
+    assert [row["measured"] for row in findings.model_errors] == [1.333] * 3
+    assert predicted == [pytest.approx(benchmark.step_seconds_alone, rel=0.1)] * 3
+
+
+def test_each_part_that_was_measured_has_a_plot(tmp_path):
+    row = {"line": "home", "kind": "measured", "seconds": 10.0}
+    findings = Findings(
+        pipeline=[
+            {
+                "model": "GPT 1.3B",
+                "megabits": 20,
+                "bits": bits,
+                "ratio": 20.0,
+                "kind": "measured",
+            }
+            for bits in (8, 16)
+        ],
+        alone={"seconds": 3.0, "losses": [(0.0, 5.0), (4.0, 2.0)]},
+        loss=[
+            row | {"system": "ours_updates", "losses": [(0.0, 5.0), (9.0, 2.0)]},
+            row | {"system": "torch_ddp"},
+        ],
+        utilisation={"home": 0.98, "50mbit": 0.99},
+        churn={
+            "ours_updates": {"outcome": "survives", "tokens_per_second": 100.0},
+            "torch_ddp": {"outcome": "ends", "tokens_per_second": 0.0},
+        },
+        unequal_rates={"alone": [1.0, 2.0, 4.0, 7.0], "ours": [0.9, 1.9, 3.9, 6.9]},
+        equal_work={
+            "losses": [[0, 5.0], [3, 4.0]],
+            "decent_dp_losses": [[0, 5.2], [3, 4.0]],
+            "step_time_ratios": [0.9, 1.0, 1.1],
+        },
+    )
+    draw_plots(Findings(), 2.6, tmp_path)
+    assert not list(tmp_path.iterdir())
+    draw_plots(findings, 2.6, tmp_path)
+    names = ("churn", "crossover", "equal_work", "losses", "times", "unequal", "utilisation")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"exchange_{name}.png" for name in names
+    ]
 
 
 def test_equal_snapshots_are_evaluated_once_with_equal_losses(tmp_path, monkeypatch):
