@@ -114,6 +114,9 @@ def _draw_utilisation(measured: dict[str, float], path: Path) -> None:
     points = sorted((rates[name], value) for name, value in measured.items())
     axes.plot(*zip(*points, strict=True), "o", label="Barnraise, measured on scaled lines")
     axes.set(xscale="log", ylim=(0, 1.05), xlabel="line, Mb/s up", ylabel="share of time computing")
+    ticks = sorted({*rates.values(), *published})
+    axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+    axes.minorticks_off()
     axes.legend(fontsize=8)
     _save(figure, path)
 
@@ -131,7 +134,7 @@ def _draw_churn(measured: dict[str, dict[str, Any]], path: Path) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set(xlabel="tokens/s of all four workers; pale: until it hangs or ends")
-    axes.set_title("One of four killed and restarted every two minutes", fontsize=10)
+    axes.set_title("One of four workers killed and restarted, one after the other", fontsize=10)
     _save(figure, path)
 
 
