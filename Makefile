@@ -60,10 +60,10 @@ bench-swap: .venv/.installed
 	@$(BIN)/python benchmarks/swap/bench_swap.py $(if $(QUICK),--quick)
 
 # What a GPU says about the swap engine, in nine minutes; CALL=second: 2.7B and other plans; CALL=third: the study with 32 M
-# parameters. A bare checkout on a machine with torch needs no make: python3 benchmarks/gpu_first.py
+# parameters. A bare checkout on a machine with torch needs no make: python3 benchmarks/swap/gpu_first.py
 CALL ?= first
 bench-gpu: .venv/.installed
-	@$(BIN)/python benchmarks/gpu_first.py --call $(CALL)
+	@$(BIN)/python benchmarks/swap/gpu_first.py --call $(CALL)
 
 # What one site bears with 2,000 workers and 2,000 watchers, 15 minutes. QUICK=1: a tenth, 3 minutes.
 bench-site: setup
@@ -89,17 +89,17 @@ audit: setup
 
 # Test what the exchange survives: kills, partitions, flipped bits, hostile peers, poison. 15 minutes; QUICK=1: five.
 drill-exchange: .venv/.installed
-	@$(BIN)/python benchmarks/exchange/drill_exchange.py $(if $(QUICK),--quick)
+	@$(BIN)/python benchmarks/drills/drill_exchange.py $(if $(QUICK),--quick)
 
 # Measure against DDP, pipelines, decent-dp, hivemind and torchft on shaped lines: 90 minutes, 110 in slow hours; as root on Linux. QUICK=1: ten.
 # It installs the external systems into build/field. DOCS=1 writes the plots of docs/benchmarks/exchange.md.
 .PHONY: bench-exchange
 bench-exchange: .venv/.installed
-	@PYTHONPATH=worker $(BIN)/python benchmarks/exchange/bench_exchange.py $(if $(QUICK),--quick) $(if $(DOCS),--docs)
+	@PYTHONPATH=worker $(BIN)/python benchmarks/field/bench_exchange.py $(if $(QUICK),--quick) $(if $(DOCS),--docs)
 
 # What floods of a stranger do to honest updates and to memory; 7 minutes. QUICK=1: two.
 bench-floods: .venv/.installed
-	@$(BIN)/python benchmarks/exchange/bench_floods.py $(if $(QUICK),--quick)
+	@$(BIN)/python benchmarks/strangers/bench_floods.py $(if $(QUICK),--quick)
 
 # Whether peers behind routers reach each other: in network namespaces (root on Linux, nftables, miniupnpd), and a simulation of
 # a thousand peers; 15 minutes. QUICK=1: three.
@@ -108,7 +108,7 @@ bench-reach: .venv/.installed
 
 # Test what strangers can do to a run and a site: liars, floods, isolation, false mirrors. 15 minutes; QUICK=1: five.
 drill-strangers: setup
-	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/exchange/drill_strangers.py $(if $(QUICK),--quick)
+	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/strangers/drill_strangers.py $(if $(QUICK),--quick)
 
 # What a site of three mirrors survives, some 15 minutes; as root on Linux, where a mirror can be cut off. QUICK=1: five.
 drill-mirrors: setup
@@ -117,11 +117,11 @@ drill-mirrors: setup
 # Measure what the exchange costs in loss and saves in bytes: 75 minutes on two cores. An interrupted study continues where
 # it stopped. KNOWN=1: train only what docs/benchmarks/exchange_study.jsonl lacks. QUICK=1: three minutes.
 study-exchange: .venv/.installed
-	@$(BIN)/python benchmarks/exchange/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
+	@$(BIN)/python benchmarks/study/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
 
 # The same study with 32 M parameters and only the long trainings; for a GPU.
 study-exchange-cuda: .venv/.installed
-	@BARNRAISE_STUDY=large $(BIN)/python benchmarks/exchange/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
+	@BARNRAISE_STUDY=large $(BIN)/python benchmarks/study/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
 
 clean:
 	rm -rf .venv .state build frontend/dist frontend/node_modules

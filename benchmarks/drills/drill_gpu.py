@@ -1,7 +1,7 @@
 """Let three workers train one model: whole on a GPU, staged through it, and on the CPU.
 
-    python benchmarks/exchange/drill_gpu.py              # twenty seconds, on the first GPU
-    python benchmarks/exchange/drill_gpu.py --device cpu # shows that the program runs
+    python benchmarks/drills/drill_gpu.py              # twenty seconds, on the first GPU
+    python benchmarks/drills/drill_gpu.py --device cpu # shows that the program runs
 
 The workers are real ones that exchange updates over iroh. At the end all leave, return to the
 finished run and compare: they must have the same updates and the same weights, and the weights

@@ -22,6 +22,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
 
 import torch
 from child_processes import ChildProcesses

@@ -26,6 +26,7 @@ from statistics import median, quantiles
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
 
 from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
 from attack_process import AttackProcess, attack_setup

@@ -17,6 +17,9 @@ from pathlib import Path
 import iroh
 import torch
 from blake3 import blake3
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
+
 from drill_worker import MIRROR, RUN, machine_id
 
 from barnraise.exchange.compression.codec import encode

@@ -1,10 +1,10 @@
 """Measure in ten minutes what a GPU says about the swap engine: `make bench-gpu`.
 
-    python3 benchmarks/gpu_first.py                        # the first call: nine minutes at most
-    python3 benchmarks/gpu_first.py --call second          # 2.7B, FSDP2 on it, more plans
-    python3 benchmarks/gpu_first.py --call third           # the exchange study with 32 M parameters
-    python3 benchmarks/gpu_first.py --part exact           # one part
-    python3 benchmarks/gpu_first.py --device cpu --tiny    # shows that the script runs, without GPU
+    python3 benchmarks/swap/gpu_first.py                      # the first call: nine minutes at most
+    python3 benchmarks/swap/gpu_first.py --call second        # 2.7B, FSDP2 on it, more plans
+    python3 benchmarks/swap/gpu_first.py --call third         # the study with 32 M parameters
+    python3 benchmarks/swap/gpu_first.py --part exact         # one part
+    python3 benchmarks/swap/gpu_first.py --device cpu --tiny  # shows that the script runs
 
 It needs Python, torch and numpy, and runs in a bare checkout without a network; `swarm` and `study`
 need the worker's packages as well, and `torchao` needs torchao. The parts follow each other, the
@@ -32,8 +32,8 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-FOLDERS = [str(ROOT / "worker"), str(HERE / "swap")]
+ROOT = HERE.parents[1]
+FOLDERS = [str(ROOT / "worker"), str(HERE)]
 sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 GB = 10**9
@@ -677,11 +677,11 @@ def run_swarm(session: Session) -> Iterator[Row]:
     if missing := _missing_package("pydantic", "blake3", "iroh", "psutil"):
         yield {"failure": f"the workers need the package {missing}, which is not installed"}
         return
-    program = HERE / "exchange" / "drill_gpu.py"
+    program = HERE.parent / "drills" / "drill_gpu.py"
     arguments = ["--device", session.device, "--hardware", str(_hardware_file())]
     if session.tiny:
         arguments += ["--seconds", "10", "--width", "64"]
-    paths = [str(ROOT / "worker"), str(HERE / "shared"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "worker"), str(HERE.parent / "shared"), os.environ.get("PYTHONPATH", "")]
     drill = subprocess.Popen(
         [sys.executable, str(program), *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -712,7 +712,7 @@ def run_study(session: Session) -> Iterator[Row]:
     if missing := _missing_package("pydantic", "blake3"):
         yield {"failure": f"the study needs the package {missing}, which is not installed"}
         return
-    program = HERE / "exchange" / "study_exchange.py"
+    program = HERE.parent / "study" / "study_exchange.py"
     environment = os.environ | {"BARNRAISE_STUDY": "large"}
     arguments = ["--quick"] if session.tiny else []
     study = subprocess.run([sys.executable, str(program), *arguments], env=environment, check=False)

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from helpers.paths import ROOT
 
-FOLDERS = ("exchange", "mirrors", "shared", "swap", ".")
+FOLDERS = ("drills", "mirrors", "shared", "strangers", "swap")
 
 
 def import_drill_module(name: str) -> ModuleType:

@@ -8,7 +8,7 @@ import pytest
 from helpers.loopback_network import LoopbackNetwork
 from helpers.paths import ROOT
 
-sys.path.append(str(ROOT / "benchmarks" / "exchange"))
+sys.path.append(str(ROOT / "benchmarks" / "field"))
 sys.path.append(str(ROOT / "benchmarks" / "shared"))
 
 from bench_exchange import BUILD, prepare_text

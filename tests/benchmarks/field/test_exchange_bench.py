@@ -12,7 +12,7 @@ import pytest
 from helpers.loopback_network import LoopbackNetwork
 from helpers.paths import ROOT
 
-sys.path.append(str(ROOT / "benchmarks" / "exchange"))
+sys.path.append(str(ROOT / "benchmarks" / "field"))
 sys.path.append(str(ROOT / "benchmarks" / "shared"))
 
 import field_cells
@@ -25,7 +25,7 @@ from field_model import SHAPE, FieldGPT, flatten, validate
 from field_plots import draw_plots
 from links import PACKET_BYTES, boundary_seconds, scale_line
 
-FOLDER = ROOT / "benchmarks" / "exchange"
+FOLDER = ROOT / "benchmarks" / "field"
 
 
 def result(times: list[float], losses: list[tuple[float, int, float]]) -> CellResult:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
-sys.path.append(str(ROOT / "benchmarks" / "exchange"))
+sys.path.append(str(ROOT / "benchmarks" / "field"))
 
 from links import (
     NAMED_MODELS,

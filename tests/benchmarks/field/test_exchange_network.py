@@ -8,7 +8,7 @@ from typing import IO
 
 from helpers.paths import ROOT
 
-sys.path.append(str(ROOT / "benchmarks" / "exchange"))
+sys.path.append(str(ROOT / "benchmarks" / "field"))
 
 from field_network import LARGE_MTU, FieldNetwork, NamespaceError
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from helpers.paths import ROOT
 
-BENCHMARK = ROOT / "benchmarks" / "exchange" / "bench_exchange.py"
+BENCHMARK = ROOT / "benchmarks" / "field" / "bench_exchange.py"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "worker")}
 SECONDS = 180.0
 # Starts the benchmark as a user without rights, or where no package index answers.

@@ -11,7 +11,7 @@ from helpers.drill_modules import import_drill_module
 from helpers.paths import ROOT
 from helpers.wait_for import wait_until
 
-PROGRAM = ROOT / "benchmarks" / "gpu_first.py"
+PROGRAM = ROOT / "benchmarks" / "swap" / "gpu_first.py"
 gpu_first = import_drill_module("gpu_first")
 TINY = gpu_first.Session("cpu", tiny=True)
 # Fails the import of every package but torch and numpy, in a program's children too.
