@@ -42,8 +42,9 @@ from drill_machine import (
     last_update,
     recompute_anchor_digest,
 )
-from drill_worker import MIRROR, PROFILE, RUN
+from drill_worker import PROFILE
 from hostile_peer import Attacker
+from joined_run import MIRROR, RUN
 from thread_profile import format_profiles
 
 from barnraise.cli.verdict import build_verdict

@@ -14,7 +14,7 @@ from typing import Any
 
 import drill_worker
 from child_processes import ChildProcesses, ChildStatus, read_tail
-from drill_worker import RUN, Setup
+from joined_run import RUN, Setup
 from udp_ports import free_udp_port
 
 from barnraise.durable_io import write_atomically

@@ -12,8 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -21,99 +20,23 @@ from weakref import WeakSet
 import psutil
 import torch
 from arrival_log import ArrivalLog
+from joined_run import Setup, build_joined_run
 from thread_profile import ThreadProfile
 
-from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import BarnraiseError
 from barnraise.exchange import exchange, update_writer
 from barnraise.exchange.handlers import blob_scrub, update_queue
 from barnraise.exchange.ledger import anchor_scrub, blob_store, ledger
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
-from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.protocol.coordinator_messages import Directive, TextManifest
-from barnraise.protocol.enums import Role, RunStatus
-from barnraise.protocol.messages import Peer, Signed, Ticket
-from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
-from barnraise.protocol.signing import Identity, digest
-from barnraise.spec import RunSpec
+from barnraise.protocol.messages import Peer
 from barnraise.state_dir import StateDir
 from barnraise.swap.engine import Encode, EncodedFragment
 from barnraise.training import train as training
-from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
 
-RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
-UNREACHABLE_COORDINATOR = "http://127.0.0.1:9"  # nothing answers there, throughout the drill
-MIRROR = Identity(b"m" * 32)
 PROFILE = "profile.json"  # of a machine's exchange, in its state folder
-UNLIMITED_TOKENS = 1 << 30  # per second: more than any machine trains
-# Nothing is measured by default, as a drill's models fit anywhere.
-MACHINE = Hardware(
-    device="cpu",
-    name="a drill's machine",
-    cores=1,
-    memory=8 << 30,
-    device_memory=0,
-    disk=8 << 30,
-    dtype="float32",
-    matmul=((128, 2e10),),
-    attention=1e10,
-    elementwise=5e9,
-    to_device=5e9,
-    from_device=5e9,
-    stream=1e10,
-    adam=2e8,
-    disk_read=5e8,
-    disk_write=5e8,
-)
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a machine is started with."""
-
-    state_folder: Path
-    spec: str
-    manifest: str  # signed
-    port: int
-    # Keys of the peers that it dials first, with their ports on this host or their addresses.
-    first_peers: tuple[tuple[str, int | str], ...]
-    uplink: int | None = None  # bytes per second
-    clock_offset: float = 0.0  # seconds by which its clock is ahead
-    finished: bool = False  # The run is over; peers only exchange what is left.
-    max_tokens_per_second: int = UNLIMITED_TOKENS  # of its ticket
-    rest_seconds: float = 0.0  # after each step, so that the machine's cores are never all busy
-    mirror_lists: str = ""  # the `MirrorLists` that its coordinator has sent it
-    profiled: bool = False  # Its exchange's threads are profiled, which makes them slower.
-    hardware: Hardware = MACHINE
-    device_memory: int | None = None  # bytes of GPU memory that it may use
-    threads: int = 1
-
-
-def issue_ticket(
-    key: str, volunteer: str, run: str = RUN, max_tokens_per_second: int = UNLIMITED_TOKENS
-) -> Signed:
-    """Sign a ticket that is valid for one day."""
-    now = time.time()
-    ticket = Ticket(
-        run=run,
-        peer=key,
-        machine=machine_id(key),
-        volunteer=digest(volunteer),
-        roles=[Role.WORKER],
-        max_tokens_per_second=max_tokens_per_second,
-        issued=now,
-        expires=now + 86400,
-        mirror=MIRROR.key,
-    )
-    return MIRROR.sign("ticket", ticket)
-
-
-def machine_id(key: str) -> str:
-    """Return the identifier of the machine with this key."""
-    return f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}"
 
 
 def run_worker(setup: Setup) -> None:
@@ -191,59 +114,6 @@ class DrillWorker(Worker):
             totals = {author: head.total for author, head in self.anchor.heads.items()}
             with self.evaluations.open("a") as file:
                 file.write(json.dumps([after[1], totals]) + "\n")
-
-
-def build_joined_run(setup: Setup, state_dir: StateDir) -> JoinedRun:
-    """Return what a worker that has joined gets from the coordinator, without one."""
-    spec = RunSpec.from_json(setup.spec)
-    manifest = Signed.model_validate_json(setup.manifest)
-    key = state_dir.identity.key
-    directive = Directive(
-        run=RUN,
-        machine=RUN,
-        status=RunStatus.FINISHED if setup.finished else RunStatus.TRAINING,
-        report_every=1.0,
-        issued=time.time(),
-    )
-    return JoinedRun(
-        run=RUN,
-        name="a drill",
-        machine=machine_id(key),
-        folder=state_dir.open_run(RUN),
-        coordinator=ClockedClient(setup, state_dir.identity),
-        spec=spec,
-        spec_digest=digest(spec.to_json()),
-        manifest=TextManifest.model_validate_json(manifest.body),
-        ticket=issue_ticket(
-            key, state_dir.path.name, max_tokens_per_second=setup.max_tokens_per_second
-        ),
-        directive=directive,
-        acknowledged=0,
-        peers=tuple(
-            Peer(key=peer, addresses=[port if isinstance(port, str) else f"127.0.0.1:{port}"])
-            for peer, port in setup.first_peers
-        ),
-    )
-
-
-class ClockedClient(CoordinatorClient):
-    """A client of the unreachable coordinator, whose clock may be wrong."""
-
-    def __init__(self, setup: Setup, identity: Identity) -> None:
-        """Create the client of the machine that `setup` describes."""
-        super().__init__(UNREACHABLE_COORDINATOR, identity, MIRROR.key)
-        self._drill_offset = setup.clock_offset
-        lists = setup.mirror_lists
-        self._mirror_lists = MirrorLists.model_validate_json(lists).lists if lists else []
-
-    @property
-    def mirror_lists(self) -> Sequence[SignedMirrorList]:
-        """Return the mirror lists that the coordinator sent before it became unreachable."""
-        return self._mirror_lists
-
-    def now(self) -> float:
-        """Return the wrong time, in seconds since 1970."""
-        return super().now() + self._drill_offset
 
 
 # ---- faults -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import json
 import struct
 import time
 
-from drill_worker import RUN, issue_ticket
+from joined_run import RUN, issue_ticket
 
 from barnraise.exchange.ledger.ledger import GENESIS_DIGEST
 from barnraise.exchange.network.framing import pack

@@ -22,17 +22,16 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
 
 import torch
 from child_processes import ChildProcesses
-from drill_worker import MIRROR, RUN
 from field_cells import Cell, CellResult, FieldRunner, with_rests
 from field_environment import InstallError, install_systems
 from field_findings import Findings, summarise
 from field_model import MODEL, SHAPE, STEP_TOKENS
 from field_network import FieldNetwork, NamespaceError
 from field_plots import draw_plots
+from joined_run import MIRROR, RUN
 from links import (
     NAMED_MODELS,
     LinkError,

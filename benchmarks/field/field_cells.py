@@ -179,7 +179,7 @@ class WorkerServer:
         Args:
             command: that enters the namespace and starts `field_worker.py`.
         """
-        paths = [HERE, HERE.parent / "shared", HERE.parent / "drills", REPOSITORY / "worker"]
+        paths = [HERE, HERE.parent / "shared", REPOSITORY / "worker"]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "OMP_NUM_THREADS": "1",

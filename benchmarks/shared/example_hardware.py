@@ -1,4 +1,4 @@
-"""A machine with given rates, so that plans do not depend on the machine that runs the tests."""
+"""A machine with given rates, so that plans do not depend on the machine that runs them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,10 @@ CPU_MACHINE = Hardware(
 def cpu_machine(**fields: Any) -> Hardware:
     """Return a machine without a GPU that differs in these fields from `CPU_MACHINE`."""
     return replace(CPU_MACHINE, **fields)
+
+
+# One of several machines that train on this one: their plans have one thread each.
+ONE_CORE_MACHINE = cpu_machine(cores=1, disk=8 << 30)
 
 
 def save_example_measurement(path: Path) -> None:

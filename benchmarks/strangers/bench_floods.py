@@ -25,7 +25,6 @@ from typing import Any
 import psutil
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
 
 from child_processes import ChildProcesses, ChildStatus
 from flood_peer import FLOODS

@@ -32,7 +32,7 @@ from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
 from attack_process import AttackProcess, attack_setup
 from child_processes import ChildProcesses, OverdueError, Progress
 from drill_machine import FORK, DrillMachine, DrillWorld, recompute_anchor_digest
-from drill_worker import MIRROR, RUN
+from joined_run import MIRROR, RUN
 from loss_curve import read_curve, relative_gap
 from stranger import EXPELLED_MIRROR, ROGUE_MIRROR
 from swarm_samples import SwarmSamples

@@ -18,9 +18,9 @@ import iroh
 import torch
 from blake3 import blake3
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
-from drill_worker import MIRROR, RUN, machine_id
+from joined_run import MIRROR, RUN, issue_ticket
 
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
@@ -31,7 +31,6 @@ from barnraise.exchange.network.framing import pack
 from barnraise.exchange.network.iroh_transport import ALPN, IrohTransport
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
-from barnraise.protocol.enums import Role
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec
 
@@ -44,23 +43,6 @@ POLL_SECONDS = 0.005  # between two looks of the victim for updates
 VICTIM = Identity(b"V" * 32)
 HONEST = Identity(b"H" * 32)
 LIAR = Identity(b"L" * 32)
-
-
-def issue_ticket(identity: Identity) -> messages.Signed:
-    """Sign a ticket; each key is its own volunteer's."""
-    now = time.time() - 60
-    ticket = messages.Ticket(
-        run=RUN,
-        peer=identity.key,
-        machine=machine_id(identity.key),
-        volunteer=digest(identity.key),
-        roles=[Role.WORKER],
-        max_tokens_per_second=RATE,
-        issued=now,
-        expires=now + 86400,
-        mirror=MIRROR.key,
-    )
-    return MIRROR.sign("ticket", ticket)
 
 
 def victim_peer(port: int) -> messages.Peer:
@@ -78,7 +60,7 @@ def open_exchange(identity: Identity, folder: Path, port: int) -> tuple[Exchange
         run=RUN,
         identity=identity,
         incarnation=f"{1:016x}",
-        ticket=issue_ticket(identity),
+        ticket=issue_ticket(identity.key, identity.key, RUN, RATE),
         mirrors=frozenset([MIRROR.key]),
     )
     transport = IrohTransport(identity.secret, "127.0.0.1", port)
@@ -144,7 +126,7 @@ async def link(transport: IrohTransport, identity: Identity, port: int) -> Chann
         run=RUN,
         spec=digest(SPEC.to_json()),
         incarnation=f"{2:016x}",
-        ticket=issue_ticket(identity),
+        ticket=issue_ticket(identity.key, identity.key, RUN, RATE),
         addresses=[],
     )
     await channel.send(pack(hello))
@@ -274,8 +256,8 @@ async def flood_empty_updates(port: int) -> None:
     await send_for_ever(port, frames())
 
 
-TICKET = issue_ticket(LIAR)
-VOLUNTEER = digest(LIAR.key)  # as in `issue_ticket`
+TICKET = issue_ticket(LIAR.key, LIAR.key, RUN, RATE)
+VOLUNTEER = digest(LIAR.key)  # as in its ticket
 
 
 def digest_bytes(data: bytes) -> str:

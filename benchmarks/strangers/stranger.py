@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from drill_worker import issue_ticket
 from hostile_peer import INCARNATION, build_hello, build_update
+from joined_run import issue_ticket
 
 from barnraise.errors import MessageError
 from barnraise.exchange.ledger.ledger import GENESIS_DIGEST

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
-from drill_worker import MIRROR, issue_ticket
 from hostile_peer import INCARNATION, OTHER_RUN, build_hello, build_update
+from joined_run import MIRROR, issue_ticket
 from stranger import (
     EXPELLED_MIRROR,
     AttackRecord,

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from example_hardware import save_example_measurement
 from helpers import migrated_database
-from helpers.example_hardware import save_example_measurement
 from helpers.management import manage
 from helpers.navigation import click_and_load
 from helpers.paths import TESTS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.example_hardware import cpu_machine
+from example_hardware import ONE_CORE_MACHINE
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.exchange.ledger.blob_store import BlobStore
@@ -32,21 +32,6 @@ from barnraise.training.worker_classes import find_worker_class
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 UNREACHABLE = "http://127.0.0.1:9"  # the discard port, which refuses connections at once
 MIRROR = Identity(b"m" * 32)
-# fixed figures, so that plans do not depend on this machine
-MACHINE = cpu_machine(
-    name="a test's machine",
-    cores=1,
-    disk=8 << 30,
-    matmul=((128, 2e10),),
-    attention=1e10,
-    elementwise=5e9,
-    to_device=5e9,
-    from_device=5e9,
-    stream=1e10,
-    adam=2e8,
-    disk_read=5e8,
-    disk_write=5e8,
-)
 
 
 @pytest.fixture(scope="session")
@@ -206,7 +191,7 @@ class Swarm:
 
         transport = self.network.transport(key)
         worker_class = find_worker_class(self.spec)
-        worker = worker_class(joined, leaving, MACHINE, limits, on_status, transport)
+        worker = worker_class(joined, leaving, ONE_CORE_MACHINE, limits, on_status, transport)
 
         def run_worker() -> None:
             torch.set_num_threads(1)

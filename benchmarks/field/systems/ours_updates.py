@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drill_worker import MACHINE, MIRROR, RUN, Setup, build_joined_run
+from example_hardware import ONE_CORE_MACHINE
 from field_job import FieldJob, StepRecorder
 from field_model import LEARNING_RATE, MODEL, SEED, SEQUENCES, STEP_TOKENS, UNIT, WEIGHT_DECAY
+from joined_run import MIRROR, RUN, Setup, build_joined_run
 
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.planning.limits import Limits
@@ -122,7 +123,7 @@ def run_worker(job: FieldJob) -> None:
     worker = FieldWorker(
         build_joined_run(setup, state_dir),
         threading.Event(),
-        MACHINE,
+        ONE_CORE_MACHINE,
         Limits(),
         transport=transport,
     )

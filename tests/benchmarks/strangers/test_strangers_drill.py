@@ -60,12 +60,12 @@ def test_chain_of_a_stranger_is_valid_by_every_rule(tmp_path):
     """An attack that is refused for a mistake of the drill would prove nothing."""
     stranger = import_drill_module("stranger")
     attacks = import_drill_module("stranger_attacks")
-    drill_worker = import_drill_module("drill_worker")
+    joined_run = import_drill_module("joined_run")
     model = ModelSpec(layers=1, width=16, heads=1, context=8, vocabulary=256)
-    spec = RunSpec(model, TextSpec(tokenizer="bytes"), roots=(drill_worker.MIRROR.key,))
+    spec = RunSpec(model, TextSpec(tokenizer="bytes"), roots=(joined_run.MIRROR.key,))
     setup = stranger.AttackSetup("empty updates", "eve", spec.to_json(), (), 1000, tmp_path / "r")
     liar = attacks.TokenLiar(setup, stranger.AttackRecord(setup.record))
-    rules = UpdateRules.from_spec(spec, drill_worker.RUN, frozenset(spec.roots))
+    rules = UpdateRules.from_spec(spec, joined_run.RUN, frozenset(spec.roots))
     time.sleep(0.01)
     for tokens in (0, 5):
         time.sleep(0.01)

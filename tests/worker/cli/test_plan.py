@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.example_hardware import cpu_machine
+from example_hardware import cpu_machine
 from typer.testing import CliRunner
 
 from barnraise.cli import main, plan

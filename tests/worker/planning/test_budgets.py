@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from helpers.example_hardware import cpu_machine
+from example_hardware import cpu_machine
 from hypothesis import given
 from hypothesis import strategies as st
 

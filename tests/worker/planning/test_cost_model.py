@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers.example_hardware import cpu_machine
+from example_hardware import cpu_machine
 from helpers.torch_allocations import allocated_after, peak_allocated
 from torch.utils.flop_counter import FlopCounterMode
 

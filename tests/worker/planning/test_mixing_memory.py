@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from helpers.example_hardware import CPU_MACHINE
+from example_hardware import CPU_MACHINE
 
 from barnraise.planning.limits import Limits
 from barnraise.planning.mixing_memory import (

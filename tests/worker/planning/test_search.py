@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from example_hardware import cpu_machine
 from helpers.effort import examples
-from helpers.example_hardware import cpu_machine
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from example_hardware import cpu_machine
 from helpers.effort import one_in
-from helpers.example_hardware import cpu_machine
 from helpers.paths import TESTS, WORKER
 from helpers.plans import (
     bitwise,

@@ -14,7 +14,7 @@ import sys
 
 import pytest
 import torch
-from helpers.example_hardware import cpu_machine
+from example_hardware import cpu_machine
 from helpers.paths import WORKER
 
 from barnraise.errors import StateError

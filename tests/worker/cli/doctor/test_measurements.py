@@ -5,7 +5,7 @@ import socket
 import struct
 
 import pytest
-from helpers.example_hardware import cpu_machine
+from example_hardware import cpu_machine
 from helpers.fake_coordinator import MACHINE, FakeCoordinator
 from typer.testing import CliRunner
 
