@@ -34,6 +34,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 from child_processes import ChildProcesses, OverdueError, Progress
 from drill_machine import (
     FORK,
+    RECIPE,
     UPLINK,
     DrillMachine,
     DrillWorld,
@@ -45,30 +46,18 @@ from drill_machine import (
 from drill_worker import PROFILE
 from hostile_peer import Attacker
 from joined_run import MIRROR, RUN
+from run_text import TEXT, prepare_text
 from thread_profile import format_profiles
 
 from barnraise.cli.verdict import build_verdict
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
-from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
-from barnraise.text import shards
-from barnraise.text.stdlib_text import read_stdlib
+from barnraise.spec import ModelSpec, RunSpec
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
-RECIPE = Recipe(
-    token_budget=1 << 40,
-    learning_rate=2e-3,
-    schedule="constant",
-    warmup_tokens=20_000,
-    step_sequences=16,
-    round_steps=30,
-    codec="dense4",
-    evaluate_every=150_000,
-)
 # If the machines make no step for so long, nothing more is waited for; see `AvailableClock`.
 STALL_SECONDS = 120.0
 HOUR = 3600.0
@@ -129,13 +118,11 @@ class Drill:
         self.folder = folder
         self.durations = durations
         self.random = random.Random(seed)
-        blobs = BlobStore(folder / "text")
-        text = TextSpec(tokenizer="bytes", shard_tokens=1 << 20)
-        manifest = shards.prepare_text(text, 256, RUN, blobs.store, list(read_stdlib()))
-        signed = MIRROR.sign("manifest", manifest)
+        text = folder / "text"
+        signed = prepare_text(text, MIRROR)
         self.spec = RunSpec(
             model,
-            TextSpec(tokenizer="bytes"),
+            TEXT,
             RECIPE,
             seed=7,
             owner=MIRROR.key,
@@ -144,7 +131,7 @@ class Drill:
         )
         self.machines: list[DrillMachine] = []
         self.world = DrillWorld(
-            children, folder, blobs.folder, self.spec, signed.model_dump_json(), self.machines
+            children, folder, text, self.spec, signed.model_dump_json(), self.machines
         )
         self.results: dict[str, Any] = {
             "kills": 0,

@@ -21,10 +21,20 @@ from barnraise.durable_io import write_atomically
 from barnraise.exchange.compression.codec import decode
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.spec import RunSpec
+from barnraise.spec import Recipe, RunSpec
 from barnraise.state_dir import RunDir, StateDir
 
 FORK = multiprocessing.get_context("forkserver")
+RECIPE = Recipe(
+    token_budget=1 << 40,
+    learning_rate=2e-3,
+    schedule="constant",
+    warmup_tokens=20_000,
+    step_sequences=16,
+    round_steps=30,
+    codec="dense4",
+    evaluate_every=150_000,
+)
 UPLINK = 600_000  # bytes per second that each volunteer gives
 EXIT_SECONDS = 120.0  # for a machine that leaves or finishes
 

@@ -14,6 +14,7 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 from seed_site import create_training_run, enrol_machines
+from site_workers import PLAN
 
 from barnraise.protocol import reports
 from coordinator.accounts.models import Machine, User
@@ -27,23 +28,6 @@ from coordinator.telemetry.machine_history import SystemReading
 DAY_SECONDS = 86_400
 REPORT_SECONDS = 10.0
 TOKENS_PER_POINT = 4096
-PLAN = reports.PlanView(
-    device="NVIDIA GeForce RTX 3060",
-    device_bytes=9 << 30,
-    host_bytes=4 << 30,
-    disk_bytes=0,
-    groups=4,
-    micro_batches=2,
-    micro_tokens=4096,
-    layers=12,
-    resident=12,
-    clipping="exact",
-    crash_safety="exact",
-    binding="compute",
-    predicted_seconds=1.5,
-    disk_written_per_day=0,
-    sentence="Everything is kept in GPU memory; compute is what limits.",
-)
 random_numbers = random.Random(7)
 
 

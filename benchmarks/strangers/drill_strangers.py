@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -28,38 +28,28 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "drills"))
 
+import drill_machine
 from arrival_log import Arrival, count_missing, measure_delays, read_arrivals
 from attack_process import AttackProcess, attack_setup
 from child_processes import ChildProcesses, OverdueError, Progress
 from drill_machine import FORK, DrillMachine, DrillWorld, recompute_anchor_digest
 from joined_run import MIRROR, RUN
 from loss_curve import read_curve, relative_gap
+from run_text import TEXT, prepare_text
 from stranger import EXPELLED_MIRROR, ROGUE_MIRROR
 from swarm_samples import SwarmSamples
 
 from barnraise.cli.verdict import ExcludedParty, build_exclusion, find_excluded
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
 from barnraise.protocol import messages, mirror_list
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
-from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
-from barnraise.text import shards
-from barnraise.text.stdlib_text import read_stdlib
+from barnraise.spec import ModelSpec, RunSpec
 
 MODEL = ModelSpec(layers=2, width=64, heads=2, context=64, vocabulary=256)
-RECIPE = Recipe(
-    token_budget=1 << 40,
-    learning_rate=2e-3,
-    schedule="constant",
-    warmup_tokens=20_000,
-    step_sequences=8,
-    round_steps=30,
-    codec="dense4",
-    evaluate_every=20_000,
-)
+RECIPE = replace(drill_machine.RECIPE, step_sequences=8, evaluate_every=20_000)
 STEP_TOKENS = RECIPE.step_sequences * MODEL.context
 SITE_DRILL = Path(__file__).parents[1] / "site" / "drill_liars.py"
 OWNER = Identity(b"o" * 32)
@@ -242,15 +232,12 @@ class StrangersDrill:
         self.scale = scale
         self.results: dict[str, Any] = {}
         self.shortfalls: list[str] = []
-        blobs = BlobStore(folder / "text")
-        text = TextSpec(tokenizer="bytes", shard_tokens=1 << 20)
-        manifest = shards.prepare_text(text, 256, RUN, blobs.store, list(read_stdlib()))
-        signed = OWNER.sign("manifest", manifest)
+        self._text = folder / "text"
+        signed = prepare_text(self._text, OWNER)
         self._manifest = signed.model_dump_json()
-        self._text = blobs.folder
         self.spec = RunSpec(
             MODEL,
-            TextSpec(tokenizer="bytes"),
+            TEXT,
             RECIPE,
             seed=7,
             owner=OWNER.key,
