@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
+import run_text
 import torch
 from child_processes import ChildProcesses
 from field_cells import Cell, CellResult, FieldRunner, with_rests
@@ -31,7 +32,7 @@ from field_findings import Findings, summarise
 from field_model import MODEL, SHAPE, STEP_TOKENS
 from field_network import FieldNetwork, NamespaceError
 from field_plots import draw_plots
-from joined_run import MIRROR, RUN
+from joined_run import MIRROR
 from links import (
     NAMED_MODELS,
     LinkError,
@@ -43,10 +44,8 @@ from links import (
     scale_line,
     scale_pipeline_line,
 )
-from systems import ours_updates
 from systems.torch_pipeline import MICROBATCH_SEQUENCES, MICROBATCHES
 
-from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.mixing.topology import EXPONENTIAL
 from barnraise.exchange.pacing.lines import BITS_PER_BYTE, HOME_LINE, MEGABIT, Line
 from barnraise.exchange.pacing.runtime_model import (
@@ -57,9 +56,6 @@ from barnraise.exchange.pacing.runtime_model import (
     predict_decentralized_adam,
     predict_updates,
 )
-from barnraise.spec import TextSpec
-from barnraise.text import shards
-from barnraise.text.stdlib_text import read_stdlib
 
 WORKERS = 4
 BUILD = Path(__file__).resolve().parents[2] / "build" / "field"
@@ -650,11 +646,7 @@ class ExchangeBenchmark:
         return row
 
     def _run(self, cell: Cell) -> CellResult:
-        def prepare(out: Path) -> None:
-            if cell.system == "ours_updates":
-                ours_updates.prepare_machines(out, self._runner.folder / "text", WORKERS)
-
-        result = self._runner.run(cell, prepare)
+        result = self._runner.run(cell)
         if result.outcome.startswith(("fails", "does not start")):
             print(f"{cell.system}: {result.outcome}", file=sys.stderr, flush=True)
         return result
@@ -699,14 +691,10 @@ def report(what: str, row: dict[str, Any]) -> None:
 
 
 def prepare_text(folder: Path) -> None:
-    """Write the text that all systems train on, and what our worker needs of a run."""
-    blobs = BlobStore(folder / "text")
-    text = TextSpec(tokenizer="bytes", shard_tokens=1 << 20)
-    manifest = shards.prepare_text(text, MODEL.vocabulary, RUN, blobs.store, list(read_stdlib()))
-    signed = MIRROR.sign("manifest", manifest)
-    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    """Write the text that all systems train on, and its manifest."""
+    signed = run_text.prepare_text(folder / "text", MIRROR)
+    (folder / "manifest.json").write_text(signed.body)
     (folder / "signed_manifest.json").write_text(signed.model_dump_json())
-    (folder / "spec.json").write_text(ours_updates.build_spec(signed, "auto").to_json())
 
 
 def run_benchmark(

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -278,18 +277,12 @@ class FieldRunner:
             self._servers[python] = servers
         return self._servers[python]
 
-    def run(self, cell: Cell, prepare: Callable[[Path], None] = lambda out: None) -> CellResult:
-        """Measure a cell.
-
-        Args:
-            cell: what to measure.
-            prepare: called with the measurement's folder before the workers start.
-        """
+    def run(self, cell: Cell) -> CellResult:
+        """Measure a cell."""
         self._number += 1
         out = self.folder / f"cell.{self._number:03d}.{cell.system}"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        prepare(out)
         self._network.shape(None)
         jobs = self._write_jobs(cell, out)
         self._workers = self._servers_for(cell.system)

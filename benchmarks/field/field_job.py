@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from field_model import SEQUENCES, STEP_TOKENS, batches
 from torch import Tensor
 
 POLL_SECONDS = 0.02
@@ -71,6 +72,15 @@ class FieldJob:
         """Return the folder of this measurement."""
         return Path(self.out)
 
+    @property
+    def sequences(self) -> int:
+        """Return the sequences of this worker's steps."""
+        return self.options.get("sequences", SEQUENCES)
+
+    def batches(self) -> Iterator[Tensor]:
+        """Yield the batches of this worker's steps."""
+        return batches(self.folder_path, self.rank, self.sequences)
+
     def set_up_gloo(self) -> None:
         """Set the environment that torch.distributed reads."""
         os.environ |= {
@@ -90,7 +100,7 @@ class StepRecorder:
     worker waited for others]; all workers share the clock.
     """
 
-    def __init__(self, job: FieldJob, step_tokens: int) -> None:
+    def __init__(self, job: FieldJob, step_tokens: int = STEP_TOKENS) -> None:
         """Record for a job whose steps train so many tokens."""
         self._job = job
         self._step_tokens = step_tokens

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -93,13 +94,15 @@ def open_text(folder: Path) -> TokenDataset:
     return TokenDataset(manifest, BlobStore(folder / "text", sweep=False).path)
 
 
-def batches(folder: Path, rank: int, sequences: int = SEQUENCES) -> Iterator[Tensor]:
-    """Yield a worker's batches, int64 [sequences, context + 1], the same in every system."""
+def sample_batch(folder: Path, rank: int, step: int, sequences: int) -> Tensor:
+    """Return a worker's batch of a step, int64 [sequences, context + 1]."""
     text = open_text(folder)
-    step = 0
-    while True:
-        yield text.sample_batch(SEED, f"worker {rank}", step, sequences, MODEL.context)
-        step += 1
+    return text.sample_batch(SEED, f"worker {rank}", step, sequences, MODEL.context)
+
+
+def batches(folder: Path, rank: int, sequences: int = SEQUENCES) -> Iterator[Tensor]:
+    """Yield a worker's batches, the same in every system; see `sample_batch`."""
+    return (sample_batch(folder, rank, step, sequences) for step in count())
 
 
 @torch.no_grad()
@@ -118,23 +121,13 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 @torch.no_grad()
-def share_flat(model: nn.Module, flat: Tensor) -> None:
-    """Let all parameters be views of one vector, float32 [n], which holds their values."""
-    offset = 0
-    for parameter in model.parameters():
-        count = parameter.numel()
-        parameter.data = flat[offset : offset + count].view_as(parameter)
-        offset += count
-
-
-@torch.no_grad()
 def load_flat(model: nn.Module, flat: Tensor) -> None:
     """Set all parameters from one vector, float32 [n]."""
     offset = 0
     for parameter in model.parameters():
-        count = parameter.numel()
-        parameter.copy_(flat[offset : offset + count].view_as(parameter))
-        offset += count
+        size = parameter.numel()
+        parameter.copy_(flat[offset : offset + size].view_as(parameter))
+        offset += size
 
 
 def create_adamw(parameters: Iterator[nn.Parameter] | list) -> torch.optim.AdamW:

@@ -1,16 +1,16 @@
 """Each worker trains alone, without any exchange: the calibration of this machine's arithmetic."""
 
 from field_job import FieldJob, StepRecorder
-from field_model import SEQUENCES, STEP_TOKENS, FieldGPT, batches, create_adamw, flatten
+from field_model import FieldGPT, create_adamw, flatten
 
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
     model = FieldGPT()
     optimizer = create_adamw(model.parameters())
-    text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
+    text = job.batches()
     model(next(text)).backward()
-    recorder = StepRecorder(job, STEP_TOKENS)
+    recorder = StepRecorder(job)
     recorder.wait_for_go()
     for _ in recorder.steps_left():
         model(next(text)).backward()

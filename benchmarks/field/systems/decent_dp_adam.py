@@ -1,40 +1,28 @@
 """decent-dp 0.2.3, the authors' decentralised Adam, over gloo and the exponential topology."""
 
 import time
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from field_job import FieldJob, StepRecorder
-from field_model import (
-    BETAS,
-    LEARNING_RATE,
-    SEQUENCES,
-    STEP_TOKENS,
-    WEIGHT_DECAY,
-    FieldGPT,
-    batches,
-    flatten,
-)
+from field_model import FieldGPT, create_adamw, flatten
 
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
     # The benchmark installs this system into an environment of its own.
     from decent_dp.ddp import DecentralizedDataParallel  # pyright: ignore[reportMissingImports]
-    from torch.optim import AdamW
 
     job.set_up_gloo()
     dist.init_process_group("gloo")
     model = FieldGPT()
-    create = partial(AdamW, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)
     parallel = DecentralizedDataParallel(
         model,
-        lambda named: create([parameter for _, parameter in named]),
+        lambda named: create_adamw([parameter for _, parameter in named]),
         topology=job.options.get("topology", "one-peer-exp"),
     )
-    recorder = StepRecorder(job, STEP_TOKENS)
-    text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
+    recorder = StepRecorder(job)
+    text = job.batches()
     dist.barrier()
     if not job.options.get("from_first_step"):
         for _ in range(3):  # connects all pairs

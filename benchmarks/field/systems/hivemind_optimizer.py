@@ -3,20 +3,9 @@
 import json
 import os
 import time
-from functools import partial
 
 from field_job import POLL_SECONDS, FieldJob, StepRecorder
-from field_model import (
-    BETAS,
-    LEARNING_RATE,
-    SEQUENCES,
-    STEP_TOKENS,
-    WEIGHT_DECAY,
-    FieldGPT,
-    batches,
-    flatten,
-)
-from torch.optim import AdamW
+from field_model import SEQUENCES, FieldGPT, create_adamw, flatten
 
 MATCHMAKING_SECONDS = 3.0
 AVERAGING_SECONDS = 1800.0  # a scaled line is slow; a lower limit would only end averaging
@@ -51,7 +40,7 @@ def run_worker(job: FieldJob) -> None:
         run_id="field",
         target_batch_size=job.world * SEQUENCES,
         batch_size_per_step=SEQUENCES,
-        optimizer=partial(AdamW, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY),
+        optimizer=create_adamw,
         params=model.parameters(),
         matchmaking_time=MATCHMAKING_SECONDS,
         averaging_timeout=AVERAGING_SECONDS,
@@ -62,8 +51,8 @@ def run_worker(job: FieldJob) -> None:
         state_averaging_compression=compression,
         average_state_every=STATE_EVERY,
     )
-    text = batches(job.folder_path, job.rank)
-    recorder = StepRecorder(job, STEP_TOKENS)
+    text = job.batches()
+    recorder = StepRecorder(job)
     recorder.wait_for_go()
     for _ in recorder.steps_left():
         model(next(text)).backward()

@@ -1,88 +1,59 @@
-"""Ours as `decentralized-adam`: neighbour mixing over iroh."""
+"""Ours as `decentralized-adam`: the worker that averages its weights with neighbours each step."""
 
-from math import inf
+from dataclasses import replace
 
-import torch
-from field_job import FieldJob, StepRecorder
-from field_model import (
-    BETAS,
-    LEARNING_RATE,
-    SEQUENCES,
-    STEP_TOKENS,
-    WEIGHT_DECAY,
-    FieldGPT,
-    batches,
-    flatten,
-    share_flat,
-)
+from field_job import FieldJob
+from field_model import sample_batch
 from torch import Tensor
 
-from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam, AdamSettings
-from barnraise.exchange.mixing.members import FixedMembership
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
-from barnraise.exchange.mixing.payloads import payload_size
-from barnraise.exchange.mixing.step_averaging import train_step
-from barnraise.exchange.mixing.topology import find_topology
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.rate_limit import FairShare
-from barnraise.planning.hardware import retain_freed_memory
-from barnraise.protocol.messages import Peer
-from barnraise.protocol.signing import Identity
+from barnraise.spec import DECENTRALIZED_ADAM
+from barnraise.training.mixing_worker import MixingWorker
+from systems.our_worker import RecordedWorker, build_recipe, run_recorded_worker
 
 CONNECT_SECONDS = 60.0
+NO_CLIP = 1e6  # a gradient's norm that none reaches, because decent-dp clips nothing
+
+
+class FieldMixingWorker(RecordedWorker, MixingWorker):
+    """A recorded worker that trains the batches which other systems train."""
+
+    recorded_wait = 0.0  # seconds in which it has waited for neighbours in all recorded steps
+
+    def adopt_weights(self) -> None:
+        """Before the first step, wait until all are connected and the lines are shaped."""
+        super().adopt_weights()
+        if not self.has_begun:
+            others = self.job.world - 1
+            self.mesh.wait_for(lambda inbox: len(inbox.neighbours) == others, CONNECT_SECONDS)
+            self.wait_for_go()
+
+    def sample_micro_batches(self, step: int) -> list[Tensor]:
+        """Return the token ids of a step, int64 [sequences, context + 1] for each micro-batch."""
+        job = self.job
+        batch = sample_batch(job.folder_path, job.rank, step, job.sequences)
+        return list(batch.split(self.plan.sequences))
+
+    def record_step(self) -> None:
+        """Record a step and its wait; after the job's last one, record figures."""
+        counts = self.mixing.counts
+        self.recorder.add_waiting(counts.waited_seconds - self.recorded_wait)
+        self.recorded_wait = counts.waited_seconds
+        super().record_step()
+        if self.leaving.is_set():
+            self.recorder.wait_for_all()
+            self.recorder.record_figures(
+                messages=counts.messages,
+                missed=counts.missed,
+                waited_seconds=counts.waited_seconds,
+                updates_sent=self.exchange.stats.updates_sent,
+            )
+
+    def read_weights(self) -> Tensor:
+        """Return this machine's own weights, float32 [all fragments' elements]."""
+        return self.engine.read_replica()
 
 
 def run_worker(job: FieldJob) -> None:
     """Train one worker's part."""
-    retain_freed_memory()  # as a worker whose state is in RAM
-    # Sorted by key, so that a worker's rank is its place in the roster.
-    secrets = sorted(
-        (bytes([rank + 1]) * 32 for rank in range(job.world)), key=lambda raw: Identity(raw).key
-    )
-    members = [
-        Peer(key=Identity(secret).key, addresses=[f"{host}:{job.port}"])
-        for secret, host in zip(secrets, job.hosts, strict=True)
-    ]
-    model = FieldGPT()
-    weights = flatten(model)
-    share_flat(model, weights)
-    settings = MixingSettings(
-        topology=find_topology(job.options.get("topology", "exponential")),
-        bits=job.options.get("bits", 32),
-        interval=job.options.get("interval", 1),
-    )
-    transport = IrohTransport(secrets[job.rank], host=job.hosts[job.rank], port=job.port)
-    sizes = payload_size(weights.numel(), settings.bits), payload_size(weights.numel(), 32)
-    uplink = FairShare(job.options.get("uplink", inf))
-    links = MeshLinks(FixedMembership(transport, members), *sizes, uplink=uplink)
-    links.start()
-    links.wait_for(lambda inbox: len(inbox.neighbours) == job.world - 1, CONNECT_SECONDS)
-    mixing = NeighbourMixing(links, settings)
-    adam = AccumulatedAdam(weights, AdamSettings(betas=BETAS, weight_decay=WEIGHT_DECAY))
-    text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
-
-    def compute_gradient() -> Tensor:
-        for parameter in model.parameters():
-            parameter.grad = None
-        model(next(text)).backward()
-        gradients = [parameter.grad for parameter in model.parameters()]
-        return torch.cat([g.flatten() for g in gradients if g is not None])
-
-    recorder = StepRecorder(job, STEP_TOKENS)
-    recorder.wait_for_go()
-    for _ in recorder.steps_left():
-        waited_before = mixing.counts.waited_seconds
-        train_step(mixing, adam, weights, compute_gradient, LEARNING_RATE)
-        recorder.add_waiting(mixing.counts.waited_seconds - waited_before)
-        if recorder.is_snapshot_due():
-            recorder.record_weights(weights)
-    recorder.wait_for_all()
-    counts = mixing.counts
-    recorder.record_figures(
-        final=weights.double().norm().item(),
-        messages=counts.messages,
-        missed=counts.missed,
-        waited_seconds=counts.waited_seconds,
-    )
-    links.stop()
+    recipe = replace(build_recipe(job), strategy=DECENTRALIZED_ADAM, clip=NO_CLIP)
+    run_recorded_worker(job, FieldMixingWorker, recipe)

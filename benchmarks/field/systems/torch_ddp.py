@@ -2,14 +2,7 @@
 
 import torch.distributed as dist
 from field_job import FieldJob, StepRecorder
-from field_model import (
-    SEQUENCES,
-    STEP_TOKENS,
-    FieldGPT,
-    batches,
-    create_adamw,
-    flatten,
-)
+from field_model import FieldGPT, create_adamw, flatten
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -20,12 +13,12 @@ def run_worker(job: FieldJob) -> None:
     model = FieldGPT()
     parallel = DistributedDataParallel(model)
     optimizer = create_adamw(model.parameters())
-    text = batches(job.folder_path, job.rank, job.options.get("sequences", SEQUENCES))
+    text = job.batches()
     # The first two steps connect everybody and rebuild the buckets, before lines are shaped.
     for _ in range(2):
         parallel(next(text)).backward()
         optimizer.zero_grad()
-    recorder = StepRecorder(job, STEP_TOKENS)
+    recorder = StepRecorder(job)
     dist.barrier()
     recorder.wait_for_go()
     for _ in recorder.steps_left():

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from field_job import FieldJob, StepRecorder
-from field_model import STEP_TOKENS, FieldGPT, batches, create_adamw, flatten
+from field_model import FieldGPT, create_adamw, flatten
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # those of the DiLoCo paper
 PATIENCE = timedelta(hours=1)  # a scaled line is slow; a lower limit would only end rounds
@@ -55,8 +55,8 @@ def run_worker(job: FieldJob) -> None:
         heartbeat_interval=HEARTBEAT,
         init_sync=False,
     )
-    text = batches(job.folder_path, job.rank)
-    recorder = StepRecorder(job, STEP_TOKENS)
+    text = job.batches()
+    recorder = StepRecorder(job)
     with _wrap(job, manager, model, inner):
         recorder.wait_for_go()
         for _ in recorder.steps_left():

@@ -48,7 +48,7 @@ class ArithmeticOfPipelines:
     def __init__(self) -> None:
         self.cells: list[Cell] = []
 
-    def run(self, cell: Cell, prepare=None) -> CellResult:
+    def run(self, cell: Cell) -> CellResult:
         seconds, tokens = 1.0, 4096
         if cell.system == "torch_pipeline":
             self.cells.append(cell)
@@ -85,7 +85,7 @@ class RecordingRunner:
     def __init__(self) -> None:
         self.cells: list[Cell] = []
 
-    def run(self, cell: Cell, prepare=None) -> CellResult:
+    def run(self, cell: Cell) -> CellResult:
         self.cells.append(cell)
         return result([0.0, 1.0, 2.0], [])
 
@@ -106,7 +106,7 @@ def test_room_for_packets_is_beside_the_limit_of_the_scaled_line():
 class LearningRunner(RecordingRunner):
     """A runner whose workers learn; one that trains alone learns nothing."""
 
-    def run(self, cell: Cell, prepare=None) -> CellResult:
+    def run(self, cell: Cell) -> CellResult:
         self.cells.append(cell)
         losses = [] if cell.system == "alone" else [(0.0, 0, 5.0), (3.0, 3, 3.0), (6.0, 6, 2.0)]
         learnt = result([0.0, 1.0, 2.0, 3.5, 5.0], losses)
