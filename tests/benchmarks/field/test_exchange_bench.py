@@ -17,13 +17,18 @@ sys.path.append(str(ROOT / "benchmarks" / "shared"))
 
 import field_cells
 import torch
-from bench_exchange import FULL, LINES, PIPELINE_STEP_TOKENS, ExchangeBenchmark, prepare_text
+from bench_exchange import prepare_text
+from field_bench import LINES, FieldBench
 from field_cells import Cell, CellResult, FieldRunner, evaluate_snapshots, read_result, with_rests
+from field_extent import FULL
 from field_findings import Findings, summarise
 from field_job import FieldJob, StepRecorder
 from field_model import SHAPE, FieldGPT, flatten, validate
 from field_plots import draw_plots
 from links import PACKET_BYTES, boundary_seconds, scale_line
+from measurements.pipelines import PIPELINE_STEP_TOKENS, measure_pipelines
+from measurements.time_to_loss import measure_loss
+from measurements.utilisation import measure_utilisation
 
 FOLDER = ROOT / "benchmarks" / "field"
 
@@ -61,10 +66,10 @@ class ArithmeticOfPipelines:
 def test_slow_pipelines_make_few_steps_and_the_slowest_is_extrapolated():
     runner = ArithmeticOfPipelines()
     extent = replace(FULL, pipeline_models=("GPT 125M", "GPT 1.3B"))
-    benchmark = ExchangeBenchmark(runner, extent)
-    benchmark.calibrate()
-    benchmark.measure_pipelines()
-    rows = benchmark.findings.pipeline
+    bench = FieldBench(runner, extent)
+    bench.calibrate()
+    measure_pipelines(bench)
+    rows = bench.findings.pipeline
     assert len(rows) == 2 * len(FULL.pipeline_rates) * 2
     first = [row for row in rows if (row["model"], row["bits"]) == ("GPT 125M", 16)]
     assert [row["megabits"] for row in first] == sorted(FULL.pipeline_rates, reverse=True)
@@ -92,11 +97,11 @@ class RecordingRunner:
 
 def test_room_for_packets_is_beside_the_limit_of_the_scaled_line():
     runner = RecordingRunner()
-    benchmark = ExchangeBenchmark(runner, FULL)
-    benchmark.calibrate()
-    benchmark.measure_utilisation()
+    bench = FieldBench(runner, FULL)
+    bench.calibrate()
+    measure_utilisation(bench)
     for name, cell in zip(("50mbit", "home"), runner.cells[1:], strict=True):
-        scaled = scale_line(LINES[name], benchmark.flops)
+        scaled = scale_line(LINES[name], bench.flops)
         assert cell.line is not None
         assert cell.options["uplink"] == pytest.approx(0.9 * scaled.up_bytes)
         assert cell.line.up_bytes == pytest.approx(scaled.up_bytes + PACKET_BYTES)
@@ -116,23 +121,23 @@ class LearningRunner(RecordingRunner):
 
 def test_our_cells_state_time_bytes_and_the_models_error():
     runner = LearningRunner()
-    benchmark = ExchangeBenchmark(runner, replace(FULL, only_ours=True))
-    benchmark.calibrate()
-    benchmark.measure_loss()
-    findings = benchmark.findings
+    bench = FieldBench(runner, replace(FULL, only_ours=True))
+    bench.calibrate()
+    measure_loss(bench)
+    findings = bench.findings
     assert [cell.system for cell in runner.cells] == ["alone", "alone"] + ["ours_updates"] * 3
     assert findings.alone == {"seconds": None, "steps": None, "last_loss": None, "losses": []}
     assert [cell.seconds for cell in runner.cells[2:]] == [FULL.home_seconds] + [
         FULL.loss_seconds
     ] * 2
     for row, name in zip(findings.loss, FULL.loss_lines, strict=True):
-        scaled = scale_line(LINES[name], benchmark.flops)
+        scaled = scale_line(LINES[name], bench.flops)
         assert row["line"] == name and row["seconds"] == 4.2
         assert row["sent_share"] == pytest.approx(40.0 / scaled.up_bytes, abs=1e-3)
         assert row["losses"] == [(0.0, 5.0), (6.0, 2.0)], "one in four seconds, and the last one"
     predicted = [row["predicted"] for row in findings.model_errors]
     assert [row["measured"] for row in findings.model_errors] == [1.333] * 3
-    assert predicted == [pytest.approx(benchmark.step_seconds_alone, rel=0.1)] * 3
+    assert predicted == [pytest.approx(bench.step_seconds_alone, rel=0.1)] * 3
 
 
 def test_each_part_that_was_measured_has_a_plot(tmp_path):

@@ -1,0 +1,1 @@
+"""What `make bench-exchange` measures, a module for each part."""
