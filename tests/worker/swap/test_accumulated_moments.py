@@ -1,10 +1,9 @@
-"""Tests of moments that absorb the mean of several gradients, against the library's reference."""
+"""Tests of moments that absorb the mean of several gradients, against their formula."""
 
 import pytest
 import torch
 from helpers.plans import sample_text, tiny_plan
 
-from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam, AdamSettings
 from barnraise.planning.plan import moments_part_bytes
 from barnraise.spec import DECENTRALIZED_ADAM, Fragment, Slot
 from barnraise.swap import accumulated_moments
@@ -23,27 +22,46 @@ def new_moments(**changed) -> AdamMoments:
     return AdamMoments.of(plan, torch.zeros(size, dtype=torch.uint8), SIZE)
 
 
-def train(means: MeanGradients, moments: AdamMoments, weights: torch.Tensor, steps: int) -> None:
+def random_gradients(count: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    for number in range(1, steps + 1):
-        gradient = torch.randn(SIZE, generator=generator) * DIVISOR
+    return [torch.randn(SIZE, generator=generator) for _ in range(count)]
+
+
+def train(means: MeanGradients, moments: AdamMoments, weights: torch.Tensor, steps: int) -> None:
+    for number, gradient in enumerate(random_gradients(steps), 1):
         step = AdamWStep(MATRIX, number, RATE, DECAY, gradient_divisor=DIVISOR)
-        means.update_tile(step, 0, (moments, weights, gradient))
+        means.update_tile(step, 0, (moments, weights, gradient * DIVISOR))
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_steps_equal_those_of_the_reference(accumulation, monkeypatch):
+@pytest.mark.parametrize("accumulation", [2, 3, 4])
+def test_stored_moments_absorb_the_mean_gradient_of_several_steps(accumulation, monkeypatch):
     monkeypatch.setattr(accumulated_moments, "MOVED_ELEMENTS", SIZE // 4)
     moments, weights = new_moments(), torch.ones(SIZE)
-    train(MeanGradients(accumulation), moments, weights, 7)
-    expected = torch.ones(SIZE)
-    adam = AccumulatedAdam(expected, AdamSettings(weight_decay=DECAY, accumulation=accumulation))
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(7):
-        adam.apply_gradient(expected, torch.randn(SIZE, generator=generator), RATE)
+    train(MeanGradients(accumulation), moments, weights, 11)
+    expected, window = torch.ones(SIZE), []
+    m, v = torch.zeros(SIZE), torch.zeros(SIZE)
+    for step, gradient in enumerate(random_gradients(11)):
+        k = step // accumulation + 1
+        first, second = 0.9 * m + 0.1 * gradient, 0.95 * v + 0.05 * gradient**2
+        expected *= 1 - RATE * DECAY
+        expected -= RATE * first / (1 - 0.9**k) / ((second / (1 - 0.95**k)).sqrt() + 1e-8)
+        window.append(gradient)
+        if len(window) == accumulation:
+            mean = torch.stack(window).mean(dim=0)
+            m, v, window = 0.9 * m + 0.1 * mean, 0.95 * v + 0.05 * mean**2, []
     assert torch.allclose(weights, expected, atol=1e-6)
-    assert torch.allclose(moments.m, adam.first_moment, atol=1e-6)
-    assert torch.allclose(moments.v, adam.second_moment, atol=1e-6)
+    assert torch.allclose(moments.m, m, atol=1e-6)
+    assert torch.allclose(moments.v, v, atol=1e-6)
+
+
+def test_accumulation_of_one_step_is_adamw():
+    weights, expected = torch.ones(SIZE), torch.ones(SIZE)
+    train(MeanGradients(1), new_moments(), weights, 7)
+    adam = torch.optim.AdamW([expected], RATE, betas=(0.9, 0.95), weight_decay=DECAY)
+    for gradient in random_gradients(7):
+        expected.grad = gradient
+        adam.step()
+    assert torch.allclose(weights, expected, atol=1e-6)
 
 
 def test_moments_in_eight_bits_follow_those_in_thirty_two():

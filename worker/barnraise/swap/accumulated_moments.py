@@ -1,9 +1,19 @@
-"""AdamW whose stored moments absorb the mean gradient of s steps, after Wang et al., 2410.11998.
+"""AdamW for machines that average weights instead of gradients, after Wang et al., 2410.11998.
 
-Every step moves the weights along its own gradient g, with moments that would follow if g were
-absorbed now; the stored moments absorb only the mean ḡ of s steps. `exchange/mixing/
-accumulated_adam.py` states the formula and is the reference that this is tested against. Weights,
-moments and gradients lie where the plan has them, in its precision; ḡ is one more vector.
+Every machine's moments are its own. They would follow the noise of its own small batches, while
+those of synchronous training follow the mean over all machines. So the stored moments absorb only
+the mean gradient ḡ of s steps, whose noise is that of s batches; every step still moves the weights
+along its own gradient g, with moments that would follow if g were absorbed now. With s = 1 this is
+AdamW. Weights, moments and gradients lie where the plan has them, in its precision; ḡ is one more
+vector.
+
+    m, v   stored moments                   `moments.m`, `moments.v`
+    s      steps that a moment absorbs      `accumulation`
+    k      ⌈step / s⌉                       `absorbed.number`
+    λ      weight decay                     `step.weight_decay`
+
+    x ← x · (1 − αλ) − α · (β₁m + (1−β₁)g) / (1−β₁ᵏ) / (√((β₂v + (1−β₂)g²) / (1−β₂ᵏ)) + ε)
+    after every s steps: m ← β₁m + (1−β₁)ḡ and v ← β₂v + (1−β₂)ḡ²
 """
 
 from dataclasses import dataclass, replace

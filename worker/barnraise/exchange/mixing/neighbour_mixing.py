@@ -72,7 +72,7 @@ class MixingCounts:
 
 
 class NeighbourMixing:
-    """Mix weights with neighbours; implements `StepAveraging`.
+    """Mix weights with neighbours.
 
     Attributes:
         step: the number of the current step, which all machines share.
@@ -167,17 +167,6 @@ class NeighbourMixing:
         What would be added is the way from the weights that were sent to the group's mean.
         """
         self._sent = None
-
-    def average_gradient(self, gradient: Tensor) -> None:
-        """Leave the gradient as it is: machines average weights."""
-
-    @torch.no_grad()
-    def mix_weights(self, weights: Tensor) -> None:
-        """Add the group's change to the weights; see `compute_change`."""
-        sent = self._sent
-        mean = self._end_step()
-        if mean is not None and sent is not None:
-            weights.sub_(sent).add_(mean)
 
     @torch.no_grad()
     def compute_change(self) -> Tensor | None:
