@@ -23,6 +23,7 @@ UNIT_BITS = 26  # the anchor's fixed point: one unit is 2**-26
 ALIGN = 64
 TENSOR_ALIGN = 16  # elements: every tensor starts on a 64-byte boundary
 MAX_UPDATE_UNITS = 1 << 26  # an update moves no weight by more than 1.0
+DIVERGENCE_LIMIT = 1 << 30  # |weight| in units (16.0) that means that training has diverged
 SOURCES = ("stdlib", "huggingface", "urls", "files")
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")

@@ -17,11 +17,11 @@ from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.handlers import handshake, transfer_budget, update_receiver
 from barnraise.exchange.ledger.anchor import compute_sketch
-from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network import connection as connection_module
 from barnraise.exchange.network.framing import pack
 from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol import coordinator_messages
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (
     BlobPart,
     DirectiveRelay,

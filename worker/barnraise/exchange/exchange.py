@@ -51,7 +51,7 @@ from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.exchange.pacing.weighting import weight_ramp
 from barnraise.exchange.server import PeerServer, ServerConfig
 from barnraise.exchange.server_thread import ServerThread
-from barnraise.exchange.stats import ExchangeStats, collect_stats
+from barnraise.exchange.stats import ExchangeStats
 from barnraise.exchange.update_writer import UpdateWriter
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
@@ -482,8 +482,7 @@ class Exchange:
     @property
     def stats(self) -> ExchangeStats:
         """The figures for status and reports."""
-        stats = collect_stats(
-            self.server,
+        stats = self.server.collect_stats(
             self._anchor_scrub.findings,
             self._round_schedule,
             self._estimates.doubted_volunteers,

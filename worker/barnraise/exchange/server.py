@@ -7,6 +7,7 @@ connection, with the reason in the log on both sides, and changes nothing.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from barnraise.exchange.handlers.copied_keys import CopiedKeys
 from barnraise.exchange.handlers.dial_back_handler import DialBackHandler
 from barnraise.exchange.handlers.dial_now_handler import DialNowHandler, StatementSigner
 from barnraise.exchange.handlers.dialler import Dialler
-from barnraise.exchange.handlers.handshake import Handshake
+from barnraise.exchange.handlers.handshake import Handshake, OwnIntroduction
 from barnraise.exchange.handlers.incoming_greetings import IncomingGreetings
 from barnraise.exchange.handlers.line_test import LineTest, line_test_frames
 from barnraise.exchange.handlers.local_author import LocalAuthor
@@ -45,9 +46,10 @@ from barnraise.exchange.handlers.update_sender import (
 )
 from barnraise.exchange.handlers.verdict_handler import VerdictHandler
 from barnraise.exchange.ledger.anchor import Retraction
+from barnraise.exchange.ledger.anchor_scrub import ScrubFindings
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
+from barnraise.exchange.ledger.verdicts import VerdictSet
 from barnraise.exchange.network.addresses import network_of
 from barnraise.exchange.network.announced_names import AnnouncedNames
 from barnraise.exchange.network.connection import Connection, Frames, FrameSources
@@ -63,8 +65,12 @@ from barnraise.exchange.network.transport import (
     Transport,
 )
 from barnraise.exchange.pacing.author_pace import AuthorPace, PaceLimits
+from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.exchange.stats import ExchangeStats, NeighbourStats
 from barnraise.protocol import messages
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.mirror_list import MirrorLists
+from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict, VerdictNames, VerdictSummary
@@ -144,17 +150,20 @@ class PeerServer:
         run_on_disk = partial(self._run_in_thread, self._disk_thread)
         run_slowly = partial(self._run_in_thread, self._slow_thread)
         context = HandlerContext(
-            ledger=ledger,
-            gossip=self.gossip,
             connections=self.connections,
-            run_on_disk=run_on_disk,
+            membership=self.gossip.membership,
+            links=self.gossip.links,
             spawn=self._spawn,
             disconnect=self._disconnect,
+            ledger=ledger,
+            gossip=self.gossip,
+            run_on_disk=run_on_disk,
         )
         self.reachability = Reachability(transport.addresses)
-        self.handshake = Handshake(
-            self.addresses, rules, config.spec_digest, config.ticket, author, config.clock
+        own = OwnIntroduction(
+            transport.key, config.spec_digest, lambda: author.incarnation, self.addresses
         )
+        self.handshake = Handshake(own, rules.mirrors, config.ticket, config.clock)
         self.fetcher = BlobFetcher(self.connections, ledger.blobs, run_on_disk)
         self.verdicts = VerdictHandler(
             context, rules, queue, self.fetcher, self._on_verdicts_applied
@@ -173,7 +182,7 @@ class PeerServer:
         signer = StatementSigner(config.identity, rules.run, config.clock)
         self.dial_now = DialNowHandler(context, signer, self.reachability, self._dialler)
         self.dial_back = DialBackHandler(context, transport, self.reachability)
-        self.copied_keys = CopiedKeys(signer, author)
+        self.copied_keys = CopiedKeys(signer, author.has_signed)
         self.handshake.set_session_signer(self.copied_keys.sign_session)
         self._address_watch = AddressWatch(
             self.connections, self.addresses, self._introduce, self._on_moved
@@ -186,10 +195,10 @@ class PeerServer:
         self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
         self.pruner = Pruner(ledger, self.gossip, run_on_disk, transport.key, config.archive_rounds)
         self.mirror_lists = MirrorListSync(
-            rules,
+            rules.mirrors,
             self.connections,
             config.clock,
-            self._on_rules_changed,
+            self._on_mirrors_changed,
             self._on_relays_changed,
         )
         self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
@@ -398,6 +407,56 @@ class PeerServer:
             self.apply_directive(directive)
         except MessageError as error:
             log.warning("%s", error)
+
+    def collect_stats(
+        self, findings: ScrubFindings, schedule: RoundSchedule | None, doubted: tuple[str, ...]
+    ) -> ExchangeStats:
+        """Return the figures as they are now. Safe to call from any thread.
+
+        Args:
+            findings: Of the anchor's scrub.
+            schedule: Of this machine's rounds; None before its first.
+            doubted: Digests of the volunteers that count for nothing.
+        """
+        connections = list(self.connections.values())
+        channels = [connection.channel for connection in connections]
+        links = dict(self.gossip.links)
+        vector = self.ledger.vector()
+        own_key = self.transport.key
+        own_updates = sum(seq for author, seq in vector.items() if author.startswith(own_key))
+        neighbours = tuple(
+            NeighbourStats(
+                connection.key,
+                _count_missing(vector, links[connection.key].vector),
+                connection.sent_meter.rate,
+                connection.received_meter.rate,
+                links[connection.key].anchor_agrees,
+                connection.channel.is_relayed,
+            )
+            for connection in connections
+            if connection.key in links
+        )
+        return ExchangeStats(
+            updates_sent=own_updates,
+            updates_received=sum(vector.values()) - own_updates,
+            bytes_sent=self.closed_bytes_sent + sum(channel.bytes_sent for channel in channels),
+            bytes_received=self.closed_bytes_received
+            + sum(channel.bytes_received for channel in channels),
+            peers=len(connections),
+            updates_behind=self.gossip.updates_behind,
+            sent_rate=sum(connection.sent_meter.rate for connection in connections),
+            received_rate=sum(connection.received_meter.rate for connection in connections),
+            uplink_rate=self.uplink.measured_rate,
+            round_schedule=schedule,
+            neighbours=neighbours,
+            fragments_checked=findings.checked,
+            corruptions=findings.corrupted + self.scrub.found,
+            repaired=findings.repaired + self.scrub.repaired,
+            damaged_fragment=findings.damaged,
+            waiting_reason=self.snapshot_client.waiting_reason,
+            is_reached=bool(self.reachability.facts(time.monotonic()).is_reached),
+            doubted=doubted,
+        )
 
     def answer_snapshot_requests(self, copy: AnchorCopy, requests: list[PendingRequest]) -> None:
         """Answer requests for snapshots from a copy of the anchor."""
@@ -752,8 +811,9 @@ class PeerServer:
     def _on_relays_changed(self, relays: list[str]) -> None:
         self._spawn(self.transport.set_relays(relays))
 
-    def _on_rules_changed(self, rules: UpdateRules) -> None:
-        self.handshake.set_rules(rules)
+    def _on_mirrors_changed(self, mirrors: RunMirrors) -> None:
+        rules = self.updates.rules.with_mirrors(mirrors)
+        self.handshake.set_mirrors(mirrors)
         self.updates.set_rules(rules)
         self.verdicts.set_rules(rules)
         self.snapshot_client.set_rules(rules)
@@ -874,3 +934,8 @@ def _close_when_failed(channel: Channel, writer: asyncio.Task[Any]) -> None:
     if error is not None:
         is_closed = isinstance(error, ChannelClosedError)
         channel.close(str(error) if is_closed else "an error on this side")
+
+
+def _count_missing(ours: dict[str, int], theirs: dict[str, int]) -> int:
+    """Return how many updates the version vector `theirs` lacks."""
+    return sum(max(0, seq - theirs.get(author, 0)) for author, seq in ours.items())

@@ -1,4 +1,4 @@
-"""Run a peer server in a thread of its own, and call it from other threads."""
+"""Run a server in a thread of its own, and call it from other threads."""
 
 import asyncio
 import contextlib
@@ -6,9 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, wait
-from typing import Any, TypeVar
-
-from barnraise.exchange.server import PeerServer
+from typing import Any, Protocol, TypeVar
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -17,10 +15,22 @@ POLL_SECONDS = 0.1  # between two questions whether to stop waiting
 T = TypeVar("T")
 
 
-class ServerThread:
-    """Own the event loop of a `PeerServer`."""
+class Server(Protocol):
+    """What runs on the thread's event loop."""
 
-    def __init__(self, server: PeerServer) -> None:
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until `stop`; call `ready` once the server listens."""
+        ...
+
+    def stop(self) -> None:
+        """End `run`."""
+        ...
+
+
+class ServerThread:
+    """Own the event loop of a server."""
+
+    def __init__(self, server: Server) -> None:
         """Prepare the thread; `open` starts it."""
         self._server = server
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -32,8 +32,9 @@ from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions, updates_between
 from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
 from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import Fork, VerdictSet, verify_proof
+from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
 from barnraise.protocol import messages
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.mirror_list import Expulsion, MirrorList, parse_list
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict, VerdictNames
@@ -279,11 +280,15 @@ def mirror_list(version: int, since: dict[Identity, int], expelled=()) -> Mirror
     return parse_list(signed_list(version, *mirrors))
 
 
-TWO_MIRRORS = replace(RULES, threshold=1)  # half of two
+def with_list(rules: UpdateRules, newest: MirrorList) -> UpdateRules:
+    return rules.with_mirrors(rules.mirrors.with_list(newest))
+
+
+TWO_MIRRORS = replace(RULES, mirrors=replace(RULES.mirrors, threshold=1))  # half of two
 
 
 def test_rogue_mirror_of_three_cannot_sign_a_verdict_alone():
-    rules = RULES.with_list(mirror_list(1, {MIRROR: 1, SECOND: 1, THIRD: 1}))
+    rules = with_list(RULES, mirror_list(1, {MIRROR: 1, SECOND: 1, THIRD: 1}))
     with pytest.raises(UnprovenVerdictError, match="1 more of the mirrors"):
         verify_proof(signed_verdict({NAMES[0]: 0}, by=(MIRROR,), mirror_list_version=1), rules)
     both = signed_verdict({NAMES[0]: 0}, by=(MIRROR, THIRD), mirror_list_version=1)
@@ -292,7 +297,7 @@ def test_rogue_mirror_of_three_cannot_sign_a_verdict_alone():
 
 @pytest.mark.parametrize("named_version", [0, 1, 2, 3])
 def test_expelled_mirror_cannot_backdate_a_verdict(named_version):
-    rules = TWO_MIRRORS.with_list(mirror_list(3, {MIRROR: 1, SECOND: 1}, expelled=[MIRROR]))
+    rules = with_list(TWO_MIRRORS, mirror_list(3, {MIRROR: 1, SECOND: 1}, expelled=[MIRROR]))
     forged = signed_verdict({NAMES[0]: 0}, by=(MIRROR,), mirror_list_version=named_version)
     with pytest.raises(UnprovenVerdictError, match="not expelled"):
         verify_proof(forged, rules)
@@ -305,7 +310,7 @@ def test_later_mirrors_sign_under_the_list_that_admitted_them():
     verdict = signed_verdict({NAMES[0]: 2}, by=(THIRD, FOURTH), mirror_list_version=2)
     with pytest.raises(UnprovenVerdictError, match="names the mirror list 2"):
         verify_proof(verdict, RULES)
-    rules = RULES.with_list(mirror_list(2, later))
+    rules = with_list(RULES, mirror_list(2, later))
     assert verify_proof(verdict, rules).limits == {NAMES[0]: 2}
     early = signed_verdict({NAMES[0]: 2}, by=(THIRD, FOURTH), mirror_list_version=1)
     with pytest.raises(UnprovenVerdictError):
@@ -313,7 +318,7 @@ def test_later_mirrors_sign_under_the_list_that_admitted_them():
 
 
 def test_larger_list_asks_for_more_signatures_than_the_run_did():
-    rules = TWO_MIRRORS.with_list(mirror_list(2, {MIRROR: 1, SECOND: 1, THIRD: 2, FOURTH: 2}))
+    rules = with_list(TWO_MIRRORS, mirror_list(2, {MIRROR: 1, SECOND: 1, THIRD: 2, FOURTH: 2}))
     one = signed_verdict({NAMES[0]: 2}, by=(FOURTH,), mirror_list_version=2)
     with pytest.raises(UnprovenVerdictError, match="1 more"):
         verify_proof(one, rules)
@@ -444,8 +449,8 @@ def test_dropped_verdicts_of_an_expelled_mirror_leave_no_trace(
     tmp_path_factory, by_owner, forged, seed
 ):
     chance = random.Random(seed)
-    rules = TWO_MIRRORS.with_list(mirror_list(1, {MIRROR: 1, SECOND: 1}))
-    after = TWO_MIRRORS.with_list(mirror_list(2, {MIRROR: 1, SECOND: 1}, expelled=[MIRROR]))
+    rules = with_list(TWO_MIRRORS, mirror_list(1, {MIRROR: 1, SECOND: 1}))
+    after = with_list(TWO_MIRRORS, mirror_list(2, {MIRROR: 1, SECOND: 1}, expelled=[MIRROR]))
     ledger = Ledger(tmp_path_factory.mktemp("ledger"))
     anchor = Anchor([])
     headers = {AUTHORS[0]: list(FIRST_CHAIN), AUTHORS[1]: list(SECOND_CHAIN)}

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections.abc import Callable
 
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip.worker_sessions import (
@@ -13,7 +14,6 @@ from barnraise.exchange.gossip.worker_sessions import (
     proves_copy,
 )
 from barnraise.exchange.handlers.dial_now_handler import StatementSigner
-from barnraise.exchange.handlers.local_author import LocalAuthor
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.rate_limit import TokenBucket
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
@@ -39,15 +39,15 @@ class CopiedKeys:
             one with the same key; None if it may train.
     """
 
-    def __init__(self, signer: StatementSigner, author: LocalAuthor) -> None:
+    def __init__(self, signer: StatementSigner, has_signed: Callable[[Update], bool]) -> None:
         """Begin this worker's session.
 
         Args:
             signer: Signs the statements.
-            author: Knows what this worker has signed.
+            has_signed: Returns whether this worker has signed an update.
         """
         self._signer = signer
-        self._author = author
+        self._has_signed = has_signed
         self._session = secrets.token_hex(8)
         self._started_at = time.monotonic()
         self._seen = SeenSessions()
@@ -106,7 +106,7 @@ class CopiedKeys:
 
     def on_own_update(self, update: Update) -> None:
         """Warn if this machine's key has signed an update elsewhere since this worker started."""
-        if self._author.has_signed(update):
+        if self._has_signed(update):
             return
         statement = WorkerSession(
             run=update.run,

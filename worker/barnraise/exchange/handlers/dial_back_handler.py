@@ -12,7 +12,7 @@ from barnraise.exchange.gossip.dial_back import (
     choose_asked,
     choose_helper,
 )
-from barnraise.exchange.handlers.context import HandlerContext
+from barnraise.exchange.handlers.link_context import LinkContext
 from barnraise.exchange.network.addresses import host_of, join_address, parse_address
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.nat_type import DialBack
@@ -56,12 +56,12 @@ class DialBackHandler:
     """Send, serve and pass on dial-back requests."""
 
     def __init__(
-        self, context: HandlerContext, transport: Transport, reachability: Reachability
+        self, context: LinkContext, transport: Transport, reachability: Reachability
     ) -> None:
         """Test one machine's reachability, and that of its peers.
 
         Args:
-            context: The server's parts.
+            context: The connections.
             transport: Dials as a stranger.
             reachability: Receives the outcomes.
         """
@@ -102,7 +102,7 @@ class DialBackHandler:
         """Have a few linked peers dial this machine; return how many tried."""
         connections = dict(self._context.connections)
         helpers = [_describe(connection) for connection in connections.values()]
-        asked = choose_asked(helpers, self._context.gossip.membership.volunteer, MAX_ASKED)
+        asked = choose_asked(helpers, self._context.membership.volunteer, MAX_ASKED)
         tried = await asyncio.gather(*(self._ask(connections[key]) for key in asked))
         return sum(tried)
 
@@ -112,8 +112,7 @@ class DialBackHandler:
         ports = self._reachability.list_ports(seen_at or "")
         if not ports or connection.key in self._answers:
             return False
-        gossip = self._context.gossip
-        met = [*self._context.connections, *gossip.membership.list_met()]
+        met = [*self._context.connections, *self._context.membership.list_met()]
         answer = asyncio.get_running_loop().create_future()
         self._answers[connection.key] = answer
         probes_before = self._transport.probes_received
@@ -184,7 +183,7 @@ class DialBackHandler:
     ) -> None:
         """Dial a machine as a stranger, and send the outcome over a connection."""
         now = asyncio.get_running_loop().time()
-        chosen = self._context.gossip.membership.choose_probe(addresses, now)
+        chosen = self._context.membership.choose_probe(addresses, now)
         if not chosen:
             connection.send_message(DialBackResult(number=number, outcome="refused"))
             return

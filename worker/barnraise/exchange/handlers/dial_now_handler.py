@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip.rendezvous import STATEMENT_SECONDS, order_candidates
-from barnraise.exchange.handlers.context import HandlerContext
 from barnraise.exchange.handlers.dialler import Dialler
+from barnraise.exchange.handlers.link_context import LinkContext
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.reachability import Reachability
 from barnraise.protocol.messages import DialNow, DialNowRelay
@@ -40,7 +40,7 @@ class DialNowHandler:
 
     def __init__(
         self,
-        context: HandlerContext,
+        context: LinkContext,
         signer: StatementSigner,
         reachability: Reachability,
         dialler: Dialler,
@@ -48,7 +48,7 @@ class DialNowHandler:
         """Help one server's dials.
 
         Args:
-            context: The server's parts.
+            context: The connections.
             signer: Who signs.
             reachability: This machine's addresses.
             dialler: Dials the peers.
@@ -86,7 +86,7 @@ class DialNowHandler:
                 a peer that is not part of it.
         """
         signed = relay.statement
-        rendezvous = self._context.gossip.membership.rendezvous
+        rendezvous = self._context.membership.rendezvous
         volunteer = connection.ticket.volunteer
         is_own = signed.key == connection.key
         statement = open_signed(signed, "dial_now", DialNow)
@@ -107,9 +107,10 @@ class DialNowHandler:
             self._obey(connection, statement, now)
 
     def _obey(self, connection: Connection, statement: DialNow, now: float) -> None:
-        gossip = self._context.gossip
         addresses = order_candidates(statement.addresses, self._reachability.list_candidates(now))
-        peer = gossip.membership.choose_punch(statement.peer, addresses, gossip.links, now)
+        peer = self._context.membership.choose_punch(
+            statement.peer, addresses, self._context.links, now
+        )
         if peer is None:
             return
         self.obeyed += 1

@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from barnraise import __version__
 from barnraise.errors import MessageError, TicketError
-from barnraise.exchange.handlers.local_author import LocalAuthor
-from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.addresses import parse_address
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.framing import pack, unpack
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.coordinator_messages import Directive
+from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import (
     ORPHANED_TICKET_GRACE_SECONDS,
     TicketPolicy,
@@ -28,6 +28,23 @@ RECHECK_INTERVAL = 60.0  # seconds between two checks of the connected peers' ti
 SIMULTANEOUS_SECONDS = 5.0  # two connections of one pair this close were dialled by both sides
 
 
+@dataclass(frozen=True)
+class OwnIntroduction:
+    """What this machine's introduction to a peer states, besides its ticket.
+
+    Attributes:
+        key: This machine's key.
+        spec_digest: The digest of the run's spec.
+        incarnation: Returns the incarnation under which this machine publishes now.
+        addresses: Returns the addresses at which others may reach this machine.
+    """
+
+    key: str
+    spec_digest: str
+    incarnation: Callable[[], str]
+    addresses: Callable[[], list[str]]
+
+
 class Handshake:
     """Decide which peers this machine exchanges messages with.
 
@@ -40,27 +57,21 @@ class Handshake:
 
     def __init__(
         self,
-        list_addresses: Callable[[], list[str]],
-        rules: UpdateRules,
-        spec_digest: str,
+        own: OwnIntroduction,
+        mirrors: RunMirrors,
         ticket: messages.Signed,
-        author: LocalAuthor,
         clock: Callable[[], float],
     ) -> None:
         """Accept peers of one run.
 
         Args:
-            list_addresses: Returns our addresses.
-            rules: The run and its mirrors.
-            spec_digest: The digest of the run's spec.
+            own: What our introduction states.
+            mirrors: The run and its mirrors.
             ticket: Our own ticket.
-            author: Knows our incarnation.
             clock: Returns seconds since 1970, by the coordinators' clock.
         """
-        self._list_addresses = list_addresses
-        self._rules = rules
-        self._spec_digest = spec_digest
-        self._author = author
+        self._own = own
+        self._mirrors = mirrors
         self._clock = clock
         self.ticket = ticket
         self.directives: dict[str, messages.Signed] = {}
@@ -77,9 +88,9 @@ class Handshake:
         """Introduce this machine with a statement of its session from now on."""
         self._sign_session = sign_session
 
-    def set_rules(self, rules: UpdateRules) -> None:
-        """Replace the rules, which change with the mirror list."""
-        self._rules = rules
+    def set_mirrors(self, mirrors: RunMirrors) -> None:
+        """Replace the mirrors that count, which change with the mirror list."""
+        self._mirrors = mirrors
 
     def set_ticket(self, ticket: messages.Signed) -> None:
         """Replace our own ticket."""
@@ -103,9 +114,9 @@ class Handshake:
             MessageError: When it is not a directive of a mirror of this run.
         """
         directive = open_signed(signed, "directive", Directive)
-        if signed.key not in self._rules.mirrors or directive.run != self._rules.run:
+        if signed.key not in self._mirrors.keys or directive.run != self._mirrors.run:
             raise MessageError("a directive is not by a mirror of this run")
-        if signed.key in self._rules.expelled_mirrors:
+        if signed.key in self._mirrors.expelled:
             return False
         known = self._revocations.get(signed.key)
         if known is not None and (
@@ -122,13 +133,13 @@ class Handshake:
 
     def current_directives(self) -> list[messages.Signed]:
         """Return the newest directive of each mirror that is not expelled."""
-        expelled = self._rules.expelled_mirrors
+        expelled = self._mirrors.expelled
         return [signed for mirror, signed in self.directives.items() if mirror not in expelled]
 
     def is_revoked(self, peer: str, mirror: str) -> bool:
         """Return whether a mirror revokes the tickets that it signed for a peer."""
         directive = self._revocations.get(mirror)
-        if directive is None or mirror in self._rules.expelled_mirrors:
+        if directive is None or mirror in self._mirrors.expelled:
             return False
         revoked_at = min(directive.issued, self._clock())
         return peer in directive.revoked and self._clock() < revoked_at + REVOCATION_SECONDS
@@ -138,11 +149,11 @@ class Handshake:
         return messages.Hello(
             protocols=[messages.PROTOCOL_VERSION],
             version=__version__,
-            run=self._rules.run,
-            spec=self._spec_digest,
-            incarnation=self._author.incarnation,
+            run=self._mirrors.run,
+            spec=self._own.spec_digest,
+            incarnation=self._own.incarnation(),
             ticket=self.ticket,
-            addresses=self._list_addresses(),
+            addresses=self._own.addresses(),
             observed=parse_address(channel.remote_address),
             session=self._sign_session(),
         )
@@ -182,11 +193,11 @@ class Handshake:
                 f"it speaks protocols {hello.protocols}, "
                 f"and this version {messages.PROTOCOL_VERSION}"
             )
-        if hello.run != self._rules.run:
-            raise MessageError(f"it works on run {hello.run}, not {self._rules.run}")
-        if hello.spec != self._spec_digest:
+        if hello.run != self._mirrors.run:
+            raise MessageError(f"it works on run {hello.run}, not {self._mirrors.run}")
+        if hello.spec != self._own.spec_digest:
             raise MessageError(
-                f"it has spec {hello.spec[:8]} of this run, not {self._spec_digest[:8]}"
+                f"it has spec {hello.spec[:8]} of this run, not {self._own.spec_digest[:8]}"
             )
         return self.check_ticket(peer, hello.ticket)
 
@@ -197,8 +208,8 @@ class Handshake:
             TicketError: When it is not.
         """
         policy = TicketPolicy(
-            run=self._rules.run,
-            mirrors=self._rules.mirrors - self._rules.expelled_mirrors,
+            run=self._mirrors.run,
+            mirrors=self._mirrors.admitting,
             revoked=frozenset([peer] if self.is_revoked(peer, ticket.key) else ()),
             orphaned=self.orphaned,
         )
@@ -229,4 +240,4 @@ class Handshake:
             new.connected_at - old.connected_at < SIMULTANEOUS_SECONDS
             and old.dialled != new.dialled
         )
-        return at_once and old.dialled == (self._author.key < new.key)
+        return at_once and old.dialled == (self._own.key < new.key)

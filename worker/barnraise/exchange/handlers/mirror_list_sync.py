@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.errors import MirrorListError
-from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.connection import Connection
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.mirror_list import (
@@ -20,6 +19,7 @@ from barnraise.protocol.mirror_list import (
     merge_chain,
     parse_list,
 )
+from barnraise.protocol.run_mirrors import RunMirrors
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -36,25 +36,25 @@ class MirrorListSync:
 
     def __init__(
         self,
-        rules: UpdateRules,
+        run_mirrors: RunMirrors,
         connections: Mapping[str, Connection],
         clock: Callable[[], float],
-        on_rules_changed: Callable[[UpdateRules], None],
+        on_mirrors_changed: Callable[[RunMirrors], None],
         on_relays_changed: Callable[[list[str]], None],
     ) -> None:
         """Start without a list.
 
         Args:
-            rules: What updates are checked against without a list.
+            run_mirrors: The mirrors that count without a list.
             connections: The connected peers by key; the server's own table.
             clock: Returns seconds since 1970.
-            on_rules_changed: Called with the rules that follow from a new list.
+            on_mirrors_changed: Called with the mirrors that count by a new list.
             on_relays_changed: Called with the relays that a new list names.
         """
-        self._base_rules = rules
+        self._run_mirrors = run_mirrors
         self._connections = connections
         self._clock = clock
-        self._on_rules_changed = on_rules_changed
+        self._on_mirrors_changed = on_mirrors_changed
         self._on_relays_changed = on_relays_changed
         self.chain: list[SignedMirrorList] = []
         self.version = 0
@@ -101,7 +101,7 @@ class MirrorListSync:
         newest = parse_list(chain[-1])
         self.chain = chain
         self.version = newest.version
-        self._on_rules_changed(self._base_rules.with_list(newest))
+        self._on_mirrors_changed(self._run_mirrors.with_list(newest))
         self._on_relays_changed(newest.relays)
         for connection in self._connections.values():
             connection.schedule_state()

@@ -422,7 +422,7 @@ class SnapshotClient:
         version = max((verdict.mirror_list_version for verdict in verdicts), default=0)
         loop = asyncio.get_running_loop()
         end = loop.time() + LIST_SECONDS
-        while self._rules.list_version < version and loop.time() < end:
+        while self._rules.mirrors.list_version < version and loop.time() < end:
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _read_fetched(

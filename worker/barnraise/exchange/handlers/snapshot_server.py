@@ -23,9 +23,9 @@ from barnraise.exchange.ledger.anchor import Anchor, Retracted, fragment_to_byte
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.diff import updates_between
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.rate_limit import TokenBuckets
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import SignedVerdict

@@ -35,10 +35,10 @@ from barnraise.exchange.ledger.validation import (
     validate_claim,
     validate_header,
 )
-from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network.rate_limit import TokenBuckets
 from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.exchange.pacing.author_pace import AuthorPace, PacedUpdate
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (
     BlobPart,
     BlobRequest,

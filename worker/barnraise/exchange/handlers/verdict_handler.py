@@ -29,7 +29,8 @@ from barnraise.exchange.handlers.update_queue import UpdateQueue
 from barnraise.exchange.ledger.anchor import Retraction
 from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions, missing_headers
 from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import Fork, Proof, VerdictSet, verify_proof
+from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
+from barnraise.protocol.fork_proof import Fork, Proof
 from barnraise.protocol.messages import (
     FragmentUpdate,
     PeerState,

@@ -28,7 +28,6 @@ from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
 # Author → sequence number → tokens of retracted updates whose successors count.
 Retracted = Mapping[str, Mapping[int, int]]
 
-DIVERGENCE_LIMIT = 1 << 30  # |weight| in units (16.0) that means that training has diverged
 _BLOCK = 1 << 20  # elements processed at a time
 _CACHED_BLOCK = 1 << 15  # elements whose 64-bit integers stay in a core's cache
 _GOLDEN = 0x9E3779B97F4A7C15  # increment of SplitMix64

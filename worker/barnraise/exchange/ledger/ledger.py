@@ -33,7 +33,8 @@ from barnraise.exchange.ledger.retention import SCHEMA as RETENTION_SCHEMA
 from barnraise.exchange.ledger.retention import Retention
 from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
 from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
+from barnraise.exchange.ledger.verdicts import VerdictSet
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict

@@ -8,7 +8,6 @@ it arrives. Revocation affects connections only.
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -19,7 +18,7 @@ from barnraise.exchange.compression.codec import decode, payload_size
 from barnraise.exchange.ledger.anchor import compute_sketch
 from barnraise.exchange.ledger.blob_store import EMPTY_DIGEST
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
-from barnraise.protocol.mirror_list import MirrorList, missing_signatures
+from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, digest, open_signed
 from barnraise.spec import RunSpec
 
@@ -37,26 +36,16 @@ class UpdateRules:
     """What decides in a run whether updates and verdicts count.
 
     Attributes:
-        run: The run's id.
-        mirrors: Keys of the mirrors whose tickets count.
+        mirrors: The run, and the mirrors whose tickets count in it.
         sizes: The elements of each fragment.
         max_tokens: The tokens that one update may state.
         owner: Key of the run's owner, who may sign verdicts alone.
-        threshold: How many mirrors together may sign a verdict at least.
-        roots: Keys of the mirrors that launched the run.
-        expelled_mirrors: Keys of `mirrors` whose tickets no longer permit a connection.
-        mirror_list: The newest mirror list, if the run's mirrors are in it.
     """
 
-    run: str
-    mirrors: frozenset[str]
+    mirrors: RunMirrors
     sizes: tuple[int, ...]
     max_tokens: int
     owner: str = ""
-    threshold: int = 1
-    roots: frozenset[str] = frozenset()
-    expelled_mirrors: frozenset[str] = frozenset()
-    mirror_list: MirrorList | None = None
 
     @classmethod
     def from_spec(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "UpdateRules":
@@ -68,40 +57,17 @@ class UpdateRules:
             mirrors: Keys of the mirrors whose tickets count.
         """
         sizes = tuple(fragment.size for fragment in spec.model.fragments())
-        return cls(
-            run,
-            mirrors,
-            sizes,
-            spec.max_tokens_per_update,
-            spec.owner,
-            spec.threshold,
-            roots=mirrors,
-        )
-
-    def with_list(self, newest: MirrorList) -> "UpdateRules":
-        """Return the rules that follow from a mirror list; the same if it is of other mirrors."""
-        if not self.roots & newest.keys:
-            return self
-        return replace(
-            self,
-            mirrors=self.roots | newest.keys,
-            expelled_mirrors=newest.expelled,
-            mirror_list=newest,
-        )
+        run_mirrors = RunMirrors(run, mirrors, mirrors, spec.threshold)
+        return cls(run_mirrors, sizes, spec.max_tokens_per_update, spec.owner)
 
     @property
-    def list_version(self) -> int:
-        """Return the version of the newest mirror list; 0 without one."""
-        return self.mirror_list.version if self.mirror_list else 0
+    def run(self) -> str:
+        """Return the run's id."""
+        return self.mirrors.run
 
-    def missing_signatures(self, signers: Collection[str], version: int) -> int:
-        """Return how many mirrors' signatures are missing from what binds all machines.
-
-        Args:
-            signers: Keys whose signatures were verified.
-            version: The mirror list under which they signed; 0: the run's own mirrors.
-        """
-        return missing_signatures(self.roots, self.threshold, self.mirror_list, signers, version)
+    def with_mirrors(self, mirrors: RunMirrors) -> "UpdateRules":
+        """Return the same rules with other mirrors, which change with the mirror list."""
+        return replace(self, mirrors=mirrors)
 
 
 def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -> Update:
@@ -173,11 +139,11 @@ def open_ticket(signed: Signed, peer: str, rules: UpdateRules) -> Ticket:
         MessageError: If it is not such a ticket, with the reason.
     """
     # Only documents that a mirror is said to have signed are worth remembering.
-    if signed.key in rules.mirrors:
+    if signed.key in rules.mirrors.keys:
         ticket = _open_mirror_ticket(signed.key, signed.body, signed.signature)
     else:
         ticket = open_signed(signed, "ticket", Ticket)
-    if signed.key not in rules.mirrors or ticket.mirror != signed.key:
+    if signed.key not in rules.mirrors.keys or ticket.mirror != signed.key:
         raise MessageError(
             f"the ticket of {peer[:8]} is signed by {signed.key[:8]}, not a mirror of this run"
         )

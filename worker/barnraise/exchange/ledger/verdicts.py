@@ -13,34 +13,18 @@ mirror list expels too many of those who signed it, on every peer that has that 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 from barnraise.errors import MessageError, UnprovenVerdictError
 from barnraise.exchange.ledger.validation import UpdateRules, open_header, open_ticket
+from barnraise.protocol.fork_proof import Fork, Proof
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest, open_signed
-from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import MAX_VERDICT_BYTES, SignedVerdict, Verdict
 
 MAX_FORKS_PER_PEER = 64  # forked incarnations of one peer that are stored
 MAX_RULING_BYTES = 64 << 20  # of the texts of all verdicts of a run
 
 Kept = Mapping[str, int]  # author → its last update that stays; none of the others' does
-
-
-class Fork(Message):
-    """Two different updates that one author signed with one sequence number.
-
-    `ticket` is any ticket of the author: only keys that took part in the run can fork.
-    """
-
-    type: Literal["fork"] = "fork"
-    one: Signed
-    other: Signed
-    ticket: Signed
-
-
-Proof = SignedVerdict | Fork
 
 
 @dataclass(frozen=True)
@@ -283,7 +267,7 @@ def has_enough_signatures(ruling: SignedVerdict, verdict: Verdict, rules: Update
     """Return whether a verdict, whose signatures are valid, binds all machines."""
     if rules.owner in ruling.signatures:
         return True
-    return not rules.missing_signatures(ruling.signatures, verdict.mirror_list_version)
+    return not rules.mirrors.missing_signatures(ruling.signatures, verdict.mirror_list_version)
 
 
 def _verify_verdict(ruling: SignedVerdict, rules: UpdateRules) -> None:
@@ -296,12 +280,12 @@ def _verify_verdict(ruling: SignedVerdict, rules: UpdateRules) -> None:
     assert verdict is not None, "a message's bounds ask for a signature"
     if verdict.run != rules.run:
         raise MessageError(f"a verdict is for run {verdict.run}, not {rules.run}")
-    strangers = ruling.signatures.keys() - rules.mirrors - {rules.owner}
+    strangers = ruling.signatures.keys() - rules.mirrors.keys - {rules.owner}
     is_by_owner = rules.owner in ruling.signatures
-    if verdict.mirror_list_version > rules.list_version and (strangers or not is_by_owner):
+    if verdict.mirror_list_version > rules.mirrors.list_version and (strangers or not is_by_owner):
         raise UnprovenVerdictError(
             f"a verdict names the mirror list {verdict.mirror_list_version}, and this machine has "
-            f"{rules.list_version or 'none'}"
+            f"{rules.mirrors.list_version or 'none'}"
         )
     if strangers:
         raise MessageError(
@@ -309,7 +293,7 @@ def _verify_verdict(ruling: SignedVerdict, rules: UpdateRules) -> None:
             "mirrors"
         )
     if not has_enough_signatures(ruling, verdict, rules):
-        missing = rules.missing_signatures(ruling.signatures, verdict.mirror_list_version)
+        missing = rules.mirrors.missing_signatures(ruling.signatures, verdict.mirror_list_version)
         raise UnprovenVerdictError(
             f"a verdict needs its run's owner, or {missing} more of the mirrors that are not "
             "expelled"

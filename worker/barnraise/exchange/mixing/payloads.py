@@ -8,8 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from barnraise.exchange.ledger.anchor import DIVERGENCE_LIMIT
-from barnraise.spec import UNIT_BITS
+from barnraise.spec import DIVERGENCE_LIMIT, UNIT_BITS
 
 CHUNK = 4096
 SCALE_BYTES = 4

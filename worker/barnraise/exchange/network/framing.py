@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger.verdicts import Fork
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (
     HEADER_LENGTH_BYTES,
     MAX_FRAME_BYTES,
