@@ -46,10 +46,10 @@ from links import (
 from systems import ours_updates
 from systems.torch_pipeline import MICROBATCH_SEQUENCES, MICROBATCHES
 
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.mixing.topology import EXPONENTIAL
-from barnraise.exchange.pacing.lines import BITS_PER_BYTE, HOME_LINE, MEGABIT, Line
-from barnraise.exchange.pacing.runtime_model import (
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.planning.lines import BITS_PER_BYTE, HOME_LINE, MEGABIT, Line
+from barnraise.planning.mixing_topology import EXPONENTIAL
+from barnraise.planning.runtime_model import (
     Prediction,
     StepTime,
     Swarm,

@@ -25,11 +25,12 @@ from thread_profile import ThreadProfile
 
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import BarnraiseError
-from barnraise.exchange import exchange, update_writer
-from barnraise.exchange.handlers import blob_scrub, update_queue
-from barnraise.exchange.ledger import anchor_scrub, blob_store, ledger
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.exchange import exchange
+from barnraise.exchange.blobs import blob_scrub
+from barnraise.exchange.updates import update_writer
+from barnraise.ledger import anchor_scrub, blob_store, ledger, update_queue
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, TextManifest

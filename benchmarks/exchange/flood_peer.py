@@ -19,14 +19,14 @@ import torch
 from blake3 import blake3
 from drill_worker import MIRROR, RUN, machine_id
 
-from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.ledger.anchor import Anchor, compute_sketch
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger
-from barnraise.exchange.ledger.validation import EMPTY_PART
-from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.iroh_transport import ALPN, IrohTransport
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.ledger.anchor import Anchor, compute_sketch
+from barnraise.ledger.codec import encode
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger
+from barnraise.ledger.validation import EMPTY_PART
+from barnraise.peering.transports.framing import pack
+from barnraise.peering.transports.iroh_transport import ALPN, IrohTransport
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.enums import Role
 from barnraise.protocol.signing import Identity, digest

@@ -20,8 +20,8 @@ from links import (
     scale_pipeline_line,
 )
 
-from barnraise.exchange.pacing.lines import HOME_LINE, Line
-from barnraise.exchange.pacing.runtime_model import (
+from barnraise.planning.lines import HOME_LINE, Line
+from barnraise.planning.runtime_model import (
     StepTime,
     Swarm,
     predict_all_reduce,

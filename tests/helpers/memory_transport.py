@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 
 SEND_WINDOW = 4 * MAX_FRAME_BYTES  # bytes in flight to a peer that has not received them

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.example_hardware import cpu_machine
+from helpers.memory_transport import MemoryNetwork
 
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
 from barnraise.protocol.enums import Role, RunStatus

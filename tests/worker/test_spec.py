@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from barnraise.errors import SpecError
-from barnraise.exchange.mixing.topology import TOPOLOGIES
+from barnraise.planning.mixing_topology import TOPOLOGIES
 from barnraise.spec import (
     ALL_REDUCE,
     DECENTRALIZED_ADAM,

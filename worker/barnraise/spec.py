@@ -37,7 +37,7 @@ ROUND_STRATEGIES = ("streams", "windows", "async", UPDATES)
 # each other directly by TCP.
 STEP_STRATEGIES = (DECENTRALIZED_ADAM, ALL_REDUCE)
 STRATEGIES = (*ROUND_STRATEGIES, *STEP_STRATEGIES)
-# Who averages with whom in a step; `exchange/mixing/topology.py` defines the groups.
+# Who averages with whom in a step; `planning/mixing_topology.py` defines the groups.
 MIXING_TOPOLOGIES = ("ring", "exponential", "alternating-exponential-ring", "complete")
 MIXING_BITS = (32, 16, 8)  # of a weight as neighbours receive it
 # An update holds all values, or the largest so many of each chunk of 4,096, in 2, 4 or 8 bits.

@@ -18,15 +18,15 @@ from field_model import (
 from torch import Tensor
 
 from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam, AdamSettings
-from barnraise.exchange.mixing.members import FixedMembership
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
-from barnraise.exchange.mixing.payloads import payload_size
 from barnraise.exchange.mixing.step_averaging import train_step
-from barnraise.exchange.mixing.topology import find_topology
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.rate_limit import FairShare
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.mesh_members import FixedMembership
+from barnraise.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
+from barnraise.mixing.payloads import payload_size
+from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.planning.hardware import retain_freed_memory
+from barnraise.planning.mixing_topology import find_topology
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 

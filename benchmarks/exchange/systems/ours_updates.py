@@ -14,7 +14,7 @@ from drill_worker import MACHINE, MIRROR, RUN, Setup, build_joined_run
 from field_job import FieldJob, StepRecorder
 from field_model import LEARNING_RATE, MODEL, SEED, SEQUENCES, STEP_TOKENS, UNIT, WEIGHT_DECAY
 
-from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.planning.limits import Limits
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest

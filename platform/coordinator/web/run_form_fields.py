@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from django import forms
 
-from barnraise.exchange.pacing.lines import CLUSTER_LINE, HOME_LINE, LINES
+from barnraise.planning.lines import CLUSTER_LINE, HOME_LINE, LINES
 from barnraise.spec import (
     ALL_REDUCE,
     AUTO,

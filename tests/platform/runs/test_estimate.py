@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from helpers.paths import ROOT
 
-from barnraise.exchange.pacing.lines import HOME_LINE, LINES, Line
+from barnraise.planning.lines import HOME_LINE, LINES, Line
 from barnraise.protocol import reports
 from barnraise.spec import PRESETS, RunSpec
 from coordinator.fleet.machine_state import HardwareMeasurement

@@ -10,10 +10,10 @@ from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until, within
 
 from barnraise.exchange.gossip import requests as requests_module
-from barnraise.exchange.handlers.update_receiver import UpdateReceiver
-from barnraise.exchange.ledger import blob_store as blobs_module
-from barnraise.exchange.network.framing import unpack
-from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.updates.update_receiver import UpdateReceiver
+from barnraise.ledger import blob_store as blobs_module
+from barnraise.peering.transports.framing import unpack
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol import messages
 from barnraise.training import prefetch
 

@@ -13,13 +13,14 @@ from helpers.raw_peer import build_hello, connect_raw_peer
 from helpers.wait_for import wait_until, within
 
 from barnraise.errors import MessageError, StateError, TicketError
-from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.gossip import requests
-from barnraise.exchange.handlers import handshake, transfer_budget, update_receiver
-from barnraise.exchange.ledger.anchor import compute_sketch
-from barnraise.exchange.network import connection as connection_module
-from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.exchange.updates import transfer_budget, update_receiver
+from barnraise.ledger.anchor import compute_sketch
+from barnraise.ledger.codec import encode
+from barnraise.peering.links import connection as connection_module
+from barnraise.peering.links import handshake
+from barnraise.peering.transports.framing import pack
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (

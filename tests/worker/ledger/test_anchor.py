@@ -5,8 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from barnraise.exchange.compression.codec import decode, encode
-from barnraise.exchange.ledger.anchor import (
+from barnraise.ledger.anchor import (
     Anchor,
     add_sketches,
     compute_sketch,
@@ -14,6 +13,7 @@ from barnraise.exchange.ledger.anchor import (
     fragment_to_bytes,
     initial_weights,
 )
+from barnraise.ledger.codec import decode, encode
 from barnraise.protocol.messages import Update
 from barnraise.spec import UNIT_BITS, ModelSpec, preset
 

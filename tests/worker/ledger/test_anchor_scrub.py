@@ -10,11 +10,11 @@ from helpers.wait_for import stepping, wait_until
 
 from barnraise.errors import DamageError, StateError
 from barnraise.exchange import exchange as exchange_module
-from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.handlers import blob_scrub as blob_scrub_module
-from barnraise.exchange.ledger import anchor_scrub as anchor_scrub_module
-from barnraise.exchange.ledger.anchor import Anchor, initial_weights
-from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
+from barnraise.exchange.blobs import blob_scrub as blob_scrub_module
+from barnraise.ledger import anchor_scrub as anchor_scrub_module
+from barnraise.ledger.anchor import Anchor, initial_weights
+from barnraise.ledger.anchor_scrub import AnchorScrub
+from barnraise.ledger.codec import encode
 
 
 @pytest.fixture(autouse=True)

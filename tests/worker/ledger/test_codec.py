@@ -9,7 +9,7 @@ from helpers.effort import examples
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError
-from barnraise.exchange.compression.codec import (
+from barnraise.ledger.codec import (
     CHUNK,
     HEADER,
     LEVEL_ITERATIONS,
@@ -21,7 +21,7 @@ from barnraise.exchange.compression.codec import (
     encode,
     payload_size,
 )
-from barnraise.exchange.compression.scheme import QuantizationScheme
+from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.spec import MAX_UPDATE_UNITS
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

@@ -17,18 +17,18 @@ from helpers.effort import examples
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError, StateError
-from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.handlers.update_sender import requested_seqs
-from barnraise.exchange.ledger.anchor import compute_sketch
-from barnraise.exchange.ledger.blob_store import EMPTY_DIGEST, AppendResult, BlobStore
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead, Outcome
-from barnraise.exchange.ledger.validation import (
+from barnraise.exchange.updates.update_sender import requested_seqs
+from barnraise.ledger.anchor import compute_sketch
+from barnraise.ledger.blob_store import EMPTY_DIGEST, AppendResult, BlobStore
+from barnraise.ledger.codec import encode
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead, Outcome
+from barnraise.ledger.validation import (
     EMPTY_PART,
     UpdateRules,
     decode_payload,
     validate_header,
 )
-from barnraise.exchange.ledger.verdicts import VerdictSet
+from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec

@@ -17,14 +17,14 @@ from helpers.paths import TESTS, WORKER
 from helpers.retention_child import AUTHORS, publish
 from hypothesis import given, settings
 
+from barnraise.exchange.blobs import pruner
 from barnraise.exchange.gossip import requests
-from barnraise.exchange.handlers import pruner
-from barnraise.exchange.handlers.snapshot_client import load_base_snapshot
-from barnraise.exchange.ledger import ledger as ledger_module
-from barnraise.exchange.ledger import retention
-from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.verdicts import VerdictSet
+from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
+from barnraise.ledger import ledger as ledger_module
+from barnraise.ledger import retention
+from barnraise.ledger.anchor import Anchor
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol import enums, messages
 
 wait_until = partial(wait_for.wait_until, seconds=30.0)

@@ -4,8 +4,8 @@ import pytest
 from helpers.wait_for import wait_until
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger.snapshot_heads import read_heads, validate_heads
-from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.ledger.snapshot_heads import read_heads, validate_heads
+from barnraise.ledger.validation import UpdateRules
 from barnraise.protocol.signing import Identity, digest
 
 RUN = "01890000-0000-7000-8000-000000000001"

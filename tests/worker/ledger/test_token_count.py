@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
+from barnraise.ledger.token_count import TokenClaim, count_tokens
 
 RATE = 7  # tokens a millisecond that the tickets in these tests allow
 KEY, OTHER_KEY = "a" * 64, "b" * 64

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from barnraise.exchange.handlers.update_queue import UpdateQueue
+from barnraise.ledger.update_queue import UpdateQueue
 
 CHANGES = 20_000
 

@@ -6,8 +6,8 @@ from helpers import tickets
 from hypothesis import given, settings
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
-from barnraise.exchange.ledger.validation import (
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
+from barnraise.ledger.validation import (
     UpdateRules,
     allowed_tokens,
     validate_claim,

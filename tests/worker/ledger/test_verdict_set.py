@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 from barnraise.cli.verdict import build_verdict
 from barnraise.errors import MessageError, StateError, UnprovenVerdictError
-from barnraise.exchange.gossip.verdict_sync import (
+from barnraise.exchange.verdicts.verdict_sync import (
     MAX_ANSWERS,
     MAX_PROOF_BYTES,
     RESEND_INTERVAL,
@@ -26,13 +26,13 @@ from barnraise.exchange.gossip.verdict_sync import (
     SendProofs,
     VerdictSync,
 )
-from barnraise.exchange.ledger import ledger as ledger_module
-from barnraise.exchange.ledger import verdicts as verdicts_module
-from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions, updates_between
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
+from barnraise.ledger import ledger as ledger_module
+from barnraise.ledger import verdict_set as verdicts_module
+from barnraise.ledger.anchor import Anchor
+from barnraise.ledger.anchor_diff import anchor_entry, anchor_retractions, updates_between
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import VerdictSet, verify_proof
 from barnraise.protocol import messages
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.mirror_list import Expulsion, MirrorList, parse_list

@@ -4,29 +4,29 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from helpers.memory_transport import (
+    SEND_WINDOW,
+    MemoryChannel,
+    MemoryNetwork,
+)
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.mixing import mesh_links
-from barnraise.exchange.mixing.members import FixedMembership
-from barnraise.exchange.mixing.mesh_links import (
+from barnraise.mixing import mesh_links
+from barnraise.mixing.mesh_links import (
     MAX_REDIAL_SECONDS,
     POLL_SECONDS,
     REDIAL_SECONDS,
     MeshLinks,
     compute_redial_pause,
 )
-from barnraise.exchange.mixing.step_inbox import (
+from barnraise.mixing.mesh_members import FixedMembership
+from barnraise.mixing.step_inbox import (
     PIECE_BYTES,
     FrameKind,
     MixingFrame,
     roster_digest,
 )
-from barnraise.exchange.network.memory_transport import (
-    SEND_WINDOW,
-    MemoryChannel,
-    MemoryNetwork,
-)
-from barnraise.exchange.network.rate_limit import FairShare
+from barnraise.peering.limits.rate_limit import FairShare
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 

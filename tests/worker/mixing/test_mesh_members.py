@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.gossip.dial_limits import HOST_DIALS
-from barnraise.exchange.gossip.membership import PartialView
-from barnraise.exchange.mixing import mesh_links
-from barnraise.exchange.mixing.members import TicketedMembership
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.mixing import mesh_links
+from barnraise.mixing.mesh_members import TicketedMembership
+from barnraise.peering.limits.dial_limits import HOST_DIALS
+from barnraise.peering.membership.membership import PartialView
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 

@@ -6,24 +6,24 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.memory_transport import MemoryNetwork
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.mixing import mesh_links, neighbour_mixing
 from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam, AdamSettings
-from barnraise.exchange.mixing.members import FixedMembership
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.neighbour_mixing import (
+from barnraise.exchange.mixing.step_averaging import train_step
+from barnraise.mixing import mesh_links, neighbour_mixing
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.mesh_members import FixedMembership
+from barnraise.mixing.neighbour_mixing import (
     FIRST_PATIENCE,
     LONELY_MIXINGS,
     PATIENCE_STEPS,
     MixingSettings,
     NeighbourMixing,
 )
-from barnraise.exchange.mixing.payloads import check_weights, payload_size
-from barnraise.exchange.mixing.step_averaging import train_step
-from barnraise.exchange.mixing.topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.mixing.payloads import check_weights, payload_size
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.planning.mixing_topology import ALTERNATING, COMPLETE, EXPONENTIAL, RING
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 

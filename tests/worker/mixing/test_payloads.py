@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from barnraise.exchange.mixing.payloads import (
+from barnraise.mixing.payloads import (
     BITS,
     are_finite,
     decode_weights,

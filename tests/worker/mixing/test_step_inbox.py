@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import MessageError
-from barnraise.exchange.mixing.step_inbox import (
+from barnraise.mixing.step_inbox import (
     MAX_GROUP_FRAMES,
     MAX_LEAD,
     MAX_SPARE,

@@ -6,16 +6,16 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.pacing import streaming as streaming_module
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.exchange.pacing.streaming import (
+from barnraise.planning import fragment_streaming as streaming_module
+from barnraise.planning.fragment_streaming import (
     MAX_PARTS,
     MIN_PART_SECONDS,
     MIN_PART_STEPS,
     fit_to_round,
     split_evenly,
 )
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import preset
 
 SIZES = st.lists(st.integers(1, 1 << 30), min_size=1, max_size=60).map(tuple)

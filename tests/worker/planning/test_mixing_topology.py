@@ -2,7 +2,7 @@
 
 import pytest
 
-from barnraise.exchange.mixing.topology import (
+from barnraise.planning.mixing_topology import (
     ALTERNATING,
     COMPLETE,
     EXPONENTIAL,

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.pacing.round_schedule import (
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_schedule import (
     COMPRESSION_LADDER,
     DEFAULT_SCHEME,
     FIRST_UPDATE_SECONDS,

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.mixing.topology import COMPLETE, EXPONENTIAL, RING
-from barnraise.exchange.pacing.lines import CLUSTER_LINE, HOME_LINE, LINES, Line
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.exchange.pacing.runtime_model import (
+from barnraise.planning.lines import CLUSTER_LINE, HOME_LINE, LINES, Line
+from barnraise.planning.mixing_topology import COMPLETE, EXPONENTIAL, RING
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_schedule import RoundSchedule
+from barnraise.planning.runtime_model import (
     StepTime,
     Swarm,
     choose_strategy,

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from helpers.plans import TINY, bitwise, sample_text, weights_of
 
-from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.exchange.mixing.gradient_group import GradientGroup, GroupConnector
+from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2
 from barnraise.protocol.group_messages import GroupInvitation
 from barnraise.protocol.signing import Identity

@@ -94,7 +94,7 @@ def join(
         check_trainable(view)
 
     # Importing torch takes seconds, so that only the commands that need it do so.
-    from barnraise.exchange.network.iroh_transport import IrohTransport
+    from barnraise.peering.transports.iroh_transport import IrohTransport
     from barnraise.training.join import join_run
     from barnraise.training.local_control import LocalControl
     from barnraise.training.memory_retry import run_within_memory

@@ -23,36 +23,36 @@ from dataclasses import dataclass, replace
 import torch
 
 from barnraise.errors import StateError
-from barnraise.exchange.handlers.blob_fetcher import WantedBlob
-from barnraise.exchange.handlers.local_author import AuthorConfig, LocalAuthor
-from barnraise.exchange.handlers.snapshot_client import (
+from barnraise.exchange.blobs.blob_fetcher import WantedBlob
+from barnraise.exchange.snapshots.snapshot_client import (
     MAJORITY_ONLY,
     MIN_FETCH_RATE,
     Snapshot,
     SnapshotTrust,
     load_base_snapshot,
 )
-from barnraise.exchange.handlers.update_queue import ReceivedUpdate, UpdateQueue
-from barnraise.exchange.ledger.anchor import Anchor, Retracted
-from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
-from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.mixing.members import TicketedMembership
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.network.line_meter import LineRates
-from barnraise.exchange.network.nat_type import ReachFacts
-from barnraise.exchange.network.transport import Transport
-from barnraise.exchange.pacing.author_pace import PaceLimits
-from barnraise.exchange.pacing.contribution import ContributionMeter
-from barnraise.exchange.pacing.growth_meter import GrowthMeter
-from barnraise.exchange.pacing.peer_estimates import PeerEstimates
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.exchange.pacing.weighting import weight_ramp
-from barnraise.exchange.server import PeerServer, ServerConfig
-from barnraise.exchange.server_thread import ServerThread
 from barnraise.exchange.stats import ExchangeStats
-from barnraise.exchange.update_writer import UpdateWriter
+from barnraise.exchange.update_server import PeerServer, ServerConfig
+from barnraise.exchange.updates.author_pace import PaceLimits
+from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
+from barnraise.exchange.updates.update_writer import UpdateWriter
+from barnraise.exchange.weights.contribution import ContributionMeter
+from barnraise.exchange.weights.growth_meter import GrowthMeter
+from barnraise.exchange.weights.peer_estimates import PeerEstimates
+from barnraise.exchange.weights.weighting import weight_ramp
+from barnraise.ledger.anchor import Anchor, Retracted
+from barnraise.ledger.anchor_diff import anchor_entry, anchor_retractions
+from barnraise.ledger.anchor_scrub import AnchorScrub
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.update_queue import ReceivedUpdate, UpdateQueue
+from barnraise.ledger.validation import UpdateRules
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.mesh_members import TicketedMembership
+from barnraise.peering.addresses.nat_type import ReachFacts
+from barnraise.peering.links.bandwidth_meter import LineRates
+from barnraise.peering.server_thread import ServerThread
+from barnraise.peering.transports.transport import Transport
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list

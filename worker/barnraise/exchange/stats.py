@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from barnraise.exchange.compression.scheme import CHUNK
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.planning.quantization_scheme import CHUNK
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.protocol.reports import ExchangeView
 
 

@@ -16,57 +16,57 @@ from functools import partial
 from typing import Any
 
 from barnraise.errors import FloodError, MessageError
+from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
+from barnraise.exchange.blobs.blob_scrub import BlobScrub
+from barnraise.exchange.blobs.pruner import Pruner
 from barnraise.exchange.gossip import gossip as gossip_module
 from barnraise.exchange.gossip.gossip import MAX_ANCHOR_DIGESTS, Gossip
-from barnraise.exchange.gossip.membership import Meeting, PeerSource
-from barnraise.exchange.handlers.address_watch import AddressWatch
-from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
-from barnraise.exchange.handlers.blob_scrub import BlobScrub
-from barnraise.exchange.handlers.context import HandlerContext
-from barnraise.exchange.handlers.copied_keys import CopiedKeys
-from barnraise.exchange.handlers.dial_back_handler import DialBackHandler
-from barnraise.exchange.handlers.dial_now_handler import DialNowHandler, StatementSigner
-from barnraise.exchange.handlers.dialler import Dialler
-from barnraise.exchange.handlers.handshake import Handshake, OwnIntroduction
-from barnraise.exchange.handlers.incoming_greetings import IncomingGreetings
-from barnraise.exchange.handlers.line_test import LineTest, line_test_frames
-from barnraise.exchange.handlers.local_author import LocalAuthor
-from barnraise.exchange.handlers.mirror_list_sync import MirrorListSync
-from barnraise.exchange.handlers.pruner import Pruner
-from barnraise.exchange.handlers.resync import Resync
-from barnraise.exchange.handlers.snapshot_client import SnapshotClient
-from barnraise.exchange.handlers.snapshot_server import AnchorCopy, PendingRequest, SnapshotServer
-from barnraise.exchange.handlers.update_queue import UpdateQueue
-from barnraise.exchange.handlers.update_receiver import PartOutcome, UpdateReceiver
-from barnraise.exchange.handlers.update_sender import (
+from barnraise.exchange.gossip.handler_context import HandlerContext
+from barnraise.exchange.snapshots.resync import Resync
+from barnraise.exchange.snapshots.snapshot_client import SnapshotClient
+from barnraise.exchange.snapshots.snapshot_server import AnchorCopy, PendingRequest, SnapshotServer
+from barnraise.exchange.stats import ExchangeStats, NeighbourStats
+from barnraise.exchange.updates.author_pace import AuthorPace, PaceLimits
+from barnraise.exchange.updates.local_author import LocalAuthor
+from barnraise.exchange.updates.update_receiver import PartOutcome, UpdateReceiver
+from barnraise.exchange.updates.update_sender import (
     UpdateToSend,
     blob_frames,
     requested_seqs,
     update_frames,
 )
-from barnraise.exchange.handlers.verdict_handler import VerdictHandler
-from barnraise.exchange.ledger.anchor import Retraction
-from barnraise.exchange.ledger.anchor_scrub import ScrubFindings
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import VerdictSet
-from barnraise.exchange.network.addresses import network_of
-from barnraise.exchange.network.announced_names import AnnouncedNames
-from barnraise.exchange.network.connection import Connection, Frames, FrameSources
-from barnraise.exchange.network.framing import unpack
-from barnraise.exchange.network.port_mapping import PortMapper
-from barnraise.exchange.network.rate_limit import FairShare
-from barnraise.exchange.network.reachability import Reachability
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
-from barnraise.exchange.network.transport import (
+from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
+from barnraise.ledger.anchor import Retraction
+from barnraise.ledger.anchor_scrub import ScrubFindings
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.update_queue import UpdateQueue
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import VerdictSet
+from barnraise.peering.addresses.addresses import network_of
+from barnraise.peering.addresses.port_mapping import PortMapper
+from barnraise.peering.addresses.reachability import Reachability
+from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.links.address_watch import AddressWatch
+from barnraise.peering.links.announced_names import AnnouncedNames
+from barnraise.peering.links.bandwidth_probe import LineTest, line_test_frames
+from barnraise.peering.links.connection import Connection, Frames, FrameSources
+from barnraise.peering.links.copied_keys import CopiedKeys
+from barnraise.peering.links.dial_back_handler import DialBackHandler
+from barnraise.peering.links.dialler import Dialler
+from barnraise.peering.links.handshake import Handshake, OwnIntroduction
+from barnraise.peering.links.hole_punch_handler import DialNowHandler, StatementSigner
+from barnraise.peering.links.mirror_list_sync import MirrorListSync
+from barnraise.peering.links.pending_handshakes import IncomingGreetings
+from barnraise.peering.membership.membership import Meeting, PeerSource
+from barnraise.peering.transports.framing import unpack
+from barnraise.peering.transports.transport import (
     LEAVING,
     Channel,
     ChannelClosedError,
     Transport,
 )
-from barnraise.exchange.pacing.author_pace import AuthorPace, PaceLimits
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.exchange.stats import ExchangeStats, NeighbourStats
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.protocol import messages
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.mirror_list import MirrorLists

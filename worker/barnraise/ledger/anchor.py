@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.token_count import TokenClaim, count_tokens
 from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import digest
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec

@@ -6,9 +6,9 @@ took out of what the vector covers. This module reads a ledger and changes nothi
 
 from collections.abc import Mapping
 
-from barnraise.exchange.ledger.anchor import Retracted, Retraction
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.verdicts import VerdictSet
+from barnraise.ledger.anchor import Retracted, Retraction
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.messages import Update
 
 

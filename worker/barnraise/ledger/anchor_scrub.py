@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 
 from barnraise.errors import DamageError
-from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.ledger.anchor import Anchor, fragment_from_bytes, load_initial_fragment
-from barnraise.exchange.ledger.diff import updates_between
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.ledger.anchor import Anchor, fragment_from_bytes, load_initial_fragment
+from barnraise.ledger.anchor_diff import updates_between
+from barnraise.ledger.codec import decode
+from barnraise.ledger.ledger import Ledger
 from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")

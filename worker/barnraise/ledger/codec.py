@@ -49,7 +49,7 @@ import numpy as np
 import torch
 
 from barnraise.errors import MessageError
-from barnraise.exchange.compression.scheme import CHUNK, HEADER_BYTES, QuantizationScheme
+from barnraise.planning.quantization_scheme import CHUNK, HEADER_BYTES, QuantizationScheme
 from barnraise.spec import MAX_UPDATE_UNITS
 
 # magic, mode, bits of a value, values sent of each chunk (0: dense), elements

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from barnraise.durable_io import transaction
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.messages import Update
 
 DISK_SHARE = 0.1  # of the disk's free bytes that payloads may take

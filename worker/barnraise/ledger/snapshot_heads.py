@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pydantic import TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead
-from barnraise.exchange.ledger.validation import UpdateRules, validate_header
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead
+from barnraise.ledger.validation import UpdateRules, validate_header
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest, open_signed
 

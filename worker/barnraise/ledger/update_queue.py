@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from barnraise.errors import StateError
-from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.ledger.anchor import Retraction
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.anchor import Retraction
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.codec import decode
 from barnraise.protocol.messages import FragmentUpdate, Update
 
 log = logging.getLogger("barnraise.exchange")

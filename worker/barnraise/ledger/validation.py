@@ -14,9 +14,9 @@ from functools import lru_cache
 import torch
 
 from barnraise.errors import MessageError
-from barnraise.exchange.compression.codec import decode, payload_size
-from barnraise.exchange.ledger.anchor import compute_sketch
-from barnraise.exchange.ledger.blob_store import EMPTY_DIGEST
+from barnraise.ledger.anchor import compute_sketch
+from barnraise.ledger.blob_store import EMPTY_DIGEST
+from barnraise.ledger.codec import decode, payload_size
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.run_mirrors import RunMirrors
 from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, digest, open_signed

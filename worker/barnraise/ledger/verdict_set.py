@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from barnraise.errors import MessageError, UnprovenVerdictError
-from barnraise.exchange.ledger.validation import UpdateRules, open_header, open_ticket
+from barnraise.ledger.validation import UpdateRules, open_header, open_ticket
 from barnraise.protocol.fork_proof import Fork, Proof
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest, open_signed

@@ -1,9 +1,9 @@
 """Connect every machine of a mixing run to every other one, on an event loop.
 
 It uses a protocol of its own over the transport of the exchange of updates
-(`exchange/network/transport.py`), where a channel's other end has proven its key. Who is a member,
-and how one proves it, is decided by `members.py`. All channels of the mesh share this machine's
-uplink.
+(`peering/transports/transport.py`), where a channel's other end has proven its key. Who is a
+member, and how one proves it, is decided by `mesh_members.py`. All channels of the mesh share this
+machine's uplink.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from barnraise.errors import MessageError
-from barnraise.exchange.mixing.members import MeshMembership
-from barnraise.exchange.mixing.payloads import Payload
-from barnraise.exchange.mixing.step_inbox import (
+from barnraise.mixing.mesh_members import MeshMembership
+from barnraise.mixing.payloads import Payload
+from barnraise.mixing.step_inbox import (
     MAX_GROUP_FRAMES,
     MAX_STORED,
     PIECE_BYTES,
@@ -30,10 +30,10 @@ from barnraise.exchange.mixing.step_inbox import (
     MixingFrame,
     StepInbox,
 )
-from barnraise.exchange.mixing.topology import MAX_MACHINES
-from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.peering.limits.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
+from barnraise.planning.mixing_topology import MAX_MACHINES
 from barnraise.protocol.messages import Peer
 
 log = logging.getLogger("barnraise.exchange")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from barnraise.errors import MessageError
-from barnraise.exchange.gossip.membership import PartialView
-from barnraise.exchange.handlers.handshake import Handshake
-from barnraise.exchange.mixing.step_inbox import ROSTER_BYTES, FrameKind, MixingFrame
-from barnraise.exchange.network.transport import (
+from barnraise.mixing.step_inbox import ROSTER_BYTES, FrameKind, MixingFrame
+from barnraise.peering.links.handshake import Handshake
+from barnraise.peering.membership.membership import PartialView
+from barnraise.peering.transports.transport import (
     Channel,
     ChannelClosedError,
     ChannelSource,

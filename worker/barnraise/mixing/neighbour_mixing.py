@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.payloads import (
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.payloads import (
     Payload,
     are_finite,
     check_weights,
     decode_weights,
     encode_weights,
 )
-from barnraise.exchange.mixing.step_inbox import roster_digest
-from barnraise.exchange.mixing.topology import EXPONENTIAL, Topology
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
+from barnraise.mixing.step_inbox import roster_digest
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.planning.mixing_topology import EXPONENTIAL, Topology
 
 log = logging.getLogger("barnraise.exchange")
 

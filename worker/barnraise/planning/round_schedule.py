@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.pacing.streaming import StreamingSchedule, fit_to_round
+from barnraise.planning.fragment_streaming import StreamingSchedule, fit_to_round
+from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.spec import AUTO, Recipe
 
 UPLINK_SHARE = 0.8  # of the uplink that updates may use

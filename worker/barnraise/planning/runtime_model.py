@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 
-from barnraise.exchange.mixing.topology import TOPOLOGIES, Topology
-from barnraise.exchange.pacing.lines import BITS_PER_BYTE, Line
-from barnraise.exchange.pacing.round_schedule import (
+from barnraise.planning.lines import BITS_PER_BYTE, Line
+from barnraise.planning.mixing_topology import TOPOLOGIES, Topology
+from barnraise.planning.round_schedule import (
     UPLINK_SHARE,
     RoundSchedule,
     fit_to_uplink,

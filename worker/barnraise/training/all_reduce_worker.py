@@ -2,7 +2,7 @@
 
 Synchronous data parallelism: every machine computes the gradient of its own batch at the same
 weights, all take AdamW's step along the mean of all gradients, and so their weights and moments
-stay equal. The machines of a group find each other over the mesh (`exchange/mixing/
+stay equal. The machines of a group find each other over the mesh (`mixing/
 all_reduce_groups.py`), and a new group shares the weights and moments of the member that is
 furthest ahead. Step numbers and the learning rate are the group's too.
 """
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from barnraise.exchange.mixing.all_reduce_groups import AllReduceGroups, JoinedGroup
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.mixing.mesh_links import MeshLinks
 from barnraise.planning.limits import Limits
 from barnraise.planning.mixing_memory import all_reduce_bytes
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.swap.engine import Engine
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.training.step_worker import StepWorker

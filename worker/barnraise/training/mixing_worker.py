@@ -15,13 +15,13 @@ from dataclasses import replace
 
 import torch
 
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
-from barnraise.exchange.mixing.payloads import check_weights, decode_weights, payload_size
-from barnraise.exchange.mixing.topology import find_topology
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
+from barnraise.mixing.payloads import check_weights, decode_weights, payload_size
 from barnraise.planning.limits import Limits
 from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes
+from barnraise.planning.mixing_topology import find_topology
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import RunSpec
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.training.step_worker import StepWorker

@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from barnraise.errors import PlanError
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.mixing.mesh_links import MeshLinks
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.mixing_memory import reserve_memory
 from barnraise.planning.plan import Plan
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.training.train import Worker
 
 log = logging.getLogger("barnraise")

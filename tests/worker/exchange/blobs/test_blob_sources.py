@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from helpers.wait_for import join_peers, stepping, wait_until
 
-from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.handlers import blob_fetcher
-from barnraise.exchange.ledger.anchor import fragment_to_bytes
-from barnraise.exchange.pacing.peer_estimates import PeerEstimates
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.exchange.pacing.streaming import split_evenly
-from barnraise.exchange.pacing.weighting import RAMP_ROUNDS
+from barnraise.exchange.blobs import blob_fetcher
+from barnraise.exchange.weights.peer_estimates import PeerEstimates
+from barnraise.exchange.weights.weighting import RAMP_ROUNDS
+from barnraise.ledger.anchor import fragment_to_bytes
+from barnraise.planning.fragment_streaming import split_evenly
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import ModelSpec
 
 # Fifty fragments, 9.7 MB as an anchor.

@@ -1,6 +1,6 @@
 """Who is blamed for false bytes of a blob, whose pieces several peers may send."""
 
-from barnraise.exchange.handlers.piece_sources import PieceSources
+from barnraise.exchange.blobs.piece_sources import PieceSources
 
 BLOB = "b" * 64
 

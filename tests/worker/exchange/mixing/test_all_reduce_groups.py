@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.memory_transport import MemoryNetwork
 from helpers.wait_for import wait_until
 
 from barnraise.exchange.mixing import gradient_group, group_agreement
 from barnraise.exchange.mixing.all_reduce_groups import AllReduceGroups, JoinedGroup
-from barnraise.exchange.mixing.members import FixedMembership
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.mesh_members import FixedMembership
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 

@@ -11,16 +11,16 @@ from helpers.poisoned_machine import is_poisoned, poison
 from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.gossip import requests
-from barnraise.exchange.handlers import snapshot_client as client_module
-from barnraise.exchange.handlers import snapshot_server
-from barnraise.exchange.handlers.snapshot_client import SnapshotTrust, choose_majority
-from barnraise.exchange.handlers.snapshot_server import (
+from barnraise.exchange.snapshots import snapshot_client as client_module
+from barnraise.exchange.snapshots import snapshot_server
+from barnraise.exchange.snapshots.snapshot_client import SnapshotTrust, choose_majority
+from barnraise.exchange.snapshots.snapshot_server import (
     PendingRequest,
     SnapshotServer,
     blob_digests,
 )
-from barnraise.exchange.ledger.anchor import fragment_to_bytes
-from barnraise.exchange.network import rate_limit
+from barnraise.ledger.anchor import fragment_to_bytes
+from barnraise.peering.limits import rate_limit
 from barnraise.protocol.messages import SnapshotManifest
 
 

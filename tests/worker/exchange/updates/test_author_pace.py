@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.exchange.ledger.validation import BASE_HEADER_BYTES, BYTES_PER_FRAGMENT
-from barnraise.exchange.pacing.author_pace import (
+from barnraise.exchange.updates.author_pace import (
     AHEAD_SECONDS,
     BURST_SECONDS,
     INCARNATION_SECONDS,
@@ -18,6 +17,7 @@ from barnraise.exchange.pacing.author_pace import (
     PacedUpdate,
     PaceLimits,
 )
+from barnraise.ledger.validation import BASE_HEADER_BYTES, BYTES_PER_FRAGMENT
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, Recipe, RunSpec

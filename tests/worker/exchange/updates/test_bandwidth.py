@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.network.rate_limit import PIECE_BYTES
+from barnraise.peering.limits.rate_limit import PIECE_BYTES
 from barnraise.protocol.messages import BlobRequest
 from barnraise.protocol.signing import digest
 from barnraise.spec import ModelSpec

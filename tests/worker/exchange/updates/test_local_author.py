@@ -9,9 +9,9 @@ import pytest
 from helpers import tickets
 from hypothesis import given, settings
 
-from barnraise.exchange.handlers.local_author import AuthorConfig, LocalAuthor
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import UpdateRules, validate_claim, validate_header
+from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.validation import UpdateRules, validate_claim, validate_header
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, RunSpec

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.exchange.handlers.transfer_budget import (
+from barnraise.exchange.updates.transfer_budget import (
     EXPIRE_AFTER,
     ReservedTotal,
     TransferBudget,

@@ -11,8 +11,8 @@ from helpers.mirror_lists import list_entry, signed_list
 from helpers.wait_for import stepping, wait_until
 
 from barnraise.errors import ExcludedError, UnprovenVerdictError
-from barnraise.exchange.gossip import verdict_sync as verdict_sync_module
-from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
+from barnraise.exchange.verdicts import verdict_sync as verdict_sync_module
+from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity, digest

@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from barnraise.exchange.pacing.contribution import MAX_SILENCE, MAX_VOLUNTEERS, ContributionMeter
-from barnraise.exchange.pacing.weighting import (
+from barnraise.exchange.weights.contribution import MAX_SILENCE, MAX_VOLUNTEERS, ContributionMeter
+from barnraise.exchange.weights.weighting import (
     FULL_AGREEMENT,
     NO_AGREEMENT,
     contribution_factors,

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from barnraise.exchange.pacing.growth_meter import SLACK_SECONDS, GrowthMeter
+from barnraise.exchange.weights.growth_meter import SLACK_SECONDS, GrowthMeter
 
 RATE = 1000
 

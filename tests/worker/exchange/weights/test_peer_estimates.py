@@ -8,20 +8,20 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.gossip.gossip import LinkState
-from barnraise.exchange.ledger.validation import EMPTY_PART
-from barnraise.exchange.pacing.contribution import ContributionMeter
-from barnraise.exchange.pacing.delay_compensation import (
+from barnraise.exchange.weights.contribution import ContributionMeter
+from barnraise.exchange.weights.delay_compensation import (
     MAX_IN_FLIGHT,
     MAX_RELATIVE_SIZE,
     InFlightUpdate,
     estimate_relative_sizes,
     predict_in_flight,
 )
-from barnraise.exchange.pacing.peer_estimates import PeerEstimates
-from barnraise.exchange.pacing.round_schedule import MAX_STRETCH, RoundSchedule, align_with_peers
-from barnraise.exchange.pacing.weighting import GRACE_SECONDS
+from barnraise.exchange.weights.peer_estimates import PeerEstimates
+from barnraise.exchange.weights.weighting import GRACE_SECONDS
+from barnraise.ledger.validation import EMPTY_PART
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_schedule import MAX_STRETCH, RoundSchedule, align_with_peers
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import Recipe, RunSpec, preset
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.exchange.pacing.steady_value import MAX_DRIFT, SteadyValue
+from barnraise.exchange.weights.steady_value import MAX_DRIFT, SteadyValue
 
 POSITIVE = st.floats(min_value=1e-6, max_value=1e12)
 

@@ -9,7 +9,7 @@ from helpers.simulated_swarm import connected_gossip, key_of
 from hypothesis import given
 
 from barnraise.exchange.gossip import gossip as g
-from barnraise.exchange.pacing.weighting import (
+from barnraise.exchange.weights.weighting import (
     FULL_AGREEMENT,
     GRACE_SECONDS,
     MAX_EXCESS,

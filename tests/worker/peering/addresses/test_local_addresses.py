@@ -2,7 +2,7 @@
 
 import pytest
 
-from barnraise.exchange.network.local_addresses import (
+from barnraise.peering.addresses.local_addresses import (
     CACHE_SECONDS,
     InterfaceAddress,
     LocalAddresses,

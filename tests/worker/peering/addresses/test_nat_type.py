@@ -2,7 +2,7 @@
 
 import pytest
 
-from barnraise.exchange.network.nat_type import (
+from barnraise.peering.addresses.nat_type import (
     DialBack,
     NatKind,
     Observation,

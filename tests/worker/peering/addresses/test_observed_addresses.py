@@ -1,6 +1,6 @@
 """Test which reports of this machine's own address are believed: see `observed_addresses`."""
 
-from barnraise.exchange.network.observed_addresses import (
+from barnraise.peering.addresses.observed_addresses import (
     MAX_OBSERVATIONS,
     OBSERVATION_SECONDS,
     ObservedAddresses,

@@ -11,8 +11,8 @@ import pytest
 from helpers.wait_for import wait_until
 
 from barnraise.errors import MessageError
-from barnraise.exchange.network import port_mapping
-from barnraise.exchange.network.nat_pmp import (
+from barnraise.peering.addresses import port_mapping
+from barnraise.peering.addresses.nat_pmp import (
     CONTROL_PORT,
     decode_pcp_map,
     decode_pmp_address,
@@ -20,7 +20,7 @@ from barnraise.exchange.network.nat_pmp import (
     encode_pcp_map,
     encode_pmp_map,
 )
-from barnraise.exchange.network.port_mapping import (
+from barnraise.peering.addresses.port_mapping import (
     HomeNetwork,
     PortMapper,
     PortMapping,

@@ -3,9 +3,9 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from barnraise.exchange.gossip import dial_limits
-from barnraise.exchange.gossip.dial_limits import DialLimits
-from barnraise.exchange.network.addresses import host_of, network_of
+from barnraise.peering.addresses.addresses import host_of, network_of
+from barnraise.peering.limits import dial_limits
+from barnraise.peering.limits.dial_limits import DialLimits
 
 ADDRESSES = [f"203.0.113.{host}:{port}" for host in (1, 2, 3) for port in range(1, 40)]
 

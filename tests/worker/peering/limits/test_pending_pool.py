@@ -5,10 +5,10 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.exchange.network.addresses import host_of, network_of
-from barnraise.exchange.network.pending_pool import PendingPool
-from barnraise.exchange.network.rate_limit import TokenBuckets
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
+from barnraise.peering.addresses.addresses import host_of, network_of
+from barnraise.peering.limits.pending_pool import PendingPool
+from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 
 LIMITS = {"address": 2, "network": 4, "all": 8}
 

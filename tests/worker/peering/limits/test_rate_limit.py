@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.network.rate_limit import (
+from barnraise.peering.limits.rate_limit import (
     MESSAGE_WINDOW,
     METER_WINDOW,
     MIN_PIECE_BYTES,

@@ -2,11 +2,11 @@
 
 import asyncio
 
+from helpers.memory_transport import MemoryChannel
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.handlers import address_watch
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.memory_transport import MemoryChannel
+from barnraise.peering.links import address_watch
+from barnraise.peering.links.connection import Connection
 
 SECONDS = 60.0
 NEW = "93.184.216.34:45555"

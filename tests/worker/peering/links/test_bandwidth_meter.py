@@ -2,7 +2,7 @@
 
 import pytest
 
-from barnraise.exchange.network.line_meter import (
+from barnraise.peering.links.bandwidth_meter import (
     FIRST_BYTES,
     MAX_SECONDS,
     PART_BYTES,

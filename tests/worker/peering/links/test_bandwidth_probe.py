@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.handlers import line_test
-from barnraise.exchange.network.framing import unpack
-from barnraise.exchange.network.line_meter import LineRates
+from barnraise.peering.links import bandwidth_probe as line_test
+from barnraise.peering.links.bandwidth_meter import LineRates
+from barnraise.peering.transports.framing import unpack
 from barnraise.protocol.messages import (
     MAX_LINE_TEST_BYTES,
     LineTestPart,

@@ -4,10 +4,10 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from helpers.memory_transport import MemoryNetwork
 
-from barnraise.exchange.network import connection as connection_module
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.peering.links import connection as connection_module
+from barnraise.peering.links.connection import Connection
 from barnraise.protocol.messages import Hello, Peer, Ticket
 
 REQUESTS = 2000

@@ -5,8 +5,8 @@ import time
 from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.gossip import worker_sessions
-from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.peering.membership import worker_sessions
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.messages import COPIED_KEY, CopiedKeyNotice, WorkerSession
 from barnraise.protocol.signing import Identity
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.network.framing import unpack
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.nat_type import DialBackVerdict, judge_dial_backs
+from barnraise.peering.addresses.nat_type import DialBackVerdict, judge_dial_backs
+from barnraise.peering.transports.framing import unpack
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.messages import (
     DialBackErrand,
     DialBackRequest,

@@ -4,18 +4,18 @@ import asyncio
 import time
 
 import pytest
+from helpers.memory_transport import MemoryNetwork
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.handlers.incoming_greetings import (
+from barnraise.peering.links.pending_handshakes import (
     CONNECTS_BURST,
     FIRST_BACK_OFF,
     MAX_BACK_OFF,
     MAX_WAITING,
     IncomingGreetings,
 )
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.memory_transport import MemoryNetwork
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Peer
 
 

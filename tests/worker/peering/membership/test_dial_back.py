@@ -2,7 +2,7 @@
 
 import pytest
 
-from barnraise.exchange.gossip.dial_back import (
+from barnraise.peering.membership.dial_back import (
     DONE,
     SERVED,
     DialBackLimits,

@@ -6,14 +6,8 @@ import math
 from helpers.simulated_swarm import address_of, connected_gossip, key_of
 
 from barnraise.exchange.gossip import gossip as g
-from barnraise.exchange.gossip.dial_limits import HOST_DIALS, MAX_ADDRESSES_PER_DIAL
-from barnraise.exchange.gossip.membership import (
-    MAX_LINKS,
-    RELAY_REDIAL_MIN,
-    Meeting,
-    PeerSource,
-)
-from barnraise.exchange.gossip.rendezvous import (
+from barnraise.peering.limits.dial_limits import HOST_DIALS, MAX_ADDRESSES_PER_DIAL
+from barnraise.peering.membership.hole_punching import (
     HELP_SECONDS,
     MAX_TARGETS,
     MAX_VIA,
@@ -22,6 +16,12 @@ from barnraise.exchange.gossip.rendezvous import (
     DialRequest,
     Rendezvous,
     order_candidates,
+)
+from barnraise.peering.membership.membership import (
+    MAX_LINKS,
+    RELAY_REDIAL_MIN,
+    Meeting,
+    PeerSource,
 )
 from barnraise.protocol.messages import Peer
 

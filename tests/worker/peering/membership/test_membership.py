@@ -7,9 +7,9 @@ import pytest
 from helpers.simulated_swarm import address_of, connected_gossip, key_of, number_of
 
 from barnraise.exchange.gossip import gossip as g
-from barnraise.exchange.gossip import membership
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.gossip.membership import Meeting, PartialView, PeerSource
+from barnraise.peering.membership import membership
+from barnraise.peering.membership.membership import Meeting, PartialView, PeerSource
 from barnraise.protocol.messages import Peer
 
 

@@ -8,7 +8,7 @@ from helpers.effort import one_in
 from helpers.simulated_swarm import Simulation, key_of, number_of
 from hypothesis import HealthCheck, given, settings
 
-from barnraise.exchange.gossip import membership
+from barnraise.peering.membership import membership
 
 # The rules are the same for each number of peers; a thousand take half a minute.
 SWARM_SIZES = one_in(3, [60, 120, 1000])

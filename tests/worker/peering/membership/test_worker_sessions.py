@@ -2,7 +2,7 @@
 
 import pytest
 
-from barnraise.exchange.gossip.worker_sessions import (
+from barnraise.peering.membership.worker_sessions import (
     CLOCK_SECONDS,
     FRESH_SECONDS,
     MAX_KEYS,

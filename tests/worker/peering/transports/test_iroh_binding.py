@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from iroh import iroh_ffi
 
-from barnraise.exchange.network import iroh_binding
-from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.peering.transports import iroh_binding
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.messages import Peer
 
 READY, WAKE = iroh_ffi._UNIFFI_RUST_FUTURE_POLL_READY, iroh_ffi._UNIFFI_RUST_FUTURE_POLL_WAKE
@@ -49,7 +49,7 @@ class FakeCall:
 def test_iroh_binding_still_needs_its_byte_copy_replaced():
     """When this fails, a newer iroh copies fast: remove the replacement in iroh_binding.py."""
     written = iroh_ffi._UniffiRustBufferBuilder.write
-    assert written.__module__ == "barnraise.exchange.network.iroh_binding"
+    assert written.__module__ == "barnraise.peering.transports.iroh_binding"
     source = Path(iroh_ffi.__file__).read_text()
     generated = source[source.index("    def write(self, value):") :][:250]
     assert "for i, byte in enumerate(value):" in generated

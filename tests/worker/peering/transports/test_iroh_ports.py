@@ -2,8 +2,8 @@
 
 import pytest
 
-from barnraise.exchange.network.addresses import port_of
-from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.peering.addresses.addresses import port_of
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.signing import Identity
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from barnraise.exchange.network.addresses import port_of
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.peering.addresses.addresses import port_of
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity
 

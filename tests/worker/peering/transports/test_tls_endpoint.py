@@ -18,12 +18,12 @@ from helpers.stream_pieces import split_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.exchange.network import tls_channel, tls_endpoint
-from barnraise.exchange.network.addresses import host_of, port_of
-from barnraise.exchange.network.iroh_transport import IrohChannel, IrohTransport, find_free_port
-from barnraise.exchange.network.tls_channel import TlsChannel, peer_certificate
-from barnraise.exchange.network.tls_endpoint import TlsEndpoint
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.peering.addresses.addresses import host_of, port_of
+from barnraise.peering.transports import tls_channel, tls_endpoint
+from barnraise.peering.transports.iroh_transport import IrohChannel, IrohTransport, find_free_port
+from barnraise.peering.transports.tls_channel import TlsChannel, peer_certificate
+from barnraise.peering.transports.tls_endpoint import TlsEndpoint
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, ChannelGreeting, ChannelProof, Peer, Signed
 from barnraise.protocol.signing import Identity, digest
 

@@ -6,15 +6,15 @@ import time
 
 import iroh
 import pytest
+from helpers.memory_transport import SEND_WINDOW, MemoryNetwork
 from helpers.stream_pieces import split_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.errors import MessageError
-from barnraise.exchange.network.framing import pack, unpack
-from barnraise.exchange.network.iroh_transport import ALPN, IrohTransport
-from barnraise.exchange.network.memory_transport import SEND_WINDOW, MemoryNetwork
-from barnraise.exchange.network.transport import LEAVING, ChannelClosedError
+from barnraise.peering.transports.framing import pack, unpack
+from barnraise.peering.transports.iroh_transport import ALPN, IrohTransport
+from barnraise.peering.transports.transport import LEAVING, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 from barnraise.protocol.signing import Identity

@@ -13,11 +13,11 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from barnraise.errors import MessageError
-from barnraise.exchange.handlers.context import RunInThread
-from barnraise.exchange.handlers.piece_sources import PieceSources
-from barnraise.exchange.ledger.blob_store import AppendResult, BlobStore
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.rate_limit import PIECE_BYTES
+from barnraise.exchange.blobs.piece_sources import PieceSources
+from barnraise.exchange.gossip.handler_context import RunInThread
+from barnraise.ledger.blob_store import AppendResult, BlobStore
+from barnraise.peering.limits.rate_limit import PIECE_BYTES
+from barnraise.peering.links.connection import Connection
 from barnraise.protocol.messages import BlobPart, BlobRequest
 
 STALL_TIMEOUT = 10.0  # seconds without progress after which a peer counts as stalled

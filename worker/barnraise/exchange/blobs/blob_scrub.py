@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
-from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
-from barnraise.exchange.handlers.context import RunInThread
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
+from barnraise.exchange.gossip.handler_context import RunInThread
+from barnraise.ledger.ledger import Ledger
 from barnraise.protocol.messages import FragmentUpdate, Update
 
 log = logging.getLogger("barnraise.exchange")

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Mapping
 
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.handlers.context import RunInThread
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.retention import payload_budget
+from barnraise.exchange.gossip.handler_context import RunInThread
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.retention import payload_budget
 
 
 class Pruner:

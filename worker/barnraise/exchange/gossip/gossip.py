@@ -29,8 +29,8 @@ from barnraise.exchange.gossip.authors import (
     AuthorClaim,
     AuthorRegister,
 )
-from barnraise.exchange.gossip.membership import Meeting, PartialView
 from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
+from barnraise.peering.membership.membership import Meeting, PartialView
 from barnraise.protocol.messages import Peer, PeerState
 
 STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter

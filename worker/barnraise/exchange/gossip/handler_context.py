@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.handlers.link_context import LinkContext
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.ledger.ledger import Ledger
+from barnraise.peering.links.link_context import LinkContext
 
 RunInThread = Callable[..., Awaitable[Any]]  # runs a call with its arguments outside the event loop
 

@@ -17,16 +17,12 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from torch import Tensor
 
-from barnraise.exchange.mixing.gradient_group import (
-    GradientGroup,
-    GroupConnector,
-    GroupLostError,
-)
+from barnraise.exchange.mixing.gradient_group import GradientGroup, GroupConnector, GroupLostError
 from barnraise.exchange.mixing.group_agreement import GroupAgreement, choose_excluded
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.step_inbox import FrameKind, MixingFrame
-from barnraise.exchange.network.local_addresses import LocalAddresses
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.step_inbox import FrameKind, MixingFrame
+from barnraise.peering.addresses.local_addresses import LocalAddresses
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.protocol.group_messages import GroupInvitation, MemberActivity, MemberState
 
 log = logging.getLogger("barnraise.exchange")

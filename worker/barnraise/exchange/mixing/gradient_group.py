@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from barnraise.errors import BarnraiseError
-from barnraise.exchange.network.addresses import host_of, port_of
+from barnraise.peering.addresses.addresses import host_of, port_of
 from barnraise.protocol.group_messages import GroupInvitation
 
 COLLECTIVE_SECONDS = 300.0  # after which gloo gives a collective up

@@ -9,9 +9,9 @@ import asyncio
 import logging
 
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.handlers.context import RunInThread
-from barnraise.exchange.handlers.snapshot_client import FetchedSnapshot, SnapshotClient
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.gossip.handler_context import RunInThread
+from barnraise.exchange.snapshots.snapshot_client import FetchedSnapshot, SnapshotClient
+from barnraise.ledger.ledger import Ledger
 
 log = logging.getLogger("barnraise.exchange")
 

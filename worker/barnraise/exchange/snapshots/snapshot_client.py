@@ -21,27 +21,27 @@ import torch
 from pydantic import ValidationError
 
 from barnraise.errors import MessageError
+from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.gossip.agreement import is_agreed
-from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
-from barnraise.exchange.handlers.context import HandlerContext
-from barnraise.exchange.handlers.snapshot_server import (
+from barnraise.exchange.gossip.handler_context import HandlerContext
+from barnraise.exchange.snapshots.snapshot_server import (
     REQUEST_TIMEOUT,
     VerdictProofs,
     blob_digests,
 )
-from barnraise.exchange.ledger.anchor import (
+from barnraise.ledger.anchor import (
     Retracted,
     digest_fragments,
     digest_vector,
     fragment_from_bytes,
 )
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.snapshot_heads import read_heads, read_signed, validate_heads
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.snapshot_heads import read_heads, read_signed, validate_heads
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import VerdictSet, verify_proof
+from barnraise.peering.links.connection import Connection
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
 from barnraise.protocol.verdicts import Verdict
 

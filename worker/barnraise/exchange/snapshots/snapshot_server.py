@@ -16,15 +16,15 @@ from dataclasses import dataclass
 import torch
 from pydantic import Field
 
-from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.handlers.context import RunInThread
-from barnraise.exchange.handlers.vector_history import VectorHistory
-from barnraise.exchange.ledger.anchor import Anchor, Retracted, fragment_to_bytes
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.ledger.diff import updates_between
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.rate_limit import TokenBuckets
+from barnraise.exchange.gossip.handler_context import RunInThread
+from barnraise.exchange.snapshots.vector_history import VectorHistory
+from barnraise.ledger.anchor import Anchor, Retracted, fragment_to_bytes
+from barnraise.ledger.anchor_diff import updates_between
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.codec import decode
+from barnraise.ledger.ledger import Ledger
+from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.links.connection import Connection
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
 from barnraise.protocol.types import Message

@@ -14,7 +14,7 @@ The rule is the generic cell rate algorithm (ITU-T I.371, annex A) with costs in
 
 from dataclasses import dataclass
 
-from barnraise.exchange.compression.codec import payload_size
+from barnraise.ledger.codec import payload_size
 from barnraise.spec import AUTO, RunSpec
 
 MARGIN = 1.5  # times what a machine can honestly publish

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from barnraise.errors import ExcludedError
-from barnraise.exchange.ledger.ledger import Ledger, LedgerHead, Outcome
-from barnraise.exchange.ledger.validation import allowed_tokens, to_milliseconds
-from barnraise.exchange.ledger.verdicts import VerdictSet
+from barnraise.ledger.ledger import Ledger, LedgerHead, Outcome
+from barnraise.ledger.validation import allowed_tokens, to_milliseconds
+from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.signing import Identity, digest
 

@@ -17,27 +17,27 @@ import torch
 from blake3 import blake3
 
 from barnraise.errors import FloodError, MessageError
+from barnraise.exchange.blobs.piece_sources import PieceSources
 from barnraise.exchange.gossip.gossip import RequestUpdates
+from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW, ArrivedBytes
-from barnraise.exchange.handlers.context import HandlerContext
-from barnraise.exchange.handlers.piece_sources import PieceSources
-from barnraise.exchange.handlers.transfer_budget import ReservedTotal, TransferBudget
-from barnraise.exchange.handlers.update_queue import Units, UpdateQueue, count_bytes
-from barnraise.exchange.handlers.verdict_handler import VerdictHandler
-from barnraise.exchange.ledger.blob_store import AppendResult
-from barnraise.exchange.ledger.diff import anchor_entry
-from barnraise.exchange.ledger.ledger import Outcome
-from barnraise.exchange.ledger.retention import payload_budget
-from barnraise.exchange.ledger.validation import (
+from barnraise.exchange.updates.author_pace import AuthorPace, PacedUpdate
+from barnraise.exchange.updates.transfer_budget import ReservedTotal, TransferBudget
+from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
+from barnraise.ledger.anchor_diff import anchor_entry
+from barnraise.ledger.blob_store import AppendResult
+from barnraise.ledger.ledger import Outcome
+from barnraise.ledger.retention import payload_budget
+from barnraise.ledger.update_queue import Units, UpdateQueue, count_bytes
+from barnraise.ledger.validation import (
     UpdateRules,
     decode_payload,
     open_ticket,
     validate_claim,
     validate_header,
 )
-from barnraise.exchange.network.rate_limit import TokenBuckets
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
-from barnraise.exchange.pacing.author_pace import AuthorPace, PacedUpdate
+from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (
     BlobPart,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.connection import Frames
-from barnraise.exchange.network.framing import pack
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger import Ledger
+from barnraise.peering.links.connection import Frames
+from barnraise.peering.transports.framing import pack
 from barnraise.protocol import messages
 
 

@@ -6,10 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from blake3 import blake3
 
-from barnraise.exchange.handlers.local_author import LocalAuthor
-from barnraise.exchange.ledger.anchor import compute_sketch
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.ledger.validation import EMPTY_PART
+from barnraise.exchange.updates.local_author import LocalAuthor
+from barnraise.ledger.anchor import compute_sketch
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.validation import EMPTY_PART
 from barnraise.protocol.messages import FragmentUpdate, Update
 
 # Small payloads take the disk's latency, not its bandwidth: several are stored at a time, while the

@@ -15,21 +15,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from barnraise.errors import MessageError, UnprovenVerdictError
+from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
+from barnraise.exchange.gossip.handler_context import HandlerContext
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
-from barnraise.exchange.gossip.verdict_sync import (
+from barnraise.exchange.verdicts.verdict_sync import (
     CompareVerdicts,
     SendHeads,
     SendProofs,
     VerdictAction,
     VerdictSync,
 )
-from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
-from barnraise.exchange.handlers.context import HandlerContext
-from barnraise.exchange.handlers.update_queue import UpdateQueue
-from barnraise.exchange.ledger.anchor import Retraction
-from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions, missing_headers
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
+from barnraise.ledger.anchor import Retraction
+from barnraise.ledger.anchor_diff import anchor_entry, anchor_retractions, missing_headers
+from barnraise.ledger.update_queue import UpdateQueue
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import VerdictSet, verify_proof
 from barnraise.protocol.fork_proof import Fork, Proof
 from barnraise.protocol.messages import (
     FragmentUpdate,

@@ -8,19 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from barnraise.exchange.gossip.gossip import LinkState
-from barnraise.exchange.pacing.contribution import ContributionMeter
-from barnraise.exchange.pacing.delay_compensation import (
+from barnraise.exchange.weights.contribution import ContributionMeter
+from barnraise.exchange.weights.delay_compensation import (
     InFlightUpdate,
     estimate_relative_sizes,
     predict_in_flight,
 )
-from barnraise.exchange.pacing.round_schedule import (
-    RoundSchedule,
-    align_with_peers,
-    choose_schedule,
-)
-from barnraise.exchange.pacing.steady_value import SteadyValue
-from barnraise.exchange.pacing.weighting import (
+from barnraise.exchange.weights.steady_value import SteadyValue
+from barnraise.exchange.weights.weighting import (
     LostPeers,
     PeerClaim,
     RoundHistory,
@@ -31,6 +26,11 @@ from barnraise.exchange.pacing.weighting import (
     limit_volunteers,
     training_share,
     typical_step_seconds,
+)
+from barnraise.planning.round_schedule import (
+    RoundSchedule,
+    align_with_peers,
+    choose_schedule,
 )
 from barnraise.protocol.messages import Update
 from barnraise.spec import UPDATES, RunSpec

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from barnraise.exchange.network.addresses import join_address
+from barnraise.peering.addresses.addresses import join_address
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 
 # Beginnings of the names of interfaces to containers and virtual machines on the same computer.

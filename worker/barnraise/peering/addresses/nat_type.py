@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from barnraise.exchange.network.addresses import host_of, port_of
+from barnraise.peering.addresses.addresses import host_of, port_of
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 
 

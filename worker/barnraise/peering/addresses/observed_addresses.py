@@ -7,8 +7,8 @@ once peers of two volunteers report it, or one peer reports it and the site saw 
 
 from collections.abc import Iterable
 
-from barnraise.exchange.network.addresses import host_of, parse_address
-from barnraise.exchange.network.nat_type import Observation
+from barnraise.peering.addresses.addresses import host_of, parse_address
+from barnraise.peering.addresses.nat_type import Observation
 from barnraise.protocol.ip_addresses import parse_ip
 
 MAX_OBSERVATIONS = 64  # of peers, the newest

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from barnraise.errors import MessageError
-from barnraise.exchange.network.addresses import join_address
-from barnraise.exchange.network.nat_pmp import (
+from barnraise.peering.addresses.addresses import join_address
+from barnraise.peering.addresses.nat_pmp import (
     CONTROL_PORT,
     PCP_NONCE_BYTES,
     PortGrant,

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from barnraise.exchange.network.addresses import host_of, parse_address, port_of, version_of
-from barnraise.exchange.network.nat_type import DialBack, ReachFacts
-from barnraise.exchange.network.observed_addresses import ObservedAddresses
+from barnraise.peering.addresses.addresses import host_of, parse_address, port_of, version_of
+from barnraise.peering.addresses.nat_type import DialBack, ReachFacts
+from barnraise.peering.addresses.observed_addresses import ObservedAddresses
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.messages import MAX_DIALLED_BACK
 from barnraise.protocol.types import MAX_ADDRESSES

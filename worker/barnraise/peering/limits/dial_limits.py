@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from barnraise.exchange.network.addresses import host_of, network_of
+from barnraise.peering.addresses.addresses import host_of, network_of
 
 MAX_ADDRESSES_PER_DIAL = 3  # addresses of one peer that are dialled at once
 BACKOFF_MIN = 0.5  # seconds before an address that did not answer is dialled again

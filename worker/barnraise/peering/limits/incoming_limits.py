@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from barnraise.exchange.network.addresses import network_of
-from barnraise.exchange.network.pending_pool import PendingPool
-from barnraise.exchange.network.rate_limit import TokenBuckets
+from barnraise.peering.addresses.addresses import network_of
+from barnraise.peering.limits.pending_pool import PendingPool
+from barnraise.peering.limits.rate_limit import TokenBuckets
 
 Item = TypeVar("Item", bound=Hashable)
 

@@ -7,7 +7,7 @@ stated in their greetings is no longer true: where each is reached, and where it
 import asyncio
 from collections.abc import Callable, Mapping
 
-from barnraise.exchange.network.connection import Connection
+from barnraise.peering.links.connection import Connection
 
 WATCH_SECONDS = 5.0  # between two looks
 

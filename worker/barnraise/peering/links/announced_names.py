@@ -6,9 +6,9 @@ import socket
 from collections.abc import Sequence
 
 from barnraise.errors import StateError
-from barnraise.exchange.network.addresses import host_of, join_address, parse_address, port_of
-from barnraise.exchange.network.reachability import Reachability
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
+from barnraise.peering.addresses.addresses import host_of, join_address, parse_address, port_of
+from barnraise.peering.addresses.reachability import Reachability
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 
 log = logging.getLogger("barnraise.exchange")
 

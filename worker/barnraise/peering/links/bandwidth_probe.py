@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from barnraise.errors import MessageError
-from barnraise.exchange.network.addresses import host_of, network_of
-from barnraise.exchange.network.connection import Connection, Frames
-from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.line_meter import PART_BYTES, LineMeter, LineRates, StepMeter
-from barnraise.exchange.network.rate_limit import TokenBuckets
+from barnraise.peering.addresses.addresses import host_of, network_of
+from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.links.bandwidth_meter import PART_BYTES, LineMeter, LineRates, StepMeter
+from barnraise.peering.links.connection import Connection, Frames
+from barnraise.peering.transports.framing import pack
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.messages import (
     MAX_LINE_TEST_BYTES,

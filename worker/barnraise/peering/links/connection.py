@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from barnraise.errors import FloodError
-from barnraise.exchange.gossip.membership import Meeting
-from barnraise.exchange.network.framing import header_size, pack
-from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
-from barnraise.exchange.network.transport import Channel
+from barnraise.peering.limits.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
+from barnraise.peering.membership.membership import Meeting
+from barnraise.peering.transports.framing import header_size, pack
+from barnraise.peering.transports.transport import Channel
 from barnraise.protocol.messages import Hello, PeerState, Ticket
 from barnraise.protocol.types import Message
 

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 
 from barnraise.errors import MessageError
-from barnraise.exchange.gossip.worker_sessions import (
+from barnraise.peering.limits.rate_limit import TokenBucket
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.links.connection import Connection
+from barnraise.peering.links.hole_punch_handler import StatementSigner
+from barnraise.peering.membership.worker_sessions import (
     FRESH_SECONDS,
     OwnSession,
     SeenSessions,
     is_newer,
     proves_copy,
 )
-from barnraise.exchange.handlers.dial_now_handler import StatementSigner
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.rate_limit import TokenBucket
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
 from barnraise.protocol.messages import (
     COPIED_KEY,
     CopiedKeyNotice,

@@ -1,4 +1,4 @@
-"""Have peers dial this machine to learn whether strangers reach it: see `gossip.dial_back`."""
+"""Have peers dial this machine to learn whether strangers reach it: see `membership.dial_back`."""
 
 import asyncio
 import itertools
@@ -6,18 +6,18 @@ import logging
 from dataclasses import dataclass
 
 from barnraise.errors import MessageError
-from barnraise.exchange.gossip.dial_back import (
+from barnraise.peering.addresses.addresses import host_of, join_address, parse_address
+from barnraise.peering.addresses.nat_type import DialBack
+from barnraise.peering.addresses.reachability import Reachability
+from barnraise.peering.links.connection import Connection
+from barnraise.peering.links.link_context import LinkContext
+from barnraise.peering.membership.dial_back import (
     DialBackLimits,
     Helper,
     choose_asked,
     choose_helper,
 )
-from barnraise.exchange.handlers.link_context import LinkContext
-from barnraise.exchange.network.addresses import host_of, join_address, parse_address
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.nat_type import DialBack
-from barnraise.exchange.network.reachability import Reachability
-from barnraise.exchange.network.transport import Transport
+from barnraise.peering.transports.transport import Transport
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.messages import (
     DialBackErrand,

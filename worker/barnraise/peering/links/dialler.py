@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from barnraise.exchange.gossip.membership import PartialView
-from barnraise.exchange.gossip.rendezvous import PUNCH_SECONDS
-from barnraise.exchange.network.reachability import Reachability
-from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
+from barnraise.peering.addresses.reachability import Reachability
+from barnraise.peering.membership.hole_punching import PUNCH_SECONDS
+from barnraise.peering.membership.membership import PartialView
+from barnraise.peering.transports.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol.messages import Peer
 
 DIAL_TIMEOUT = 15.0  # seconds in which a dialled peer must answer

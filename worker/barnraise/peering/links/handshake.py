@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from barnraise import __version__
 from barnraise.errors import MessageError, TicketError
-from barnraise.exchange.network.addresses import parse_address
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.framing import pack, unpack
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.peering.addresses.addresses import parse_address
+from barnraise.peering.links.connection import Connection
+from barnraise.peering.transports.framing import pack, unpack
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.run_mirrors import RunMirrors

@@ -1,4 +1,4 @@
-"""Ask peers of both for help with dials through routers, and help others: see `gossip.rendezvous`.
+"""Help with dials through routers: see `membership.hole_punching`.
 
 A statement is signed, names its target and is fresh for half a minute, so nobody can make a machine
 dial in another's name. It is passed on once, by a peer that is linked to its signer and its target.
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from barnraise.errors import MessageError
-from barnraise.exchange.gossip.rendezvous import STATEMENT_SECONDS, order_candidates
-from barnraise.exchange.handlers.dialler import Dialler
-from barnraise.exchange.handlers.link_context import LinkContext
-from barnraise.exchange.network.connection import Connection
-from barnraise.exchange.network.reachability import Reachability
+from barnraise.peering.addresses.reachability import Reachability
+from barnraise.peering.links.connection import Connection
+from barnraise.peering.links.dialler import Dialler
+from barnraise.peering.links.link_context import LinkContext
+from barnraise.peering.membership.hole_punching import STATEMENT_SECONDS, order_candidates
 from barnraise.protocol.messages import DialNow, DialNowRelay
 from barnraise.protocol.signing import Identity, open_signed
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from barnraise.exchange.gossip.membership import PartialView, PeerLink
-from barnraise.exchange.network.connection import Connection
+from barnraise.peering.links.connection import Connection
+from barnraise.peering.membership.membership import PartialView, PeerLink
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.errors import MirrorListError
-from barnraise.exchange.network.connection import Connection
+from barnraise.peering.links.connection import Connection
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.mirror_list import (
     MAX_LISTS_PER_MESSAGE,

@@ -4,10 +4,10 @@ Anybody who knows this machine's address can open connections. Those that wait f
 by key, by address, by network and in all; the oldest makes room for the newest.
 """
 
-from barnraise.exchange.network.addresses import network_of
-from barnraise.exchange.network.pending_pool import PendingPool
-from barnraise.exchange.network.rate_limit import TokenBuckets
-from barnraise.exchange.network.transport import Channel
+from barnraise.peering.addresses.addresses import network_of
+from barnraise.peering.limits.pending_pool import PendingPool
+from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.transports.transport import Channel
 
 MAX_WAITING = {"key": 2, "address": 4, "network": 16, "all": 64}
 CONNECTS_PER_SECOND = 0.5  # of one key, on average

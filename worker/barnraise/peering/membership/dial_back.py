@@ -14,8 +14,8 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from barnraise.exchange.network.addresses import host_of, network_of, version_of
-from barnraise.exchange.network.rate_limit import TokenBuckets
+from barnraise.peering.addresses.addresses import host_of, network_of, version_of
+from barnraise.peering.limits.rate_limit import TokenBuckets
 
 # Requests that are served, per second and in a burst.
 SERVED = {"key": (1 / 120, 3.0), "network": (1 / 60, 8.0), "all": (1 / 10, 12.0)}

@@ -17,8 +17,8 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from barnraise.exchange.network.addresses import host_of
-from barnraise.exchange.network.rate_limit import TokenBuckets
+from barnraise.peering.addresses.addresses import host_of
+from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.mirror_list import is_relay_url
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from barnraise.exchange.gossip.dial_limits import DialLimits
-from barnraise.exchange.gossip.rendezvous import DialRequest, Rendezvous
-from barnraise.exchange.network.addresses import host_of, parse_address
+from barnraise.peering.addresses.addresses import host_of, parse_address
+from barnraise.peering.limits.dial_limits import DialLimits
+from barnraise.peering.membership.hole_punching import DialRequest, Rendezvous
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import is_relay_url
 from barnraise.protocol.types import MAX_ADDRESSES

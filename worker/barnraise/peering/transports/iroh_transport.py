@@ -13,14 +13,14 @@ from typing import Any
 
 import iroh
 
-from barnraise.exchange.network import iroh_binding  # noqa: F401  (it replaces two functions)
-from barnraise.exchange.network.addresses import network_of, port_of, version_of
-from barnraise.exchange.network.incoming_limits import ConnectionRates, IncomingLimits
-from barnraise.exchange.network.local_addresses import LocalAddresses
-from barnraise.exchange.network.port_mapping import find_home_network, remove_iroh_mapping
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
-from barnraise.exchange.network.tls_endpoint import TlsEndpoint
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.peering.addresses.addresses import network_of, port_of, version_of
+from barnraise.peering.addresses.local_addresses import LocalAddresses
+from barnraise.peering.addresses.port_mapping import find_home_network, remove_iroh_mapping
+from barnraise.peering.limits.incoming_limits import ConnectionRates, IncomingLimits
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.transports import iroh_binding  # noqa: F401  (it replaces two functions)
+from barnraise.peering.transports.tls_endpoint import TlsEndpoint
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 from barnraise.protocol.mirror_list import DEFAULT_RELAYS, is_allowed_relay, is_relay_url
 from barnraise.protocol.signing import Identity

@@ -20,7 +20,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.exchange.network.transport import MAX_REASON, ChannelClosedError
+from barnraise.peering.transports.transport import MAX_REASON, ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME_BYTES, ChannelGreeting, ChannelProof, Signed
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Message

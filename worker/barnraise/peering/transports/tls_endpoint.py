@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from barnraise.errors import MessageError
-from barnraise.exchange.network.addresses import host_of, join_address, port_of, version_of
-from barnraise.exchange.network.incoming_limits import ConnectionRates, IncomingLimits
-from barnraise.exchange.network.repeated_warnings import RepeatedWarnings
-from barnraise.exchange.network.tls_channel import READ_BYTES, TlsChannel, peer_certificate
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.peering.addresses.addresses import host_of, join_address, port_of, version_of
+from barnraise.peering.limits.incoming_limits import ConnectionRates, IncomingLimits
+from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.transports.tls_channel import READ_BYTES, TlsChannel, peer_certificate
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import is_relay_url
 from barnraise.protocol.signing import Identity, digest
