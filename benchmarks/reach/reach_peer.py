@@ -121,7 +121,7 @@ class ReachPeer:
             "at": time.time(),
             "links": {
                 connection.key: connection.channel.remote_address
-                for connection in list(server.connections.values())
+                for connection in list(server.peers.connections.values())
             },
             "addresses": self.exchange.addresses(),
             "facts": asdict(facts),

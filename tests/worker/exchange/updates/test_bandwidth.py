@@ -52,7 +52,7 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     a.exchange.set_uplink_limit(1_000_000.0)
     started_at = time.monotonic()
     for machine, blob in ((b, blobs[0]), (c, blobs[1])):
-        connection = machine.exchange.server.connections[a.identity.key]
+        connection = machine.exchange.server.peers.connections[a.identity.key]
         machine.exchange.thread.call(connection.send_message, BlobRequest(digest=blob))
     time.sleep(1.0)
     a.exchange.announce_rate(123.0)

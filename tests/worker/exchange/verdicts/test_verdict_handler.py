@@ -380,7 +380,7 @@ def test_retraction_restores_the_anchor_bit_for_bit(world):
 
 def links(machine) -> set[str]:
     """Return the keys of the peers that a machine is connected to."""
-    return set(machine.exchange.server.connections)
+    return set(machine.exchange.server.peers.connections)
 
 
 def test_excluded_key_cannot_go_on_in_another_incarnation(world):
@@ -543,7 +543,7 @@ def test_joiner_accepts_a_snapshot_with_a_verdict_of_later_mirrors(world):
     by_later = world.sign_verdict(
         {author: 0}, by=(SECOND_MIRROR, THIRD_MIRROR), mirror_list_version=1
     )
-    wait_until(lambda: b.exchange.server.mirror_lists.version == 1)
+    wait_until(lambda: b.exchange.server.peers.mirror_lists.version == 1)
     a.exchange.apply_verdict(by_later)
     agreed = world.wait_for_agreement(a, b)
     c = world.machine(5)

@@ -19,11 +19,11 @@ def test_new_address_is_announced_to_linked_peers(world, monkeypatch):
     wait_until(lambda: peer.exchange.stats.peers == 1, SECONDS)
 
     def announced() -> list[str]:
-        connection = peer.exchange.server.connections.get(machine.identity.key)
+        connection = peer.exchange.server.peers.connections.get(machine.identity.key)
         return connection.hello.addresses if connection else []
 
     assert NEW not in announced()
-    machine.exchange.server.reachability.set_mapped(NEW)
+    machine.exchange.server.peers.reachability.set_mapped(NEW)
     wait_until(lambda: NEW in announced(), SECONDS)
 
 
@@ -32,7 +32,7 @@ def test_address_that_changed_before_the_first_look_is_announced(world, monkeypa
     machine, peer = (world.machine(number).start() for number in (1, 2))
     machine.add_peers(peer)
     wait_until(lambda: machine.exchange.stats.peers == 1, SECONDS)
-    connections = machine.exchange.server.connections
+    connections = machine.exchange.server.peers.connections
     (connection,) = connections.values()
 
     async def count_introductions(addresses: list[str]) -> int:

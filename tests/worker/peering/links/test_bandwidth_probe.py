@@ -49,7 +49,7 @@ def test_peer_that_requests_more_than_a_test_has_gets_no_more(world):
     server = machine.exchange.server
     with connect_raw_peer(world, machine) as send:
         wait_until(lambda: machine.exchange.stats.peers == 1, SECONDS)
-        (connection,) = server.connections.values()
+        (connection,) = server.peers.connections.values()
         for _ in range(50):
             send(LineTestRequest(size=MAX_LINE_TEST_BYTES))
         send(LineTestPart(is_last=True), b"x")

@@ -37,7 +37,7 @@ def test_update_of_this_key_from_elsewhere_is_a_warning(world, monkeypatch, capl
     update = twin.publish_round(1)
     twin.exchange.stop()
     machine = world.machine(1).start()
-    copied_keys = machine.exchange.server.copied_keys
+    copied_keys = machine.exchange.server.peers.copied_keys
     copied_keys.on_own_update(machine.publish_round(2))
     assert COPIED_KEY not in caplog.text
     copied_keys.on_own_update(update)
@@ -60,7 +60,7 @@ def notice(signer: Identity, **changes) -> CopiedKeyNotice:
 
 def test_stranger_can_neither_forge_nor_replay_a_proof(world, caplog):
     machine = world.machine(1).start()
-    own = machine.exchange.server.copied_keys.sign_session()
+    own = machine.exchange.server.peers.copied_keys.sign_session()
     with connect_raw_peer(world, machine) as send:
         send(CopiedKeyNotice(statement=own))
         send(notice(machine.identity, issued=time.time() - 3600))  # from before a restart

@@ -38,7 +38,7 @@ def judge(machine) -> DialBackVerdict:
 def test_machine_is_reached_by_peers_that_it_has_dial_it(world):
     machine, *peers = link_trio(world)
     wait_until(lambda: judge(machine) is DialBackVerdict.REACHED, SECONDS)
-    assert sum(peer.exchange.server.dial_back.served for peer in peers) >= 1
+    assert sum(peer.exchange.server.peers.dial_back.served for peer in peers) >= 1
 
 
 def test_machine_behind_a_router_is_not_reached(world):
@@ -58,7 +58,7 @@ def test_peer_that_claims_a_dial_that_did_not_arrive_is_not_believed(world):
     machine = world.machine(1).start()
     with connect_raw_peer(world, machine) as send:
         wait_until(lambda: machine.exchange.stats.peers == 1, SECONDS)
-        handler = machine.exchange.server.dial_back
+        handler = machine.exchange.server.peers.dial_back
         asked = SimpleNamespace(count=None)
 
         async def test() -> None:
@@ -82,7 +82,7 @@ def test_flood_of_requests_and_errands_is_refused(world, caplog):
             send(DialBackErrand(number=number, peer=VICTIM, addresses=["192.168.1.9:53"]))
         send(DialBackErrand(number=1, peer=VICTIM, addresses=["5.9.1.1:1", "5.9.1.2:1"]))
         wait_until(lambda: "names several hosts" in caplog.text, SECONDS)
-    assert machine.exchange.server.dial_back.served <= 3 + 4
+    assert machine.exchange.server.peers.dial_back.served <= 3 + 4
 
 
 def test_relayed_peer_has_no_private_address_dialled(world):
@@ -104,7 +104,7 @@ def test_relayed_peer_has_no_private_address_dialled(world):
             send(DialBackErrand(number=1, peer=VICTIM, addresses=[address]))
             outcomes[address] = run(receive_result()).outcome
     assert list(outcomes.values()) == ["refused", "refused", "not_reached"]
-    assert machine.exchange.server.dial_back.served == 1
+    assert machine.exchange.server.peers.dial_back.served == 1
 
 
 def test_probe_over_iroh_reaches_the_right_key_alone():

@@ -18,8 +18,8 @@ def test_two_peers_behind_routers_meet_through_a_third(world):
     world.network.natted = {a.identity.key, b.identity.key}
     a.add_peers(common)
     b.add_peers(common)
-    wait_until(lambda: b.identity.key in a.exchange.server.connections, SECONDS)
-    assert common.exchange.server.dial_now.passed >= 1
+    wait_until(lambda: b.identity.key in a.exchange.server.peers.connections, SECONDS)
+    assert common.exchange.server.peers.hole_punching.passed >= 1
 
 
 def test_peer_sees_and_reports_where_another_connects_from(world):
@@ -58,7 +58,7 @@ def test_false_statement_ends_the_connection(world, caplog, signer, changes, rea
     with connect_raw_peer(world, machine) as send:
         send(statement(identity, machine.identity.key, **changes))
         wait_until(lambda: reason in caplog.text, SECONDS)
-    assert machine.exchange.server.dial_now.obeyed == 0
+    assert machine.exchange.server.peers.hole_punching.obeyed == 0
 
 
 def test_old_statement_and_a_flood_of_them_are_ignored(world, caplog):
@@ -72,4 +72,4 @@ def test_old_statement_and_a_flood_of_them_are_ignored(world, caplog):
             send(statement(signer, target, is_answer=True))
         send(statement(signer, target, peer="a" * 64))  # ends the connection
         wait_until(lambda: "names another key" in caplog.text, SECONDS)
-    assert 1 <= machine.exchange.server.dial_now.obeyed <= 2
+    assert 1 <= machine.exchange.server.peers.hole_punching.obeyed <= 2

@@ -28,7 +28,7 @@ def second_list(world) -> SignedMirrorList:
 
 
 def list_version(machine) -> int:
-    return machine.exchange.server.mirror_lists.version
+    return machine.exchange.server.peers.mirror_lists.version
 
 
 def linked_machines(world, count: int):
@@ -73,7 +73,7 @@ def test_ticket_by_a_mirror_outside_the_run_is_refused(world):
     a.exchange.set_mirror_lists([stranger])
     wait_until(lambda: list_version(a) == 1)
     with pytest.raises(TicketError, match="not a mirror of this run"):
-        a.exchange.server.handshake.check_ticket("b" * 64, world.ticket("b" * 64, by=SECOND))
+        a.exchange.server.peers.handshake.check_ticket("b" * 64, world.ticket("b" * 64, by=SECOND))
 
 
 def test_ticket_by_an_expelled_mirror_is_refused_but_its_updates_stay(world):
@@ -88,8 +88,8 @@ def test_ticket_by_an_expelled_mirror_is_refused_but_its_updates_stay(world):
     a.exchange.set_mirror_lists([signed_list(3, expelled, remaining)])
     wait_until(lambda: list_version(b) == 3)
     with pytest.raises(TicketError, match="not a mirror of this run"):
-        b.exchange.server.handshake.check_ticket(a.identity.key, a.ticket)
-    b.exchange.server.handshake.check_ticket(
+        b.exchange.server.peers.handshake.check_ticket(a.identity.key, a.ticket)
+    b.exchange.server.peers.handshake.check_ticket(
         a.identity.key, world.ticket(a.identity.key, by=SECOND)
     )
     assert world.mirror.key in a.exchange.server.updates.rules.mirrors.keys, (
@@ -119,22 +119,23 @@ def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(world, kind):
     }[kind]
     a.exchange.set_mirror_lists([second_list(world)])
     wait_until(lambda: list_version(a) == list_version(b) == 2)
-    link = a.exchange.server.connections[b.identity.key]
+    link = a.exchange.server.peers.connections[b.identity.key]
     a.exchange.thread.call(link.send_message, MirrorLists(lists=[invalid]))
     # The answer to this request shows that b has read everything before it.
     a.exchange.thread.call(link.send_message, messages.BlobRequest(digest="0" * 64))
     if kind == "too few signatures":
         wait_until(
             lambda: (
-                link.channel is not a.exchange.server.connections.get(b.identity.key, link).channel
+                link.channel
+                is not a.exchange.server.peers.connections.get(b.identity.key, link).channel
                 or not a.exchange.stats.peers
             )
         )
     else:
         time.sleep(0.5)
-        assert a.exchange.server.connections.get(b.identity.key) is link
+        assert a.exchange.server.peers.connections.get(b.identity.key) is link
     assert list_version(b) == 2
-    assert b.exchange.server.mirror_lists.chain[-1].digest == second_list(world).digest
+    assert b.exchange.server.peers.mirror_lists.chain[-1].digest == second_list(world).digest
 
 
 def test_peer_of_an_older_version_is_not_sent_lists(world):
@@ -147,13 +148,13 @@ def test_peer_of_an_older_version_is_not_sent_lists(world):
 
         This runs in the exchange's thread, where meanwhile no State of the peer itself arrives.
         """
-        server.mirror_lists.set_lists([second_list(world)])
+        server.peers.mirror_lists.set_lists([second_list(world)])
         sent: list[messages.Message] = []
-        server.connections[peer].send_message = sent.append
+        server.peers.connections[peer].send_message = sent.append
         without = messages.PeerState(vector={}, rate=0)
         counts = []
         for state in (without, without.model_copy(update={"mirror_list_version": 0})):
-            server.mirror_lists.on_state(peer, state, 0.0)
+            server.peers.mirror_lists.on_state(peer, state, 0.0)
             counts.append(sum(isinstance(message, MirrorLists) for message in sent))
         return counts
 

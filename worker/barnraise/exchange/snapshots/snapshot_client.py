@@ -41,6 +41,7 @@ from barnraise.ledger.snapshot_heads import read_heads, read_signed, validate_he
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet, verify_proof
 from barnraise.peering.links.connection import Connection
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
 from barnraise.protocol.verdicts import Verdict
@@ -255,6 +256,10 @@ class SnapshotClient:
 
     # ---- requests
 
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {SnapshotManifest: self.on_manifest}
+
     async def request(
         self,
         key: str,
@@ -290,9 +295,10 @@ class SnapshotClient:
             if self._requests.get(key) == (vector, answer):
                 del self._requests[key]
 
-    def on_manifest(self, key: str, manifest: SnapshotManifest) -> None:
+    def on_manifest(self, received: Received[SnapshotManifest]) -> None:
         """Receive a peer's answer; ignore one to an earlier request."""
-        vector, answer = self._requests.get(key, (None, None))
+        manifest = received.message
+        vector, answer = self._requests.get(received.key, (None, None))
         if answer is not None and not answer.done() and vector in (None, manifest.vector):
             answer.set_result(manifest)
 

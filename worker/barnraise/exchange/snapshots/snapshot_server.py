@@ -25,6 +25,7 @@ from barnraise.ledger.codec import decode
 from barnraise.ledger.ledger import Ledger
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.links.connection import Connection
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
 from barnraise.protocol.types import Message
@@ -149,19 +150,24 @@ class SnapshotServer:
         with self._lock:
             self._vectors.add(vector_digest, vector, milestone)
 
-    def on_request(self, key: str, request: SnapshotRequest, now: float) -> None:
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {SnapshotRequest: self.on_request}
+
+    def on_request(self, received: Received[SnapshotRequest]) -> None:
         """Receive a peer's request; answer at once if a recent snapshot fits."""
+        request, now = received.message, received.at
         vector = request.vector
         if request.confirmed:
             with self._lock:
                 vector = self._vectors.find_first(request.confirmed)
             if vector is None:
                 return  # the peer cannot use any other snapshot
-        volunteer = self._connections[key].ticket.volunteer
-        pending = PendingRequest(key, vector, now + REQUEST_TIMEOUT, volunteer)
+        volunteer = received.connection.ticket.volunteer
+        pending = PendingRequest(received.key, vector, now + REQUEST_TIMEOUT, volunteer)
         manifest = self.add_request(pending, now)
         if manifest is not None:
-            self._connections[key].send_message(manifest)
+            received.connection.send_message(manifest)
 
     def add_request(self, request: PendingRequest, now: float) -> SnapshotManifest | None:
         """Return a recent snapshot that fits; else let the request wait for `copy_anchor`."""

@@ -17,6 +17,7 @@ import torch
 from blake3 import blake3
 
 from barnraise.errors import FloodError, MessageError
+from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
 from barnraise.exchange.blobs.piece_sources import PieceSources
 from barnraise.exchange.gossip.gossip import RequestUpdates
 from barnraise.exchange.gossip.handler_context import HandlerContext
@@ -38,8 +39,10 @@ from barnraise.ledger.validation import (
 )
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (
+    BlobMissing,
     BlobPart,
     BlobRequest,
     Signed,
@@ -169,6 +172,27 @@ class FalseHeader:
     update: Update
 
 
+@dataclass(frozen=True)
+class ReceiverParts:
+    """What the receiver passes updates on to.
+
+    Attributes:
+        queue: Where changes wait for the training loop.
+        verdicts: Receives proofs of forks, and headers that may lead to them.
+        fetcher: Receives the pieces of blobs that are no update's payload.
+        pace: How fast each author's updates enter the ledger.
+        clock: Returns seconds since 1970, by the coordinators' clock.
+        on_own_update: Called with an update of this machine's key that a peer sends.
+    """
+
+    queue: UpdateQueue
+    verdicts: VerdictHandler
+    fetcher: BlobFetcher
+    pace: AuthorPace
+    clock: Callable[[], float]
+    on_own_update: Callable[[Update], None]
+
+
 class UpdateReceiver:
     """Collect incoming updates until they can enter the ledger."""
 
@@ -176,31 +200,28 @@ class UpdateReceiver:
         self,
         context: HandlerContext,
         rules: UpdateRules,
-        queue: UpdateQueue,
-        verdicts: VerdictHandler,
-        clock: Callable[[], float],
-        pace: AuthorPace,
+        parts: ReceiverParts,
     ) -> None:
         """Start without incomplete updates.
 
         Args:
             context: What the server's handlers share.
             rules: What headers are checked against.
-            queue: Where changes wait for the training loop.
-            verdicts: Receives proofs of forks, and headers that may lead to them.
-            clock: Returns seconds since 1970, by the coordinators' clock.
-            pace: How fast each author's updates enter the ledger.
+            parts: See `ReceiverParts`.
         """
-        self._clock = clock
-        self._pace = pace
+        self._clock = parts.clock
+        self._pace = parts.pace
+        self._fetcher = parts.fetcher
+        self._on_own_update = parts.on_own_update
+        self._wake = context.wake
         self._spawn = context.spawn
         self._rules = rules
         self._ledger = context.ledger
         self._gossip = context.gossip
         self._run_on_disk = context.run_on_disk
         self._disconnect = context.disconnect
-        self._queue = queue
-        self._verdicts = verdicts
+        self._queue = parts.queue
+        self._verdicts = parts.verdicts
         self._incomplete: dict[tuple[str, int], IncompleteUpdate] = {}
         disk_budget = payload_budget(shutil.disk_usage(context.ledger.blobs.folder).free)
         self._transfers: TransferBudget[tuple[str, int]] = TransferBudget(
@@ -284,6 +305,25 @@ class UpdateReceiver:
         return BlobRequest(digest=digest, offset=present)
 
     # ---- headers
+
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {
+            UpdatePush: self.on_update,
+            BlobPart: self.on_part,
+            BlobMissing: self.on_missing,
+        }
+
+    async def on_update(self, received: Received[UpdatePush]) -> None:
+        """Receive an update's header, as fast as this peer may send them."""
+        await received.connection.wait_for_update()
+        now = asyncio.get_running_loop().time()
+        update = await self.on_header(received.key, received.message, now)
+        if update is not None and update.peer == self._gossip.membership.key:
+            self._on_own_update(update)
+        # Usually its payload follows at once, and gossip decides when that is here.
+        if update is None or not self.is_waiting_for_payloads(update):
+            self._wake()
 
     async def on_header(self, source: str, push: UpdatePush, now: float) -> Update | None:
         """Receive an update's header from peer `source`.
@@ -514,10 +554,35 @@ class UpdateReceiver:
 
     # ---- payloads
 
-    async def on_part(
+    async def on_part(self, received: Received[BlobPart]) -> None:
+        """Receive a piece of a payload, or of another blob that this machine fetches.
+
+        Raises:
+            FloodError: When nothing waits for it, too often.
+            MessageError: When it is not a piece of what is waited for.
+        """
+        part, payload = received.message, received.payload
+        if self._fetcher.wants(part.digest):
+            await self._fetcher.on_part(received.key, part, payload)
+            return
+        match await self._receive_piece(received.key, part, payload, received.at):
+            case PartOutcome.UNWANTED:
+                received.connection.record_unwanted(len(payload))
+            case PartOutcome.STORED:
+                self._wake()
+
+    def on_missing(self, received: Received[BlobMissing]) -> None:
+        """Receive that a peer does not have a blob."""
+        digest = received.message.digest
+        for author, seq in self.updates_waiting_for(digest):
+            self._gossip.on_request_failed(received.key, author, seq, received.at)
+        self._fetcher.on_missing(received.key, digest, received.at)
+        self._wake()
+
+    async def _receive_piece(
         self, source: str, part: BlobPart, payload: memoryview, now: float
     ) -> PartOutcome:
-        """Receive a piece of a payload.
+        """Receive a piece of an update's payload.
 
         Raises:
             MessageError: When it is not a piece of the payload that the header names.

@@ -30,6 +30,7 @@ from barnraise.ledger.anchor_diff import anchor_entry, anchor_retractions, missi
 from barnraise.ledger.update_queue import UpdateQueue
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet, verify_proof
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.fork_proof import Fork, Proof
 from barnraise.protocol.messages import (
     FragmentUpdate,
@@ -76,6 +77,7 @@ class VerdictHandler:
         self._run_on_disk = context.run_on_disk
         self._spawn = context.spawn
         self._disconnect = context.disconnect
+        self._wake = context.wake
         self._queue = queue
         self._fetcher = fetcher
         self._on_applied = on_applied
@@ -95,11 +97,25 @@ class VerdictHandler:
         """
         self._rules = rules
 
-    def excludes(self, key: str, volunteer: str) -> bool:
-        """Return whether a key, or the volunteer in its ticket, is excluded from the run."""
-        return self._ledger.verdicts.excludes(key, volunteer)
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {
+            SignedVerdict: self.on_peers_proof,
+            Fork: self.on_peers_proof,
+            VerdictSummary: self.on_summary,
+            VerdictNames: self.on_names,
+        }
 
     # ---- proofs
+
+    async def on_peers_proof(self, received: Received[Proof]) -> None:
+        """Receive a peer's verdict or proof of a fork.
+
+        Raises:
+            MessageError: When it proves nothing.
+        """
+        await self.on_proof(received.message, received.key)
+        self._wake()
 
     async def on_proof(self, proof: Proof, source: str | None = None) -> None:
         """Receive a verdict or a proof of a fork.
@@ -298,13 +314,13 @@ class VerdictHandler:
             self._spawn(self._drop_powerless(self._rules))
         self._perform(self._sync.next_actions(now))
 
-    def on_summary(self, key: str, summary: VerdictSummary, now: float) -> None:
+    def on_summary(self, received: Received[VerdictSummary]) -> None:
         """Answer a peer's summary of its verdicts."""
-        self._perform(self._sync.on_summary(key, summary, now))
+        self._perform(self._sync.on_summary(received.key, received.message, received.at))
 
-    def on_names(self, key: str, names: VerdictNames, now: float) -> None:
+    def on_names(self, received: Received[VerdictNames]) -> None:
         """Answer the names of a peer's verdicts."""
-        self._perform(self._sync.on_names(key, names, now))
+        self._perform(self._sync.on_names(received.key, received.message, received.at))
 
     def _perform(self, actions: list[VerdictAction]) -> None:
         proofs = self._ledger.verdicts.names

@@ -6,7 +6,7 @@ Times are arguments, in seconds on a monotonic clock, except where a class waits
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 METER_WINDOW = 10.0  # seconds over which a meter averages
@@ -226,7 +226,7 @@ class FairShare:
             granted.set_result(None)
 
     @contextmanager
-    def measure_sending(self, size: int) -> Iterator[None]:
+    def measure_sending(self, size: int) -> Generator[None]:
         """Count the time inside the block as time in which `size` bytes were sent."""
         clock = asyncio.get_running_loop().time
         if not self._senders:

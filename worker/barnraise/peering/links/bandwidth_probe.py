@@ -14,8 +14,8 @@ from barnraise.errors import MessageError
 from barnraise.peering.addresses.addresses import host_of, network_of
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.links.bandwidth_meter import PART_BYTES, LineMeter, LineRates, StepMeter
-from barnraise.peering.links.connection import Connection, Frames
-from barnraise.peering.transports.framing import pack
+from barnraise.peering.links.connection import Connection, OutgoingMessages
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 from barnraise.protocol.messages import (
     MAX_LINE_TEST_BYTES,
@@ -72,13 +72,13 @@ class _Step:
         return self.connection is connection and not self.ended.done()
 
 
-def line_test_frames(size: int) -> Frames:
-    """Yield the frames of bytes without meaning; random ones, which nothing compresses."""
+def line_test_messages(size: int) -> OutgoingMessages:
+    """Yield messages with bytes without meaning; random ones, which nothing compresses."""
     left = size
     while left > 0:
         part = min(left, PART_BYTES)
         left -= part
-        yield pack(LineTestPart(is_last=not left), os.urandom(part))
+        yield LineTestPart(is_last=not left), os.urandom(part)
 
 
 class LineTest:
@@ -91,6 +91,14 @@ class LineTest:
         self._served: _Served | None = None
         self._step: _Step | None = None
         self._late: _Step | None = None  # a download that took too long, and still arrives
+
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {
+            LineTestRequest: self.on_request,
+            LineTestPart: self.on_part,
+            LineTestReceipt: self.on_receipt,
+        }
 
     # ---- this machine measures
 
@@ -132,8 +140,9 @@ class LineTest:
             line.on_step(size, measured, clock() - began_at)
         return line.rate
 
-    def on_receipt(self, connection: Connection, receipt: LineTestReceipt) -> None:
+    def on_receipt(self, received: Received[LineTestReceipt]) -> None:
         """Receive what a peer measured of this machine's bytes, or that it refuses."""
+        connection, receipt = received.connection, received.message
         step = self._step
         if step is None or not step.is_open(connection):
             return
@@ -143,8 +152,9 @@ class LineTest:
 
     # ---- peers measure
 
-    def on_request(self, connection: Connection, request: LineTestRequest, now: float) -> None:
+    def on_request(self, received: Received[LineTestRequest]) -> None:
         """Send bytes to a peer, if it may test its line now."""
+        connection, request, now = received.connection, received.message, received.at
         served = self._served
         if served is None or served.key != connection.key or now >= served.ends_at:
             is_busy = served is not None and now < served.ends_at
@@ -165,12 +175,14 @@ class LineTest:
 
     # ---- both
 
-    def on_part(self, connection: Connection, part: LineTestPart, size: int, now: float) -> None:
+    def on_part(self, received: Received[LineTestPart]) -> None:
         """Receive bytes of a test.
 
         Raises:
             MessageError: When the peer sends more than a test has.
         """
+        connection, part, now = received.connection, received.message, received.at
+        size = len(received.payload)
         if self._is_late(connection, part, size):
             return
         step = self._step

@@ -37,25 +37,26 @@ REQUESTED_LIMIT = (2000.0, 20_000.0)
 UNWANTED_LIMIT = (float(16 << 20), float(256 << 20))  # bytes of payloads that nothing waits for
 BYTE_LIMIT = (float(128 << 20), float(256 << 20))  # bytes accepted: per second, and in one burst
 
-Frames = Iterator[bytes]
+# Messages of one transfer, each with the payload behind it; read as the channel drains.
+OutgoingMessages = Iterator[tuple[Message, bytes]]
 
 
 @dataclass(frozen=True)
-class FrameSources:
+class MessageSources:
     """Provide what a connection's writers send.
 
     Attributes:
         compose_state: Returns our PeerState for this peer, or None when there is none to send.
-        open_update: Returns the frames of (author, seq, whole).
-        open_blob: Returns the frames of (digest, offset).
-        open_line_test: Returns the frames of a number of bytes without meaning.
+        open_update: Returns the messages of (author, seq, whole).
+        open_blob: Returns the messages of (digest, offset).
+        open_line_test: Returns the messages of a number of bytes without meaning.
         uplink: The share of the uplink that payloads wait for.
     """
 
     compose_state: Callable[[], PeerState | None]
-    open_update: Callable[[str, int, bool], Frames]
-    open_blob: Callable[[str, int], Frames]
-    open_line_test: Callable[[int], Frames]
+    open_update: Callable[[str, int, bool], OutgoingMessages]
+    open_blob: Callable[[str, int], OutgoingMessages]
+    open_line_test: Callable[[int], OutgoingMessages]
     uplink: FairShare
 
 
@@ -205,7 +206,7 @@ class Connection:
         self.sent_meter.update(self.channel.bytes_sent, now)
         self.received_meter.update(self.channel.bytes_received, now)
 
-    async def run_writers(self, sources: FrameSources) -> None:
+    async def run_writers(self, sources: MessageSources) -> None:
         """Send what waits, until cancelled.
 
         Raises:
@@ -221,7 +222,7 @@ class Connection:
             for writer in writers:
                 writer.cancel()
 
-    async def _write_messages(self, sources: FrameSources) -> None:
+    async def _write_messages(self, sources: MessageSources) -> None:
         """Send messages as soon as the channel takes them: they do not wait for the uplink."""
         while True:
             while self._messages:
@@ -240,7 +241,7 @@ class Connection:
         uplink.record_message(len(frame))
         await self._send(frame)
 
-    async def _write_payloads(self, sources: FrameSources) -> None:
+    async def _write_payloads(self, sources: MessageSources) -> None:
         """Send updates, blobs and bytes of tests in turn, one piece at a time."""
         transfers = [
             _Transfers(self._updates, sources.open_update),
@@ -255,11 +256,12 @@ class Connection:
                 self._payload_waits.clear()
                 await self._payload_waits.wait()
                 continue
-            frame = waiting.next_frame()
-            if frame is None:
+            outgoing = waiting.next_message()
+            if outgoing is None:
                 sender.end_transfer()
                 await asyncio.sleep(0)  # a peer may queue thousands that turn out to be empty
                 continue
+            frame = pack(*outgoing)
             await sender.wait_for_turn(len(frame))
             with sources.uplink.measure_sending(len(frame)):
                 await self._send(frame)
@@ -270,24 +272,26 @@ class Connection:
 
 
 class _Transfers:
-    """Read the frames of queued updates, or of queued blobs, one transfer after the other."""
+    """Read the messages of queued updates, or of queued blobs, one transfer after the other."""
 
-    def __init__(self, queue: dict[Any, None], open_frames: Callable[..., Frames]) -> None:
-        self._queue = queue  # arguments of `open_frames`
-        self._open_frames = open_frames
-        self._frames: Frames | None = None
+    def __init__(
+        self, queue: dict[Any, None], open_transfer: Callable[..., OutgoingMessages]
+    ) -> None:
+        self._queue = queue  # arguments of `open_transfer`
+        self._open_transfer = open_transfer
+        self._messages: OutgoingMessages | None = None
 
     def is_waiting(self) -> bool:
         """Return whether a transfer is in progress or queued."""
-        return self._frames is not None or bool(self._queue)
+        return self._messages is not None or bool(self._queue)
 
-    def next_frame(self) -> bytes | None:
-        """Return the next frame; None when the transfer in progress has ended."""
-        if self._frames is None:
+    def next_message(self) -> tuple[Message, bytes] | None:
+        """Return the next message and its payload; None when the transfer in progress has ended."""
+        if self._messages is None:
             arguments = next(iter(self._queue))
             del self._queue[arguments]
-            self._frames = self._open_frames(*arguments)
-        frame = next(self._frames, None)
-        if frame is None:
-            self._frames = None
-        return frame
+            self._messages = self._open_transfer(*arguments)
+        outgoing = next(self._messages, None)
+        if outgoing is None:
+            self._messages = None
+        return outgoing

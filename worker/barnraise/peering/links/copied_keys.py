@@ -10,6 +10,7 @@ from barnraise.peering.limits.rate_limit import TokenBucket
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 from barnraise.peering.links.connection import Connection
 from barnraise.peering.links.hole_punch_handler import StatementSigner
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.peering.membership.worker_sessions import (
     FRESH_SECONDS,
     OwnSession,
@@ -88,7 +89,11 @@ class CopiedKeys:
         for other in self._seen.others(connection.key, statement.session, now):
             connection.send_message(CopiedKeyNotice(statement=other))
 
-    def on_notice(self, notice: CopiedKeyNotice) -> None:
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {CopiedKeyNotice: self.on_notice}
+
+    def on_notice(self, received: Received[CopiedKeyNotice]) -> None:
         """Check whether another machine runs with this machine's key.
 
         Raises:
@@ -96,7 +101,7 @@ class CopiedKeys:
         """
         if not self._limit.try_consume(1, time.monotonic()):
             return
-        other = self._open(notice.statement, self._signer.identity.key)
+        other = self._open(received.message.statement, self._signer.identity.key)
         own = self._own_session()
         if not proves_copy(own, other, self._signer.clock()):
             return

@@ -11,6 +11,7 @@ from barnraise.peering.addresses.nat_type import DialBack
 from barnraise.peering.addresses.reachability import Reachability
 from barnraise.peering.links.connection import Connection
 from barnraise.peering.links.link_context import LinkContext
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.peering.membership.dial_back import (
     DialBackLimits,
     Helper,
@@ -137,8 +138,17 @@ class DialBackHandler:
 
     # ---- peers ask
 
-    def on_request(self, connection: Connection, request: DialBackRequest, now: float) -> None:
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {
+            DialBackRequest: self.on_request,
+            DialBackErrand: self.on_errand,
+            DialBackResult: self.on_result,
+        }
+
+    def on_request(self, received: Received[DialBackRequest]) -> None:
         """Have a peer dialled at the host from which this machine sees it."""
+        connection, request, now = received.connection, received.message, received.at
         machine = _describe(connection)
         if not machine.address or not self._limits.may_serve(machine.key, machine.address, now):
             connection.send_message(DialBackResult(outcome="refused"))
@@ -157,12 +167,13 @@ class DialBackHandler:
             DialBackErrand(number=number, peer=machine.key, addresses=list(addresses))
         )
 
-    def on_errand(self, connection: Connection, errand: DialBackErrand, now: float) -> None:
+    def on_errand(self, received: Received[DialBackErrand]) -> None:
         """Dial a machine for a peer that it has asked.
 
         Raises:
             MessageError: When the errand names several hosts.
         """
+        connection, errand, now = received.connection, received.message, received.at
         if len({host_of(address) for address in errand.addresses}) > 1:
             raise MessageError("a dial-back errand names several hosts")
         address = errand.addresses[0]
@@ -192,8 +203,9 @@ class DialBackHandler:
         outcome = "reached" if is_reached else "not_reached"
         connection.send_message(DialBackResult(number=number, outcome=outcome))
 
-    def on_result(self, connection: Connection, result: DialBackResult) -> None:
+    def on_result(self, received: Received[DialBackResult]) -> None:
         """Receive the outcome of an own request, or pass on that of an errand."""
+        connection, result = received.connection, received.message
         if not result.number:
             answer = self._answers.get(connection.key)
             if answer is not None and not answer.done():

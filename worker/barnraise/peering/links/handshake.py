@@ -37,12 +37,14 @@ class OwnIntroduction:
         spec_digest: The digest of the run's spec.
         incarnation: Returns the incarnation under which this machine publishes now.
         addresses: Returns the addresses at which others may reach this machine.
+        sign_session: Returns a statement that this worker runs now.
     """
 
     key: str
     spec_digest: str
     incarnation: Callable[[], str]
     addresses: Callable[[], list[str]]
+    sign_session: Callable[[], messages.Signed]
 
 
 class Handshake:
@@ -61,6 +63,7 @@ class Handshake:
         mirrors: RunMirrors,
         ticket: messages.Signed,
         clock: Callable[[], float],
+        is_excluded: Callable[[str, str], bool],
     ) -> None:
         """Accept peers of one run.
 
@@ -69,6 +72,7 @@ class Handshake:
             mirrors: The run and its mirrors.
             ticket: Our own ticket.
             clock: Returns seconds since 1970, by the coordinators' clock.
+            is_excluded: Returns whether a key, or the volunteer in its ticket, is excluded.
         """
         self._own = own
         self._mirrors = mirrors
@@ -77,16 +81,7 @@ class Handshake:
         self.directives: dict[str, messages.Signed] = {}
         self._revocations: dict[str, Directive] = {}  # the same directives, by mirror
         self.orphaned = False
-        self._is_excluded: Callable[[str, str], bool] = lambda key, volunteer: False
-        self._sign_session: Callable[[], messages.Signed | None] = lambda: None
-
-    def set_exclusions(self, is_excluded: Callable[[str, str], bool]) -> None:
-        """Refuse peers for which this is true, given a key and the volunteer in its ticket."""
         self._is_excluded = is_excluded
-
-    def set_session_signer(self, sign_session: Callable[[], messages.Signed]) -> None:
-        """Introduce this machine with a statement of its session from now on."""
-        self._sign_session = sign_session
 
     def set_mirrors(self, mirrors: RunMirrors) -> None:
         """Replace the mirrors that count, which change with the mirror list."""
@@ -155,7 +150,7 @@ class Handshake:
             ticket=self.ticket,
             addresses=self._own.addresses(),
             observed=parse_address(channel.remote_address),
-            session=self._sign_session(),
+            session=self._own.sign_session(),
         )
 
     async def greet(self, channel: Channel, dialled: bool) -> Connection:

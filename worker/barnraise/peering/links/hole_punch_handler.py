@@ -13,6 +13,7 @@ from barnraise.peering.addresses.reachability import Reachability
 from barnraise.peering.links.connection import Connection
 from barnraise.peering.links.dialler import Dialler
 from barnraise.peering.links.link_context import LinkContext
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.peering.membership.hole_punching import STATEMENT_SECONDS, order_candidates
 from barnraise.protocol.messages import DialNow, DialNowRelay
 from barnraise.protocol.signing import Identity, open_signed
@@ -78,13 +79,18 @@ class DialNowHandler:
         )
         connection.send_message(DialNowRelay(statement=signer.identity.sign("dial_now", statement)))
 
-    def on_relay(self, connection: Connection, relay: DialNowRelay, now: float) -> None:
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {DialNowRelay: self.on_relay}
+
+    def on_relay(self, received: Received[DialNowRelay]) -> None:
         """Obey a statement for this machine, or pass on one of the peer that sent it.
 
         Raises:
             MessageError: When it is not a statement of the key that signed it, or was passed on by
                 a peer that is not part of it.
         """
+        connection, relay, now = received.connection, received.message, received.at
         signed = relay.statement
         rendezvous = self._context.membership.rendezvous
         volunteer = connection.ticket.volunteer

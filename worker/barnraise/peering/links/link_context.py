@@ -19,6 +19,7 @@ class LinkContext:
         links: The links to the connected peers by key, as `membership` sees them.
         spawn: Starts a task that ends with the server.
         disconnect: Closes the connection to a peer, with a reason.
+        wake: Has gossip decide again: a fact has changed.
     """
 
     connections: Mapping[str, Connection]
@@ -26,3 +27,4 @@ class LinkContext:
     links: Mapping[str, PeerLink]
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     disconnect: Callable[[str, str], None]
+    wake: Callable[[], None]

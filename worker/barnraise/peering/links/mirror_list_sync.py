@@ -6,10 +6,11 @@ they are in the list, all mirrors that are or were in it. Tickets of expelled mi
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from barnraise.errors import MirrorListError
-from barnraise.peering.links.connection import Connection
+from barnraise.peering.links.link_context import LinkContext
+from barnraise.peering.links.received import MessageHandlers, Received
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.mirror_list import (
     MAX_LISTS_PER_MESSAGE,
@@ -37,7 +38,7 @@ class MirrorListSync:
     def __init__(
         self,
         run_mirrors: RunMirrors,
-        connections: Mapping[str, Connection],
+        context: LinkContext,
         clock: Callable[[], float],
         on_mirrors_changed: Callable[[RunMirrors], None],
         on_relays_changed: Callable[[list[str]], None],
@@ -46,13 +47,14 @@ class MirrorListSync:
 
         Args:
             run_mirrors: The mirrors that count without a list.
-            connections: The connected peers by key; the server's own table.
+            context: The connections.
             clock: Returns seconds since 1970.
             on_mirrors_changed: Called with the mirrors that count by a new list.
             on_relays_changed: Called with the relays that a new list names.
         """
         self._run_mirrors = run_mirrors
-        self._connections = connections
+        self._connections = context.connections
+        self._wake = context.wake
         self._clock = clock
         self._on_mirrors_changed = on_mirrors_changed
         self._on_relays_changed = on_relays_changed
@@ -65,21 +67,27 @@ class MirrorListSync:
         if lists and parse_list(lists[-1]).version > self.version:
             self._replace_chain(list(lists))
 
-    def on_lists(self, lists: MirrorLists) -> None:
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {MirrorLists: self.on_lists}
+
+    def on_lists(self, received: Received[MirrorLists]) -> None:
         """Receive a peer's lists; ignore old, expired and unverifiable ones.
 
         Raises:
             MirrorListError: When they are forged.
         """
         try:
-            chain = merge_chain(self.chain, lists.lists, self._clock())[-MAX_LISTS_PER_MESSAGE:]
+            chain = merge_chain(self.chain, received.message.lists, self._clock())
         except MirrorListError as error:
             if error.forged and self.chain:
                 raise
             log.debug("%s", error)
             return
+        chain = chain[-MAX_LISTS_PER_MESSAGE:]
         if chain != self.chain:
             self._replace_chain(chain)
+        self._wake()
 
     def on_state(self, peer: str, state: PeerState, now: float) -> None:
         """Send a peer our lists if its State names an older one.
