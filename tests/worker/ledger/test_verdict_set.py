@@ -29,8 +29,9 @@ from barnraise.exchange.verdicts.verdict_sync import (
 from barnraise.ledger import ledger as ledger_module
 from barnraise.ledger import verdict_set as verdicts_module
 from barnraise.ledger.anchor import Anchor
-from barnraise.ledger.anchor_diff import anchor_entry, anchor_retractions, updates_between
+from barnraise.ledger.anchor_diff import anchor_retractions, updates_between
 from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
+from barnraise.ledger.update_queue import anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet, verify_proof
 from barnraise.protocol import messages

@@ -33,18 +33,17 @@ from barnraise.exchange.snapshots.snapshot_client import (
 )
 from barnraise.exchange.stats import ExchangeStats
 from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
-from barnraise.exchange.updates.author_pace import PaceLimits
+from barnraise.exchange.updates.author_pace import GrowthMeter, PaceLimits
 from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
 from barnraise.exchange.updates.update_writer import UpdateWriter
 from barnraise.exchange.weights.contribution import ContributionMeter
-from barnraise.exchange.weights.growth_meter import GrowthMeter
 from barnraise.exchange.weights.peer_estimates import PeerEstimates
 from barnraise.exchange.weights.weighting import weight_ramp
 from barnraise.ledger.anchor import Anchor, Retracted
-from barnraise.ledger.anchor_diff import anchor_entry, anchor_retractions
+from barnraise.ledger.anchor_diff import anchor_retractions
 from barnraise.ledger.anchor_scrub import AnchorScrub
 from barnraise.ledger.ledger import Ledger
-from barnraise.ledger.update_queue import ReceivedUpdate, UpdateQueue
+from barnraise.ledger.update_queue import ReceivedUpdate, Samples, UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.mixing.mesh_links import MeshLinks
 from barnraise.mixing.mesh_members import TicketedMembership
@@ -133,9 +132,7 @@ class Exchange:
         ticket = open_signed(config.ticket, "ticket", Ticket)
         self._volunteer = ticket.volunteer
         self._contribution = ContributionMeter(rules.sizes, secrets.randbits(63))
-        self._queue = UpdateQueue(
-            rules.sizes, ledger.blobs, self._refetch_payload, self._on_decoded
-        )
+        self._queue = UpdateQueue(rules.sizes, ledger.blobs, self._refetch_payload)
         peering = PeeringConfig(
             identity=config.identity,
             mirrors=rules.mirrors,
@@ -147,7 +144,7 @@ class Exchange:
         )
         archive_rounds = spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None
         update_config = UpdateConfig(rules, PaceLimits.from_spec(spec), archive_rounds)
-        local = LocalState(ledger, self._author, self._queue)
+        local = LocalState(ledger, self._author, self._queue, self._contribution.sample)
         agrees_in_steps = spec.recipe.agrees_in_steps
         self._mesh_channels = transport.add_protocol("mixing") if agrees_in_steps else None
         self._mesh: MeshLinks | None = None
@@ -303,13 +300,6 @@ class Exchange:
         self._estimates.on_update_published(update, self._clock())
         self.thread.call(self.server.on_published, update)
 
-    def _on_decoded(self, update: Update, fragment: int, units: torch.Tensor) -> None:
-        """Record what an update changes. Called while it is added to the anchor."""
-        if update.volunteer != self._volunteer:
-            parts = sum(part.size > 0 for part in update.fragments)
-            tokens = update.tokens / parts
-            self._contribution.record_part(update.volunteer, fragment, units, tokens)
-
     def poll_updates(self) -> list[ReceivedUpdate]:
         """Return the changes since the last call, each author's in order. Never blocks.
 
@@ -321,6 +311,7 @@ class Exchange:
             if isinstance(update.header, Update):
                 self._estimates.on_update_received(update.header, now)
                 self._record_growth(update.header)
+                self._record_contribution(update.header, update.samples)
             elif update.retracts:
                 retracted = update.header.update
                 self._growth.on_retraction(
@@ -329,6 +320,10 @@ class Exchange:
         replayed = self._replayed
         self._replayed = []
         return [*replayed, *received]
+
+    def _record_contribution(self, update: Update, samples: Samples) -> None:
+        if samples and update.volunteer != self._volunteer:
+            self._contribution.record_update(update.volunteer, samples, update.tokens)
 
     def _record_growth(self, update: Update) -> None:
         ticket = self._ledger.peer_store.ticket(update.ticket)

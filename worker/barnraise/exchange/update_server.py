@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
 from barnraise.exchange.blobs.blob_scrub import BlobScrub
 from barnraise.exchange.blobs.pruner import Pruner
@@ -80,11 +82,13 @@ class LocalState:
         ledger: The run's ledger.
         author: This machine as an author.
         queue: Where received changes wait for the training loop.
+        sample: Returns the elements of a fragment's units by which an update is judged.
     """
 
     ledger: Ledger
     author: LocalAuthor
     queue: UpdateQueue
+    sample: Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class UpdateServer:
@@ -151,6 +155,7 @@ class UpdateServer:
                 pace=AuthorPace(config.pace),
                 clock=peering.clock,
                 on_own_update=self._on_own_update,
+                sample=local.sample,
             ),
         )
         self.snapshot_server = SnapshotServer(ledger, context.connections, run_slowly)

@@ -12,17 +12,6 @@ from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.messages import Update
 
 
-def anchor_entry(update: Update, verdicts: VerdictSet) -> Update | Retraction:
-    """Return what an anchor must record for its author's next update.
-
-    That is the update itself or, if a verdict retracts it alone, its retraction.
-    """
-    tokens = verdicts.singles_of(update.author).get(update.seq)
-    if tokens is None:
-        return update
-    return Retraction(update, 0, True, tokens=tokens)
-
-
 def anchor_retractions(
     ledger: Ledger, vector: Mapping[str, int], retracted: Retracted
 ) -> list[Retraction]:

@@ -12,13 +12,14 @@ from barnraise.errors import StateError
 from barnraise.ledger.anchor import Retraction
 from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.codec import decode
+from barnraise.ledger.verdict_set import VerdictSet
 from barnraise.protocol.messages import FragmentUpdate, Update
 
 log = logging.getLogger("barnraise.exchange")
 
 # int32 [size] for each fragment with a payload, else None; empty where nothing is kept in memory
 Units = Sequence[torch.Tensor | None]
-OnDecoded = Callable[[Update, int, torch.Tensor], None]
+Samples = Sequence[torch.Tensor | None]  # float32, the compared elements of each fragment
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class ReceivedUpdate:
         refetch: Requests a payload of (digest, bytes) from the peers, blocking; returns whether it
             arrived.
         units: What the payloads decode to, where that is in memory.
-        on_decoded: Called with the update, a fragment's index and its units.
+        samples: The elements by which this machine judges what the update is worth; empty for what
+            it does not judge.
     """
 
     header: Update | Retraction
@@ -40,7 +42,7 @@ class ReceivedUpdate:
     blobs: BlobStore
     refetch: Callable[[str, int], bool] = lambda digest, size: False
     units: Units = ()
-    on_decoded: OnDecoded | None = None
+    samples: Samples = ()
 
     @property
     def retracts(self) -> bool:
@@ -72,8 +74,6 @@ class ReceivedUpdate:
             units = kept.clone()
         else:
             units = decode(self._read_payload(update, part), self.sizes[index])
-        if self.on_decoded is not None and multiplier > 0:
-            self.on_decoded(update, index, units)
         return units if multiplier > 0 else units.neg_()
 
     def _read_payload(self, update: Update, part: FragmentUpdate) -> bytes:
@@ -106,7 +106,6 @@ class UpdateQueue:
         sizes: tuple[int, ...],
         blobs: BlobStore,
         refetch: Callable[[str, int], bool],
-        on_decoded: OnDecoded | None = None,
     ) -> None:
         """Create an empty, closed queue.
 
@@ -114,12 +113,10 @@ class UpdateQueue:
             sizes: Elements of each fragment.
             blobs: The ledger's payload files.
             refetch: See `ReceivedUpdate`.
-            on_decoded: See `ReceivedUpdate`; not called for what `wrap` returns.
         """
         self._sizes = sizes
         self._blobs = blobs
         self._refetch = refetch
-        self._on_decoded = on_decoded
         # Filled by the event loop, drained by the training loop; nobody holds its lock for long.
         self._queue: list[ReceivedUpdate] = []
         self._queue_lock = threading.Lock()
@@ -143,9 +140,9 @@ class UpdateQueue:
         """Return a change in the form that the training loop receives."""
         return ReceivedUpdate(header, self._sizes, self._blobs, self._refetch)
 
-    def append(self, header: Update | Retraction, units: Units = ()) -> None:
+    def append(self, header: Update | Retraction, units: Units = (), samples: Samples = ()) -> None:
         """Queue a change that is durable in the ledger."""
-        received = replace(self.wrap(header), units=units, on_decoded=self._on_decoded)
+        received = replace(self.wrap(header), units=units, samples=samples)
         with self._queue_lock:
             self._queue.append(received)
 
@@ -161,6 +158,17 @@ class UpdateQueue:
         with self._queue_lock:
             waiting = [*self._queue]
         return sum(count_bytes(received.units) for received in waiting)
+
+
+def anchor_entry(update: Update, verdicts: VerdictSet) -> Update | Retraction:
+    """Return what an anchor must record for its author's next update.
+
+    That is the update itself or, if a verdict retracts it alone, its retraction.
+    """
+    tokens = verdicts.singles_of(update.author).get(update.seq)
+    if tokens is None:
+        return update
+    return Retraction(update, 0, True, tokens=tokens)
 
 
 def count_bytes(units: Units) -> int:

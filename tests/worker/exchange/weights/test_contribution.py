@@ -46,8 +46,8 @@ class Machines:
 
     def receive(self, volunteer: str, parts: list[torch.Tensor], tokens: int = TOKENS) -> None:
         """Receive an update of a volunteer."""
-        for fragment, units in enumerate(parts):
-            self.meter.record_part(volunteer, fragment, units, tokens / len(parts))
+        samples = [self.meter.sample(fragment, units) for fragment, units in enumerate(parts)]
+        self.meter.record_update(volunteer, samples, tokens)
 
     def train(self, strangers: dict[str, float], rounds: int = 6) -> dict[str, float]:
         """Train among two honest machines and strangers, whose changes have these scales.
@@ -174,7 +174,7 @@ def test_volunteer_is_not_judged_while_its_first_update_is_being_applied():
     """A model on the disk takes a while: at first only a part of the update is in the anchor."""
     machines = Machines()
     machines.train({})
-    machines.meter.record_part("cleo", 0, machines.change()[0], TOKENS / len(SIZES))
+    machines.receive("cleo", machines.change()[:1], TOKENS // len(SIZES))
     assert "cleo" not in machines.meter.agreements()
     machines.train({"cleo": 30.0}, rounds=1)
     machines.train_own()
@@ -185,7 +185,7 @@ def test_number_of_volunteers_is_bounded():
     machines = Machines()
     machines.train_own(3)
     for number in range(2 * MAX_VOLUNTEERS):
-        machines.meter.record_part(f"eve-{number}", 0, torch.zeros(SIZES[0]).int(), 1.0)
+        machines.receive(f"eve-{number}", [torch.zeros(SIZES[0]).int()], 1)
     for volunteer in ("ann", "ben"):
         machines.receive(volunteer, machines.change())
     machines.train_own()

@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from barnraise.exchange.gossip.gossip import LinkState
 from barnraise.exchange.weights.contribution import ContributionMeter
@@ -17,7 +17,7 @@ from barnraise.exchange.weights.delay_compensation import (
     estimate_relative_sizes,
     predict_in_flight,
 )
-from barnraise.exchange.weights.peer_estimates import PeerEstimates
+from barnraise.exchange.weights.peer_estimates import MAX_DRIFT, PeerEstimates, SteadyValue
 from barnraise.exchange.weights.weighting import GRACE_SECONDS
 from barnraise.ledger.validation import EMPTY_PART
 from barnraise.planning.quantization_scheme import QuantizationScheme
@@ -417,3 +417,27 @@ def test_peers_count_until_their_second_rounds_however_long_rounds_are():
     for now in (GRACE_SECONDS + 1, 2 * schedule.period):
         assert estimates.training_share(tokens_per_second, now) == pytest.approx(1 / 3)
     assert estimates.training_share(tokens_per_second, 9 * schedule.period) > 1 / 3
+
+
+POSITIVE = st.floats(min_value=1e-6, max_value=1e12)
+
+
+@given(value=POSITIVE, noise=st.lists(st.floats(-0.13, 0.13)))
+def test_noise_around_a_value_changes_nothing(value, noise):
+    steady = SteadyValue()
+    assert steady.update(value) == value
+    assert all(steady.update(value * (1 + share)) == value for share in noise)
+
+
+@given(values=st.lists(st.one_of(POSITIVE, st.sampled_from([0.0, math.inf])), min_size=1))
+def test_value_is_never_farther_off_than_the_drift_allows(values):
+    steady = SteadyValue()
+    for measured in values:
+        value = steady.update(measured)
+        assert value == measured or abs(value - measured) <= MAX_DRIFT * min(value, measured)
+
+
+def test_unknown_and_dead_lines_are_replaced_at_once():
+    steady = SteadyValue()
+    for measured in (math.inf, math.inf, 5.0, 0.0, 0.0, 3.0, math.inf):
+        assert steady.update(measured) == measured

@@ -25,11 +25,10 @@ from barnraise.exchange.gossip.requests import AUTHOR_WINDOW, ArrivedBytes
 from barnraise.exchange.updates.author_pace import AuthorPace, PacedUpdate
 from barnraise.exchange.updates.transfer_budget import ReservedTotal, TransferBudget
 from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
-from barnraise.ledger.anchor_diff import anchor_entry
 from barnraise.ledger.blob_store import AppendResult
 from barnraise.ledger.ledger import Outcome
 from barnraise.ledger.retention import payload_budget
-from barnraise.ledger.update_queue import Units, UpdateQueue, count_bytes
+from barnraise.ledger.update_queue import Samples, Units, UpdateQueue, anchor_entry, count_bytes
 from barnraise.ledger.validation import (
     UpdateRules,
     decode_payload,
@@ -107,6 +106,7 @@ class IncompleteUpdate:
         is_verified: Whether all payloads are here and match the header.
         is_ahead: Whether its key had published more than it can have trained when it was appended.
         units: What they decode to, where that is kept in memory.
+        samples: The elements by which the update is judged.
     """
 
     push: UpdatePush
@@ -121,6 +121,7 @@ class IncompleteUpdate:
     is_verified: bool = False
     is_ahead: bool = False
     units: Units = ()
+    samples: Samples = ()
 
     @property
     def signed(self) -> Signed:
@@ -152,6 +153,7 @@ class _DiskResult:
     Attributes:
         is_checked: Whether all payloads are here and were compared with the header.
         units: What they decode to, where that is kept in memory.
+        samples: The elements by which the update is judged.
         error: How they differ from the header, if they do.
         damaged: Digests of payloads that are no longer what they were when they arrived.
         outcome: Of appending the update to the ledger; None if that was not due.
@@ -159,6 +161,7 @@ class _DiskResult:
 
     is_checked: bool = False
     units: Units = ()
+    samples: Samples = ()
     error: MessageError | None = None
     damaged: tuple[str, ...] = ()
     outcome: Outcome | None = None
@@ -183,6 +186,8 @@ class ReceiverParts:
         pace: How fast each author's updates enter the ledger.
         clock: Returns seconds since 1970, by the coordinators' clock.
         on_own_update: Called with an update of this machine's key that a peer sends.
+        sample: Returns the elements of a fragment's units by which an update is judged, in any
+            thread.
     """
 
     queue: UpdateQueue
@@ -191,6 +196,7 @@ class ReceiverParts:
     pace: AuthorPace
     clock: Callable[[], float]
     on_own_update: Callable[[Update], None]
+    sample: Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class UpdateReceiver:
@@ -213,6 +219,7 @@ class UpdateReceiver:
         self._pace = parts.pace
         self._fetcher = parts.fetcher
         self._on_own_update = parts.on_own_update
+        self._sample = parts.sample
         self._wake = context.wake
         self._spawn = context.spawn
         self._rules = rules
@@ -765,13 +772,13 @@ class UpdateReceiver:
             append_is_due: Whether the update is its author's next and may enter the ledger now.
         """
         try:
-            units = self._decode_payloads(incomplete.update, keep)
+            units, samples = self._decode_payloads(incomplete.update, keep)
         except MessageError as error:
             return _DiskResult(True, error=error, damaged=self._find_damaged(incomplete.update))
         outcome = None
         if append_is_due:
             (outcome,) = self._append([incomplete])
-        return _DiskResult(True, units, outcome=outcome)
+        return _DiskResult(True, units, samples, outcome=outcome)
 
     def _append(self, batch: list[IncompleteUpdate]) -> list[Outcome]:
         """Append an author's next updates with the tickets that they name, in the disk thread.
@@ -809,6 +816,7 @@ class UpdateReceiver:
         if done.error is not None:
             return
         incomplete.units = done.units
+        incomplete.samples = done.samples
         incomplete.is_verified = True
         identity = (incomplete.update.author, incomplete.update.seq)
         if done.outcome is Outcome.ADDED:
@@ -856,7 +864,9 @@ class UpdateReceiver:
         """Pass an update on that is in the ledger. The caller holds the queue's lock."""
         update = appended.update
         self._drop(update.author, update.seq)
-        self._queue.append(anchor_entry(update, self._ledger.verdicts), appended.units)
+        self._queue.append(
+            anchor_entry(update, self._ledger.verdicts), appended.units, appended.samples
+        )
         # Updates that come too fast are requested by those that want them: to push them would
         # delay those of everybody else.
         self._gossip.on_local_update(update.author, update.seq, is_urgent=not appended.is_ahead)
@@ -866,24 +876,28 @@ class UpdateReceiver:
         incomplete.is_ahead = self._pace.is_ahead(incomplete.update.peer, now)
         self._pace.on_update(_describe_pace(incomplete))
 
-    def _decode_payloads(self, update: Update, keep: bool) -> Units:
+    def _decode_payloads(self, update: Update, keep: bool) -> tuple[Units, Samples]:
         """Check an update's payloads, in the disk thread.
 
         Returns:
-            What they decode to if `keep`, else nothing.
+            What they decode to if `keep`, else nothing; and the elements by which it is judged.
 
         Raises:
             MessageError: When a payload is not what the header says.
         """
         if self._ledger.verdicts.is_retracted(update.author, update.seq):
-            return ()
+            return (), ()
         decoded: list[torch.Tensor | None] = []
-        for part, size in zip(update.fragments, self._rules.sizes, strict=True):
-            units = None
+        samples: list[torch.Tensor | None] = []
+        parts = zip(update.fragments, self._rules.sizes, strict=True)
+        for fragment, (part, size) in enumerate(parts):
+            units = sample = None
             if part.size:
                 units = decode_payload(self._ledger.blobs.read(part.digest), part, size)
+                sample = self._sample(fragment, units)
             decoded.append(units if keep else None)
-        return decoded if keep else ()
+            samples.append(sample)
+        return decoded if keep else (), samples
 
     def _fits_in_memory(self, update: Update) -> bool:
         """Return whether an update's units fit among those that are kept in memory."""

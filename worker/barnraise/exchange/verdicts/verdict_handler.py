@@ -26,8 +26,8 @@ from barnraise.exchange.verdicts.verdict_sync import (
     VerdictSync,
 )
 from barnraise.ledger.anchor import Retraction
-from barnraise.ledger.anchor_diff import anchor_entry, anchor_retractions, missing_headers
-from barnraise.ledger.update_queue import UpdateQueue
+from barnraise.ledger.anchor_diff import anchor_retractions, missing_headers
+from barnraise.ledger.update_queue import UpdateQueue, anchor_entry
 from barnraise.ledger.validation import UpdateRules
 from barnraise.ledger.verdict_set import VerdictSet, verify_proof
 from barnraise.peering.links.received import MessageHandlers, Received

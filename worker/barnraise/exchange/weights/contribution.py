@@ -11,7 +11,6 @@ with the sum of its own changes. It compares random elements of the model that n
 knows. `weighting.py` computes the weights from the result.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -60,7 +59,7 @@ class _RecentChange:
 class ContributionMeter:
     """Compare the others' recent updates with this machine's own.
 
-    Methods may be called from several threads.
+    One thread calls the methods, but for `sample`, which any thread may call.
 
     Args:
         sizes: Elements of each fragment.
@@ -75,7 +74,6 @@ class ContributionMeter:
             torch.randint(size, (-(-SAMPLES * size // total),), generator=generator)
             for size in sizes
         ]
-        self._lock = threading.Lock()
         self._own = _RecentChange()
         self._own_rounds = 0.0  # that are remembered
         self._others: dict[str, _RecentChange] = {}  # by volunteer, the last heard of at the end
@@ -87,11 +85,10 @@ class ContributionMeter:
             fragment: The fragment's index.
             units: int32 [size].
         """
-        sample = self._sample(fragment, units)
-        with self._lock:
-            for change in (self._own, *self._others.values()):
-                change.decay(fragment)
-            self._own.add(fragment, sample)
+        sample = self.sample(fragment, units)
+        for change in (self._own, *self._others.values()):
+            change.decay(fragment)
+        self._own.add(fragment, sample)
 
     def record_own_tokens(self, tokens: int, round_fraction: float) -> None:
         """Record the tokens of this machine's update.
@@ -101,48 +98,45 @@ class ContributionMeter:
             round_fraction: The part of the model's fragments that it changes, in (0, 1].
         """
         decay = ROUND_DECAY**round_fraction
-        with self._lock:
-            for change in (self._own, *self._others.values()):
-                change.tokens *= decay
-            self._own.tokens += tokens
-            self._own_rounds = decay * self._own_rounds + round_fraction
-            for volunteer, change in [*self._others.items()]:
-                change.age += round_fraction
-                change.silence += round_fraction
-                if change.silence > MAX_SILENCE:
-                    del self._others[volunteer]
+        for change in (self._own, *self._others.values()):
+            change.tokens *= decay
+        self._own.tokens += tokens
+        self._own_rounds = decay * self._own_rounds + round_fraction
+        for volunteer, change in [*self._others.items()]:
+            change.age += round_fraction
+            change.silence += round_fraction
+            if change.silence > MAX_SILENCE:
+                del self._others[volunteer]
 
-    def record_part(
-        self, volunteer: str, fragment: int, units: torch.Tensor, tokens: float
+    def record_update(
+        self, volunteer: str, samples: Sequence[torch.Tensor | None], tokens: int
     ) -> None:
-        """Record what an update of another volunteer changes in a fragment.
+        """Record what an update of another volunteer changes.
 
         Args:
             volunteer: Digest of the volunteer.
-            fragment: The fragment's index.
-            units: int32 [size].
-            tokens: The part's share of the tokens that the update states.
+            samples: For each fragment its compared elements, float32; None if it does not change.
+            tokens: The tokens that the update states.
         """
-        sample = self._sample(fragment, units)
-        with self._lock:
-            change = self._find(volunteer)
-            change.add(fragment, sample)
-            change.tokens += tokens
-            change.silence = 0.0
+        change = self._find(volunteer)
+        for fragment, sample in enumerate(samples):
+            if sample is not None:
+                change.add(fragment, sample)
+        change.tokens += tokens
+        change.silence = 0.0
 
     def agreements(self) -> dict[str, float]:
         """Return the agreement of each volunteer with this machine, in [-1, 1].
 
         Volunteers without enough updates are absent.
         """
-        with self._lock:
-            if self._own_rounds < MIN_ROUNDS or not self._own.tokens:
-                return {}
-            return {
-                volunteer: self._agreement(change)
-                for volunteer, change in self._others.items()
-                if change.tokens and change.age >= MIN_AGE
-            }
+        if self._own_rounds < MIN_ROUNDS or not self._own.tokens:
+            return {}
+        return {
+            volunteer: self._agreement(change)
+            for volunteer, change in self._others.items()
+            if change.tokens and change.age >= MIN_AGE
+        }
 
     def _agreement(self, change: _RecentChange) -> float:
         """Return the agreement of a change with this machine's own change, in [-1, 1].
@@ -159,8 +153,13 @@ class ContributionMeter:
         expected_size = speed * min(1.0, speed)
         return cosine * min(1.0, norm / own_norm / expected_size)
 
-    def _sample(self, fragment: int, units: torch.Tensor) -> torch.Tensor:
-        """Return the sampled elements, float32."""
+    def sample(self, fragment: int, units: torch.Tensor) -> torch.Tensor:
+        """Return the compared elements of a fragment, float32.
+
+        Args:
+            fragment: The fragment's index.
+            units: int32 [size].
+        """
         return units[self._positions[fragment]].to(torch.float32)
 
     def _find(self, volunteer: str) -> _RecentChange:

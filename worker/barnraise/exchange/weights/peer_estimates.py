@@ -14,7 +14,6 @@ from barnraise.exchange.weights.delay_compensation import (
     estimate_relative_sizes,
     predict_in_flight,
 )
-from barnraise.exchange.weights.steady_value import SteadyValue
 from barnraise.exchange.weights.weighting import (
     LostPeers,
     PeerClaim,
@@ -62,6 +61,10 @@ class PeerEstimates:
         link_table: The connected peers.
         contribution: Compares the contents of updates.
         volunteer: Digest of this machine's own volunteer, who does not lie to this machine.
+
+    Attributes:
+        doubted_volunteers: Digests of those that counted for nothing when others' rates were last
+            estimated. Any thread may read them.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class PeerEstimates:
         contribution: ContributionMeter,
         volunteer: str = "",
     ) -> None:
+        self.doubted_volunteers: tuple[str, ...] = ()
         self._recipe = spec.recipe
         self._parameters = spec.model.parameters
         self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
@@ -158,11 +162,14 @@ class PeerEstimates:
             f"{fastest[:8]} {rates[fastest]:,.0f}, by its updates"
         )
 
-    @property
-    def doubted_volunteers(self) -> tuple[str, ...]:
-        """Digests of the volunteers that count for nothing. Any thread may read them."""
-        factors = contribution_factors(self._contribution.agreements())
-        return tuple(sorted(volunteer for volunteer, factor in factors.items() if not factor))
+    def _compare_contents(self) -> dict[str, float]:
+        """Return the volunteers' agreements, and record which of them count for nothing."""
+        agreements = self._contribution.agreements()
+        factors = contribution_factors(agreements)
+        self.doubted_volunteers = tuple(
+            sorted(volunteer for volunteer, factor in factors.items() if not factor)
+        )
+        return agreements
 
     def describe_new_doubts(self) -> list[str]:
         """Return a sentence about each volunteer that has begun to count for nothing.
@@ -276,7 +283,7 @@ class PeerEstimates:
         grace = grace_seconds(max(recipe_seconds, self._round_seconds))
         rates = credible_rates(rate, [*claims.values()], now, grace)
         if rate:
-            agreements = self._contribution.agreements()
+            agreements = self._compare_contents()
             rates = limit_volunteers(rate, [*claims.values()], rates, agreements)
         return dict(zip(claims, rates, strict=True))
 
@@ -304,3 +311,31 @@ class PeerEstimates:
             has_payload, update.tokens, their_rate, self._published_tokens, rate
         )
         return InFlightUpdate(update.author, all(has_payload), relative_sizes)
+
+
+MAX_DRIFT = 0.15  # of the lower of two values, by which they may differ and count as the same
+
+
+class SteadyValue:
+    """A measured value that changes only when the measurement has clearly changed.
+
+    The length of a round is a power of two of seconds. Near the edge between two lengths every
+    measurement's noise would choose the other one: rounds then end early with little learnt or
+    twice as late, and peers estimate this machine's speed from them.
+    """
+
+    def __init__(self) -> None:
+        """Start without a value."""
+        self._value: float | None = None
+
+    def update(self, measured: float) -> float:
+        """Return the value after a measurement.
+
+        Args:
+            measured: What was measured, 0 or more; inf and 0 differ from all other values.
+        """
+        value = self._value
+        if value is not None and abs(measured - value) <= MAX_DRIFT * min(measured, value):
+            return value
+        self._value = measured
+        return measured

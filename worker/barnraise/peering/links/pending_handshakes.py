@@ -5,7 +5,7 @@ by key, by address, by network and in all; the oldest makes room for the newest.
 """
 
 from barnraise.peering.addresses.addresses import network_of
-from barnraise.peering.limits.pending_pool import PendingPool
+from barnraise.peering.limits.incoming_limits import PendingPool
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.transports.transport import Channel
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.peering.addresses.addresses import host_of, network_of
-from barnraise.peering.limits.pending_pool import PendingPool
+from barnraise.peering.limits.incoming_limits import PendingPool
 from barnraise.peering.limits.rate_limit import TokenBuckets
 from barnraise.peering.limits.repeated_warnings import RepeatedWarnings
 
