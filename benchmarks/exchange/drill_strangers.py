@@ -39,8 +39,8 @@ from swarm_samples import SwarmSamples
 from barnraise.cli.verdict import ExcludedParty, build_exclusion, find_excluded
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
-from barnraise.ledger.blob_store import BlobStore
 from barnraise.ledger.anchor import TokenClaim, count_tokens
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol import messages, mirror_list
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
