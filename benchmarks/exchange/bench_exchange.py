@@ -53,7 +53,7 @@ from barnraise.planning.runtime_model import (
     Prediction,
     StepTime,
     Swarm,
-    predict_all_reduce,
+    predict_data_parallel,
     predict_decentralized_adam,
     predict_updates,
 )
@@ -628,7 +628,7 @@ class ExchangeBenchmark:
         """Return how far the runtime model's step is from the measured one; None: no model."""
         swarm = Swarm(WORKERS, MODEL.parameters, line, step)
         predictions: dict[str, Callable[[], Prediction]] = {
-            "torch_ddp": lambda: predict_all_reduce(swarm),
+            "torch_ddp": lambda: predict_data_parallel(swarm),
             "decent_dp_adam": lambda: predict_decentralized_adam(swarm, EXPONENTIAL, 32),
             "ours_mixing": lambda: predict_decentralized_adam(swarm, EXPONENTIAL, 32),
             "ours_updates": lambda: predict_updates(swarm),

@@ -27,16 +27,20 @@ DIVERGENCE_LIMIT = 1 << 30  # |weight| in units (16.0) that means that training 
 SOURCES = ("stdlib", "huggingface", "urls", "files")
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")
-UPDATES, DECENTRALIZED_ADAM, ALL_REDUCE = "updates", "decentralized-adam", "all-reduce"
+UPDATES, DECENTRALIZED_ADAM = "updates", "decentralized-adam"
 # Machines exchange signed updates of whole rounds, and nobody waits. Rounds end together by the
 # clock, published one fragment after another ("streams", which "updates" stands for) or all at once
 # ("windows"); or each round ends in its own time ("async").
 ROUND_STRATEGIES = ("streams", "windows", "async", UPDATES)
 # With "decentralized-adam" machines average their weights with a few neighbours in every step.
-# With "all-reduce" they average all machines' gradients in every step, where all of them reach
-# each other directly by TCP.
-STEP_STRATEGIES = (DECENTRALIZED_ADAM, ALL_REDUCE)
-STRATEGIES = (*ROUND_STRATEGIES, *STEP_STRATEGIES)
+STRATEGIES = (*ROUND_STRATEGIES, DECENTRALIZED_ADAM)
+# Strategies of earlier versions, each with a sentence that says what to use instead.
+REMOVED_STRATEGIES = {
+    "all-reduce": (
+        "the strategy all-reduce was removed: use updates, or decentralized-adam for machines in "
+        "one network"
+    ),
+}
 # Who averages with whom in a step; `planning/mixing_topology.py` defines the groups.
 MIXING_TOPOLOGIES = ("ring", "exponential", "alternating-exponential-ring", "complete")
 MIXING_BITS = (32, 16, 8)  # of a weight as neighbours receive it
@@ -242,13 +246,8 @@ class Recipe:
 
     @property
     def mixes_weights(self) -> bool:
-        """Whether machines average their weights in the course of a round."""
+        """Whether machines average weights in steps, and the anchor follows their replicas."""
         return self.strategy == DECENTRALIZED_ADAM
-
-    @property
-    def agrees_in_steps(self) -> bool:
-        """Whether machines agree in every step, and the anchor follows their replicas."""
-        return self.strategy in STEP_STRATEGIES
 
 
 MIXING_FIELDS = ("mixing_topology", "mixing_bits", "mixing_interval", "mixing_accumulation")
@@ -524,6 +523,8 @@ def _check_strategy(spec: RunSpec, problems_found: _Problems) -> None:
         problems_found["recipe.strategy"] = (
             "auto stands for a strategy that is chosen at launch; a launched run names it"
         )
+    elif recipe.strategy in REMOVED_STRATEGIES:
+        problems_found["recipe.strategy"] = REMOVED_STRATEGIES[recipe.strategy]
     else:
         choices = (*STRATEGIES, AUTO)
         problems_found.check_choice("recipe.strategy", recipe.strategy, choices, "the strategy")

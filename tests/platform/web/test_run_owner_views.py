@@ -384,15 +384,13 @@ def test_run_form_offers_auto_strategy_by_default(signed_in):
     assert "Auto would choose now: Updates." in estimate and "Expected: 25 machines" in estimate
 
 
-def test_launch_of_all_reduce_says_which_machines_it_needs(signed_in):
+def test_run_form_refuses_a_removed_strategy_with_what_to_use(signed_in):
     client, _ = signed_in()
-    fields = {"name": "Rack", "preset": "gpt-nano", "then": "launch"}
-    fields |= {"recipe.strategy": "all-reduce", "recipe.mixing_accumulation": "2"}
-    page = client.post("/runs/new/", fields, follow=True).content.decode()
-    assert "machines behind NATs train alone" in page and "all-reduce: machines must reach" in page
-    assert Run.objects.get().spec.recipe.mixing_accumulation == 2
-    other = client.post("/runs/new/", fields | {"recipe.strategy": "async"}, follow=True)
-    assert "behind NATs" not in other.content.decode()
+    fields = {"name": "Rack", "preset": "gpt-nano", "recipe.strategy": "all-reduce"}
+    response = client.post("/runs/new/", fields)
+    assert response.status_code == 422 and not Run.objects.exists()
+    error = field_error(response.content.decode(), "recipe.strategy")
+    assert "use updates, or decentralized-adam for machines in one network" in error
 
 
 def test_run_form_refuses_fixed_codec_with_auto_strategy_only(signed_in):

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from barnraise.errors import MessageError
 from barnraise.mixing.step_inbox import (
-    MAX_GROUP_FRAMES,
     MAX_LEAD,
     MAX_SPARE,
     PIECE_BYTES,
@@ -53,18 +52,6 @@ def test_neighbour_is_awaited_until_its_last_piece(inbox):
     assert inbox.look_up("b", 0, ROSTER) is Arrival.ARRIVED, "although its roster has changed since"
     assert inbox.pop_arrivals(["b"], 0, ROSTER) == GroupArrivals({"b": bytes(SIZE)}, (), False)
     assert inbox.look_up("b", 0, ROSTER) is not Arrival.ARRIVED, "its memory is free again"
-
-
-def test_messages_about_groups_wait_in_order_and_old_ones_are_dropped(inbox):
-    for number in range(MAX_GROUP_FRAMES + 1):
-        data = str(number).encode()
-        assert inbox.accept("b", MixingFrame(FrameKind.MEMBER_STATE, 0, ROSTER, len(data), 0, data))
-    assert inbox.has_group_frames()
-    texts = [bytes(frame.data) for key, frame in inbox.pop_group_frames() if key == "b"]
-    assert texts == [str(number).encode() for number in range(1, MAX_GROUP_FRAMES + 1)]
-    assert not inbox.has_group_frames()
-    with pytest.raises(MessageError, match="not in one piece"):
-        inbox.accept("b", MixingFrame(FrameKind.INVITATION, 0, ROSTER, 9, 0, b"part"))
 
 
 def test_neighbour_elsewhere_or_gone_is_not_awaited(inbox):

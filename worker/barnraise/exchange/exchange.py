@@ -145,8 +145,8 @@ class Exchange:
         archive_rounds = spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None
         update_config = UpdateConfig(rules, PaceLimits.from_spec(spec), archive_rounds)
         local = LocalState(ledger, self._author, self._queue, self._contribution.sample)
-        agrees_in_steps = spec.recipe.agrees_in_steps
-        self._mesh_channels = transport.add_protocol("mixing") if agrees_in_steps else None
+        mixes_weights = spec.recipe.mixes_weights
+        self._mesh_channels = transport.add_protocol("mixing") if mixes_weights else None
         self._mesh: MeshLinks | None = None
         self.server = UpdateServer(peering, update_config, transport, local)
         self.thread = ServerThread(self.server)

@@ -21,7 +21,6 @@ from barnraise.errors import MessageError
 from barnraise.mixing.mesh_members import MeshMembership
 from barnraise.mixing.payloads import Payload
 from barnraise.mixing.step_inbox import (
-    MAX_GROUP_FRAMES,
     MAX_STORED,
     PIECE_BYTES,
     ROSTER_BYTES,
@@ -50,7 +49,7 @@ SLOWEST_STATE_RATE = 32_000.0  # bytes per second
 # Frames without a whole piece of weights that a neighbour may send: per second, and in one burst. A
 # step has a few of them, and each takes the event loop's time.
 SMALL_FRAME_LIMIT = (1000.0, 5000.0)
-# Frames of a kind that wait for one neighbour; of the messages about groups more than one counts.
+# Frames of a kind that wait for one neighbour.
 MAX_QUEUED = {
     FrameKind.BEACON: 1,
     FrameKind.WEIGHTS: MAX_STORED,
@@ -140,8 +139,7 @@ class MeshLinks:
         self._has_logged_refusal = False  # for want of room
         self._repeats = RepeatedWarnings(log)
         self._state: tuple[int, Payload] = (0, b"")  # step and weights that joining machines get
-        # A new link begins with it: the current step's beacon, or what this machine does.
-        self._greeting: tuple[MixingFrame, Payload] | None = None
+        self._beacon: MixingFrame | None = None  # of the current step; a new link begins with it
         self._fetch: _StateFetch | None = None
         self._uplink = uplink or FairShare()
         self._meters = Meter(), Meter()  # of bytes sent and received
@@ -249,34 +247,6 @@ class MeshLinks:
         with self._changed:
             self._inbox.start_step(step, group_at)
         self._schedule(self._queue_step, step, roster, payload, frozenset(group_at(step)))
-
-    def send_group_frame(self, kind: FrameKind, data: bytes, receivers: Sequence[str]) -> None:
-        """Send some neighbours a message about a group.
-
-        Args:
-            kind: of the message.
-            data: its text.
-            receivers: keys of the neighbours that it is for.
-        """
-        assert len(data) <= PIECE_BYTES, "a message about a group is one frame"
-        frame = MixingFrame(kind, 0, bytes(ROSTER_BYTES))
-        for key in receivers:
-            self._schedule(self._queue, key, frame, data)
-
-    def publish_member_state(self, data: bytes) -> None:
-        """Send all neighbours what this machine does, and those that link later too.
-
-        Args:
-            data: the text of a `MemberState`.
-        """
-        self._schedule(
-            self._queue_greeting, MixingFrame(FrameKind.MEMBER_STATE, 0, bytes(ROSTER_BYTES)), data
-        )
-
-    def pop_group_frames(self) -> list[tuple[str, MixingFrame]]:
-        """Remove and return the neighbours' messages about groups; see `StepInbox`."""
-        with self._changed:
-            return self._inbox.pop_group_frames()
 
     def offer_state(self, step: int, weights: Payload) -> None:
         """Set the weights, in 32 bits, that machines which join will get."""
@@ -456,8 +426,8 @@ class MeshLinks:
         with self._changed:
             self._inbox.add_neighbour(key)
             self._changed.notify_all()
-        if self._greeting is not None:  # a machine that joins learns where the others are
-            self._queue(key, *self._greeting)
+        if self._beacon is not None:  # a machine that joins learns where the others are
+            self._queue(key, self._beacon, b"")
         if self._fetch is not None and self._fetch.key == key:
             self._queue(key, STATE_REQUEST, b"")  # the older channel may have lost the first one
         writer = asyncio.create_task(self._write(link))
@@ -529,9 +499,10 @@ class MeshLinks:
         return fetch.complete
 
     def _queue_step(self, step: int, roster: bytes, payload: Payload, receivers: set[str]) -> None:
-        self._queue_greeting(MixingFrame(FrameKind.BEACON, step, roster), b"")
+        self._beacon = MixingFrame(FrameKind.BEACON, step, roster)
         weights = MixingFrame(FrameKind.WEIGHTS, step, roster)
         for key, link in list(self._links.items()):
+            self._queue(key, self._beacon, b"")
             link.early_weights = (weights, payload) if key in receivers else None
             self._queue_early_weights(key)
 
@@ -552,12 +523,6 @@ class MeshLinks:
         if reached <= frame.step:
             self._queue(key, frame, payload)
 
-    def _queue_greeting(self, frame: MixingFrame, payload: Payload) -> None:
-        """Queue a frame for all links, and for those that open before the next one."""
-        self._greeting = frame, payload
-        for key in list(self._links):
-            self._queue(key, frame, payload)
-
     def _queue(self, key: str, frame: MixingFrame, payload: Payload) -> None:
         """Queue a frame, whose payload is sent in pieces.
 
@@ -568,9 +533,8 @@ class MeshLinks:
         link = self._links.get(key)
         if link is None:
             return
-        most = MAX_QUEUED.get(frame.kind, MAX_GROUP_FRAMES)
         waiting = [each for each in link.queue if each[0].kind is frame.kind]
-        if len(waiting) >= most:
+        if len(waiting) >= MAX_QUEUED[frame.kind]:
             link.queue.remove(waiting[0])
         link.queue.append((frame, payload))
         link.has_work.set()

@@ -8,7 +8,6 @@ is not heard of within the patience is suspected: nobody waits for it until it h
 """
 
 import struct
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,7 +18,6 @@ from barnraise.errors import MessageError
 PIECE_BYTES = 1 << 17  # of weights in one frame
 MAX_LEAD = 512  # steps by which a neighbour's weights may be ahead; more are not stored
 MAX_STORED = 2  # weights of one neighbour: it waits for ours before it sends the third
-MAX_GROUP_FRAMES = 16  # of one neighbour that wait to be read; older ones are dropped
 # Weights beyond those for this step and the next that are stored or on their way, of all neighbours
 # together: any number of machines may send theirs, and each is as large as the model.
 MAX_SPARE = 4
@@ -36,11 +34,6 @@ class FrameKind(Enum):
     STATE_REQUEST = 2  # a machine that joins wants a neighbour's weights in 32 bits
     STATE = 3  # a piece of those
     HELLO = 4  # the first frame of a channel, by which the other side learns of it; no bytes
-    MEMBER_STATE = 5  # what a machine does; see `protocol/group_messages.py`
-    INVITATION = 6  # to a group that averages gradients
-
-
-GROUP_KINDS = (FrameKind.MEMBER_STATE, FrameKind.INVITATION)
 
 
 @dataclass(frozen=True)
@@ -128,9 +121,6 @@ class _Neighbour:
     incomplete: tuple[int, bytearray] | None = None  # step and the first bytes of its weights
     # By step: the roster that they were sent to, and their bytes.
     weights: dict[int, tuple[bytes, bytearray]] = field(default_factory=dict)
-    group_frames: deque[MixingFrame] = field(
-        default_factory=lambda: deque[MixingFrame](maxlen=MAX_GROUP_FRAMES)
-    )
 
 
 class StepInbox:
@@ -175,7 +165,7 @@ class StepInbox:
             neighbour.weights = {at: sent for at, sent in neighbour.weights.items() if at >= step}
 
     def accept(self, key: str, frame: MixingFrame) -> bool:
-        """Store a beacon, a piece of weights or a message about groups.
+        """Store a beacon or a piece of weights.
 
         Returns:
             Whether it may be what somebody waits for: a piece of weights is not, but the last one.
@@ -191,23 +181,7 @@ class StepInbox:
             neighbour.suspected = neighbour.suspected and frame.step < self._step
         elif frame.kind is FrameKind.WEIGHTS:
             return self._accept_piece(neighbour, frame)
-        elif frame.kind in GROUP_KINDS:
-            if frame.total != len(frame.data):
-                raise MessageError("a message about a group is not in one piece")
-            neighbour.group_frames.append(frame)
         return True
-
-    def has_group_frames(self) -> bool:
-        """Return whether messages about groups wait to be read."""
-        return any(neighbour.group_frames for neighbour in self._neighbours.values())
-
-    def pop_group_frames(self) -> list[tuple[str, MixingFrame]]:
-        """Remove and return the messages about groups with their senders' keys, in order."""
-        found: list[tuple[str, MixingFrame]] = []
-        for key, neighbour in self._neighbours.items():
-            found += [(key, frame) for frame in neighbour.group_frames]
-            neighbour.group_frames.clear()
-        return found
 
     def _accept_piece(self, neighbour: _Neighbour, frame: MixingFrame) -> bool:
         """Store a piece of weights; return whether it was the last one."""

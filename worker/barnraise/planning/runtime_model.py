@@ -18,7 +18,6 @@ The module imports no torch, because the site uses it.
 
 import math
 import random
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
@@ -30,11 +29,11 @@ from barnraise.planning.round_schedule import (
     RoundSchedule,
     fit_to_uplink,
 )
-from barnraise.spec import ALL_REDUCE, DECENTRALIZED_ADAM, UPDATES
+from barnraise.spec import DECENTRALIZED_ADAM, UPDATES
 
-RUN_STRATEGIES = (UPDATES, DECENTRALIZED_ADAM)  # that a run can have; all-reduce is the control
+DATA_PARALLEL = "data-parallel"  # The baseline: no run can have it.
 PAYLOAD_BITS = (32, 16, 8)  # of a parameter that decentralised Adam sends
-ALL_REDUCE_BITS = 32
+GRADIENT_BITS = 32  # of each element that data parallelism sends
 SIMULATED_STEPS = 96
 WARMUP_SHARE = 0.25  # of the simulated steps, which are not counted
 MAX_SIMULATED = 32  # machines; the wait for neighbours hardly depends on how many others there are
@@ -91,7 +90,7 @@ class Prediction:
     """What one strategy costs.
 
     Attributes:
-        strategy: "updates", "decentralized-adam" or "all-reduce".
+        strategy: "updates", "decentralized-adam" or, of the baseline, "data-parallel".
         detail: the topology and bits, or the compression.
         round_steps: steps between two exchanges.
         consensus_steps: steps until what one machine learnt has reached all others about evenly.
@@ -122,13 +121,13 @@ class Choice:
     Attributes:
         chosen: the strategy's prediction.
         predictions: of all strategies and topologies, those that reach consensus soonest first.
-        gain_over_all_reduce: tokens per second of the chosen one relative to all-reduce.
+        gain_over_data_parallel: tokens per second of the chosen one relative to the baseline.
         reason: one sentence.
     """
 
     chosen: Prediction
     predictions: tuple[Prediction, ...]
-    gain_over_all_reduce: float
+    gain_over_data_parallel: float
     reason: str
 
     def fastest_of_each(self) -> list[Prediction]:
@@ -136,7 +135,7 @@ class Choice:
         fastest = {self.chosen.strategy: self.chosen}
         for each in sorted(self.predictions, key=lambda each: -each.tokens_per_second):
             fastest.setdefault(each.strategy, each)
-        return [fastest[name] for name in (UPDATES, DECENTRALIZED_ADAM, ALL_REDUCE)]
+        return [fastest[name] for name in (UPDATES, DECENTRALIZED_ADAM, DATA_PARALLEL)]
 
 
 def predict_updates(swarm: Swarm, schedule: RoundSchedule | None = None) -> Prediction:
@@ -166,13 +165,14 @@ def predict_updates(swarm: Swarm, schedule: RoundSchedule | None = None) -> Pred
     )
 
 
-def predict_all_reduce(swarm: Swarm) -> Prediction:
-    """Predict `all-reduce`: every step waits for the slowest machine and for the collective.
+def predict_data_parallel(swarm: Swarm) -> Prediction:
+    """Predict synchronous data parallelism, the baseline of all strategies.
 
-    A ring all-reduce sends 2(n−1)/n · P each way in 2(n−1) messages (Patarasu and Yuan, 2009).
+    Every step waits for the slowest machine, and for the mean of all gradients. A ring all-reduce
+    sends 2(n−1)/n · P each way in 2(n−1) messages (Patarasu and Yuan, 2009).
     """
     n = swarm.machines
-    payload = swarm.parameters * ALL_REDUCE_BITS / BITS_PER_BYTE
+    payload = swarm.parameters * GRADIENT_BITS / BITS_PER_BYTE
     sent = 2 * (n - 1) / n * payload
     rate = min(swarm.line.up_bytes, swarm.line.down_bytes)
     messages = 2 * (n - 1)
@@ -181,7 +181,7 @@ def predict_all_reduce(swarm: Swarm) -> Prediction:
         + sent / rate
         + messages * swarm.line.delay_seconds
     )
-    return _build_prediction(swarm, (ALL_REDUCE, "ring, 32 bits"), (1, 1), seconds, sent)
+    return _build_prediction(swarm, (DATA_PARALLEL, "ring, 32 bits"), (1, 1), seconds, sent)
 
 
 def predict_decentralized_adam(
@@ -284,33 +284,29 @@ def _standard_maximum(count: int) -> float:
     return total
 
 
-def choose_strategy(swarm: Swarm, among: Collection[str] = RUN_STRATEGIES) -> Choice:
+def choose_strategy(swarm: Swarm) -> Choice:
     """Choose what `strategy: auto` stands for.
 
     The sooner all machines learn of each other's steps, the more is learnt from each token. So of
     all candidates that train at least `CLOSE_ENOUGH` times the tokens per second of the fastest,
-    that with the fewest steps to consensus is chosen, and of equal ones the most exact.
-
-    Args:
-        swarm: who trains.
-        among: strategies that may be chosen; the others are predicted only. A single machine uses
-            `updates` if it may.
+    that with the fewest steps to consensus is chosen, and of equal ones the most exact. A single
+    machine uses `updates`. The baseline is predicted, and never chosen.
     """
     mixing = [
         predict_decentralized_adam(swarm, topology, bits)
         for topology in _possible_topologies(swarm.machines)
         for bits in PAYLOAD_BITS
     ]
-    all_reduce = predict_all_reduce(swarm)
-    predictions = [all_reduce, *mixing, *_rarely_mixing(swarm), predict_updates(swarm)]
-    predictions.sort(key=lambda each: each.consensus_steps)  # stable: more exact ones first
-    candidates = [each for each in predictions if each.strategy in among]
-    if swarm.machines == 1 and UPDATES in among:
+    baseline = predict_data_parallel(swarm)
+    candidates = [*mixing, *_rarely_mixing(swarm), predict_updates(swarm)]
+    candidates.sort(key=lambda each: each.consensus_steps)  # stable: more exact ones first
+    predictions = (baseline, *candidates)
+    if swarm.machines == 1:
         candidates = [each for each in candidates if each.strategy == UPDATES]
     fastest = max(each.tokens_per_second for each in candidates)
     chosen = next(each for each in candidates if each.tokens_per_second >= CLOSE_ENOUGH * fastest)
-    gain = chosen.tokens_per_second / all_reduce.tokens_per_second
-    return Choice(chosen, tuple(predictions), gain, _explain(chosen, gain))
+    gain = chosen.tokens_per_second / baseline.tokens_per_second
+    return Choice(chosen, predictions, gain, _explain(chosen, gain))
 
 
 def _possible_topologies(machines: int) -> list[Topology]:
@@ -334,10 +330,8 @@ def _rarely_mixing(swarm: Swarm) -> list[Prediction]:
 def _explain(chosen: Prediction, gain: float) -> str:
     """Return one sentence with the numbers behind a choice."""
     share = f"machines compute {chosen.utilisation:.0%} of the time"
-    if chosen.strategy == ALL_REDUCE:
-        return f"Averaging the gradients of every step costs little on this line: {share}."
     times = f"{gain:,.0f}" if gain >= 10 else f"{gain:.1f}"
-    speed = f"{times} times the tokens per second of all-reduce"
+    speed = f"{times} times the tokens per second of synchronous data parallelism"
     return f"{share[0].upper()}{share[1:]}; that is {speed}."
 
 

@@ -1,13 +1,11 @@
 """Find the worker that trains a run's strategy."""
 
-from barnraise.spec import ALL_REDUCE, DECENTRALIZED_ADAM, RunSpec
-from barnraise.training.all_reduce_worker import AllReduceWorker
+from barnraise.spec import DECENTRALIZED_ADAM, RunSpec
 from barnraise.training.mixing_worker import MixingWorker
 from barnraise.training.train import Worker
 
 STEP_WORKERS: dict[str, type[Worker]] = {
     DECENTRALIZED_ADAM: MixingWorker,
-    ALL_REDUCE: AllReduceWorker,
 }
 
 

@@ -1,1 +1,1 @@
-"""Average replicas with a few neighbours in every step: decentralised Adam and all-reduce."""
+"""Average replicas with a few neighbours in every step: decentralised Adam."""

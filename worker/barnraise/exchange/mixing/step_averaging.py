@@ -1,13 +1,12 @@
 """Define how machines agree in every step, and take one such step.
 
-`NeighbourMixing` (decentralised Adam) and `AllReduceAveraging` implement `StepAveraging`.
+`NeighbourMixing` (decentralised Adam) implements `StepAveraging`.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from barnraise.exchange.mixing.accumulated_adam import AccumulatedAdam
@@ -24,25 +23,6 @@ class StepAveraging(Protocol):
 
     def mix_weights(self, weights: Tensor) -> None:
         """Mix others' weights into this machine's, float32 [n], in place."""
-
-
-class AllReduceAveraging:
-    """Synchronous data parallelism: every machine waits for the mean gradient of all.
-
-    `torch.distributed` does it, over gloo or NCCL. It is the control that the other strategies are
-    measured against: one machine that vanishes ends the run.
-    """
-
-    def start_step(self, weights: Tensor) -> None:
-        """Send nothing: all weights are equal."""
-
-    def average_gradient(self, gradient: Tensor) -> None:
-        """Replace the gradient by the mean of all machines."""
-        dist.all_reduce(gradient)
-        gradient /= dist.get_world_size()
-
-    def mix_weights(self, weights: Tensor) -> None:
-        """Leave the weights as they are."""
 
 
 def train_step(
