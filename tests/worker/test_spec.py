@@ -163,5 +163,14 @@ def test_removed_strategy_is_refused_in_one_sentence_with_what_to_use():
     }
 
 
+def test_stored_spec_of_a_removed_strategy_can_be_read_but_not_be_wrong():
+    stored = replace(VALID, recipe=Recipe(strategy="all-reduce"))
+    assert RunSpec.from_json(stored.to_json(), is_stored=True) == stored
+    with pytest.raises(SpecError):
+        RunSpec.from_json(replace(stored, seed=-1).to_json(), is_stored=True)
+    with pytest.raises(SpecError):
+        RunSpec.from_json(replace(VALID, recipe=Recipe(strategy="x")).to_json(), is_stored=True)
+
+
 def test_topologies_of_specs_are_those_that_machines_have():
     assert set(MIXING_TOPOLOGIES) == set(TOPOLOGIES)

@@ -249,6 +249,11 @@ class Recipe:
         """Whether machines average weights in steps, and the anchor follows their replicas."""
         return self.strategy == DECENTRALIZED_ADAM
 
+    @property
+    def has_removed_strategy(self) -> bool:
+        """Whether the run is of an earlier version, and no machine can train it with this one."""
+        return self.strategy in REMOVED_STRATEGIES
+
 
 MIXING_FIELDS = ("mixing_topology", "mixing_bits", "mixing_interval", "mixing_accumulation")
 
@@ -334,8 +339,12 @@ class RunSpec:
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> "RunSpec":
+    def from_json(cls, text: str, is_stored: bool = False) -> "RunSpec":
         """Return the spec of a text.
+
+        Args:
+            text: of the spec, as `to_json` returns it.
+            is_stored: whether the run exists already: its strategy may have been removed since.
 
         Raises:
             SpecError: The text is not a valid spec; unknown names are refused too.
@@ -345,7 +354,10 @@ class RunSpec:
         except (ValueError, RecursionError) as error:
             raise SpecError({"spec": f"is not JSON: {error}"}) from None
         spec = _build(cls, raw, "")
-        if spec_problems := problems(spec):
+        spec_problems = problems(spec)
+        if is_stored and spec.recipe.has_removed_strategy:
+            del spec_problems["recipe.strategy"]
+        if spec_problems:
             raise SpecError(spec_problems)
         return spec
 
@@ -523,7 +535,7 @@ def _check_strategy(spec: RunSpec, problems_found: _Problems) -> None:
         problems_found["recipe.strategy"] = (
             "auto stands for a strategy that is chosen at launch; a launched run names it"
         )
-    elif recipe.strategy in REMOVED_STRATEGIES:
+    elif recipe.has_removed_strategy:
         problems_found["recipe.strategy"] = REMOVED_STRATEGIES[recipe.strategy]
     else:
         choices = (*STRATEGIES, AUTO)

@@ -393,6 +393,24 @@ def test_run_form_refuses_a_removed_strategy_with_what_to_use(signed_in):
     assert "use updates, or decentralized-adam for machines in one network" in error
 
 
+def test_pages_show_stored_runs_whose_strategy_was_removed(signed_in, launched_run, draft):
+    client, owner = signed_in()
+    launched, waiting = launched_run(owner)[0], draft(owner, name="Waiting")
+    removed = launched.spec_text.replace('"strategy":"streams"', '"strategy":"all-reduce"')
+    assert removed != launched.spec_text
+    Run.objects.filter(pk=launched.pk).update(spec_text=removed)
+    waiting.draft["recipe"]["strategy"] = "all-reduce"
+    Run.objects.filter(pk=waiting.pk).update(draft=waiting.draft)
+    for path in ("/", "/runs/", f"/runs/{launched.slug}/", f"/runs/{waiting.slug}/edit/"):
+        assert client.get(path).status_code == 200, path
+    page = client.get(f"/runs/{launched.slug}/").content.decode()
+    assert "all-reduce (removed: no machine can join)" in page
+    fields = {"name": "Waiting", "preset": "gpt-nano", "access": "anyone"}
+    fields["recipe.strategy"] = "async"
+    assert client.post(f"/runs/{waiting.slug}/edit/", fields).status_code == 302
+    assert Run.objects.get(pk=waiting.pk).spec.recipe.strategy == "async"
+
+
 def test_run_form_refuses_fixed_codec_with_auto_strategy_only(signed_in):
     client, _ = signed_in()
     fields = {
