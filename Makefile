@@ -44,11 +44,12 @@ test: setup
 test-fast: setup
 	@$(BIN)/python tests/helpers/run_suites.py fast
 
-# Style, format and types of all Python files, in a minute.
+# Style, format, types and imports of all Python files, in a minute.
 lint: .venv/.installed
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/basedpyright --level error
+	@PYTHONPATH=platform:worker $(BIN)/lint-imports
 
 # With long drills, exhaustive properties and thousands of API requests: 45 minutes on two cores.
 test-all: setup

@@ -17,54 +17,6 @@ pytestmark = pytest.mark.xdist_group("architecture")
 
 WORKER, PLATFORM = ROOT / "worker" / "barnraise", ROOT / "platform" / "coordinator"
 
-# What anything in the worker may import: messages, errors and small files without a subject.
-GROUND = {"errors", "formats", "durable_io", "spec", "protocol"}
-# What each folder or file of the worker may import of the worker.
-WORKER_LAYERS = {
-    "errors": set(),
-    "formats": {"errors"},
-    "durable_io": set(),
-    "protocol": {"errors", "formats", "durable_io", "spec"},
-    "spec": {"errors"},
-    "planning": GROUND,
-    "models": {"spec"},
-    "swap": GROUND | {"planning", "models"},
-    "text": GROUND,
-    "exchange": GROUND,
-    "state_dir": GROUND | {"planning"},
-    "coordinator_client": GROUND | {"state_dir"},
-    "training": GROUND
-    | {"planning", "models", "swap", "text", "exchange", "state_dir", "coordinator_client"},
-    "cli": GROUND
-    | {"planning", "swap", "text", "exchange", "state_dir", "coordinator_client", "training"},
-    "__main__": {"cli"},
-    "__init__": set(),
-}
-WITHOUT_TORCH = {"errors", "formats", "durable_io", "protocol", "spec", "planning"}
-# What the site may import of the worker: none of it imports torch.
-SITE_MAY_IMPORT = {"protocol", "spec", "errors", "planning", "formats"}
-# A new run's estimate uses the worker's own closed forms for rounds, strategies and lines.
-SITE_MAY_IMPORT_OF_EXCHANGE = (
-    "barnraise.exchange.pacing.lines",
-    "barnraise.exchange.pacing.runtime_model",
-    "barnraise.exchange.pacing.round_schedule",
-    "barnraise.exchange.compression.scheme",
-)
-# Each of these imports only those to its left. Those in SITE_TOP may import all of them.
-SITE_ORDER = [
-    "lib",
-    "audit",
-    "eventlog",
-    "replication",
-    "accounts",
-    "tokens",
-    "runs",
-    "fleet",
-    "telemetry",
-    "credit",
-    "notify",
-]
-SITE_TOP = {"live", "api", "web", "staff", "demo", "ops"}
 # A linter's or type checker's finding that a line silences, and what follows.
 IGNORED_FINDING = re.compile(r"# (?:noqa: \w+|(?:type|pyright): ignore(?:\[\w+\])?)(.*)$")
 # One word for ten different acts: the field says publish, send, receive, request, store, load.
@@ -164,49 +116,17 @@ def part_of(path: Path, package: Path) -> str:
     return path.relative_to(package).parts[0].removesuffix(".py")
 
 
-def parts_imported(names: set[str], package: str) -> set[str]:
-    """Return the first-level parts of `package` among imported dotted names."""
-    return {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
-
-
-def forbidden_to_worker(path: Path) -> set[str]:
-    """Return what a file of the worker imports and must not."""
-    here, names = part_of(path, WORKER), outline(path).imports
-    top_level = {name.split(".")[0] for name in names}
-    forbidden = parts_imported(names, "barnraise") - WORKER_LAYERS[here] - {here, "__version__"}
-    forbidden |= top_level & {"coordinator", "django"}
-    if here in WITHOUT_TORCH:
-        forbidden |= top_level & {"torch"}
-    if here == "swap":  # the engine must run on a bare PyTorch machine
-        forbidden |= top_level - set(sys.stdlib_module_names) - {"torch", "barnraise"}
-    return forbidden
-
-
-def forbidden_to_site(path: Path) -> set[str]:
-    """Return what a file of the site imports and must not."""
-    here, names = part_of(path, PLATFORM), outline(path).imports
-    of_worker = {name for name in names if not name.startswith(SITE_MAY_IMPORT_OF_EXCHANGE)}
-    forbidden = parts_imported(of_worker, "barnraise") - SITE_MAY_IMPORT - {"__version__"}
-    forbidden |= {name.split(".")[0] for name in names} & {"torch"}
-    ours = parts_imported(names, "coordinator")
-    if here == "lib":
-        forbidden |= ours - {"lib"}
-    elif here in SITE_ORDER:
-        allowed = set(SITE_ORDER[: SITE_ORDER.index(here) + 1])
-        forbidden |= (ours & {*SITE_ORDER, *SITE_TOP}) - allowed
-    return forbidden
-
-
-@pytest.mark.parametrize(
-    ("folder", "forbidden_imports"),
-    [("worker", forbidden_to_worker), ("platform", forbidden_to_site)],
-    ids=["worker", "platform"],
-)
-def test_each_file_imports_only_from_its_layer_and_below(folder, forbidden_imports):
-    paths = python_files(folder)
-    found = {path.relative_to(ROOT): forbidden_imports(path) for path in paths}
-    assert not {path: names for path, names in found.items() if names}
+def test_no_file_imports_relatively():
+    paths = python_files("worker", "platform")
     assert not [path for path in paths if outline(path).relative_imports]
+
+
+def test_swap_engine_runs_on_a_bare_pytorch_machine():
+    """Which package may import which is import-linter's to check: see pyproject.toml."""
+    bare = {*sys.stdlib_module_names, "torch", "barnraise"}
+    paths = [path for path in python_files("worker") if part_of(path, WORKER) == "swap"]
+    found = {path.name: {name.split(".")[0] for name in outline(path).imports} for path in paths}
+    assert not {name: imports - bare for name, imports in found.items() if imports - bare}
 
 
 @pytest.mark.parametrize(("folder", "package"), [("worker", WORKER), ("platform", PLATFORM)])
@@ -240,9 +160,9 @@ def test_no_file_is_part_of_an_import_cycle(folder, package):
     assert not cycle, cycle
 
 
-def test_worker_root_has_at_most_fourteen_entries():
+def test_worker_root_has_at_most_seventeen_entries():
     entries = {part_of(path, WORKER) for path in python_files("worker")} - {"__init__", "__main__"}
-    assert len(entries) <= 14, sorted(entries)
+    assert len(entries) <= 17, sorted(entries)
 
 
 def test_no_public_function_bears_a_banned_verb():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from barnraise.exchange.ledger import ledger
+from barnraise.ledger import ledger
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ from thread_profile import format_profiles
 
 from barnraise.cli.verdict import build_verdict
 from barnraise.durable_io import write_atomically
-from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
+from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict

@@ -18,9 +18,9 @@ from joined_run import RUN, Setup
 from udp_ports import free_udp_port
 
 from barnraise.durable_io import write_atomically
-from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.ledger.anchor import Anchor
+from barnraise.ledger.codec import decode
+from barnraise.ledger.ledger import Ledger
 from barnraise.spec import Recipe, RunSpec
 from barnraise.state_dir import RunDir, StateDir
 

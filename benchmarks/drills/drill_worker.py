@@ -24,11 +24,12 @@ from joined_run import Setup, build_joined_run
 from thread_profile import ThreadProfile
 
 from barnraise.errors import BarnraiseError
-from barnraise.exchange import exchange, update_writer
-from barnraise.exchange.handlers import blob_scrub, update_queue
-from barnraise.exchange.ledger import anchor_scrub, blob_store, ledger
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.exchange import exchange
+from barnraise.exchange.blobs import blob_scrub
+from barnraise.exchange.updates import update_writer
+from barnraise.ledger import anchor_scrub, blob_store, ledger, update_queue
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.planning.limits import Limits
 from barnraise.protocol.messages import Peer
 from barnraise.state_dir import StateDir

@@ -11,10 +11,10 @@ import time
 
 from joined_run import RUN, issue_ticket
 
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST
-from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.ledger.ledger import GENESIS_DIGEST
+from barnraise.peering.transports.framing import pack
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec

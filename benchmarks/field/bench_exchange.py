@@ -41,7 +41,7 @@ from measurements.unequal_speeds import measure_unequal_speeds
 from measurements.unscaled_lines import measure_unscaled
 from measurements.utilisation import measure_utilisation
 
-from barnraise.exchange.pacing.lines import HOME_LINE
+from barnraise.planning.lines import HOME_LINE
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "field"
 # The parts of the benchmark, in order.

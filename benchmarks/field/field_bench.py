@@ -12,8 +12,8 @@ from field_findings import Findings
 from field_model import MODEL, STEP_TOKENS
 from links import leave_room_for_packets, scale_line
 
-from barnraise.exchange.pacing.lines import HOME_LINE, Line
-from barnraise.exchange.pacing.runtime_model import StepTime
+from barnraise.planning.lines import HOME_LINE, Line
+from barnraise.planning.runtime_model import StepTime
 
 WORKERS = 4
 EXTERNAL = ("decent_dp_adam", "hivemind_optimizer", "torchft_diloco")

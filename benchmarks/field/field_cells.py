@@ -21,7 +21,7 @@ from field_job import FieldJob
 from field_model import MODEL, FieldGPT, load_flat, validate
 from torch import Tensor
 
-from barnraise.exchange.pacing.lines import Line
+from barnraise.planning.lines import Line
 
 
 class WorkerNetwork(Protocol):

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from links import Shape
 from torch import Tensor, nn
 
-from barnraise.exchange.ledger.anchor import initial_weights
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.anchor import initial_weights
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.models import gpt2
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import Fragment, ModelSpec

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from barnraise.exchange.pacing.lines import BITS_PER_BYTE, MEGABIT, Line
+from barnraise.planning.lines import BITS_PER_BYTE, MEGABIT, Line
 
 PREFIX = "bf"  # of all names, followed by the pid of the benchmark
 NAMESPACE = re.compile(rf"^{PREFIX}(\d+)n\d+\b", re.MULTILINE)

@@ -36,7 +36,7 @@ packets in addition (`leave_room_for_packets`).
 import math
 from dataclasses import dataclass, replace
 
-from barnraise.exchange.pacing.lines import BITS_PER_BYTE, MEGABIT, Line
+from barnraise.planning.lines import BITS_PER_BYTE, MEGABIT, Line
 
 RTX_3090_FLOPS = 35e12  # sustained in bf16 on the matrix products of a GPT
 PACKET_BYTES = 4000  # bytes per second for headers, acknowledgements and handshakes of transports

@@ -10,13 +10,13 @@ from field_cells import CellResult
 from field_model import MODEL
 from links import scale_line
 
-from barnraise.exchange.mixing.topology import EXPONENTIAL
-from barnraise.exchange.pacing.lines import Line
-from barnraise.exchange.pacing.runtime_model import (
+from barnraise.planning.lines import Line
+from barnraise.planning.mixing_topology import EXPONENTIAL
+from barnraise.planning.runtime_model import (
     Prediction,
     StepTime,
     Swarm,
-    predict_all_reduce,
+    predict_data_parallel,
     predict_decentralized_adam,
     predict_updates,
 )
@@ -41,7 +41,7 @@ def compare_with_model(
     """Return how far the runtime model's step is from the measured one; None: no model."""
     swarm = Swarm(WORKERS, MODEL.parameters, line, step)
     predictions: dict[str, Callable[[], Prediction]] = {
-        "torch_ddp": lambda: predict_all_reduce(swarm),
+        "torch_ddp": lambda: predict_data_parallel(swarm),
         "decent_dp_adam": lambda: predict_decentralized_adam(swarm, EXPONENTIAL, 32),
         "ours_mixing": lambda: predict_decentralized_adam(swarm, EXPONENTIAL, 32),
         "ours_updates": lambda: predict_updates(swarm),

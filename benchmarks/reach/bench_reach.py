@@ -27,7 +27,7 @@ from peer_process import PeerProcess
 from reach_network import Home, Place, ReachNetwork, can_connect, find_hops, listen, missing_tools
 
 from barnraise.cli.doctor.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
-from barnraise.exchange.network.nat_type import (
+from barnraise.peering.addresses.nat_type import (
     DialBack,
     DialBackVerdict,
     Observation,

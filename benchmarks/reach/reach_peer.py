@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.nat_type import classify_nat, describe_nat
+from barnraise.ledger.anchor import Anchor
+from barnraise.ledger.ledger import Ledger
+from barnraise.peering.addresses.nat_type import classify_nat, describe_nat
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket
 from barnraise.protocol.signing import Identity, digest
@@ -121,7 +121,7 @@ class ReachPeer:
             "at": time.time(),
             "links": {
                 connection.key: connection.channel.remote_address
-                for connection in list(server.connections.values())
+                for connection in list(server.peers.connections.values())
             },
             "addresses": self.exchange.addresses(),
             "facts": asdict(facts),

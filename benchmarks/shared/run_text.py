@@ -4,7 +4,7 @@ from pathlib import Path
 
 from joined_run import RUN
 
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity
 from barnraise.spec import TextSpec

@@ -41,8 +41,8 @@ from swarm_samples import SwarmSamples
 
 from barnraise.cli.verdict import ExcludedParty, build_exclusion, find_excluded
 from barnraise.durable_io import write_atomically
-from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger.token_count import TokenClaim, count_tokens
+from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
+from barnraise.ledger.anchor import TokenClaim, count_tokens
 from barnraise.protocol import messages, mirror_list
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict

@@ -22,14 +22,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
 from joined_run import MIRROR, RUN, issue_ticket
 
-from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.ledger.anchor import Anchor, compute_sketch
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger
-from barnraise.exchange.ledger.validation import EMPTY_PART
-from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.iroh_transport import ALPN, IrohTransport
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.ledger.anchor import Anchor, compute_sketch
+from barnraise.ledger.codec import encode
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger
+from barnraise.ledger.validation import EMPTY_PART
+from barnraise.peering.transports.framing import pack
+from barnraise.peering.transports.iroh_transport import ALPN, IrohTransport
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec

@@ -17,10 +17,10 @@ from hostile_peer import INCARNATION, build_hello, build_update
 from joined_run import issue_ticket
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST
-from barnraise.exchange.network.framing import pack, unpack
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.ledger.ledger import GENESIS_DIGEST
+from barnraise.peering.transports.framing import pack, unpack
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.types import Message

@@ -25,11 +25,11 @@ from stranger import (
     stranger_identity,
 )
 
-from barnraise.exchange.compression.codec import encode, payload_size
-from barnraise.exchange.ledger.anchor import compute_sketch
-from barnraise.exchange.ledger.validation import EMPTY_PART
-from barnraise.exchange.network.framing import pack, unpack
-from barnraise.exchange.network.transport import Channel, ChannelClosedError
+from barnraise.ledger.anchor import compute_sketch
+from barnraise.ledger.codec import encode, payload_size
+from barnraise.ledger.validation import EMPTY_PART
+from barnraise.peering.transports.framing import pack, unpack
+from barnraise.peering.transports.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.signing import Identity, digest

@@ -16,7 +16,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from barnraise.durable_io import write_atomically
-from barnraise.exchange.ledger.anchor import initial_weights
+from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import Fragment, ModelSpec, Recipe, TextSpec

@@ -36,8 +36,8 @@ from study_model import (
 )
 from torch import Tensor
 
-from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.pacing.delay_compensation import MAX_IN_FLIGHT, MAX_RELATIVE_SIZE
+from barnraise.exchange.weights.delay_compensation import MAX_IN_FLIGHT, MAX_RELATIVE_SIZE
+from barnraise.ledger.codec import encode
 from barnraise.swap.outer_optimizer import accumulate_feedback
 from barnraise.swap.precision import units_to_float
 

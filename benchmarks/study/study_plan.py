@@ -13,7 +13,7 @@ from typing import Any
 
 from study_case import Case
 
-from barnraise.exchange.pacing.delay_compensation import STREAMED_FACTOR
+from barnraise.exchange.weights.delay_compensation import STREAMED_FACTOR
 
 SHORT_TOKENS = 1_024_000
 LONG_TOKENS = 8_192_000

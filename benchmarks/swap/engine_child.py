@@ -152,7 +152,7 @@ class ReceivedPayloads:
         """Write an update of random values."""
         import torch
 
-        from barnraise.exchange.compression.codec import encode
+        from barnraise.ledger.codec import encode
 
         for i, size in enumerate(self.sizes):
             payload, _ = encode(torch.randint(-2000, 2000, (size,), dtype=torch.int32))
@@ -160,7 +160,7 @@ class ReceivedPayloads:
 
     def decode(self, index: int) -> Any:
         """Return fragment `index`'s int32 units."""
-        from barnraise.exchange.compression.codec import decode
+        from barnraise.ledger.codec import decode
 
         return decode((self.folder / f"update.{index}").read_bytes(), self.sizes[index])
 
@@ -252,7 +252,7 @@ class EngineHost:
         self.engine.apply_queued()
 
     def _end_round(self) -> None:
-        from barnraise.exchange.compression.codec import encode
+        from barnraise.ledger.codec import encode
 
         traced = tracemalloc.is_tracing()
 

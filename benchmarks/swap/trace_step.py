@@ -16,8 +16,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
-from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.formats import parse_bytes
+from barnraise.ledger.anchor import Anchor, initial_weights
 from barnraise.planning.limits import UNLIMITED, Limits
 from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.search import make_plan

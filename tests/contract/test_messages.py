@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger import verdicts
-from barnraise.exchange.network import framing
+from barnraise.ledger import verdict_set as verdicts
+from barnraise.peering.transports import framing
 from barnraise.protocol import coordinator_messages, messages, reports
 from barnraise.protocol import types as types_module
 from barnraise.protocol.signing import Identity, TicketPolicy, check_ticket, open_signed

@@ -1,6 +1,6 @@
 """A network for the exchange's benchmark without namespaces: addresses of this machine."""
 
-from barnraise.exchange.pacing.lines import Line
+from barnraise.planning.lines import Line
 
 
 class LoopbackNetwork:

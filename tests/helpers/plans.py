@@ -11,8 +11,8 @@ import torch
 from helpers.paths import ROOT
 from hypothesis import strategies as st
 
-from barnraise.exchange.compression.codec import decode, encode
-from barnraise.exchange.ledger.anchor import Anchor, initial_weights
+from barnraise.ledger.anchor import Anchor, initial_weights
+from barnraise.ledger.codec import decode, encode
 from barnraise.planning.plan import Plan
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import ModelSpec, Recipe

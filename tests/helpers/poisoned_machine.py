@@ -4,9 +4,9 @@ import time
 
 import torch
 
-from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.ledger.anchor import compute_sketch, fragment_to_bytes
-from barnraise.exchange.ledger.validation import EMPTY_PART
+from barnraise.ledger.anchor import compute_sketch, fragment_to_bytes
+from barnraise.ledger.codec import encode
+from barnraise.ledger.validation import EMPTY_PART
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.protocol.signing import Identity, digest
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from contextlib import contextmanager
 
-from barnraise.exchange.network.framing import pack
+from barnraise.peering.transports.framing import pack
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])
 
-from barnraise.exchange.ledger.ledger import Ledger, Outcome
+from barnraise.ledger.ledger import Ledger, Outcome
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity
 

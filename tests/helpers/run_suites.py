@@ -21,6 +21,7 @@ CHECKS = {
     "lint": [str(BIN / "ruff"), "check", "--quiet", "."],
     "format": [str(BIN / "ruff"), "format", "--quiet", "--check", "."],
     "types": [str(BIN / "basedpyright"), "--level", "error"],
+    "imports": [str(BIN / "lint-imports")],
     "frontend": [PYTHON, "frontend/build.py", "--test"],
 }
 # What is only reported: a vulnerability of a dependency is no failure of this commit, and where no
@@ -57,6 +58,7 @@ class StaticChecks:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(("platform", "worker"))},
             check=False,
         )
         self.results[name] = (time.monotonic() - self.started, done.returncode)

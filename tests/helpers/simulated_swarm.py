@@ -8,9 +8,9 @@ from collections import defaultdict
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.gossip.membership import Meeting, PeerSource
 from barnraise.exchange.gossip.requests import ArrivedBytes
-from barnraise.exchange.network.rate_limit import PIECE_BYTES
+from barnraise.peering.limits.rate_limit import PIECE_BYTES
+from barnraise.peering.membership.membership import Meeting, PeerSource
 from barnraise.protocol.messages import Peer, PeerState
 
 HEADER_BYTES = 4000  # of an update of fourteen fragments, with its author's ticket

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from tokenizers import Tokenizer
 
-from barnraise.exchange.ledger.anchor import initial_weights
+from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.text.tokenizer import train_tokenizer

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from example_hardware import ONE_CORE_MACHINE
+from helpers.memory_transport import MemoryNetwork
 
 from barnraise.coordinator_client.client import CoordinatorClient
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import Directive, TextManifest
 from barnraise.protocol.enums import Role, RunStatus
@@ -26,8 +26,8 @@ from barnraise.state_dir import RunDir, StateDir
 from barnraise.text import shards
 from barnraise.text.stdlib_text import read_stdlib
 from barnraise.training.join import JoinedRun
+from barnraise.training.mixing_worker import MixingWorker
 from barnraise.training.train import Worker
-from barnraise.training.worker_classes import find_worker_class
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 UNREACHABLE = "http://127.0.0.1:9"  # the discard port, which refuses connections at once
@@ -190,7 +190,7 @@ class Swarm:
                 raise Killed
 
         transport = self.network.transport(key)
-        worker_class = find_worker_class(self.spec)
+        worker_class = MixingWorker if self.spec.recipe.mixes_weights else Worker
         worker = worker_class(joined, leaving, ONE_CORE_MACHINE, limits, on_status, transport)
 
         def run_worker() -> None:

@@ -11,9 +11,9 @@ from helpers.fake_coordinator import FakeCoordinator
 
 from barnraise.errors import StateError
 from barnraise.exchange import exchange as exchange_module
-from barnraise.exchange.ledger import blob_store as blobs_module
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.ledger import blob_store as blobs_module
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger import Ledger
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from barnraise.exchange.mixing import neighbour_mixing
+from barnraise.mixing import neighbour_mixing
 from barnraise.training.local_control import LocalControl
 
 PAIR = ["ada", "ben"]
@@ -51,7 +51,7 @@ def test_killed_machine_returns_to_the_others_weights(swarm):
     assert back.worker.mixing.step > 40, "it went on at the others' step"
 
 
-@pytest.mark.slow  # the parts are tested in tests/worker/exchange/mixing
+@pytest.mark.slow  # the parts are tested in tests/worker/mixing
 def test_abandoned_step_leaves_the_anchor_without_a_neighbours_change(swarm):
     run = swarm(strategy="decentralized-adam")
     pair = [run.start(name, knows=other_names(name)) for name in PAIR]
@@ -80,7 +80,7 @@ def test_abandoned_step_leaves_the_anchor_without_a_neighbours_change(swarm):
     assert after[0] == "step" and "change" in after
 
 
-@pytest.mark.slow  # the parts are tested in tests/worker/exchange/mixing
+@pytest.mark.slow  # the parts are tested in tests/worker/mixing
 def test_machine_leaves_while_it_waits_for_a_neighbour(swarm, monkeypatch):
     for name in ("FIRST_PATIENCE", "MIN_PATIENCE", "MAX_PATIENCE"):
         monkeypatch.setattr(neighbour_mixing, name, 600.0)

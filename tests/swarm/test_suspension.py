@@ -7,10 +7,10 @@ from helpers.tickets import sign_ticket
 from helpers.wait_for import wait_until
 
 from barnraise.durable_io import write_atomically
-from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
+from barnraise.ledger.codec import encode
+from barnraise.ledger.ledger import Ledger
 from barnraise.protocol.messages import Peer
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict

@@ -5,9 +5,9 @@ from contextlib import closing
 import pytest
 
 from barnraise.errors import StateError
-from barnraise.exchange.ledger.blob_store import BlobStore
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.pacing import streaming
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger import Ledger
+from barnraise.planning import fragment_streaming as streaming
 from barnraise.swap.engine import WARMUP_STEPS
 from barnraise.training.checkpoint import CheckpointSlots
 from barnraise.training.local_control import LocalControl

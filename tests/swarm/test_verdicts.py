@@ -11,12 +11,12 @@ from barnraise.cli.verdict import build_verdict
 from barnraise.coordinator_client import reporter as reporter_module
 from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError
-from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.gossip import verdict_sync as verdict_sync_module
-from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger import anchor_scrub as anchor_scrub_module
-from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.verdicts import verdict_sync as verdict_sync_module
+from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
+from barnraise.ledger import anchor_scrub as anchor_scrub_module
+from barnraise.ledger.anchor import Anchor
+from barnraise.ledger.codec import decode
+from barnraise.ledger.ledger import Ledger
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import ReportReply
 from barnraise.protocol.signing import Identity, digest

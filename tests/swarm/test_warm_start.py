@@ -8,7 +8,7 @@ import torch
 from helpers.trained_models import BPE, bpe_file, compute_logits, make_trained_model
 
 from barnraise.errors import StateError, UnsupportedModelError
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import StateDir
 from barnraise.training.model_files.hugging_face_export import export_hugging_face

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.memory_transport import MemoryNetwork
 from helpers.plans import RECIPE, engine_of, tiny_plan
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.compression.codec import decode, encode
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.ledger.anchor import Anchor
+from barnraise.ledger.codec import decode, encode
+from barnraise.ledger.ledger import Ledger
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity
 from barnraise.protocol.verdicts import SignedVerdict, Verdict

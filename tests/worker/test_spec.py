@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from barnraise.errors import SpecError
-from barnraise.exchange.mixing.topology import TOPOLOGIES
+from barnraise.planning.mixing_topology import TOPOLOGIES
 from barnraise.spec import (
-    ALL_REDUCE,
     DECENTRALIZED_ADAM,
     MIXING_TOPOLOGIES,
     ModelSpec,
@@ -138,12 +137,11 @@ def test_spec_of_updates_has_the_text_that_it_had_before_mixing():
     assert RunSpec.from_json(mixing.to_json()) == mixing and "mixing_bits" in mixing.to_json()
     accumulating = replace(VALID, recipe=replace(mixing.recipe, mixing_accumulation=4))
     assert RunSpec.from_json(accumulating.to_json()) == accumulating
-    assert problems(replace(VALID, recipe=Recipe(strategy=ALL_REDUCE))) == {}
 
 
 def test_strategies_that_no_run_can_have_are_refused_with_a_way_out():
     for changed, field, part in (
-        ({"strategy": "gossip"}, "recipe.strategy", "decentralized-adam, all-reduce"),
+        ({"strategy": "gossip"}, "recipe.strategy", "updates, decentralized-adam"),
         ({"mixing_accumulation": 0}, "recipe.mixing_accumulation", "between 1 and"),
         ({"mixing_bits": 12}, "recipe.mixing_bits", "32, 16 or 8 bits"),
         ({"mixing_topology": "star"}, "recipe.mixing_topology", "ring, exponential"),
@@ -151,6 +149,27 @@ def test_strategies_that_no_run_can_have_are_refused_with_a_way_out():
     ):
         recipe = replace(Recipe(strategy=DECENTRALIZED_ADAM), **changed)
         assert part in problems(replace(VALID, recipe=recipe))[field]
+
+
+def test_removed_strategy_is_refused_in_one_sentence_with_what_to_use():
+    text = replace(VALID, recipe=Recipe(strategy="all-reduce")).to_json()
+    with pytest.raises(SpecError) as refused:
+        RunSpec.from_json(text)
+    assert refused.value.problems == {
+        "recipe.strategy": (
+            "the strategy all-reduce was removed: use updates, or decentralized-adam for machines "
+            "in one network"
+        )
+    }
+
+
+def test_stored_spec_of_a_removed_strategy_can_be_read_but_not_be_wrong():
+    stored = replace(VALID, recipe=Recipe(strategy="all-reduce"))
+    assert RunSpec.from_json(stored.to_json(), is_stored=True) == stored
+    with pytest.raises(SpecError):
+        RunSpec.from_json(replace(stored, seed=-1).to_json(), is_stored=True)
+    with pytest.raises(SpecError):
+        RunSpec.from_json(replace(VALID, recipe=Recipe(strategy="x")).to_json(), is_stored=True)
 
 
 def test_topologies_of_specs_are_those_that_machines_have():

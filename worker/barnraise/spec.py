@@ -23,20 +23,25 @@ UNIT_BITS = 26  # the anchor's fixed point: one unit is 2**-26
 ALIGN = 64
 TENSOR_ALIGN = 16  # elements: every tensor starts on a 64-byte boundary
 MAX_UPDATE_UNITS = 1 << 26  # an update moves no weight by more than 1.0
+DIVERGENCE_LIMIT = 1 << 30  # |weight| in units (16.0) that means that training has diverged
 SOURCES = ("stdlib", "huggingface", "urls", "files")
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")
-UPDATES, DECENTRALIZED_ADAM, ALL_REDUCE = "updates", "decentralized-adam", "all-reduce"
+UPDATES, DECENTRALIZED_ADAM = "updates", "decentralized-adam"
 # Machines exchange signed updates of whole rounds, and nobody waits. Rounds end together by the
 # clock, published one fragment after another ("streams", which "updates" stands for) or all at once
 # ("windows"); or each round ends in its own time ("async").
 ROUND_STRATEGIES = ("streams", "windows", "async", UPDATES)
 # With "decentralized-adam" machines average their weights with a few neighbours in every step.
-# With "all-reduce" they average all machines' gradients in every step, where all of them reach
-# each other directly by TCP.
-STEP_STRATEGIES = (DECENTRALIZED_ADAM, ALL_REDUCE)
-STRATEGIES = (*ROUND_STRATEGIES, *STEP_STRATEGIES)
-# Who averages with whom in a step; `exchange/mixing/topology.py` defines the groups.
+STRATEGIES = (*ROUND_STRATEGIES, DECENTRALIZED_ADAM)
+# Strategies of earlier versions, each with a sentence that says what to use instead.
+REMOVED_STRATEGIES = {
+    "all-reduce": (
+        "the strategy all-reduce was removed: use updates, or decentralized-adam for machines in "
+        "one network"
+    ),
+}
+# Who averages with whom in a step; `planning/mixing_topology.py` defines the groups.
 MIXING_TOPOLOGIES = ("ring", "exponential", "alternating-exponential-ring", "complete")
 MIXING_BITS = (32, 16, 8)  # of a weight as neighbours receive it
 # An update holds all values, or the largest so many of each chunk of 4,096, in 2, 4 or 8 bits.
@@ -241,13 +246,13 @@ class Recipe:
 
     @property
     def mixes_weights(self) -> bool:
-        """Whether machines average their weights in the course of a round."""
+        """Whether machines average weights in steps, and the anchor follows their replicas."""
         return self.strategy == DECENTRALIZED_ADAM
 
     @property
-    def agrees_in_steps(self) -> bool:
-        """Whether machines agree in every step, and the anchor follows their replicas."""
-        return self.strategy in STEP_STRATEGIES
+    def has_removed_strategy(self) -> bool:
+        """Whether the run is of an earlier version, and no machine can train it with this one."""
+        return self.strategy in REMOVED_STRATEGIES
 
 
 MIXING_FIELDS = ("mixing_topology", "mixing_bits", "mixing_interval", "mixing_accumulation")
@@ -334,8 +339,12 @@ class RunSpec:
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> "RunSpec":
+    def from_json(cls, text: str, is_stored: bool = False) -> "RunSpec":
         """Return the spec of a text.
+
+        Args:
+            text: of the spec, as `to_json` returns it.
+            is_stored: whether the run exists already: its strategy may have been removed since.
 
         Raises:
             SpecError: The text is not a valid spec; unknown names are refused too.
@@ -345,7 +354,10 @@ class RunSpec:
         except (ValueError, RecursionError) as error:
             raise SpecError({"spec": f"is not JSON: {error}"}) from None
         spec = _build(cls, raw, "")
-        if spec_problems := problems(spec):
+        spec_problems = problems(spec)
+        if is_stored and spec.recipe.has_removed_strategy:
+            del spec_problems["recipe.strategy"]
+        if spec_problems:
             raise SpecError(spec_problems)
         return spec
 
@@ -523,6 +535,8 @@ def _check_strategy(spec: RunSpec, problems_found: _Problems) -> None:
         problems_found["recipe.strategy"] = (
             "auto stands for a strategy that is chosen at launch; a launched run names it"
         )
+    elif recipe.has_removed_strategy:
+        problems_found["recipe.strategy"] = REMOVED_STRATEGIES[recipe.strategy]
     else:
         choices = (*STRATEGIES, AUTO)
         problems_found.check_choice("recipe.strategy", recipe.strategy, choices, "the strategy")

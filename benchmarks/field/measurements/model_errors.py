@@ -10,8 +10,8 @@ from field_model import MODEL, STEP_TOKENS
 from links import observe_line
 from step_predictions import MIN_STEPS, compare_with_model
 
-from barnraise.exchange.pacing.lines import BITS_PER_BYTE, HOME_LINE, MEGABIT, Line
-from barnraise.exchange.pacing.runtime_model import StepTime
+from barnraise.planning.lines import BITS_PER_BYTE, HOME_LINE, MEGABIT, Line
+from barnraise.planning.runtime_model import StepTime
 
 MAX_MODEL_ERROR = 0.2  # of the runtime model; what is farther off is measured again
 

@@ -8,7 +8,7 @@ from field_model import MODEL, SHAPE, STEP_TOKENS
 from links import NAMED_MODELS, Shape, boundary_seconds, pipeline_ratio, scale_pipeline_line
 from systems.torch_pipeline import MICROBATCH_SEQUENCES, MICROBATCHES
 
-from barnraise.exchange.pacing.lines import HOME_LINE, Line
+from barnraise.planning.lines import HOME_LINE, Line
 
 PIPELINE_STEP_TOKENS = MICROBATCHES * MICROBATCH_SEQUENCES * MODEL.context
 SCHEDULES_MODEL = "GPT 1.3B"  # whose pipelines are measured with all schedules

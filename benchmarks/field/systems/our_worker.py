@@ -12,7 +12,7 @@ from field_model import LEARNING_RATE, MODEL, SEED, WEIGHT_DECAY
 from joined_run import MIRROR, RUN, Setup, build_joined_run
 from torch import Tensor
 
-from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.planning.limits import Limits
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest

@@ -467,7 +467,7 @@ class EstimateOut(Schema):
                         "strategy": "updates",
                         "strategy_reason": (
                             "Machines compute 100% of the time; that is 665 times the tokens per "
-                            "second of all-reduce."
+                            "second of synchronous data parallelism."
                         ),
                         "seconds": 7325.0,
                         "steps_per_round": 40,

@@ -120,6 +120,6 @@ def _members_of_owner(run: Run, machine: Machine) -> MembershipQuerySet:
 def _usable_since() -> datetime:
     """Return the earliest expiry of a ticket that a new update may name.
 
-    Updates count under a ticket for some time past its expiry, see `exchange.ledger.validation`.
+    Updates count under a ticket for some time past its expiry, see `ledger.validation`.
     """
     return timezone.now() - timedelta(seconds=ORPHANED_TICKET_GRACE_SECONDS)

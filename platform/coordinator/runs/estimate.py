@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from barnraise.errors import PlanError
-from barnraise.exchange.pacing.lines import LINES, Line
-from barnraise.exchange.pacing.round_schedule import UPLINK_SHARE, RoundSchedule, choose_schedule
-from barnraise.exchange.pacing.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.planning.hardware import Hardware
+from barnraise.planning.lines import LINES, Line
 from barnraise.planning.plan import Plan
+from barnraise.planning.round_schedule import UPLINK_SHARE, RoundSchedule, choose_schedule
+from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, RunSpec
 

@@ -176,7 +176,7 @@ class Run(models.Model):
     def spec(self) -> RunSpec:
         """The spec: the final one, or the draft with the vocabulary of its prepared text."""
         if self.spec_text:
-            return RunSpec.from_json(self.spec_text)
+            return RunSpec.from_json(self.spec_text, is_stored=True)
         spec = self.draft_spec
         if self.manifest is None:
             return spec
@@ -188,7 +188,7 @@ class Run(models.Model):
     @property
     def draft_spec(self) -> RunSpec:
         """The spec as its owner wrote it: the text may have fewer tokens than asked for."""
-        return RunSpec.from_json(json.dumps(self.draft))
+        return RunSpec.from_json(json.dumps(self.draft), is_stored=True)
 
     @property
     def token_budget(self) -> int:

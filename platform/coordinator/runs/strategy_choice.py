@@ -3,8 +3,8 @@
 import dataclasses
 
 from barnraise.errors import PlanError
-from barnraise.exchange.pacing.lines import Line, parse_line
-from barnraise.exchange.pacing.runtime_model import Choice, StepTime, Swarm, choose_strategy
+from barnraise.planning.lines import Line, parse_line
+from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.spec import AUTO, DECENTRALIZED_ADAM, UPDATES, Recipe, RunSpec
 from coordinator.runs.estimate import MAX_PLANNED_SEQUENCES, cached_plan
 from coordinator.runs.reference_machines import REFERENCE_MACHINES

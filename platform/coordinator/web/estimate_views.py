@@ -8,8 +8,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from barnraise.exchange.pacing.lines import LINES
 from barnraise.planning.hardware import Hardware
+from barnraise.planning.lines import LINES
 from barnraise.spec import RunSpec
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest

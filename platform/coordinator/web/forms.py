@@ -40,6 +40,7 @@ from coordinator.web.run_form_fields import (
     SOURCE_LABELS,
     TERMS_FIELDS,
     TOKENIZER_LABELS,
+    StrategyField,
     as_sentence,
     choice_field,
     normalise_number,
@@ -237,7 +238,8 @@ class RunForm(ProblemForm):
         value = self.initial.get(name)
         if value is not None and value not in dict(choices):
             choices = [*choices, (value, value)]
-        return forms.ChoiceField(required=False, choices=choices, label=label, help_text=note)
+        field_class = StrategyField if name == "recipe.strategy" else forms.ChoiceField
+        return field_class(required=False, choices=choices, label=label, help_text=note)
 
     def clean(self) -> dict[str, Any]:
         """Convert the numbers and check them."""

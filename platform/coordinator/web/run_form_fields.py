@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from django import forms
 
-from barnraise.exchange.pacing.lines import CLUSTER_LINE, HOME_LINE, LINES
+from barnraise.planning.lines import CLUSTER_LINE, HOME_LINE, LINES
 from barnraise.spec import (
-    ALL_REDUCE,
     AUTO,
     DECENTRALIZED_ADAM,
     MIXING_BITS,
     MIXING_TOPOLOGIES,
+    REMOVED_STRATEGIES,
     SCHEDULES,
     Assumptions,
 )
@@ -59,13 +59,10 @@ STRATEGY_LABELS = {
     "windows": "Updates in windows: rounds end by the clock",
     "async": "Updates, async: each machine ends its rounds itself",
     DECENTRALIZED_ADAM: "Decentralized Adam: averages weights in every step",
-    ALL_REDUCE: "All-reduce: averages gradients in every step, on one LAN or cluster",
 }
 STRATEGY_HELP = (
     "Updates pay on home lines, where no machine waits for another. Decentralized Adam pays on "
-    "lines from about 1 Gb/s and in clusters, among machines that trust each other. All-reduce "
-    "works only where all machines reach each other directly by TCP: machines behind NATs train "
-    "alone."
+    "lines from about 1 Gb/s and in clusters, among machines that trust each other."
 )
 TOPOLOGY_LABELS = {
     "exponential": "Exponential: one neighbour a step, another each time",
@@ -177,6 +174,16 @@ NON_SPEC_FIELDS = (
     *("name", "preset", "volunteers", "start.kind", "start.checkpoint", "start.model"),
     *(*RUN_FIELDS, *TERMS_FIELDS),
 )
+
+
+class StrategyField(forms.ChoiceField):
+    """A strategy of runs; one of earlier versions is refused with what to use instead."""
+
+    def validate(self, value: str) -> None:
+        """Refuse what is no strategy."""
+        if value in REMOVED_STRATEGIES:
+            raise forms.ValidationError(as_sentence(REMOVED_STRATEGIES[value]))
+        super().validate(value)
 
 
 def number_field(label: str, note: str, placeholder: str) -> forms.CharField:

@@ -16,7 +16,6 @@ from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.protocol import enums
-from barnraise.spec import ALL_REDUCE
 from coordinator.accounts.models import Machine, User
 from coordinator.accounts.requests import AuthenticatedRequest
 from coordinator.fleet.doubts import find_doubted_people
@@ -44,10 +43,6 @@ MAX_INVITATIONS = 50  # links on the owner's page
 MAX_ROWS = 20  # machines in the page as the server writes it; its script adds the others
 CARD_SECONDS = 300  # for which a picture of a link is current enough
 cards_cache: TtlCache[UUID, bytes] = TtlCache(60.0, max_entries=200)
-ALL_REDUCE_NEEDS = (
-    "All-reduce needs machines that reach each other directly by TCP, in one LAN or cluster: "
-    "machines behind NATs train alone."
-)
 CONTROLS = {
     "launch": "Launched. Training starts once one of your machines has prepared the text.",
     "pause": "Paused. Machines keep their state and wait.",
@@ -82,7 +77,7 @@ def create_run(request: AuthenticatedRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         run = form.save(request.user)
         if run and request.POST.get("then") == "launch" and run.launch(actor=request.user):
-            _confirm_control(request, run, "launch")
+            messages.success(request, CONTROLS["launch"])
             return redirect(run)
         if run:
             messages.success(request, "Draft created. Check it, then launch it.")
@@ -298,17 +293,10 @@ def control_run(request: AuthenticatedRequest, slug: str, action: str) -> HttpRe
     if action not in CONTROLS:
         raise Http404
     if getattr(run, action)(actor=request.user):
-        _confirm_control(request, run, action)
+        messages.success(request, CONTROLS[action])
     else:
         messages.error(request, f"The run is {run.status} now, so it cannot {action}.")
     return redirect(run)
-
-
-def _confirm_control(request: AuthenticatedRequest, run: Run, action: str) -> None:
-    """Confirm what its owner has done to a run, and what the launched strategy needs."""
-    messages.success(request, CONTROLS[action])
-    if action == "launch" and run.spec.recipe.strategy == ALL_REDUCE:
-        messages.warning(request, ALL_REDUCE_NEEDS)
 
 
 def join_problem(request: HttpRequest, run: Run) -> str:

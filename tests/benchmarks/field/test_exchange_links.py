@@ -20,11 +20,11 @@ from links import (
     scale_pipeline_line,
 )
 
-from barnraise.exchange.pacing.lines import HOME_LINE, Line
-from barnraise.exchange.pacing.runtime_model import (
+from barnraise.planning.lines import HOME_LINE, Line
+from barnraise.planning.runtime_model import (
     StepTime,
     Swarm,
-    predict_all_reduce,
+    predict_data_parallel,
 )
 
 CPU_FLOPS = 20e9
@@ -33,13 +33,13 @@ GPT_1_3B = NAMED_MODELS[1]
 
 
 def test_scaled_line_preserves_the_ratio_of_bytes_to_arithmetic():
-    """All-reduce computes for the same share of a step here as the GPU behind the real line."""
+    """Data parallelism computes for as much of a step here as the GPU behind the real line."""
     tokens = 8192
 
     def utilisation(parameters: float, flops: float, line: Line) -> float:
         step = StepTime(6 * parameters * tokens / flops, 0.0, tokens)
         no_delay = Line(line.name, line.up_megabits, line.down_megabits)
-        return predict_all_reduce(Swarm(4, int(parameters), no_delay, step)).utilisation
+        return predict_data_parallel(Swarm(4, int(parameters), no_delay, step)).utilisation
 
     real = utilisation(GPT_1_3B.parameters, RTX_3090_FLOPS, HOME_LINE)
     scaled = utilisation(HERE.parameters, CPU_FLOPS, scale_line(HOME_LINE, CPU_FLOPS))

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks" / "field"))
 
 from field_network import LARGE_MTU, FieldNetwork, NamespaceError
 
-from barnraise.exchange.pacing.lines import Line
+from barnraise.planning.lines import Line
 
 DELAY = 0.05
 ECHO = """

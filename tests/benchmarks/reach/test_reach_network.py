@@ -21,8 +21,8 @@ PORT = 45555
 # A listener echoes frames; a dialler sends one after the other. Both print what they see.
 PROGRAM = """
 import asyncio, json, sys, time
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.messages import Peer
 
 async def talk(transport, channel, is_first):

@@ -6,8 +6,8 @@ import time
 import pytest
 from helpers.drill_modules import import_drill_module
 
-from barnraise.exchange.ledger.validation import UpdateRules, validate_header
-from barnraise.exchange.network.framing import unpack
+from barnraise.ledger.validation import UpdateRules, validate_header
+from barnraise.peering.transports.framing import unpack
 from barnraise.protocol.messages import UpdatePush
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 

@@ -12,8 +12,8 @@ from helpers.mirror_lists import list_entry, signed_list
 from hypothesis import given, settings
 
 from barnraise.errors import SpecError
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import verify_proof
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import verify_proof
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity

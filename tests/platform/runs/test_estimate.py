@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from helpers.paths import ROOT
 
-from barnraise.exchange.pacing.lines import HOME_LINE, LINES, Line
+from barnraise.planning.lines import HOME_LINE, LINES, Line
 from barnraise.protocol import reports
 from barnraise.spec import PRESETS, RunSpec
 from coordinator.fleet.machine_state import HardwareMeasurement
@@ -83,7 +83,7 @@ def test_volunteers_beyond_the_line_speed_train_no_faster():
 
 def test_estimate_states_which_strategy_suits_the_line():
     home = estimate_run_time(build_spec(), 1.0, HOME_LINE, 4)
-    assert home.choice.chosen.strategy == "updates" and home.choice.gain_over_all_reduce > 50
+    assert home.choice.chosen.strategy == "updates" and home.choice.gain_over_data_parallel > 50
     rack = estimate_run_time(build_spec(), 1.0, Line("Rack", 100_000, 100_000), 4)
     assert rack.choice.chosen.strategy != "updates"
 

@@ -27,7 +27,7 @@ def test_auto_becomes_updates_at_home_and_averaging_in_a_cluster():
     assert "10 machines (12 GB GPU) on lines of 15 Mb/s up, 112 down" in home.assumed.reason
     rack = resolve_strategy(build_spec(line="10000/10000/0.1", machines=4), is_open=False)
     assert rack.recipe.mixes_weights and rack.assumed.reason.startswith("Decentralized Adam.")
-    assert "times the tokens per second of all-reduce" in rack.assumed.reason
+    assert "times the tokens per second of synchronous data parallelism" in rack.assumed.reason
     assert problems(dataclasses.replace(rack, manifest="a" * 64)) == {}
     assert RunSpec.from_json(rack.to_json()) == rack
 

@@ -384,15 +384,31 @@ def test_run_form_offers_auto_strategy_by_default(signed_in):
     assert "Auto would choose now: Updates." in estimate and "Expected: 25 machines" in estimate
 
 
-def test_launch_of_all_reduce_says_which_machines_it_needs(signed_in):
+def test_run_form_refuses_a_removed_strategy_with_what_to_use(signed_in):
     client, _ = signed_in()
-    fields = {"name": "Rack", "preset": "gpt-nano", "then": "launch"}
-    fields |= {"recipe.strategy": "all-reduce", "recipe.mixing_accumulation": "2"}
-    page = client.post("/runs/new/", fields, follow=True).content.decode()
-    assert "machines behind NATs train alone" in page and "all-reduce: machines must reach" in page
-    assert Run.objects.get().spec.recipe.mixing_accumulation == 2
-    other = client.post("/runs/new/", fields | {"recipe.strategy": "async"}, follow=True)
-    assert "behind NATs" not in other.content.decode()
+    fields = {"name": "Rack", "preset": "gpt-nano", "recipe.strategy": "all-reduce"}
+    response = client.post("/runs/new/", fields)
+    assert response.status_code == 422 and not Run.objects.exists()
+    error = field_error(response.content.decode(), "recipe.strategy")
+    assert "use updates, or decentralized-adam for machines in one network" in error
+
+
+def test_pages_show_stored_runs_whose_strategy_was_removed(signed_in, launched_run, draft):
+    client, owner = signed_in()
+    launched, waiting = launched_run(owner)[0], draft(owner, name="Waiting")
+    removed = launched.spec_text.replace('"strategy":"streams"', '"strategy":"all-reduce"')
+    assert removed != launched.spec_text
+    Run.objects.filter(pk=launched.pk).update(spec_text=removed)
+    waiting.draft["recipe"]["strategy"] = "all-reduce"
+    Run.objects.filter(pk=waiting.pk).update(draft=waiting.draft)
+    for path in ("/", "/runs/", f"/runs/{launched.slug}/", f"/runs/{waiting.slug}/edit/"):
+        assert client.get(path).status_code == 200, path
+    page = client.get(f"/runs/{launched.slug}/").content.decode()
+    assert "all-reduce (removed: no machine can join)" in page
+    fields = {"name": "Waiting", "preset": "gpt-nano", "access": "anyone"}
+    fields["recipe.strategy"] = "async"
+    assert client.post(f"/runs/{waiting.slug}/edit/", fields).status_code == 302
+    assert Run.objects.get(pk=waiting.pk).spec.recipe.strategy == "async"
 
 
 def test_run_form_refuses_fixed_codec_with_auto_strategy_only(signed_in):

@@ -60,7 +60,7 @@ def test_plan_shows_which_exchange_suits_home_lines_and_clusters(home):
     small_model = ("--model", "gpt-nano")
     output = " ".join(run_plan(home, *small_model).split())
     assert "10 such machines on home lines, 15 Mb/s up, 112 down" in output
-    assert "updates: Machines compute" in output and "all-reduce" in output
+    assert "updates: Machines compute" in output and "data-parallel" in output
     fields = json.loads(
         run_plan(home, *small_model, "--json", "--machines", "4", "--line", "1e6/1e6/0")
     )

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from helpers.command_line import RUN, assert_fails, run_barnraise
 
-from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import verify_proof
+from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import verify_proof
 from barnraise.protocol.coordinator_messages import JoinReply, Problem, RunView
 from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import digest

@@ -10,10 +10,10 @@ from helpers.raw_peer import connect_raw_peer
 from helpers.wait_for import wait_until, within
 
 from barnraise.exchange.gossip import requests as requests_module
-from barnraise.exchange.handlers.update_receiver import UpdateReceiver
-from barnraise.exchange.ledger import blob_store as blobs_module
-from barnraise.exchange.network.framing import unpack
-from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.updates.update_receiver import UpdateReceiver
+from barnraise.ledger import blob_store as blobs_module
+from barnraise.peering.transports.framing import unpack
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol import messages
 from barnraise.training import prefetch
 
@@ -314,7 +314,7 @@ def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
     b.add_peers(a)
     wait_until(lambda: a.exchange.stats.peers == 1)
     events: list[str] = []
-    (connection,) = a.exchange.server.connections.values()
+    (connection,) = a.exchange.server.peers.connections.values()
     channel_type, ledger_type = type(connection.channel), type(a.ledger)
     write_into_place = blobs_module.write_into_place
     append, send = ledger_type.append, channel_type.send
@@ -377,7 +377,7 @@ def test_server_failure_while_running_does_not_stop_training(world, monkeypatch)
     async def fail():
         raise OSError("the network card was removed")
 
-    monkeypatch.setattr(a.exchange.server.transport, "close", fail)
+    monkeypatch.setattr(a.exchange.server.peers.transport, "close", fail)
     a.exchange.thread.call(a.exchange.server.stop)
     wait_until(lambda: not a.exchange.thread.is_alive())
     a.publish_round(1)

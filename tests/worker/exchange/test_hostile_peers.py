@@ -13,15 +13,16 @@ from helpers.raw_peer import build_hello, connect_raw_peer
 from helpers.wait_for import wait_until, within
 
 from barnraise.errors import MessageError, StateError, TicketError
-from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.gossip import requests
-from barnraise.exchange.handlers import handshake, transfer_budget, update_receiver
-from barnraise.exchange.ledger.anchor import compute_sketch
-from barnraise.exchange.ledger.verdicts import Fork
-from barnraise.exchange.network import connection as connection_module
-from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.exchange.updates import transfer_budget, update_receiver
+from barnraise.ledger.anchor import compute_sketch
+from barnraise.ledger.codec import encode
+from barnraise.peering.links import connection as connection_module
+from barnraise.peering.links import handshake
+from barnraise.peering.transports.framing import pack
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol import coordinator_messages
+from barnraise.protocol.fork_proof import Fork
 from barnraise.protocol.messages import (
     BlobPart,
     DirectiveRelay,
@@ -241,7 +242,9 @@ def test_author_with_another_header_for_one_machine_is_cut_off_by_a_proof(world,
     wait_until(lambda: all(m.ledger.verdicts.limits == {author: 0} for m in (a, b)))
     world.wait_for_agreement(a, b)
     assert b.ledger.vector() == {a.exchange.author: 1}
-    assert a.identity.key in b.exchange.server.connections, "who passed the true one on is blamed"
+    assert a.identity.key in b.exchange.server.peers.connections, (
+        "who passed the true one on is blamed"
+    )
 
 
 def test_honest_peer_is_not_blamed_for_the_second_half_of_a_fork(world):
@@ -529,7 +532,7 @@ def test_flood_of_empty_updates_waits_and_honest_updates_do_not(world, caplog):
     time.sleep(2)
     assert 8 < b.ledger.vector()[a.exchange.author] < 20, "the burst, and then the pace"
     assert "more than its machine can train: it waits" in caplog.text
-    assert a.identity.key in b.exchange.server.connections, "nobody is refused for it"
+    assert a.identity.key in b.exchange.server.peers.connections, "nobody is refused for it"
 
 
 def test_unrequested_pieces_are_ignored(world):
@@ -569,7 +572,7 @@ def test_revoked_peer_stays_out_and_the_directive_is_relayed(world, caplog):
     # The revoked peer counts itself connected for as long as the refusal travels.
     wait_until(lambda: count_lines(f"refused {c.identity.key[:8]}: peer") == 2)
     assert count_lines(f"connected to {c.identity.key[:8]}") == 2, "before the directive"
-    assert all(c.identity.key not in m.exchange.server.connections for m in (a, b))
+    assert all(c.identity.key not in m.exchange.server.peers.connections for m in (a, b))
     wait_until(lambda: c.exchange.stats.peers == 0)
 
 
@@ -584,13 +587,13 @@ def test_directive_of_one_mirror_cannot_part_all_machines(world):
         machine.add_peers(*machines[: machine.number - 1])
         machine.exchange.set_mirror_lists([signed_list(1, *mirrors)])
     wait_until(lambda: all(m.exchange.stats.peers == 2 for m in machines))
-    wait_until(lambda: all(m.exchange.server.mirror_lists.version == 1 for m in machines))
+    wait_until(lambda: all(m.exchange.server.peers.mirror_lists.version == 1 for m in machines))
     everybody = [machine.identity.key for machine in machines]
     directive = coordinator_messages.Directive(
         run=RUN, machine=RUN, status="training", revoked=everybody, issued=time.time()
     )
     machines[0].exchange.apply_directive(rogue.sign("directive", directive))
-    handshakes = [machine.exchange.server.handshake for machine in machines]
+    handshakes = [machine.exchange.server.peers.handshake for machine in machines]
     wait_until(lambda: all(rogue.key in handshake.directives for handshake in handshakes))
     assert all(m.exchange.stats.peers == 2 for m in machines), "it signed none of their tickets"
     own = world.ticket(everybody[0], by=rogue)
@@ -598,7 +601,7 @@ def test_directive_of_one_mirror_cannot_part_all_machines(world):
         handshakes[1].check_ticket(everybody[0], own)
     expelled = mirrors[1].model_copy(update={"expelled": Expulsion(at=1.0, since=2)})
     machines[0].exchange.set_mirror_lists([signed_list(2, mirrors[0], expelled)])
-    wait_until(lambda: all(m.exchange.server.mirror_lists.version == 2 for m in machines))
+    wait_until(lambda: all(m.exchange.server.peers.mirror_lists.version == 2 for m in machines))
     again = directive.model_copy(update={"issued": time.time(), "revoked": everybody[:1]})
     assert not handshakes[1].revoke(rogue.sign("directive", again))
     assert not handshakes[1].is_revoked(everybody[0], rogue.key)
@@ -610,7 +613,7 @@ def test_directive_of_one_mirror_cannot_part_all_machines(world):
 def test_revocation_ends_when_the_tickets_before_it_have_expired(world):
     now = time.time()
     a = world.machine(1)
-    server = a.exchange.server.handshake
+    server = a.exchange.server.peers.handshake
     b = world.machine(2)
     old = coordinator_messages.Directive(
         run=RUN,
@@ -640,7 +643,7 @@ def test_expired_ticket_ends_the_connection_unless_renewed(world, monkeypatch):
     time.sleep(0.3)
     now[0] += 3 * 86400
     wait_until(lambda: a.exchange.stats.peers == 1)
-    assert list(a.exchange.server.connections) == [b.identity.key]
+    assert list(a.exchange.server.peers.connections) == [b.identity.key]
     a.exchange.set_orphaned(True)  # expired tickets are valid again
     c.add_peers(a)
     wait_until(lambda: a.exchange.stats.peers == 2)

@@ -4,7 +4,7 @@ import time
 
 from helpers.wait_for import wait_until
 
-from barnraise.exchange.handlers import handshake
+from barnraise.peering.links import handshake
 
 HOUR = 3600.0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from barnraise.exchange.ledger.anchor import initial_weights
+from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.planning import cost_model
 from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, preset

@@ -12,7 +12,7 @@ from helpers.plans import RECIPE, arbitrary_plans, engine_of, resident, sample_t
 from helpers.torch_allocations import peak_allocated
 from hypothesis import given, settings
 
-from barnraise.exchange.compression.codec import BLOCK, encode
+from barnraise.ledger.codec import BLOCK, encode
 from barnraise.planning import memory_model
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import LaneName

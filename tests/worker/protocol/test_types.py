@@ -2,7 +2,7 @@
 
 import pytest
 
-from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.peering.transports.transport import ChannelClosedError
 from barnraise.protocol.coordinator_messages import Problem
 from barnraise.protocol.messages import Goodbye
 from barnraise.protocol.types import replace_unprintable

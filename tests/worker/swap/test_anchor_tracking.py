@@ -5,7 +5,7 @@ import torch
 from helpers.plans import exchange_state, sample_text, train_round, weights_of
 
 from barnraise.errors import StateError
-from barnraise.exchange.compression.codec import encode
+from barnraise.ledger.codec import encode
 from barnraise.spec import DECENTRALIZED_ADAM
 from barnraise.swap.precision import units_to_float
 

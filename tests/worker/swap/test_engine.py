@@ -29,10 +29,10 @@ from helpers.plans import (
 )
 
 from barnraise.errors import MemoryShortageError
-from barnraise.exchange.compression import codec
-from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.ledger.anchor import Anchor, initial_weights
+from barnraise.ledger import codec
+from barnraise.ledger.anchor import Anchor, initial_weights
+from barnraise.ledger.codec import encode
+from barnraise.planning.quantization_scheme import QuantizationScheme
 from barnraise.spec import UNIT_BITS
 from barnraise.swap.engine import Engine
 from barnraise.swap.executor import naming_failures

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from helpers.plans import groups, resident, sample_text
 
-from barnraise.exchange.ledger.anchor import initial_weights
+from barnraise.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
 from barnraise.planning.program import LaneName

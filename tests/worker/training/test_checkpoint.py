@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.paths import TESTS, WORKER
 
-from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.ledger.anchor import Anchor
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import ModelSpec, Recipe

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from helpers import paths
 
-from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.stats import NeighbourStats
+from barnraise.ledger.anchor import Anchor
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import PlanView

@@ -13,7 +13,7 @@ from helpers.paths import WORKER
 from helpers.trained_models import larger_bpe_file
 
 from barnraise.errors import TextError
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.text.existing_tokenizer import ExistingTokenizer
 from barnraise.text.places import PathPlace
@@ -31,7 +31,7 @@ SPEC = RunSpec(model=MODEL, text=TextSpec(source="files", tokenizer="bpe", shard
 STAND_STILL = """
 import contextlib, sys, time
 from pathlib import Path
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.spec import RunSpec
 from barnraise.training.preparation import TextPreparation, build_text, plan_text
 

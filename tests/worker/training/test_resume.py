@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from barnraise.exchange.ledger.anchor import Anchor, fragment_to_bytes
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.ledger.anchor import Anchor, fragment_to_bytes
+from barnraise.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import Identity

@@ -94,15 +94,15 @@ def join(
         check_trainable(view)
 
     # Importing torch takes seconds, so that only the commands that need it do so.
-    from barnraise.exchange.network.iroh_transport import IrohTransport
+    from barnraise.peering.transports.iroh_transport import IrohTransport
     from barnraise.training.join import join_run
     from barnraise.training.local_control import LocalControl
     from barnraise.training.memory_retry import run_within_memory
     from barnraise.training.memory_watch import MemoryWatch
+    from barnraise.training.mixing_worker import MixingWorker
     from barnraise.training.running_mark import create_within_memory
     from barnraise.training.train import Worker
     from barnraise.training.warm_start import fetch_initial_weights
-    from barnraise.training.worker_classes import find_worker_class
 
     configure_logging(open_worker_log(state_dir))
     leaving = stop_on_signals()
@@ -123,7 +123,7 @@ def join(
         transport = IrohTransport(joined.coordinator.identity.secret, port=port)
 
         def create(limits: Limits) -> Worker:
-            worker_class = find_worker_class(joined.spec)
+            worker_class = MixingWorker if joined.spec.recipe.mixes_weights else Worker
             return worker_class(joined, leaving, hardware, limits, display.show, transport)
 
         try:

@@ -17,13 +17,13 @@ from barnraise.cli.machine_options import (
 from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.resource_options import ResourceOptions
 from barnraise.errors import StateError
-from barnraise.exchange.pacing.lines import HOME_LINE, Line, parse_line
-from barnraise.exchange.pacing.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.formats import format_bytes, format_parameters, parse_bytes
 from barnraise.planning import render
 from barnraise.planning.budgets import CONTEXT_BYTES, extend_to_limits
 from barnraise.planning.hardware import Hardware, UpdateRate
+from barnraise.planning.lines import HOME_LINE, Line, parse_line
 from barnraise.planning.plan import Plan
+from barnraise.planning.runtime_model import Choice, StepTime, Swarm, choose_strategy
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.spec import preset

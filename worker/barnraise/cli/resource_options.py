@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from barnraise.exchange.network.announced_names import check_announced
 from barnraise.formats import parse_bytes
+from barnraise.peering.links.announced_names import check_announced
 from barnraise.planning.limits import UNLIMITED, Limits
 
 SIZE_OPTIONS = ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink")

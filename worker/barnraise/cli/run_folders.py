@@ -83,7 +83,7 @@ class RunFolder:
         """Return whether this machine prepared the run's text."""
         if self.view is None:
             return False
-        return RunSpec.from_json(self.view.spec).owner == self.key
+        return RunSpec.from_json(self.view.spec, is_stored=True).owner == self.key
 
     def disk_bytes(self) -> int:
         """Return the bytes that the folder takes on the disk. A hole in a file takes none."""

@@ -21,8 +21,8 @@ from barnraise.cli.option_groups import expand_option_groups
 from barnraise.cli.site_options import SiteOptions
 from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import StateError
-from barnraise.exchange.pacing.lines import LINES
 from barnraise.formats import format_duration, parse_bytes
+from barnraise.planning.lines import LINES
 from barnraise.protocol.coordinator_messages import RunSummary
 from barnraise.protocol.verdicts import Verdict
 

@@ -21,7 +21,7 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import MAX_AUTHORS, SignedVerdict, Verdict
 
 if TYPE_CHECKING:
-    from barnraise.exchange.ledger.ledger import Ledger
+    from barnraise.ledger.ledger import Ledger
 
 KEY = re.compile(r"[0-9a-f]{64}")
 MIN_KEY_DIGITS = 8  # of the beginning of a key that names a peer
@@ -76,8 +76,8 @@ def verdict(
     state_dir = open_state_dir(exclusion.home)
     # Importing torch takes seconds: what can be refused is refused before.
     refuse_unknown_run(state_dir, run.name)
-    from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-    from barnraise.exchange.ledger.ledger import Ledger
+    from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
+    from barnraise.ledger.ledger import Ledger
     from barnraise.spec import RunSpec
     from barnraise.training.join import find_saved_run
 

@@ -3,7 +3,7 @@
 The preferred mirror follows from both keys (`mirror_list.ranked`). When it does not answer, the
 next takes its place. A background thread retries it, each time later, and once it answers the
 machine goes back to it. The mirror list lies on disk, is requested from every mirror, and is
-exchanged with the peers of a run (`exchange/handlers/mirror_list_sync.py`).
+exchanged with the peers of a run (`peering/links/mirror_list_sync.py`).
 """
 
 import logging

@@ -1,1 +1,1 @@
-"""Agree with the others: integer updates, the ledger of them, and the peers they travel between."""
+"""What travels between peers: updates, verdicts, snapshots and the blobs that they name."""

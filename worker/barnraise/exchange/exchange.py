@@ -23,36 +23,36 @@ from dataclasses import dataclass, replace
 import torch
 
 from barnraise.errors import StateError
-from barnraise.exchange.handlers.blob_fetcher import WantedBlob
-from barnraise.exchange.handlers.local_author import AuthorConfig, LocalAuthor
-from barnraise.exchange.handlers.snapshot_client import (
+from barnraise.exchange.blobs.blob_fetcher import WantedBlob
+from barnraise.exchange.snapshots.snapshot_client import (
     MAJORITY_ONLY,
     MIN_FETCH_RATE,
     Snapshot,
     SnapshotTrust,
     load_base_snapshot,
 )
-from barnraise.exchange.handlers.update_queue import ReceivedUpdate, UpdateQueue
-from barnraise.exchange.ledger.anchor import Anchor, Retracted
-from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
-from barnraise.exchange.ledger.diff import anchor_entry, anchor_retractions
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.mixing.members import TicketedMembership
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.network.line_meter import LineRates
-from barnraise.exchange.network.nat_type import ReachFacts
-from barnraise.exchange.network.transport import Transport
-from barnraise.exchange.pacing.author_pace import PaceLimits
-from barnraise.exchange.pacing.contribution import ContributionMeter
-from barnraise.exchange.pacing.growth_meter import GrowthMeter
-from barnraise.exchange.pacing.peer_estimates import PeerEstimates
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.exchange.pacing.weighting import weight_ramp
-from barnraise.exchange.server import PeerServer, ServerConfig
-from barnraise.exchange.server_thread import ServerThread
-from barnraise.exchange.stats import ExchangeStats, collect_stats
-from barnraise.exchange.update_writer import UpdateWriter
+from barnraise.exchange.stats import ExchangeStats
+from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
+from barnraise.exchange.updates.author_pace import GrowthMeter, PaceLimits
+from barnraise.exchange.updates.local_author import AuthorConfig, LocalAuthor
+from barnraise.exchange.updates.update_writer import UpdateWriter
+from barnraise.exchange.weights.contribution import ContributionMeter
+from barnraise.exchange.weights.peer_estimates import PeerEstimates
+from barnraise.exchange.weights.weighting import weight_ramp
+from barnraise.ledger.anchor import Anchor, Retracted
+from barnraise.ledger.anchor_diff import anchor_retractions
+from barnraise.ledger.anchor_scrub import AnchorScrub
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.update_queue import ReceivedUpdate, Samples, UpdateQueue, anchor_entry
+from barnraise.ledger.validation import UpdateRules
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.mesh_members import TicketedMembership
+from barnraise.peering.addresses.nat_type import ReachFacts
+from barnraise.peering.links.bandwidth_meter import LineRates
+from barnraise.peering.peer_server import PeeringConfig
+from barnraise.peering.server_thread import ServerThread
+from barnraise.peering.transports.transport import Transport
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
@@ -132,24 +132,23 @@ class Exchange:
         ticket = open_signed(config.ticket, "ticket", Ticket)
         self._volunteer = ticket.volunteer
         self._contribution = ContributionMeter(rules.sizes, secrets.randbits(63))
-        self._queue = UpdateQueue(
-            rules.sizes, ledger.blobs, self._refetch_payload, self._on_decoded
-        )
-        server_config = ServerConfig(
+        self._queue = UpdateQueue(rules.sizes, ledger.blobs, self._refetch_payload)
+        peering = PeeringConfig(
             identity=config.identity,
-            announced=config.announced,
-            port_mapping=config.port_mapping,
-            rules=rules,
+            mirrors=rules.mirrors,
             spec_digest=digest(spec.to_json()),
             ticket=config.ticket,
             clock=config.clock,
-            pace=PaceLimits.from_spec(spec),
-            archive_rounds=spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None,
+            announced=config.announced,
+            port_mapping=config.port_mapping,
         )
-        agrees_in_steps = spec.recipe.agrees_in_steps
-        self._mesh_channels = transport.add_protocol("mixing") if agrees_in_steps else None
+        archive_rounds = spec.verdict_horizon if Role.ARCHIVE in ticket.roles else None
+        update_config = UpdateConfig(rules, PaceLimits.from_spec(spec), archive_rounds)
+        local = LocalState(ledger, self._author, self._queue, self._contribution.sample)
+        mixes_weights = spec.recipe.mixes_weights
+        self._mesh_channels = transport.add_protocol("mixing") if mixes_weights else None
         self._mesh: MeshLinks | None = None
-        self.server = PeerServer(server_config, ledger, transport, self._author, self._queue)
+        self.server = UpdateServer(peering, update_config, transport, local)
         self.thread = ServerThread(self.server)
         self._anchor_scrub = AnchorScrub(spec, ledger)
         self._growth = GrowthMeter(config.clock())
@@ -213,12 +212,12 @@ class Exchange:
         """
         assert self._mesh_channels is not None, "the recipe does not average weights"
         self.open()
-        server = self.server
+        peers = self.server.peers
         membership = TicketedMembership(
-            self._mesh_channels, server.gossip.membership, server.handshake, server.find_ticket
+            self._mesh_channels, peers.context.membership, peers.handshake, self.server.find_ticket
         )
         self._mesh = MeshLinks(
-            membership, payload_bytes, state_bytes, self.thread.loop, server.uplink
+            membership, payload_bytes, state_bytes, self.thread.loop, peers.uplink
         )
         self._mesh.start()
         return self._mesh
@@ -258,7 +257,7 @@ class Exchange:
     @property
     def copied_key(self) -> str | None:
         """Why this machine has to stop because of another one with its key; None if it has not."""
-        return self.server.copied_keys.refusal
+        return self.server.peers.copied_keys.refusal
 
     def new_update(self, tokens: int) -> UpdateWriter:
         """Return a writer for this machine's next update.
@@ -301,13 +300,6 @@ class Exchange:
         self._estimates.on_update_published(update, self._clock())
         self.thread.call(self.server.on_published, update)
 
-    def _on_decoded(self, update: Update, fragment: int, units: torch.Tensor) -> None:
-        """Record what an update changes. Called while it is added to the anchor."""
-        if update.volunteer != self._volunteer:
-            parts = sum(part.size > 0 for part in update.fragments)
-            tokens = update.tokens / parts
-            self._contribution.record_part(update.volunteer, fragment, units, tokens)
-
     def poll_updates(self) -> list[ReceivedUpdate]:
         """Return the changes since the last call, each author's in order. Never blocks.
 
@@ -319,6 +311,7 @@ class Exchange:
             if isinstance(update.header, Update):
                 self._estimates.on_update_received(update.header, now)
                 self._record_growth(update.header)
+                self._record_contribution(update.header, update.samples)
             elif update.retracts:
                 retracted = update.header.update
                 self._growth.on_retraction(
@@ -327,6 +320,10 @@ class Exchange:
         replayed = self._replayed
         self._replayed = []
         return [*replayed, *received]
+
+    def _record_contribution(self, update: Update, samples: Samples) -> None:
+        if samples and update.volunteer != self._volunteer:
+            self._contribution.record_update(update.volunteer, samples, update.tokens)
 
     def _record_growth(self, update: Update) -> None:
         ticket = self._ledger.peer_store.ticket(update.ticket)
@@ -457,7 +454,7 @@ class Exchange:
             rate: This machine's tokens per second.
             streaming: Whether fragments may be published one after the other during the round.
         """
-        uplink = self.server.uplink
+        uplink = self.server.peers.uplink
         # Messages do not wait, and updates have what they leave.
         capacity = min(uplink.measured_rate or math.inf, uplink.rate)
         uplink_rate = max(MIN_UPDATE_SHARE * capacity, capacity - uplink.message_rate)
@@ -482,8 +479,7 @@ class Exchange:
     @property
     def stats(self) -> ExchangeStats:
         """The figures for status and reports."""
-        stats = collect_stats(
-            self.server,
+        stats = self.server.collect_stats(
             self._anchor_scrub.findings,
             self._round_schedule,
             self._estimates.doubted_volunteers,
@@ -508,23 +504,23 @@ class Exchange:
     def add_peers(self, peers: list[Peer]) -> None:
         """Add peers that a coordinator names."""
         self.open()
-        self.thread.call(self.server.add_peers, peers)
+        self.thread.call(self.server.peers.add_peers, peers)
 
     def addresses(self) -> list[str]:
         """Return the addresses at which others may reach this machine."""
         self.open()
-        return self.server.addresses()
+        return self.server.peers.addresses()
 
     def set_source_ip(self, source_ip: str) -> None:
         """Record from which IP address the coordinator receives this machine's requests."""
         if source_ip and source_ip != self._source_ip:
             self._source_ip = source_ip
-            self.thread.call(self.server.reachability.observed.on_site_report, source_ip)
+            self.thread.call(self.server.peers.reachability.observed.on_site_report, source_ip)
 
     @property
     def reach_facts(self) -> ReachFacts:
         """What is known of how others reach this machine."""
-        return self.server.reachability.facts(time.monotonic())
+        return self.server.peers.reachability.facts(time.monotonic())
 
     def test_reachability(self) -> int:
         """Have linked peers dial this machine, for `reach_facts`. Blocks for some seconds.
@@ -532,11 +528,11 @@ class Exchange:
         Returns:
             How many peers tried.
         """
-        return self.thread.run(self.server.dial_back.test(), 0)
+        return self.thread.run(self.server.peers.dial_back.test(), 0)
 
     def measure_line(self) -> LineRates:
         """Measure the line to a linked peer with at most 2 MB each way. Blocks for some seconds."""
-        return self.thread.run(self.server.line_test.measure(), LineRates())
+        return self.thread.run(self.server.peers.line_test.measure(), LineRates())
 
     def renew_ticket(self, ticket: Signed) -> None:
         """Replace this machine's ticket."""
@@ -548,7 +544,7 @@ class Exchange:
         Args:
             directive: The signed directive, which the caller has verified.
         """
-        self.thread.call(self.server.apply_own_directive, directive)
+        self.thread.call(self.server.peers.apply_own_directive, directive)
 
     def apply_verdict(self, verdict: SignedVerdict) -> None:
         """Apply a verdict and send it to the peers.
@@ -564,7 +560,7 @@ class Exchange:
         Returns:
             The peers' lists, if they are newer.
         """
-        mirror_lists = self.server.mirror_lists
+        mirror_lists = self.server.peers.mirror_lists
         version = parse_list(lists[-1]).version if lists else 0
         if version > mirror_lists.version:
             self.thread.call(mirror_lists.set_lists, lists)
@@ -575,7 +571,7 @@ class Exchange:
 
         Tickets are then valid for long past their expiry.
         """
-        self.server.handshake.set_orphaned(orphaned)
+        self.server.peers.handshake.set_orphaned(orphaned)
 
     def on_own_update(self, update: Update) -> None:
         """Continue under a new incarnation if our key signed an update that the ledger lacks."""

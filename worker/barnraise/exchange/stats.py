@@ -1,12 +1,9 @@
 """Figures of the exchange, for status and reports."""
 
-import time
 from dataclasses import dataclass
 
-from barnraise.exchange.compression.scheme import CHUNK
-from barnraise.exchange.ledger.anchor_scrub import ScrubFindings
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
-from barnraise.exchange.server import PeerServer
+from barnraise.planning.quantization_scheme import CHUNK
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.protocol.reports import ExchangeView
 
 
@@ -52,7 +49,6 @@ class ExchangeStats:
         corruptions: Fragments and payload files that were found damaged.
         repaired: How many of those have been repaired.
         damaged_fragment: The name of a fragment that is not repaired yet.
-        ignored_authors: Names of authors in peers' States that no header proved.
         waiting_reason: Why no snapshot is taken although one is needed; None if none is.
         is_reached: Whether machines on the internet that this one had not dialled have reached it.
         doubted: Digests of the volunteers that count for nothing.
@@ -73,7 +69,6 @@ class ExchangeStats:
     corruptions: int = 0
     repaired: int = 0
     damaged_fragment: str | None = None
-    ignored_authors: int = 0
     waiting_reason: str | None = None
     is_reached: bool = False
     doubted: tuple[str, ...] = ()
@@ -98,67 +93,3 @@ class ExchangeStats:
             reached=self.is_reached,
             doubted=self.doubted[0][:16] if self.doubted else None,
         )
-
-
-def collect_stats(
-    server: PeerServer,
-    findings: ScrubFindings,
-    schedule: RoundSchedule | None,
-    doubted: tuple[str, ...],
-) -> ExchangeStats:
-    """Return the figures as they are now. Safe to call from any thread.
-
-    Args:
-        server: The network side.
-        findings: Of the anchor's scrub.
-        schedule: Of this machine's rounds.
-        doubted: Digests of the volunteers that count for nothing.
-    """
-    connections = list(server.connections.values())
-    channels = [connection.channel for connection in connections]
-    links = dict(server.gossip.links)
-    vector = server.ledger.vector()
-    own_key = server.transport.key
-    own_updates = sum(seq for author, seq in vector.items() if author.startswith(own_key))
-    neighbours = []
-    for connection in connections:
-        link = links.get(connection.key)
-        if link is None:
-            continue
-        neighbours.append(
-            NeighbourStats(
-                connection.key,
-                _count_missing(vector, link.vector),
-                connection.sent_meter.rate,
-                connection.received_meter.rate,
-                link.anchor_agrees,
-                connection.channel.is_relayed,
-            )
-        )
-    return ExchangeStats(
-        updates_sent=own_updates,
-        updates_received=sum(vector.values()) - own_updates,
-        bytes_sent=server.closed_bytes_sent + sum(channel.bytes_sent for channel in channels),
-        bytes_received=server.closed_bytes_received
-        + sum(channel.bytes_received for channel in channels),
-        peers=len(connections),
-        updates_behind=server.gossip.updates_behind,
-        sent_rate=sum(connection.sent_meter.rate for connection in connections),
-        received_rate=sum(connection.received_meter.rate for connection in connections),
-        uplink_rate=server.uplink.measured_rate,
-        round_schedule=schedule,
-        neighbours=tuple(neighbours),
-        fragments_checked=findings.checked,
-        corruptions=findings.corrupted + server.scrub.found,
-        repaired=findings.repaired + server.scrub.repaired,
-        damaged_fragment=findings.damaged,
-        ignored_authors=server.gossip.authors.ignored,
-        waiting_reason=server.snapshot_client.waiting_reason,
-        is_reached=bool(server.reachability.facts(time.monotonic()).is_reached),
-        doubted=doubted,
-    )
-
-
-def _count_missing(ours: dict[str, int], theirs: dict[str, int]) -> int:
-    """Return how many updates the version vector `theirs` lacks."""
-    return sum(max(0, seq - theirs.get(author, 0)) for author, seq in ours.items())

@@ -18,10 +18,6 @@ MEAN_COPIES = 1  # with moments that absorb the mean gradient of several steps: 
 # Elements that are updated at a time while moments are copied; a multiple of all block sizes.
 MOVED_ELEMENTS = 1 << 22
 MOVED_COPIES = 3  # both moments, and weights that do not move
-# Copies of the largest fragment that all-reduce uses: the weights and moments that a new group
-# shares, as read, as they travel and as converted, a gradient that travels, and what a group that
-# was abandoned still writes to.
-ALL_REDUCE_COPIES = 12
 
 
 @dataclass(frozen=True)
@@ -59,11 +55,6 @@ def mean_gradient_bytes(model: ModelSpec, recipe: Recipe) -> int:
     sizes = [fragment.size for fragment in model.fragments()]
     copied = MOVED_COPIES * min(max(sizes), MOVED_ELEMENTS)
     return FLOAT_BYTES * (MEAN_COPIES * sum(sizes) + copied)
-
-
-def all_reduce_bytes(model: ModelSpec) -> int:
-    """Return the bytes of RAM that a machine needs to average gradients with others."""
-    return ALL_REDUCE_COPIES * FLOAT_BYTES * max(fragment.size for fragment in model.fragments())
 
 
 def reserve_memory(

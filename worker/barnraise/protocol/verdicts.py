@@ -1,6 +1,6 @@
 """Verdicts: signed decisions of a run's owner or its mirrors to remove updates and to exclude.
 
-`exchange/ledger/verdicts.py` decides when a verdict is valid, and what follows from it.
+`ledger/verdict_set.py` decides when a verdict is valid, and what follows from it.
 """
 
 from typing import Annotated, Literal

@@ -1,6 +1,6 @@
 """Move the anchor after the replicas of machines that average their weights in every step.
 
-The machines' replicas agree by themselves (`exchange/mixing`), so the anchor is not where the next
+The machines' replicas agree by themselves (`mixing`), so the anchor is not where the next
 round begins: it is the run's published model. Each round, every author moves it by its share of the
 way to its own replica:
 

@@ -177,12 +177,6 @@ class Buffers:
         """Return fragment i's gradient, fp32 [n], in host memory, for a staged update."""
         return self._view_floats(self._host_gradient_buffer(i), i)
 
-    def waiting_gradient(self, i: int) -> Tensor:
-        """Return fragment i's gradient, fp32 [n], where it waits for exact clipping in memory."""
-        if self._plan.staged and self._plan.weights[i] != "device":
-            return self.host_gradient(i)
-        return self.gradient(i, -1)
-
     def spill_source(self, i: int, slot: int) -> Tensor:
         """Return the buffer, uint8 of whole pages, that a SPILL writes to disk."""
         return self._host_gradient_buffer(i) if self._plan.staged else self._pool[slot]

@@ -24,7 +24,6 @@ from barnraise.planning.memory_model import sampled_at_once
 from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
-from barnraise.swap.adamw import sum_of_squares
 from barnraise.swap.anchor_tracking import AnchorTracking
 from barnraise.swap.device import release_device_memory
 from barnraise.swap.executor import (
@@ -56,10 +55,6 @@ WARMUP_STEPS = 20  # steps over which the learning rate recovers after Adam's mo
 
 # An int32 [n] tensor of units → the payload, and the int32 [n] units that the payload decodes to.
 Encode = Callable[[Tensor], tuple[bytes, Tensor]]
-
-# This machine's loss and its gradients, fp32 [n] for each fragment → whether the gradients are now
-# the mean over all machines; False drops the step.
-AverageGradients = Callable[[float, list[Tensor]], bool]
 
 
 class AnchorLike(Protocol):
@@ -112,7 +107,6 @@ class Engine:
 
     Attributes:
         progress: how far the state in the store has come.
-        replica_resets: how often the replica has become the anchor.
     """
 
     def __init__(
@@ -149,7 +143,7 @@ class Engine:
         self._tiles = Tiles(plan, store, self.buffers.tile_scratch)
         self._outer_optimizer = (
             AnchorTracking(store, self._tiles, self.buffers.tile_scratch)
-            if recipe.agrees_in_steps
+            if recipe.mixes_weights
             else OuterOptimizer(recipe, store, self._tiles, self.buffers.tile_scratch)
         )
         self._no_prediction = (0.0,) * len(self.fragments)
@@ -161,7 +155,6 @@ class Engine:
             residual=saved.residual or self._no_prediction,
             forecast=saved.forecast or self._no_prediction,
         )
-        self.replica_resets = 0
         self._queued_updates: list[DecodableUpdate] = []
         self._pending: PendingUpdate | None = None
         if progress is None:
@@ -187,7 +180,6 @@ class Engine:
         rate_scale: float = 1.0,
         position: int = 0,
         should_stop: Callable[[], bool] = lambda: False,
-        average: AverageGradients | None = None,
     ) -> StepStats:
         """Make one AdamW step on the mean gradient of the micro-batches, clipped as the plan says.
 
@@ -198,8 +190,6 @@ class Engine:
             should_stop: called between parts of the computation; ends the step without its update.
                 With layer-wise clipping, fragments whose update is complete by then have taken the
                 step, and the others have not.
-            average: averages gradients with other machines before they are clipped; ends the step
-                without its update where it fails. For exact clipping with gradients in memory.
 
         Raises:
             StateError: a tier failed. What the last manifest names is intact then.
@@ -219,7 +209,7 @@ class Engine:
             update = self._step_with_exact_clipping(passes, rate_scale, sum(tokens), position)
         else:
             update = self._step_with_layerwise_clipping(passes, rate_scale, sum(tokens), position)
-        if passes.is_interrupted or not self._average_gradients(passes, average):
+        if passes.is_interrupted:
             self.executor.drain()
             activations.finish()
             if update.is_interrupted:  # its program has applied what others sent
@@ -241,20 +231,6 @@ class Engine:
                 self.flush()
         seconds = time.perf_counter() - started
         return StepStats(loss, 0 if abandoned else sum(tokens), seconds, norm, abandoned)
-
-    def _average_gradients(self, passes: ForwardBackward, average: AverageGradients | None) -> bool:
-        """Replace the gradients by the mean over all machines; return whether they are that."""
-        if average is None:
-            return True
-        assert self.plan.clipping == "exact" and not self.plan.on_disk
-        self.executor.drain()
-        gradients = [self.buffers.waiting_gradient(i) for i in range(len(self.fragments))]
-        loss = float(torch.stack(passes.losses).sum())
-        if not average(loss, gradients):
-            return False
-        for i, gradient in enumerate(gradients):
-            passes.norms[i] = sum_of_squares(gradient).sqrt_()
-        return True
 
     def _step_with_exact_clipping(
         self, passes: ForwardBackward, rate_scale: float, tokens: int, position: int
@@ -382,7 +358,7 @@ class Engine:
         self._queued_updates += updates
         if prediction is not None:
             self._target_prediction = prediction
-        if not (self.plan.on_disk or self.plan.staged) or self.recipe.agrees_in_steps:
+        if not (self.plan.on_disk or self.plan.staged) or self.recipe.mixes_weights:
             self.apply_queued()
 
     @torch.no_grad()
@@ -396,7 +372,7 @@ class Engine:
                 units = sum_of_updates(arrivals, i)
                 if units is None and not growth[i]:
                     continue
-                if self.recipe.agrees_in_steps and units is not None:
+                if self.recipe.mixes_weights and units is not None:
                     # The replica receives the others' progress with the averaging.
                     self.anchors[i] = self.anchors[i].add_(units)
                     continue
@@ -529,42 +505,6 @@ class Engine:
                 tile.set_master(replica[begin + tile.begin : begin + tile.end])
         self.executor.invalidate_cached_weights()
 
-    def read_training_state(self, i: int) -> Tensor:
-        """Return a copy of fragment i's weights and moments, fp32 [3, n] on the host.
-
-        For states in memory.
-        """
-        self.flush()
-        self.executor.drain()
-        state = torch.empty(3, self.fragments[i].size)
-        for tile in self._tiles.iterate(i, changes=False):
-            state[0, tile.begin : tile.end].copy_(tile.host_master())
-        record = self.store.memory_record("moments", i, 0)
-        moments = AdamMoments.of(self.plan, record, self.fragments[i].size).to_float32()
-        for row, moment in zip(state[1:], moments, strict=True):
-            row.copy_(moment)
-        return state
-
-    @torch.no_grad()
-    def write_training_state(self, i: int, state: Tensor) -> None:
-        """Replace fragment i's weights and moments by fp32 [3, n] on the host."""
-        self.flush()
-        self.executor.drain()
-        for tile in self._tiles.iterate(i):
-            tile.set_master(state[0, tile.begin : tile.end])
-        self._tiles.write_moments(i, state[1], state[2])
-        self.executor.invalidate_cached_weights()
-
-    def count_optimizer_steps(self, taken: int, warmup_left: int) -> None:
-        """Continue with the step numbers that belong to another machine's weights and moments.
-
-        Args:
-            taken: AdamW's steps so far.
-            warmup_left: steps that still have a reduced rate.
-        """
-        self.flush()
-        self._change_progress(optimizer_steps=taken, warmup_steps_left=warmup_left)
-
     def _fragment_begins(self) -> list[int]:
         """Return where each fragment begins in the vector of all elements."""
         sizes = [fragment.size for fragment in self.fragments]
@@ -574,7 +514,6 @@ class Engine:
     def reset_round(self) -> None:
         """Set the replica to the anchor; drop what the round has learnt, and the prediction."""
         self._pending = None
-        self.replica_resets += 1
         self._target_prediction = self.progress.prediction
         self.apply_queued()
         scratch = self.buffers.tile_scratch(1)
@@ -759,7 +698,7 @@ class Engine:
                 tensors[f"{kind}.{i}"] = sequence[i]
             if self.progress.forecast[i]:
                 tensors[f"momentum.{i}"] = torch.zeros(fragment.size)
-        if self.recipe.agrees_in_steps:
+        if self.recipe.mixes_weights:
             tensors["replica"] = self.read_replica()
         return tensors
 
@@ -796,7 +735,7 @@ class Engine:
                     self.fragments[i], tensors[f"mean.{i}"], self._moments_device(i)
                 )
         self.reset_round()
-        if self.recipe.agrees_in_steps:
+        if self.recipe.mixes_weights:
             self.replace_replica(tensors["replica"])
 
     def _moments_device(self, i: int) -> torch.device:
@@ -806,7 +745,7 @@ class Engine:
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise StateError unless names, sizes and types are those of this model's state."""
         expected: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
-        if self.recipe.agrees_in_steps:
+        if self.recipe.mixes_weights:
             elements = sum(fragment.size for fragment in self.fragments)
             expected["replica"] = (elements, torch.float32)
         means = ("mean",) if self.executor.accumulates else ()

@@ -6,7 +6,7 @@ They earn those authors credit.
 import time
 from collections.abc import Mapping
 
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.ledger.ledger import Ledger
 from barnraise.protocol.coordinator_messages import (
     Attestation,
     AttestationStatement,

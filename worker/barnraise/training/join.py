@@ -22,7 +22,7 @@ from barnraise.errors import (
     StateError,
     UnsupportedModelError,
 )
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.coordinator_messages import (
     Directive,
     JoinReply,

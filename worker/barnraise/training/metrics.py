@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from barnraise.coordinator_client.reporter import WorkerFigures
-from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.stats import ExchangeStats, NeighbourStats
+from barnraise.ledger.anchor import Anchor
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import (
     MAX_LINKS,

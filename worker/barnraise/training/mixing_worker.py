@@ -6,28 +6,37 @@ Each machine's step is (Wang et al., arXiv 2410.11998)
 
 with the gradient at the un-mixed x_i and moments of its own. The messages of a step travel while
 its gradient is computed. Averaging waits for the step's neighbours: one that is late or gone costs
-a step of mixing.
+a step of mixing, never the run.
+
+`MixingWorker.train` takes the place of `Worker.train`; the life cycle, the ledger, reports, pauses,
+evaluation and checkpoints are the worker's. The run's published model, its *anchor*, follows the
+replicas: once a round each machine moves it by its share of the way to its own replica
+(`swap/anchor_tracking.py`), by signed updates like those of other runs. So tokens are counted,
+weights are downloaded and machines join as everywhere.
 """
 
 import logging
-from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
 
-from barnraise.exchange.mixing.mesh_links import MeshLinks
-from barnraise.exchange.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
-from barnraise.exchange.mixing.payloads import check_weights, decode_weights, payload_size
-from barnraise.exchange.mixing.topology import find_topology
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.errors import PlanError
+from barnraise.mixing.mesh_links import MeshLinks
+from barnraise.mixing.neighbour_mixing import MixingSettings, NeighbourMixing
+from barnraise.mixing.payloads import check_weights, decode_weights, payload_size
+from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes
+from barnraise.planning.mixing_memory import mean_gradient_bytes, mixing_bytes, reserve_memory
+from barnraise.planning.mixing_topology import find_topology
+from barnraise.planning.plan import Plan
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.spec import RunSpec
 from barnraise.swap.lr_schedule import learning_rate_scale
-from barnraise.training.step_worker import StepWorker
+from barnraise.training.train import Worker
 
 log = logging.getLogger("barnraise")
 
+CONNECT_SECONDS = 20.0  # a machine that knows peers waits this long for a link to one of them
 BEACON_SECONDS = 2.0  # a linked machine waits this long to learn at which step the others are
 STATE_SECONDS = 600.0  # a neighbour's weights must arrive in this time, longer on slow lines
 # Steps by which a machine may be behind before it takes a neighbour's weights: after a pause its
@@ -35,44 +44,88 @@ STATE_SECONDS = 600.0  # a neighbour's weights must arrive in this time, longer 
 MAX_STEPS_BEHIND = 20
 
 
-class MixingWorker(StepWorker):
+class MixingWorker(Worker):
     """One machine in a run of the strategy `decentralized-adam`."""
 
-    mixing: NeighbourMixing  # `prepare_steps` sets it
+    mesh: MeshLinks  # `train` sets both
+    mixing: NeighbourMixing
 
-    def reserved_bytes(self) -> int:
-        """Return the bytes of RAM for the weights that are sent and received in every step."""
-        return mixing_bytes(self.spec.model, self.spec.recipe)
+    # ---- planning -----------------------------------------------------------------------------
 
-    def reserved_device_bytes(self) -> int:
-        """Return the bytes of GPU memory for gradients that moments have not absorbed."""
-        return mean_gradient_bytes(self.spec.model, self.spec.recipe)
+    def plan_training(self, hardware: Hardware, limits: Limits) -> Plan:
+        """Plan the training with room for the weights that are sent and received in every step.
 
-    def step_limits(self, limits: Limits) -> Limits:
-        """Know the whole gradient before moments absorb it, where they absorb several steps'."""
-        limits = super().step_limits(limits)
-        if self.spec.recipe.mixing_accumulation == 1:
-            return limits
-        return replace(limits, clipping="exact")
+        The whole state must be in memory. Where moments absorb several steps' gradients, the whole
+        gradient must be known before they do.
+
+        Raises:
+            PlanError: The model does not fit this machine's memory.
+        """
+        model, recipe = self.spec.model, self.spec.recipe
+        smaller = reserve_memory(
+            hardware, limits, mixing_bytes(model, recipe), mean_gradient_bytes(model, recipe)
+        )
+        step_limits = replace(smaller.limits, disk=0)
+        if recipe.mixing_accumulation > 1:
+            step_limits = replace(step_limits, clipping="exact")
+        try:
+            return super().plan_training(smaller.hardware, step_limits)
+        except PlanError as error:
+            raise PlanError(
+                f"{error}. The machines of this run agree in every step "
+                f"({recipe.strategy}): the whole state must be in memory, with room for "
+                "what they send and receive"
+            ) from None
+
+    @property
+    def needs_smaller_plan(self) -> bool:
+        """Return False: the whole state is needed in memory, so no plan is smaller."""
+        return False
 
     # ---- training -----------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Train with the other machines until the budget is spent or this machine leaves."""
+        self.mesh = self.open_mesh()
+        try:
+            # Begin where the other machines are.
+            self.mixing = NeighbourMixing(
+                self.mesh, mixing_settings(self.spec), should_stop=self.poll_should_stop
+            )
+            if self.wait_for_link():
+                self.mesh.wait_for(
+                    lambda inbox: inbox.leader() is not None, BEACON_SECONDS, self.poll_should_stop
+                )
+            self.adopt_weights()
+
+            while self.wait_for_round():  # blocks while paused; resyncs if left behind
+                # Plan the round, after which this machine publishes.
+                round_schedule = self.exchange.plan_round(
+                    self.metrics.tokens_per_second, streaming=False
+                )
+
+                # Take steps, agreeing with the others in each.
+                self.train_together(round_schedule)
+
+                if self.engine.round_tokens:
+                    # Move the anchor towards this machine's replica.
+                    self.publish_round(round_schedule)
+
+                    # Save the state. A machine that leaves saves it at the end, once.
+                    if not self.is_leaving():
+                        self.save_checkpoint()
+
+                # Apply the peers' updates to the anchor, evaluate and report.
+                self.run_between_steps()
+            self.metrics.warning = ""
+        finally:
+            self.mesh.stop()
 
     def open_mesh(self) -> MeshLinks:
         """Open links to the other machines, for their weights."""
         elements = self.count_elements()
         bits = self.spec.recipe.mixing_bits
         return self.exchange.open_mesh(payload_size(elements, bits), payload_size(elements, 32))
-
-    def prepare_steps(self, cleanup: ExitStack) -> None:
-        """Take the weights of the machine that is furthest ahead, if any is linked."""
-        self.mixing = NeighbourMixing(
-            self.mesh, mixing_settings(self.spec), should_stop=self.poll_should_stop
-        )
-        if self.wait_for_link():
-            self.mesh.wait_for(
-                lambda inbox: inbox.leader() is not None, BEACON_SECONDS, self.poll_should_stop
-            )
-        self.adopt_weights()
 
     def train_together(self, round_schedule: RoundSchedule) -> None:
         """Take the round's steps, or those until a pause or the run's end interrupts it."""
@@ -144,6 +197,39 @@ class MixingWorker(StepWorker):
         self.mixing.cancel_mixing()
         self.mixing.step = max(self.mixing.step, step)
         log.info("took the weights of %s at its step %d", leader[:8], step)
+
+    def is_round_over(self, round_schedule: RoundSchedule) -> bool:
+        """Return whether this machine publishes now."""
+        step_tokens = self.spec.recipe.step_sequences * self.spec.model.context
+        return round_schedule.is_over(self.engine.round_tokens // step_tokens, self._run_time())
+
+    def apply_arrivals(self) -> None:
+        """Apply the updates received since the last call to the anchor.
+
+        The replica does not change: what others have learnt comes with the agreement in steps.
+        """
+        self.engine.queue_updates(*self.exchange.poll_updates())
+
+    def count_elements(self) -> int:
+        """Return the number of elements of all fragments, padding included."""
+        return sum(fragment.size for fragment in self.plan.fragments)
+
+    def wait_for_link(self) -> bool:
+        """Wait until a peer is linked, if any is known; report meanwhile.
+
+        Returns:
+            Whether one is. Alone, training begins at once.
+        """
+        if not (self.joined.peers or self.ledger.peer_store.peers()):
+            return False
+        tries = round(CONNECT_SECONDS / 0.1)
+        for _ in range(tries):
+            if self.mesh.wait_for(lambda inbox: bool(inbox.neighbours), 0.1):
+                return True
+            if self.poll_should_stop():
+                return False
+        log.info("no other machine answers yet: training begins alone, and others join it")
+        return False
 
 
 def mixing_settings(spec: RunSpec) -> MixingSettings:

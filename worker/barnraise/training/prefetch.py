@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import RunSpec
 

@@ -23,9 +23,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.exchange.handlers.snapshot_client import load_base_snapshot
-from barnraise.exchange.ledger.anchor import Anchor, compute_sketch
-from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.snapshots.snapshot_client import load_base_snapshot
+from barnraise.ledger.anchor import Anchor, compute_sketch
+from barnraise.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.adam_moments import AdamMoments

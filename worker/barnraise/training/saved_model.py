@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec

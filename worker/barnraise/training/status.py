@@ -14,11 +14,11 @@ from barnraise.coordinator_client.reporter import Reporter, VerdictBatch
 from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError, UnprovenVerdictError
 from barnraise.exchange.exchange import Exchange
-from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.verdicts import verify_proof
-from barnraise.exchange.network.nat_type import describe_nat
+from barnraise.exchange.verdicts.verdict_handler import VERDICT_FOLDER
+from barnraise.ledger.anchor import Anchor
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.verdict_set import verify_proof
+from barnraise.peering.addresses.nat_type import describe_nat
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive

@@ -23,21 +23,21 @@ from torch import Tensor
 from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersLogHandler
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import PlanError, StateError
-from barnraise.exchange.compression import codec
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.handlers.snapshot_client import Snapshot, SnapshotTrust
-from barnraise.exchange.ledger.anchor import Anchor, load_initial_fragment
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.transport import Transport
-from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.exchange.snapshots.snapshot_client import Snapshot, SnapshotTrust
 from barnraise.formats import format_bytes
+from barnraise.ledger import codec
+from barnraise.ledger.anchor import Anchor, load_initial_fragment
+from barnraise.ledger.ledger import Ledger
+from barnraise.peering.transports.iroh_transport import IrohTransport
+from barnraise.peering.transports.transport import Transport
 from barnraise.planning.hardware import Hardware, return_freed_memory
 from barnraise.planning.limits import Limits
 from barnraise.planning.memory_model import HELD_OUT
 from barnraise.planning.memory_pressure import smaller_budget
 from barnraise.planning.plan import Plan
 from barnraise.planning.render import build_plan_view
+from barnraise.planning.round_schedule import RoundSchedule
 from barnraise.planning.search import make_plan
 from barnraise.planning.write_advice import PlanRequest, describe_write_limit
 from barnraise.protocol.enums import Activity, JoinPurpose, RunStatus

@@ -15,8 +15,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from barnraise.errors import BarnraiseError, StateError
-from barnraise.exchange.ledger.anchor import fragment_to_bytes
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.anchor import fragment_to_bytes
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.planning.hardware import Hardware
 from barnraise.protocol.enums import JoinPurpose
 from barnraise.spec import RunSpec

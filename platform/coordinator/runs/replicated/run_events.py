@@ -31,7 +31,7 @@ class DraftContent(Message):
     @classmethod
     def check_draft(cls, draft: dict[str, Any]) -> dict[str, Any]:
         """Refuse what is not a spec."""
-        RunSpec.from_json(json.dumps(draft))
+        RunSpec.from_json(json.dumps(draft), is_stored=True)
         return draft
 
 

@@ -107,7 +107,7 @@ class RunLaunched(Message):
     @classmethod
     def check_spec(cls, spec: str) -> str:
         """Refuse what is not a spec."""
-        RunSpec.from_json(spec)
+        RunSpec.from_json(spec, is_stored=True)
         return spec
 
 

@@ -12,7 +12,7 @@ from barnraise.cli.doctor.findings import (
     judge_machine,
 )
 from barnraise.cli.doctor.reach_verdict import NetworkFacts
-from barnraise.exchange.network.line_meter import LineRates
+from barnraise.peering.links.bandwidth_meter import LineRates
 
 GB = 10**9
 SITE = MirrorFacts("https://train.example.org", 0.05, clock_seconds=0.4)

@@ -8,8 +8,8 @@ from helpers.fake_coordinator import MACHINE, RUN, FakeCoordinator
 
 from barnraise.cli.doctor.peer_meeting import meet_peers
 from barnraise.cli.doctor.reach_verdict import NetworkFacts, ReachVerdict, judge_reach
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.nat_type import DialBackVerdict, judge_dial_backs
+from barnraise.peering.addresses.nat_type import DialBackVerdict, judge_dial_backs
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.coordinator_messages import Directive, JoinReply, MirrorView, RunView
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer

@@ -12,7 +12,7 @@ from barnraise.cli.doctor.reach_verdict import (
     is_behind_two_routers,
     judge_reach,
 )
-from barnraise.exchange.network.nat_type import DialBack, Observation, ReachFacts
+from barnraise.peering.addresses.nat_type import DialBack, Observation, ReachFacts
 
 LAN = "192.168.1.50"
 LOCAL = (f"{LAN}:45555",)

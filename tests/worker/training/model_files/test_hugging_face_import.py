@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE as BPEModel
 
 from barnraise.errors import StateError
-from barnraise.exchange.ledger.anchor import fragment_from_bytes
-from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.ledger.anchor import fragment_from_bytes
+from barnraise.ledger.blob_store import BlobStore
 from barnraise.training.model_files.hugging_face_export import export_hugging_face
 from barnraise.training.model_files.hugging_face_import import (
     ImportedModel,

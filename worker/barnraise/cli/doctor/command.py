@@ -25,7 +25,7 @@ from barnraise.cli.site_access import open_site
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.durable_io import write_atomically
 from barnraise.errors import BarnraiseError
-from barnraise.exchange.network.nat_type import judge_dial_backs
+from barnraise.peering.addresses.nat_type import judge_dial_backs
 from barnraise.protocol.checkups import MAX_FINDINGS, Checkup, CheckupFinding
 from barnraise.state_dir import StateDir
 

@@ -13,10 +13,10 @@ from barnraise.cli.doctor.reach_verdict import NetworkFacts
 from barnraise.coordinator_client.failover import FailoverClient
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.line_meter import LineRates
-from barnraise.exchange.network.nat_type import DialBack, Observation, ReachFacts
+from barnraise.ledger.ledger import Ledger
+from barnraise.peering.addresses.nat_type import DialBack, Observation, ReachFacts
+from barnraise.peering.links.bandwidth_meter import LineRates
+from barnraise.peering.transports.iroh_transport import IrohTransport
 from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.enums import JoinPurpose
 from barnraise.spec import RunSpec

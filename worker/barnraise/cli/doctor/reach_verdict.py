@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from barnraise.exchange.network.addresses import host_of, port_of
-from barnraise.exchange.network.line_meter import LineRates
-from barnraise.exchange.network.nat_type import (
+from barnraise.peering.addresses.addresses import host_of, port_of
+from barnraise.peering.addresses.nat_type import (
     DialBackVerdict,
     NatKind,
     ReachFacts,
     classify_nat,
     judge_dial_backs,
 )
+from barnraise.peering.links.bandwidth_meter import LineRates
 from barnraise.protocol.ip_addresses import is_public_ip, parse_ip
 
 MIN_SILENT_PEERS = 2  # which do not answer, before it is this machine's UDP that is suspected

@@ -1,1 +1,1 @@
-"""Pure state machines of the peer-to-peer network: gossip, membership, requests, verdicts."""
+"""Who needs which update, and who is asked for it. Pure."""

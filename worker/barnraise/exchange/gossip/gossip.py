@@ -29,9 +29,17 @@ from barnraise.exchange.gossip.authors import (
     AuthorClaim,
     AuthorRegister,
 )
-from barnraise.exchange.gossip.membership import Meeting, PartialView
 from barnraise.exchange.gossip.requests import ArrivedBytes, RequestScheduler
-from barnraise.protocol.messages import Peer, PeerState
+from barnraise.peering.membership.link_actions import (
+    CloseLink,
+    Dial,
+    LinkAction,
+    RequestDial,
+    SendGoodbye,
+    SendPeers,
+)
+from barnraise.peering.membership.membership import Meeting, PartialView
+from barnraise.protocol.messages import PeerState
 
 STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
 # The same where the uplink is limited to little. With a quarter more it is below PEER_TIMEOUT.
@@ -54,25 +62,10 @@ MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the sa
 
 
 @dataclass(frozen=True)
-class Dial:
-    """Connect to this peer."""
-
-    peer: Peer
-
-
-@dataclass(frozen=True)
 class SendState:
     """Send a State to this peer; `Gossip.build_state` builds it once it can be sent."""
 
     to: str
-
-
-@dataclass(frozen=True)
-class SendPeers:
-    """Send this peer the addresses of others."""
-
-    to: str
-    peers: tuple[Peer, ...]
 
 
 @dataclass(frozen=True)
@@ -103,40 +96,7 @@ class ProbeAuthor:
     seq: int
 
 
-@dataclass(frozen=True)
-class SendGoodbye:
-    """Ask this peer to leave: it has other links, and we have too many."""
-
-    to: str
-
-
-@dataclass(frozen=True)
-class RequestDial:
-    """Have this peer pass our "dial now" on to another peer, which we dial in vain."""
-
-    to: str
-    target: str
-
-
-@dataclass(frozen=True)
-class CloseLink:
-    """Close the link to this peer."""
-
-    peer: str
-    reason: str
-
-
-Action = (
-    Dial
-    | SendState
-    | SendPeers
-    | PushUpdate
-    | RequestUpdates
-    | ProbeAuthor
-    | SendGoodbye
-    | RequestDial
-    | CloseLink
-)
+Action = LinkAction | SendState | PushUpdate | RequestUpdates | ProbeAuthor
 
 
 @dataclass

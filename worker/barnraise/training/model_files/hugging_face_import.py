@@ -17,7 +17,7 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
 from barnraise.errors import StateError, TextError
-from barnraise.exchange.ledger.anchor import fragment_to_bytes
+from barnraise.ledger.anchor import fragment_to_bytes
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
 from barnraise.text.hub_files import check_cache_folder
 from barnraise.text.tokenizer import END_TOKEN, MAX_VOCABULARY, count_tokens, load_tokenizer

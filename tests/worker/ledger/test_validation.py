@@ -1,0 +1,139 @@
+"""Tests of what an update may state under its ticket: property tests, and the attacks by name."""
+
+import hypothesis.strategies as st
+import pytest
+from helpers import tickets
+from hypothesis import given, settings
+
+from barnraise.errors import MessageError
+from barnraise.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
+from barnraise.ledger.validation import (
+    UpdateRules,
+    allowed_tokens,
+    validate_claim,
+    validate_header,
+)
+from barnraise.protocol import messages
+from barnraise.protocol.signing import ORPHANED_TICKET_GRACE_SECONDS, Identity, digest
+from barnraise.spec import ModelSpec, RunSpec
+
+RUN = tickets.RUN
+AUTHOR, MIRROR = Identity(b"\x01" * 32), Identity(b"\x02" * 32)
+SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), roots=(MIRROR.key,))
+RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))
+ISSUED = 1_000_000.0  # when the tickets are issued, in seconds
+ISSUED_MS = 1_000_000_000
+
+
+def sign_ticket(rate: int = 1000, issued: float = ISSUED) -> messages.Signed:
+    return tickets.sign_ticket(MIRROR, AUTHOR.key, max_tokens_per_second=rate, issued=issued)
+
+
+def parse_ticket(signed: messages.Signed) -> messages.Ticket:
+    return messages.Ticket.model_validate_json(signed.body)
+
+
+def build_update(
+    time_ms: int,
+    tokens: int = 0,
+    started_ms: int = ISSUED_MS,
+    ticket: messages.Signed | None = None,
+    **changed,
+) -> messages.Update:
+    part = messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16)
+    fields = {
+        "run": RUN,
+        "peer": AUTHOR.key,
+        "incarnation": "0" * 16,
+        "seq": 1,
+        "previous": GENESIS_DIGEST,
+        "tokens": tokens,
+        "total": tokens,
+        "started_ms": started_ms,
+        "time_ms": time_ms,
+        "ticket": digest((ticket or sign_ticket()).body),
+        "fragments": [part] * len(RULES.sizes),
+    }
+    return messages.Update(**(fields | changed))
+
+
+def validate(update: messages.Update, ticket: messages.Signed | None = None) -> messages.Update:
+    return validate_header(AUTHOR.sign("update", update), ticket or sign_ticket(), RULES)
+
+
+def test_123_updates_in_one_second_cannot_end_a_run():
+    """The attack of the review: every update stated the most tokens that one update may."""
+    budget = 5_000_000
+    ticket = parse_ticket(sign_ticket(rate=6_000))
+    previous_ms, stated = ISSUED_MS, 0
+    for number in range(123):
+        time_ms = ISSUED_MS + 8 * (number + 1)
+        tokens = allowed_tokens(ticket, previous_ms, time_ms)
+        with pytest.raises(MessageError, match="states"):
+            validate_claim(build_update(time_ms, budget // 123), ticket, previous_ms)
+        validate_claim(build_update(time_ms, tokens), ticket, previous_ms)
+        previous_ms, stated = time_ms, stated + tokens
+    assert stated <= 6_000, "one second of an honest machine of this class"
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.integers(0, 50_000)), max_size=20))
+def test_chain_of_valid_updates_states_at_most_rate_times_time(steps):
+    ticket = parse_ticket(sign_ticket())
+    previous_ms, stated = ISSUED_MS, 0
+    for elapsed_ms, tokens in steps:
+        update = build_update(previous_ms + elapsed_ms, tokens)
+        try:
+            validate_claim(update, ticket, previous_ms)
+        except MessageError:
+            continue
+        previous_ms = update.time_ms
+        stated += tokens
+    assert stated <= ticket.max_tokens_per_second * (previous_ms - ISSUED_MS) / 1000
+
+
+def test_header_whose_time_descends_is_refused(tmp_path):
+    ticket = parse_ticket(sign_ticket())
+    for time_ms in (ISSUED_MS + 500, ISSUED_MS + 1000):
+        with pytest.raises(MessageError, match="not later"):
+            validate_claim(build_update(time_ms), ticket, previous_ms=ISSUED_MS + 1000)
+    ledger = Ledger(tmp_path)
+    first = build_update(ISSUED_MS + 1000, fragments=[])
+    signed = AUTHOR.sign("update", first)
+    assert ledger.append(signed, first) is Outcome.ADDED
+    changes = {"seq": 2, "previous": digest(signed.body), "fragments": []}
+    for time_ms, started_ms in [(ISSUED_MS + 1000, ISSUED_MS), (ISSUED_MS + 2000, ISSUED_MS + 1)]:
+        second = build_update(time_ms, started_ms=started_ms, **changes)
+        assert ledger.append(AUTHOR.sign("update", second), second) is Outcome.INCONSISTENT
+    second = build_update(ISSUED_MS + 2000, **changes)
+    assert ledger.append(AUTHOR.sign("update", second), second) is Outcome.ADDED
+    ledger.close()
+
+
+def test_header_under_another_ticket_is_refused():
+    update = build_update(ISSUED_MS + 2000, 1500)
+    assert validate(update) == update
+    with pytest.raises(MessageError, match="without the ticket that it names"):
+        validate(update, sign_ticket(rate=1_000_000))
+    with pytest.raises(MessageError, match="without the ticket that it names"):
+        validate_header(AUTHOR.sign("update", update), None, RULES)
+
+
+@pytest.mark.parametrize("seconds", [-0.001, 86_400 + ORPHANED_TICKET_GRACE_SECONDS + 0.001])
+def test_header_of_a_time_outside_its_tickets_is_refused(seconds):
+    with pytest.raises(MessageError, match="for which its ticket is not valid"):
+        validate(build_update(ISSUED_MS + round(1000 * seconds), started_ms=0))
+
+
+def test_renewed_ticket_with_a_higher_rate_applies_to_no_time_before_it():
+    ticket = sign_ticket(rate=1_000_000)
+    idle_before = build_update(ISSUED_MS + 1000, 60_000_000, started_ms=0, ticket=ticket)
+    with pytest.raises(MessageError, match="ticket and its time allow 1,000,000"):
+        validate(idle_before, ticket)
+    assert allowed_tokens(parse_ticket(ticket), 0, ISSUED_MS + 1000) == 1_000_000
+
+
+def test_start_that_is_not_before_the_first_update_is_refused():
+    for started_ms in (ISSUED_MS + 1000, ISSUED_MS + 2000):
+        with pytest.raises(MessageError, match="not after its author's start"):
+            validate(build_update(ISSUED_MS + 1000, started_ms=started_ms))

@@ -1,0 +1,166 @@
+"""Token buckets, fair sharing and meters."""
+
+import asyncio
+import math
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from barnraise.peering.limits.rate_limit import (
+    MESSAGE_WINDOW,
+    METER_WINDOW,
+    MIN_PIECE_BYTES,
+    MIN_WAIT,
+    PIECE_BYTES,
+    PIECE_SECONDS,
+    TURN_SECONDS,
+    FairShare,
+    Meter,
+    TokenBucket,
+    UplinkSender,
+)
+
+
+@given(
+    st.floats(1, 1e6),
+    st.floats(1, 1e6),
+    st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1e6)), max_size=50),
+)
+def test_token_bucket_allows_at_most_burst_plus_rate(rate, burst, requests):
+    bucket = TokenBucket(rate, burst)
+    now = consumed = 0.0
+    for pause, amount in requests:
+        now += pause
+        now += bucket.consume(amount, now)
+        consumed += amount
+        assert consumed <= (burst + rate * now) * (1 + 1e-9) + 1e-6
+
+
+def test_idle_token_bucket_fills_to_its_burst():
+    bucket = TokenBucket(10.0, 20.0)
+    assert bucket.consume(20.0, 0.0) == 0.0
+    assert bucket.consume(5.0, 0.0) == 0.5
+    assert bucket.consume(20.0, 1000.0) == 0.0 and bucket.consume(10.0, 1000.0) == 1.0
+    assert TokenBucket(math.inf, 0.0).consume(1e12, 0.0) == 0.0
+
+
+async def send_frames(share: FairShare, name: str, frames: list[int], sent: list[str]) -> None:
+    sender = UplinkSender(share)
+    for size in frames:
+        await sender.wait_for_turn(size)
+        sent.append(name)
+    sender.end_transfer()
+
+
+async def test_fair_share_sends_short_transfers_one_after_another():
+    share, sent = FairShare(100_000.0), []
+    started_at = asyncio.get_running_loop().time()
+    await asyncio.gather(*(send_frames(share, name, [500, 2000, 2000], sent) for name in "abc"))
+    assert "".join(sent) == "aaabbbccc", "the first peer has its update before the last begins"
+    assert asyncio.get_running_loop().time() - started_at > 0.75 * 3 * 4500 / 100_000
+
+
+async def test_fair_share_alternates_between_long_transfers():
+    share, sent = FairShare(100_000.0), []
+    turn = 100_000 * TURN_SECONDS
+    frames = [int(turn / 5)] * 10
+    await asyncio.gather(*(send_frames(share, name, frames, sent) for name in "ab"))
+    assert "".join(sent) == "aaaaabbbbbaaaaabbbbb", "no request of one peer starves the others"
+
+
+async def test_sender_whose_peer_does_not_read_loses_its_turn():
+    share, sent = FairShare(1_000_000.0), []
+    slow = UplinkSender(share)
+    await slow.wait_for_turn(1000)  # and never the next one: its frame is not read
+    async with asyncio.timeout(60):
+        await send_frames(share, "a", [1000] * 3, sent)
+    assert sent == ["a"] * 3 and not slow.keeps_turn
+
+
+async def test_sender_that_ends_while_waiting_leaves_no_turn_behind():
+    share, sent = FairShare(100_000.0), []
+    ended = asyncio.create_task(send_frames(share, "ended", [20_000] * 9, sent))
+    while not sent:
+        await asyncio.sleep(0.001)
+    ended.cancel()
+    async with asyncio.timeout(60):
+        await send_frames(share, "a", [1000] * 3, sent)
+    assert sent[-3:] == ["a"] * 3
+
+
+async def test_fair_share_without_a_limit_never_waits():
+    sender = UplinkSender(FairShare())
+    async with asyncio.timeout(1):
+        for _ in range(1000):
+            await sender.wait_for_turn(1 << 30)
+
+
+def test_meter_averages_over_its_window():
+    meter = Meter()
+    assert meter.rate == 0.0
+    for tenth in range(1000):
+        meter.update(100 * tenth, tenth / 10)
+    assert meter.rate == pytest.approx(1000, rel=0.1)
+    for tenth in range(1000, 1000 + int(20 * METER_WINDOW)):
+        meter.update(100_000, tenth / 10)
+    assert meter.rate == 0.0
+
+
+async def test_fair_share_measures_capacity_only_while_sending(monkeypatch):
+    share = FairShare()
+    now = 5.0  # of the event loop, whose own clock runs on while other programs compute
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+
+    assert share.measured_rate == 0.0
+    for _ in range(10):
+        with share.measure_sending(10_000):
+            now += 0.01
+            with share.measure_sending(10_000):
+                now += 0.01
+        now += 0.3  # nobody sends
+    assert share.measured_rate == pytest.approx(1e6), "two senders share the capacity"
+
+
+async def test_messages_take_from_what_waits_for_the_uplink(monkeypatch):
+    share, sent = FairShare(100_000.0), []
+    loop = asyncio.get_running_loop()
+    started_at = loop.time()
+    share.record_message(30_000)
+    share.record_message(20_000)
+    await send_frames(share, "a", [1000], sent)
+    assert loop.time() - started_at >= 0.5 - MIN_WAIT, "the messages' bytes have gone out first"
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    for _ in range(int(2 * MESSAGE_WINDOW)):
+        now += 1.0
+        share.record_message(300)
+    assert share.message_rate == pytest.approx(300.0)
+
+
+async def test_greetings_of_the_first_seconds_are_spread_over_the_window(monkeypatch):
+    share, loop = FairShare(1000.0), asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    share.record_message(1)
+    for _ in range(5):
+        now += 1.0
+        share.record_message(600)
+    assert share.message_rate == pytest.approx(5 * 600 / MESSAGE_WINDOW)
+
+
+async def test_messages_on_an_unlimited_uplink_delay_nothing():
+    share, sent = FairShare(), []
+    share.record_message(10**12)
+    async with asyncio.timeout(5):
+        await send_frames(share, "a", [1000] * 3, sent)
+    assert sent == ["a"] * 3
+
+
+@given(st.floats(1.0, 1e10))
+def test_piece_takes_a_second_of_a_limited_uplink_at_most(rate):
+    """A message waits behind one piece, and a peer without a message for long is dropped."""
+    piece = FairShare(rate).piece_bytes
+    assert piece <= max(MIN_PIECE_BYTES, rate * PIECE_SECONDS) and piece <= PIECE_BYTES
+    assert piece >= min(PIECE_BYTES, int(rate * PIECE_SECONDS)), "headers would take more"
+    assert FairShare().piece_bytes == PIECE_BYTES

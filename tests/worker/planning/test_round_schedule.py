@@ -1,0 +1,217 @@
+"""Tests of the round schedule: rounds as short and updates as dense as an uplink allows."""
+
+import math
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.planning.round_schedule import (
+    COMPRESSION_LADDER,
+    DEFAULT_SCHEME,
+    FIRST_UPDATE_SECONDS,
+    HEADER_BYTES,
+    HEADER_SHARE,
+    LONG_ROUNDS,
+    SCHEMES,
+    UPLINK_SHARE,
+    RoundSchedule,
+    align_with_peers,
+    choose_schedule,
+    fit_to_uplink,
+)
+from barnraise.spec import Recipe
+
+LINKS = st.floats(1e3, 1e10)  # bytes per second
+SECONDS = st.floats(0.01, 600)
+PARAMETERS = st.integers(10_000, 200_000_000_000)
+PUSHES = st.integers(1, 8)
+MAX_STEPS = 10_000
+
+
+SPARSEST_SCHEME = SCHEMES[-1]
+
+
+def budget(link: float) -> float:
+    return UPLINK_SHARE * link
+
+
+def required_rate(
+    steps: int,
+    scheme: QuantizationScheme,
+    step_seconds: float,
+    parameters: int,
+    pushes: int,
+) -> float:
+    """Return the bytes per second that send each update within its round."""
+    return pushes * (scheme.payload_size(parameters) + HEADER_BYTES) / (steps * step_seconds)
+
+
+def level_of(schedule: RoundSchedule) -> int:
+    """Return the index of the level of the ladder that a schedule is on."""
+    return next(
+        i
+        for i, level in enumerate(COMPRESSION_LADDER)
+        if level.scheme == schedule.scheme and schedule.steps <= level.max_steps
+    )
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES, st.integers(1, MAX_STEPS))
+def test_fit_to_uplink_update_is_sent_within_its_round(link, seconds, parameters, pushes, longest):
+    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, longest)
+    assert 1 <= schedule.steps <= longest
+    rate = required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
+    fits = rate <= budget(link) * (1 + 1e-9)
+    last = LONG_ROUNDS.scheme if longest >= LONG_ROUNDS.min_steps else SPARSEST_SCHEME
+    assert fits or (schedule.steps, schedule.scheme) == (longest, last)
+    if budget(link) >= required_rate(longest, LONG_ROUNDS.scheme, seconds, parameters, pushes):
+        assert fits
+
+
+@given(LINKS, LINKS, SECONDS, PARAMETERS, PUSHES)
+def test_fit_to_uplink_faster_link_sends_no_less(one, other, seconds, parameters, pushes):
+    slow, fast = (
+        fit_to_uplink(budget(link), seconds, parameters, pushes) for link in sorted((one, other))
+    )
+    slow_rate, fast_rate = (
+        required_rate(schedule.steps, schedule.scheme, seconds, parameters, pushes)
+        for schedule in (slow, fast)
+    )
+    assert slow_rate <= fast_rate * (1 + 1e-9)
+    assert level_of(slow) >= level_of(fast)
+    if slow.scheme == fast.scheme:
+        assert slow.steps >= fast.steps
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES)
+def test_fit_to_uplink_never_longer_or_smaller_than_the_link_demands(
+    link, seconds, parameters, pushes
+):
+    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+    bytes_per_step = budget(link) * seconds * (1 - 1e-9)
+    index = level_of(schedule)
+    for denser in COMPRESSION_LADDER[:index]:
+        size = pushes * (denser.scheme.payload_size(parameters) + HEADER_BYTES)
+        assert size > bytes_per_step * denser.max_steps
+    if COMPRESSION_LADDER[index].min_steps < schedule.steps < MAX_STEPS:
+        size = pushes * (schedule.scheme.payload_size(parameters) + HEADER_BYTES)
+        assert size > bytes_per_step * (schedule.steps - 1)
+
+
+@pytest.mark.parametrize(("above", "below"), list(pairwise(COMPRESSION_LADDER)))
+def test_compression_ladder_has_no_gap_that_leaves_a_link_idle(above, below):
+    densest_below = below.scheme.bits_per_parameter / below.min_steps
+    assert densest_below >= above.scheme.bits_per_parameter / above.max_steps
+    assert densest_below < above.scheme.bits_per_parameter / above.min_steps, (
+        "each level costs fewer bytes than the one above"
+    )
+
+
+@pytest.mark.parametrize(("codec", "steps"), [("top64x2", 10), ("top64x2", 100), ("dense2", 10)])
+def test_schedule_carries_the_residual_after_short_sparse_rounds_only(codec, steps):
+    recipe = Recipe(codec=codec, round_steps=steps)
+    schedule = choose_schedule(recipe, 1_000_000, 1e6, 1.0, 1, MAX_STEPS)
+    assert schedule.carries_residual == ((codec, steps) == ("top64x2", 10))
+    aligned = align_with_peers(recipe, schedule, 1.0, 1.0, 1e9)
+    assert aligned.carries_residual == schedule.carries_residual
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES)
+def test_first_rounds_have_no_momentum_where_the_ladder_makes_them_long(
+    link, seconds, parameters, pushes
+):
+    schedule = fit_to_uplink(budget(link), seconds, parameters, pushes, MAX_STEPS)
+    aligned = align_with_peers(Recipe(codec="auto"), schedule, seconds, seconds, 1e9)
+    plain_rounds = 4 if schedule.steps >= 128 else 0
+    for each in (schedule, aligned, aligned.with_streaming((parameters // 2,) * 2, 0.0, 1e9)):
+        assert [each.has_momentum(n) for n in range(6)] == [n >= plain_rounds for n in range(6)]
+    chosen = choose_schedule(Recipe(codec="dense2", round_steps=500), 10**6, link, seconds, 1, 1000)
+    assert chosen.has_momentum(0), "the owner chose these rounds for the recipe's momentum"
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES)
+def test_choose_schedule_fixed_codec_is_used_on_every_uplink(link, seconds, parameters, pushes):
+    schedule = choose_schedule(
+        Recipe(codec="top64x2", round_steps=7), parameters, link, seconds, pushes, MAX_STEPS
+    )
+    assert (schedule.steps, str(schedule.scheme)) == (7, "top64x2")
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES)
+def test_choose_schedule_auto_codec_fits_the_uplink(link, seconds, parameters, pushes):
+    auto = Recipe(codec="auto")
+    assert choose_schedule(auto, parameters, link, seconds, pushes, MAX_STEPS) == fit_to_uplink(
+        budget(link), seconds, parameters, pushes, MAX_STEPS
+    )
+
+
+def test_choose_schedule_unknown_uplink_uses_the_recipes_rounds():
+    auto = Recipe(codec="auto", round_steps=7)
+    assert choose_schedule(auto, 1000, math.inf, 1.0, 1, MAX_STEPS).steps == 7
+    assert choose_schedule(auto, 1000, math.inf, 1.0, 1, MAX_STEPS).scheme == DEFAULT_SCHEME
+    assert choose_schedule(auto, 1000, math.inf, None, 1, 3).steps == 3, (
+        "the round must not exceed the tokens that an update may contain"
+    )
+
+
+@given(LINKS, PARAMETERS, PUSHES)
+def test_choose_schedule_first_update_does_not_fill_a_known_uplink(link, parameters, pushes):
+    """Before the first step nobody knows how long a round lasts."""
+    auto = Recipe(codec="auto", round_steps=7)
+    schedule = choose_schedule(auto, parameters, link, None, pushes, MAX_STEPS)
+    assert schedule.steps == 7
+
+    def seconds(scheme: QuantizationScheme) -> float:
+        return pushes * scheme.payload_size(parameters) / budget(link)
+
+    denser = SCHEMES[: SCHEMES.index(schedule.scheme)]
+    assert all(seconds(scheme) > FIRST_UPDATE_SECONDS for scheme in denser)
+    if schedule.scheme != SPARSEST_SCHEME:
+        assert seconds(schedule.scheme) <= FIRST_UPDATE_SECONDS * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("max_steps", [1, 5, LONG_ROUNDS.min_steps - 1])
+def test_fit_to_uplink_dead_link_gets_smallest_and_longest(max_steps):
+    schedule = fit_to_uplink(0.0, 1.0, 1_000_000, max_steps=max_steps)
+    assert (schedule.steps, schedule.scheme) == (max_steps, SPARSEST_SCHEME)
+
+
+def test_fit_to_uplink_dead_link_gets_the_longest_rounds():
+    schedule = fit_to_uplink(0.0, 1.0, 1_000_000)
+    assert (schedule.steps, schedule.scheme) == (MAX_STEPS, LONG_ROUNDS.scheme)
+
+
+def test_fit_to_uplink_never_exceeds_max_steps():
+    assert fit_to_uplink(1e12, 1.0, 1_000_000, max_steps=2).steps == 2
+
+
+def test_fit_to_uplink_home_line_and_lan_examples():
+    """GPT-2 124M on a gaming GPU with a second a step: 100 Mb/s, 20 Mb/s, and a gigabit LAN."""
+    lan, fast, slow = (
+        fit_to_uplink(budget(megabits * 1e6 / 8), 1.0, 124_000_000, pushes=3)
+        for megabits in (1000, 100, 20)
+    )
+    assert str(lan.scheme) == "dense2" and lan.steps == 10
+    assert fast.scheme.dense and fast.steps <= 40
+    assert slow.steps * 0.8 * 20e6 / 8 >= 3 * slow.scheme.payload_size(124_000_000)
+    assert math.isclose(lan.scheme.bits_per_parameter, 2, rel_tol=0.01)
+
+
+@given(st.floats(100, 1e6), SECONDS, PUSHES)
+def test_headers_of_a_rounds_parts_use_a_tenth_of_a_slow_uplink(link, seconds, pushes):
+    alone = fit_to_uplink(budget(link), seconds, 200_000, pushes)
+    round_seconds = alone.steps * seconds
+    whole = RoundSchedule(
+        alone.steps,
+        alone.scheme,
+        ends_at=round_seconds,
+        period=round_seconds,
+        min_part_seconds=alone.min_part_seconds,
+    )
+    streamed = whole.with_streaming((50_000,) * 4, 0.0, 0.0)
+    headers = pushes * HEADER_BYTES * streamed.updates_per_round
+    assert streamed.updates_per_round == 1 or headers <= (
+        HEADER_SHARE * budget(link) * round_seconds * (1 + 1e-9)
+    )

@@ -1,0 +1,1 @@
+"""Fetch, check and delete the payload files that updates and snapshots name."""

@@ -1,1 +1,0 @@
-"""Compression of updates: quantisation schemes and the codec."""

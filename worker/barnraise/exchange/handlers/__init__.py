@@ -1,1 +1,0 @@
-"""One handler for each thing that peers exchange: updates, verdicts, snapshots, blobs."""

@@ -1,1 +1,0 @@
-"""The durable set of accepted updates, and the anchor that is their sum."""

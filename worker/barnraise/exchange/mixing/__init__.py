@@ -1,1 +1,0 @@
-"""Average replicas with a few neighbours in every step: decentralised Adam and all-reduce."""

@@ -1,1 +1,0 @@
-"""How long a round is, what it publishes, and how its update is weighted. Pure."""

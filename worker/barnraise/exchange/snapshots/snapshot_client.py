@@ -1,0 +1,747 @@
+"""Join a run that is under way: fetch the anchor at one version vector from several peers.
+
+All peers are asked for the snapshot at the version vector that most linked volunteers have. Their
+digests are compared: when more than half of the linked volunteers, and at least two, name the same
+ones, the snapshot is confirmed. The bytes then arrive as blobs, from all peers that have them, and
+are checked by digest. The headers at which the snapshot stands are validated as updates are.
+
+Without agreement nothing is taken: the machine waits, and states why. There are two exceptions for
+a first join with a single volunteer: an anchor that coordinators list as confirmed by two people,
+and a machine whose owner has decided to trust that volunteer.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+from pydantic import ValidationError
+
+from barnraise.errors import MessageError
+from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
+from barnraise.exchange.gossip.agreement import is_agreed
+from barnraise.exchange.gossip.handler_context import HandlerContext
+from barnraise.exchange.snapshots.snapshot_server import (
+    REQUEST_TIMEOUT,
+    VerdictProofs,
+    blob_digests,
+)
+from barnraise.ledger.anchor import (
+    Retracted,
+    digest_fragments,
+    digest_vector,
+    fragment_from_bytes,
+)
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.snapshot_heads import read_heads, read_signed, validate_heads
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import VerdictSet, verify_proof
+from barnraise.peering.links.connection import Connection
+from barnraise.peering.links.received import MessageHandlers, Received
+from barnraise.peering.transports.transport import ChannelClosedError
+from barnraise.protocol.messages import Signed, SnapshotManifest, SnapshotRequest, Update
+from barnraise.protocol.verdicts import Verdict
+
+log = logging.getLogger("barnraise.exchange")
+
+T = TypeVar("T")
+
+FRESH_SECONDS = 2.0  # seconds for which all peers must be at the start to believe that the run is
+MAX_REPLAYED_UPDATES = 256  # that a machine applies one by one instead of trusting one volunteer
+BLOB_SECONDS = 10.0  # seconds for a blob of tickets or of proofs
+INTRODUCTION_SECONDS = 1.0  # seconds in which a peer introduces a joiner to the others it knows
+CONNECTION_SECONDS = 5.0  # seconds in which connections to those are established
+MAX_HEADS_BYTES = 64 << 20  # the blobs of heads and of proofs are no larger
+MIN_FETCH_SECONDS = 10.0  # seconds for the bytes of a snapshot at least
+MIN_FETCH_RATE = 1 << 16  # bytes per second; each so many bytes extend that by a second
+POLL_INTERVAL = 0.05  # seconds between two looks at the peers' answers
+LIST_SECONDS = 5.0  # seconds for the mirror list that a snapshot's verdicts name to arrive
+NO_PROOFS = VerdictProofs(verdicts=[], forks=[]).model_dump_json().encode()
+ONE_VOLUNTEER = (
+    "only one volunteer is connected, and nobody confirms the weights that it has: waiting for a "
+    "second one"
+)
+DISAGREEMENT = "the connected volunteers do not agree on the weights: waiting until most of them do"
+TRUST_HINT = " (barnraise join --trust-one takes them unconfirmed)"
+CONFIRMED_TIMEOUT = 10.0  # seconds for a peer to freeze an anchor that coordinators list
+MAX_CONFIRMED = 8  # such anchors of one request
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An anchor to start from.
+
+    Attributes:
+        fragments: int32 [size] for each fragment, in order.
+        heads: Author → the last update in the anchor.
+        confirmed: Whether enough volunteers agree on it.
+        retracted: What verdicts retracted from among those updates.
+    """
+
+    fragments: Sequence[torch.Tensor]
+    heads: dict[str, Update]
+    confirmed: bool
+    retracted: Retracted = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SnapshotTrust:
+    """When a machine without updates takes the anchor of the only linked volunteer.
+
+    Attributes:
+        one_volunteer: Always, unconfirmed.
+        confirmed: Digest of a version vector → digest of the anchor there, as coordinators list
+            them, the newest first: if it is one of these.
+    """
+
+    one_volunteer: bool = False
+    confirmed: Mapping[str, str] = field(default_factory=dict)
+
+
+MAJORITY_ONLY = SnapshotTrust()  # never
+
+
+@dataclass(frozen=True)
+class FetchedSnapshot:
+    """A snapshot whose bytes are all on disk, with its authors' last headers and its verdicts.
+
+    `tickets` are those that the headers name; peers that receive the headers need them.
+    """
+
+    manifest: SnapshotManifest
+    heads: list[tuple[Signed, Update]]
+    tickets: list[Signed]
+    verdicts: VerdictSet
+    confirmed: bool
+
+
+class FragmentBlobs(Sequence[torch.Tensor]):
+    """Read fragments from blobs, one at a time: a model may be larger than memory."""
+
+    def __init__(self, blobs: BlobStore, digests: Sequence[str]) -> None:
+        """Read from `blobs` the fragments with these digests."""
+        self._blobs = blobs
+        self._digests = digests
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return fragment_from_bytes(self._blobs.read(self._digests[index]))
+
+
+def read_verdicts(
+    data: bytes,
+    rules: UpdateRules,
+    manifest: SnapshotManifest,
+    heads: Iterable[tuple[Signed, Update]] = (),
+) -> VerdictSet:
+    """Return the verdicts in a snapshot's blob of proofs.
+
+    Raises:
+        MessageError: When they are not valid, or not those that the manifest names.
+    """
+    verdicts = VerdictSet()
+    try:
+        proofs = VerdictProofs.model_validate_json(data)
+    except ValidationError:
+        raise MessageError("a snapshot's verdicts are not a list of proofs") from None
+    for proof in (*proofs.verdicts, *proofs.forks):
+        verdicts |= verify_proof(proof, rules)
+    verdicts = verdicts.bind({update.author: update.volunteer for _, update in heads})
+    if verdicts.digest != manifest.verdicts or verdicts.clamp(manifest.vector) != manifest.vector:
+        raise MessageError("a snapshot's verdicts are not those that its manifest names")
+    return verdicts
+
+
+def load_base_snapshot(ledger: Ledger) -> Snapshot | None:
+    """Return the snapshot at which a ledger begins; None when it begins at the run's start."""
+    base = ledger.base_snapshot()
+    if base is None:
+        return None
+    heads, digests = base
+    last_updates = {update.author: update for _, update in heads}
+    fragments = FragmentBlobs(ledger.blobs, digests)
+    return Snapshot(fragments, last_updates, True, ledger.base_retracted())
+
+
+def choose_majority(
+    answers: Iterable[tuple[str, SnapshotManifest]], own: str = ""
+) -> tuple[SnapshotManifest, list[frozenset[str]]] | None:
+    """Combine the answers to one request into the snapshot that most volunteers agree on.
+
+    The heads are those that most volunteers name, and each fragment is the one that most of these
+    volunteers name, so that a damaged fragment costs its owner only that one vote. Pure.
+
+    Args:
+        answers: (volunteer, manifest) of each peer, all with equally many fragments. The machines
+            of one volunteer count once.
+        own: This machine's own volunteer, whose answer counts before all others.
+
+    Returns:
+        The snapshot, and for each part of it the volunteers that agree on it.
+    """
+    answers = list(answers)
+    if not answers:
+        return None
+    name, agreeing = _most_votes(
+        ((volunteer, f"{manifest.heads} {manifest.verdicts}") for volunteer, manifest in answers),
+        own,
+    )
+    answers = [
+        (volunteer, manifest)
+        for volunteer, manifest in answers
+        if f"{manifest.heads} {manifest.verdicts}" == name
+    ]
+    first = answers[0][1]
+    fragments: list[str] = []
+    supporters = [agreeing]
+    for index in range(len(first.fragments)):
+        digest, agreeing = _most_votes(
+            ((volunteer, manifest.fragments[index]) for volunteer, manifest in answers), own
+        )
+        fragments.append(digest)
+        supporters.append(agreeing)
+    return first.model_copy(update={"fragments": fragments}), supporters
+
+
+def _most_votes(votes: Iterable[tuple[str, str]], own: str) -> tuple[str, frozenset[str]]:
+    """Return the digest that most volunteers, or this machine's own, name; and who names it."""
+    voters: dict[str, set[str]] = {}
+    for volunteer, digest in votes:
+        voters.setdefault(digest, set()).add(volunteer)
+    best = max(voters, key=lambda digest: (own in voters[digest], len(voters[digest])))
+    return best, frozenset(voters[best])
+
+
+class SnapshotClient:
+    """Request snapshots from peers and fetch them. Runs on the exchange's event loop.
+
+    Attributes:
+        waiting_reason: Why no snapshot is taken although one is needed; None if nothing is amiss.
+    """
+
+    def __init__(
+        self,
+        context: HandlerContext,
+        rules: UpdateRules,
+        fetcher: BlobFetcher,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+            context: What the server's handlers share.
+            rules: What heads and verdicts are checked against, and the fragments' sizes.
+            fetcher: Fetches the bytes.
+        """
+        self.waiting_reason: str | None = None
+        self._rules = rules
+        self._run_on_disk = context.run_on_disk
+        self._ledger = context.ledger
+        self._gossip = context.gossip
+        self._connections = context.connections
+        self._fetcher = fetcher
+        # Peer → the vector we requested from it, and its answer
+        self._requests: dict[
+            str, tuple[dict[str, int] | None, asyncio.Future[SnapshotManifest]]
+        ] = {}
+
+    def set_rules(self, rules: UpdateRules) -> None:
+        """Replace the rules, which change with the mirror list."""
+        self._rules = rules
+
+    # ---- requests
+
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {SnapshotManifest: self.on_manifest}
+
+    async def request(
+        self,
+        key: str,
+        vector: dict[str, int] | None,
+        timeout: float,
+        confirmed: Sequence[str] = (),
+    ) -> SnapshotManifest | None:
+        """Request a peer's snapshot at `vector`, or at one of its choice.
+
+        Args:
+            key: The peer.
+            vector: Author → sequence number.
+            timeout: Seconds.
+            confirmed: Digests of version vectors: the peer chooses the first one that it knows.
+
+        Returns:
+            None when the peer does not answer within `timeout` seconds.
+        """
+        if key not in self._connections or timeout <= 0:
+            return None
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[SnapshotManifest] = loop.create_future()
+        self._requests[key] = vector, answer
+        self._connections[key].send_message(
+            SnapshotRequest(vector=vector, confirmed=list(confirmed))
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except (TimeoutError, ChannelClosedError):
+            return None
+        finally:
+            if self._requests.get(key) == (vector, answer):
+                del self._requests[key]
+
+    def on_manifest(self, received: Received[SnapshotManifest]) -> None:
+        """Receive a peer's answer; ignore one to an earlier request."""
+        manifest = received.message
+        vector, answer = self._requests.get(received.key, (None, None))
+        if answer is not None and not answer.done() and vector in (None, manifest.vector):
+            answer.set_result(manifest)
+
+    def on_disconnected(self, key: str) -> None:
+        """End the request to a peer whose connection ended."""
+        _, answer = self._requests.get(key, (None, None))
+        if answer is not None and not answer.done():
+            answer.set_exception(ChannelClosedError("it left"))
+
+    # ---- snapshots
+
+    async def join(self, timeout: float, trust: SnapshotTrust = MAJORITY_ONLY) -> Snapshot | None:
+        """Fetch a snapshot and begin the ledger there; return None when there is none to fetch.
+
+        Args:
+            timeout: Seconds for peers to answer; bytes that arrive extend it.
+            trust: When one volunteer suffices. It never does if this machine has updates.
+        """
+        fetched = await self.fetch(timeout, MAJORITY_ONLY if self._ledger.vector() else trust)
+        if fetched is None:
+            return None
+        manifest = fetched.manifest
+        if not self._ledger.can_rebase(manifest.vector, fetched.verdicts):
+            return None
+        self._ledger.rebase(fetched.heads, manifest.fragments, fetched.verdicts)
+        self.adopt_tickets(fetched)
+        return Snapshot(
+            FragmentBlobs(self._ledger.blobs, manifest.fragments),
+            {update.author: update for _, update in fetched.heads},
+            fetched.confirmed,
+            fetched.verdicts.retracted_within(manifest.vector),
+        )
+
+    def adopt_tickets(self, fetched: FetchedSnapshot) -> None:
+        """Store the tickets of a snapshot's authors once the ledger begins there."""
+        for ticket in fetched.tickets:
+            self._ledger.peer_store.store_ticket(ticket)
+
+    async def fetch(
+        self, timeout: float, trust: SnapshotTrust = MAJORITY_ONLY
+    ) -> FetchedSnapshot | None:
+        """Fetch a snapshot from all peers that have it.
+
+        Args:
+            timeout: Seconds for peers to answer; bytes that arrive extend it.
+            trust: When to take what the only linked volunteer has.
+
+        Returns:
+            None when the peers are at the run's start, when not enough volunteers agree within
+            `timeout` seconds, or when what they sent is not a snapshot.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        vector = await self._choose_vector(end, trust)
+        if vector is None:
+            return None
+        async with SnapshotWitnesses(self, vector) as witnesses:
+            agreed = await witnesses.agree(end, trust)
+            if agreed is None:
+                self._state_waiting(DISAGREEMENT)
+                return None
+            seconds = max(MIN_FETCH_SECONDS, end - loop.time())
+            if not await self._fetch_bytes(agreed.manifest, witnesses.holders, seconds):
+                log.warning("the snapshot did not come whole")
+                return None
+            fetched = await self._read_fetched(agreed, witnesses)
+        if fetched is not None and not fetched.confirmed:
+            is_listed = await self._run_on_disk(self._is_listed, fetched, trust.confirmed)
+            if not (is_listed or trust.one_volunteer):
+                log.warning("the only connected volunteer has other weights than the site confirms")
+                return None
+            fetched = replace(fetched, confirmed=is_listed)
+        if fetched is not None:
+            self.waiting_reason = None
+            if not fetched.confirmed:
+                log.warning("the weights are unconfirmed: only one volunteer could be asked")
+        return fetched
+
+    def _is_listed(self, fetched: FetchedSnapshot, confirmed: Mapping[str, str]) -> bool:
+        """Return whether a snapshot is an anchor that coordinators list as confirmed.
+
+        The digest of its version vector leaves no choice of updates, and that of its fragments none
+        of weights.
+        """
+        manifest = fetched.manifest
+        retracted = fetched.verdicts.retracted_within(manifest.vector)
+        listed = confirmed.get(digest_vector(manifest.vector, retracted))
+        fragments = FragmentBlobs(self._ledger.blobs, manifest.fragments)
+        return listed is not None and digest_fragments(fragments) == listed
+
+    def _state_waiting(self, reason: str) -> None:
+        """Record why no snapshot is taken; log it the first time."""
+        if not self._ledger.vector() and reason == ONE_VOLUNTEER:
+            reason += TRUST_HINT
+        if self.waiting_reason != reason:
+            log.warning("%s", reason)
+        self.waiting_reason = reason
+
+    async def _fetch_bytes(
+        self, manifest: SnapshotManifest, holders: dict[str, set[str]], timeout: float
+    ) -> bool:
+        """Fetch a snapshot's blobs; arriving bytes extend the timeout, as models may be large."""
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        sizes = self._rules.sizes
+        wanted = {
+            digest: WantedBlob(digest, 4 * size, 4 * size)
+            for digest, size in zip(manifest.fragments, sizes, strict=True)
+        }
+        wanted[manifest.heads] = WantedBlob(manifest.heads, None, MAX_HEADS_BYTES)
+        if not await self._fetcher.fetch([*wanted.values()], timeout, MIN_FETCH_RATE, holders):
+            return False
+        log.info(
+            "fetched %.1f MB of a snapshot in %.1f s",
+            sum(4 * size for size in sizes) / 1e6,
+            loop.time() - started_at,
+        )
+        return True
+
+    async def _wait_for_mirror_list(self, data: bytes) -> None:
+        """Wait a moment for the mirror list that a snapshot's verdicts name: peers send it, too."""
+        try:
+            proofs = VerdictProofs.model_validate_json(data)
+            verdicts = [Verdict.model_validate_json(ruling.body) for ruling in proofs.verdicts]
+        except ValidationError:
+            return  # `read_verdicts` refuses them
+        version = max((verdict.mirror_list_version for verdict in verdicts), default=0)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LIST_SECONDS
+        while self._rules.mirrors.list_version < version and loop.time() < end:
+            await asyncio.sleep(POLL_INTERVAL)
+
+    async def _read_fetched(
+        self, agreed: "AgreedSnapshot", witnesses: "SnapshotWitnesses"
+    ) -> FetchedSnapshot | None:
+        """Check a snapshot's heads, tickets and verdicts; return None when they are not valid."""
+        manifest = agreed.manifest
+        try:
+            heads = read_heads(
+                self._ledger.blobs.read(manifest.heads), self._rules.run, manifest.vector
+            )
+
+            def read_tickets(data: bytes) -> list[Signed]:
+                return validate_heads(heads, read_signed(data), self._ledger, self._rules)
+
+            def read_proofs(data: bytes) -> VerdictSet:
+                return read_verdicts(data, self._rules, manifest, heads)
+
+            tickets = await self._read_first_valid(agreed.tickets, witnesses, read_tickets)
+            if manifest.verdicts is None:
+                verdicts = read_proofs(NO_PROOFS)
+            else:
+                verdicts = await self._read_first_valid(agreed.proofs, witnesses, read_proofs)
+        except MessageError as error:
+            log.warning("a snapshot is refused: %s", error)
+            return None
+        return FetchedSnapshot(manifest, heads, tickets, verdicts, agreed.confirmed)
+
+    async def _read_first_valid(
+        self,
+        digests: Sequence[str],
+        witnesses: "SnapshotWitnesses",
+        read: Callable[[bytes], T],
+    ) -> T:
+        """Fetch the blobs that peers name, one after the other, until one is valid.
+
+        Such a list is not the same on every machine, so that no majority decides: it proves itself.
+
+        Args:
+            digests: The blobs, those that most volunteers name first.
+            witnesses: The peers that have them.
+            read: Returns what is in a blob; it raises MessageError when that is not valid.
+
+        Raises:
+            MessageError: When none is valid: what is wrong with the last one.
+        """
+        problem = MessageError("no peer sent the list of its tickets or verdicts")
+        for digest in digests:
+            wanted = [WantedBlob(digest, None, MAX_HEADS_BYTES)]
+            holders = witnesses.holders
+            if not await self._fetcher.fetch(wanted, BLOB_SECONDS, MIN_FETCH_RATE, holders):
+                continue
+            data = self._ledger.blobs.read(digest)
+            await self._wait_for_mirror_list(data)
+            try:
+                return await self._run_on_disk(read, data)
+            except MessageError as error:
+                problem = error
+        raise problem
+
+    async def fetch_fragment(
+        self, index: int, vector: dict[str, int], timeout: float
+    ) -> torch.Tensor | None:
+        """Fetch one fragment of the peers' anchors at `vector` and with our verdicts.
+
+        Returns:
+            int32 [size]: the fragment that most volunteers name; None when no peer sends it within
+            `timeout` seconds.
+        """
+        volunteers = {
+            key: connection.ticket.volunteer for key, connection in self._connections.items()
+        }
+        manifests = await asyncio.gather(
+            *(self.request(key, vector, timeout / 2) for key in volunteers)
+        )
+        verdicts_digest = self._ledger.verdicts.digest
+        fitting = [
+            (volunteer, manifest)
+            for volunteer, manifest in zip(volunteers.values(), manifests, strict=True)
+            if manifest is not None
+            and manifest.vector == vector
+            and manifest.verdicts == verdicts_digest
+            and len(manifest.fragments) == self.fragment_count
+        ]
+        chosen = choose_majority(fitting, self.this_volunteer)
+        if chosen is None:
+            return None
+        manifest, supporters = chosen
+        voters = {*volunteers.values()}
+        if len(voters) > 1 and not is_agreed(supporters[1 + index], voters, self.this_volunteer):
+            return None
+        digest = manifest.fragments[index]
+        size = 4 * self._rules.sizes[index]
+        blobs = self._ledger.blobs
+        wanted = [WantedBlob(digest, size, size)]
+        if not await self._fetcher.fetch(wanted, timeout, MIN_FETCH_RATE):
+            return None
+        units = fragment_from_bytes(blobs.read(digest))
+        blobs.delete(digest)
+        return units
+
+    # ---- the peers' answers
+
+    async def _choose_vector(self, end: float, trust: SnapshotTrust) -> dict[str, int] | None:
+        """Wait until most linked volunteers have something; return the vector that most have.
+
+        Returns:
+            None when most are at the run's start, when every update can be received from its
+            author's first on and only one volunteer is linked, or at loop time `end`.
+        """
+        loop = asyncio.get_running_loop()
+        first_state_at: float | None = None
+        fresh_since: float | None = None
+        while (now := loop.time()) < end:
+            await asyncio.sleep(POLL_INTERVAL)
+            if not any(link.has_state for link in self._gossip.links.values()):
+                continue
+            first_state_at = first_state_at or now
+            vectors = self._gossip.volunteer_vectors()
+            ahead = [vector for vector in vectors.values() if vector]
+            fresh = len(vectors) - len(ahead)
+            is_fresh = not ahead or (self.this_volunteer not in vectors and fresh > len(ahead))
+            fresh_since = (fresh_since or now) if is_fresh else None
+            if fresh_since is not None and now > fresh_since + FRESH_SECONDS:
+                return None
+            wait = CONNECTION_SECONDS if self.unconnected_peers else INTRODUCTION_SECONDS
+            if is_fresh or now < first_state_at + wait:
+                continue
+            agreed = self._gossip.agreed_vector
+            is_alone = len(vectors) == 1 and self.this_volunteer not in vectors
+            if is_alone and not trust.one_volunteer:
+                if self._gossip.can_replay(agreed, MAX_REPLAYED_UPDATES):
+                    log.info("receiving every update: one volunteer's weights prove nothing")
+                    self.waiting_reason = None
+                    return None
+                self._state_waiting(ONE_VOLUNTEER)
+                vector = await self._find_confirmed(trust.confirmed, end - now)
+                if vector is not None:
+                    return vector
+            elif agreed:
+                return agreed
+            else:
+                self._state_waiting(DISAGREEMENT)
+        return None
+
+    async def _find_confirmed(
+        self, confirmed: Mapping[str, str], timeout: float
+    ) -> dict[str, int] | None:
+        """Return the vector at which some peer serves an anchor that coordinators list.
+
+        What the peer serves is compared with the list later (`_is_listed`).
+        """
+        if not confirmed:
+            return None
+        digests = [*confirmed][:MAX_CONFIRMED]
+        seconds = min(timeout, CONFIRMED_TIMEOUT)
+        manifests = await asyncio.gather(
+            *(self.request(key, None, seconds, digests) for key in list(self._connections))
+        )
+        return next((manifest.vector for manifest in manifests if manifest is not None), None)
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether peers are ahead with more than this machine would receive one by one."""
+        agreed = self._gossip.agreed_vector
+        vector = self._gossip.vector
+        is_behind = any(seq > vector.get(author, 0) for author, seq in agreed.items())
+        return is_behind and not self._gossip.can_replay(agreed, MAX_REPLAYED_UPDATES)
+
+    @property
+    def this_volunteer(self) -> str:
+        """Digest of this machine's own volunteer."""
+        return self._gossip.volunteer
+
+    @property
+    def voters(self) -> Collection[str]:
+        """The linked volunteers that have something to compare."""
+        return self._gossip.volunteer_vectors().keys()
+
+    @property
+    def fragment_count(self) -> int:
+        """How many fragments the model has."""
+        return len(self._rules.sizes)
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The connected peers."""
+        return list(self._connections.values())
+
+    @property
+    def unconnected_peers(self) -> set[str]:
+        """Keys of the known peers that this machine is not connected to."""
+        return self._gossip.membership.passive.keys() - self._connections.keys()
+
+
+@dataclass(frozen=True)
+class AgreedSnapshot:
+    """A snapshot on which enough volunteers agree.
+
+    Attributes:
+        manifest: What they agree on.
+        tickets: Digests of their lists of tickets, those that most of them name first.
+        proofs: The same for verdicts.
+        confirmed: False if it is that of a single volunteer.
+    """
+
+    manifest: SnapshotManifest
+    tickets: Sequence[str]
+    proofs: Sequence[str]
+    confirmed: bool
+
+
+class SnapshotWitnesses:
+    """Ask all connected peers for the snapshot at one version vector, for as long as this is open.
+
+    Their answers are compared, and the bytes are fetched from all that have them.
+
+    Attributes:
+        holders: Digest → keys of the peers that have the blob; it grows.
+    """
+
+    def __init__(self, client: SnapshotClient, vector: dict[str, int]) -> None:
+        """Begin without answers."""
+        self._client = client
+        self._vector = vector
+        self._answers: dict[str, tuple[str, SnapshotManifest]] = {}  # peer → (volunteer, its own)
+        self.holders: dict[str, set[str]] = {}
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        self._has_logged_difference = False
+
+    async def __aenter__(self) -> "SnapshotWitnesses":
+        self._task = asyncio.get_running_loop().create_task(self._request_from_all())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in (self._task, *self._requests.values()):
+            task.cancel()
+
+    async def agree(self, end: float, trust: SnapshotTrust) -> AgreedSnapshot | None:
+        """Wait until enough volunteers agree, or nobody is left to ask.
+
+        Args:
+            end: Event loop time until which they must agree.
+            trust: When the only linked volunteer suffices.
+
+        Returns:
+            What they agree on; None if they do not.
+        """
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        while True:
+            await asyncio.sleep(POLL_INTERVAL)
+            own = self._client.this_volunteer
+            chosen = choose_majority(self._answers.values(), own)
+            voters = {*self._client.voters, *(volunteer for volunteer, _ in self._answers.values())}
+            if chosen is not None:
+                self._log_difference(chosen[0])
+                confirmed = all(is_agreed(agreeing, voters, own) for agreeing in chosen[1])
+                may_trust_one = trust.one_volunteer or trust.confirmed
+                if confirmed or (may_trust_one and len(voters) == 1):
+                    return self._collect(chosen[0], confirmed)
+            now = loop.time()
+            all_answered = bool(self._requests) and all(
+                task.done() for task in self._requests.values()
+            )
+            if now >= end or (all_answered and now > started_at + CONNECTION_SECONDS):
+                return None
+
+    def _log_difference(self, chosen: SnapshotManifest) -> None:
+        """Log once that peers have different anchors at one version vector."""
+        names = {(own.heads, *own.fragments) for _, own in self._answers.values()}
+        if len(names) > 1 and not self._has_logged_difference:
+            self._has_logged_difference = True
+            log.warning(
+                "peers disagree about the anchor at one version vector (%d ways); most have %s",
+                len(names),
+                chosen.fragments[0][:8],
+            )
+
+    def _collect(self, manifest: SnapshotManifest, confirmed: bool) -> AgreedSnapshot:
+        """Return the snapshot with the lists that prove it, of those who have its heads."""
+        same = [
+            own
+            for _, own in self._answers.values()
+            if (own.heads, own.verdicts) == (manifest.heads, manifest.verdicts)
+        ]
+        tickets = Counter(own.tickets for own in same if own.tickets)
+        proofs = Counter(own.proofs for own in same if own.proofs)
+        return AgreedSnapshot(
+            manifest,
+            [digest for digest, _ in tickets.most_common()],
+            [digest for digest, _ in proofs.most_common()],
+            confirmed,
+        )
+
+    async def _request_from_all(self) -> None:
+        while True:
+            for connection in self._client.connections:
+                if connection.key not in self._requests:
+                    task = asyncio.get_running_loop().create_task(self._request(connection))
+                    self._requests[connection.key] = task
+            await asyncio.sleep(POLL_INTERVAL)
+
+    async def _request(self, connection: Connection) -> None:
+        manifest = await self._client.request(connection.key, self._vector, REQUEST_TIMEOUT)
+        if manifest is None or manifest.vector != self._vector:
+            return
+        count = len(manifest.fragments)
+        if count != self._client.fragment_count:
+            log.warning(
+                "a peer's snapshot has %d fragments, not %d", count, self._client.fragment_count
+            )
+            return
+        self._answers[connection.key] = connection.ticket.volunteer, manifest
+        for digest in blob_digests(manifest):
+            self.holders.setdefault(digest, set()).add(connection.key)

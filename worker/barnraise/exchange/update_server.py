@@ -1,0 +1,450 @@
+"""The exchange of updates between peers: it assembles the handlers and performs gossip's actions.
+
+Everything here runs on the event loop of the peer server; other threads call only the methods that
+say so.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from barnraise.exchange.blobs.blob_fetcher import BlobFetcher
+from barnraise.exchange.blobs.blob_scrub import BlobScrub
+from barnraise.exchange.blobs.pruner import Pruner
+from barnraise.exchange.gossip.gossip import (
+    MAX_ANCHOR_DIGESTS,
+    Action,
+    Gossip,
+    ProbeAuthor,
+    PushUpdate,
+    RequestUpdates,
+    SendState,
+)
+from barnraise.exchange.gossip.handler_context import HandlerContext
+from barnraise.exchange.snapshots.resync import Resync
+from barnraise.exchange.snapshots.snapshot_client import SnapshotClient
+from barnraise.exchange.snapshots.snapshot_server import AnchorCopy, PendingRequest, SnapshotServer
+from barnraise.exchange.stats import ExchangeStats, NeighbourStats
+from barnraise.exchange.updates.author_pace import AuthorPace, PaceLimits
+from barnraise.exchange.updates.local_author import LocalAuthor
+from barnraise.exchange.updates.update_receiver import ReceiverParts, UpdateReceiver
+from barnraise.exchange.updates.update_sender import UpdateSender
+from barnraise.exchange.verdicts.verdict_handler import VerdictHandler
+from barnraise.ledger.anchor import Retraction
+from barnraise.ledger.anchor_scrub import ScrubFindings
+from barnraise.ledger.ledger import Ledger
+from barnraise.ledger.update_queue import UpdateQueue
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import VerdictSet
+from barnraise.peering.links.received import Received
+from barnraise.peering.membership.membership import PeerSource
+from barnraise.peering.peer_server import PeeringConfig, PeeringUser, PeerServer
+from barnraise.peering.transports.transport import Transport
+from barnraise.planning.round_schedule import RoundSchedule
+from barnraise.protocol.messages import PeerState, Signed, Ticket, Update, UpdateRequest
+from barnraise.protocol.run_mirrors import RunMirrors
+from barnraise.protocol.signing import open_signed
+
+log = logging.getLogger("barnraise.exchange")
+
+MIN_PUMP_INTERVAL = 0.02  # seconds between two timed rounds of gossip actions
+MIN_WAKE_INTERVAL = 0.005  # seconds between two rounds, however many events a peer causes
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """What the exchange of updates is configured with.
+
+    Attributes:
+        rules: What updates of the run are checked against.
+        pace: What one machine can honestly publish.
+        archive_rounds: Rounds for which all payloads are kept, if this machine is an archive.
+    """
+
+    rules: UpdateRules
+    pace: PaceLimits
+    archive_rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """What this machine itself publishes and has received.
+
+    Attributes:
+        ledger: The run's ledger.
+        author: This machine as an author.
+        queue: Where received changes wait for the training loop.
+        sample: Returns the elements of a fragment's units by which an update is judged.
+    """
+
+    ledger: Ledger
+    author: LocalAuthor
+    queue: UpdateQueue
+    sample: Callable[[int, torch.Tensor], torch.Tensor]
+
+
+class UpdateServer:
+    """Exchange updates, verdicts and snapshots with the peers.
+
+    Attributes:
+        peers: The connections.
+        gossip: Decides which peer is sent what.
+    """
+
+    def __init__(
+        self, peering: PeeringConfig, config: UpdateConfig, transport: Transport, local: LocalState
+    ) -> None:
+        """Assemble the handlers; `run` starts them.
+
+        Args:
+            peering: What the connections are configured with.
+            config: See `UpdateConfig`.
+            transport: Opens and accepts channels.
+            local: See `LocalState`.
+        """
+        ledger, author, queue = local.ledger, local.author, local.queue
+        self.ledger = ledger
+        self.queue = queue
+        self._author = author
+        self._key = transport.key
+        volunteer = open_signed(peering.ticket, "ticket", Ticket).volunteer
+        self.gossip = Gossip(transport.key, int(transport.key[:12], 16), volunteer)
+        self.gossip.restore(ledger.vector())
+        self._disk_thread = ThreadPoolExecutor(1, "barnraise-disk")
+        # Snapshots of large models take long, and must not delay updates.
+        self._slow_thread = ThreadPoolExecutor(1, "barnraise-snapshots")
+        run_on_disk = partial(_run_in_thread, self._disk_thread)
+        run_slowly = partial(_run_in_thread, self._slow_thread)
+        self.peers = PeerServer(
+            peering,
+            transport,
+            PeeringUser(
+                events=self.gossip,
+                incarnation=lambda: author.incarnation,
+                has_signed=author.has_signed,
+                is_excluded=lambda key, volunteer: ledger.verdicts.excludes(key, volunteer),
+                store_peer=partial(run_on_disk, ledger.peer_store.store_peer),
+                compose_state=self._compose_state,
+                on_mirrors_changed=self._on_mirrors_changed,
+                on_disconnected=self._on_disconnected,
+                wake=self.wake,
+            ),
+        )
+        context = HandlerContext(
+            **vars(self.peers.context), ledger=ledger, gossip=self.gossip, run_on_disk=run_on_disk
+        )
+        self.fetcher = BlobFetcher(context.connections, ledger.blobs, run_on_disk)
+        self.verdicts = VerdictHandler(
+            context, config.rules, queue, self.fetcher, self._on_verdicts_applied
+        )
+        self.updates = UpdateReceiver(
+            context,
+            config.rules,
+            ReceiverParts(
+                queue=queue,
+                verdicts=self.verdicts,
+                fetcher=self.fetcher,
+                pace=AuthorPace(config.pace),
+                clock=peering.clock,
+                on_own_update=self._on_own_update,
+                sample=local.sample,
+            ),
+        )
+        self.snapshot_server = SnapshotServer(ledger, context.connections, run_slowly)
+        self.snapshot_client = SnapshotClient(context, config.rules, self.fetcher)
+        self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
+        self.pruner = Pruner(ledger, self.gossip, run_on_disk, self._key, config.archive_rounds)
+        self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
+        sender = UpdateSender(ledger, self.gossip, self.snapshot_server, self.peers.uplink)
+        self.peers.set_transfers(sender)
+        # Version vector and anchor, by their digests, that gossip has not received yet.
+        self._anchor_digests: deque[tuple[str, str]] = deque(maxlen=MAX_ANCHOR_DIGESTS)
+        self.peers.register({PeerState: self._on_state})
+        for handler in (
+            self.updates,
+            sender,
+            self.verdicts,
+            self.snapshot_server,
+            self.snapshot_client,
+        ):
+            self.peers.register(handler.message_handlers())
+
+    # ---- life cycle
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until `stop`.
+
+        Args:
+            ready: Called once the transport listens.
+
+        Raises:
+            OSError: When the transport cannot listen.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._wake_up = asyncio.Event()
+
+        def start() -> None:
+            self.peers.add_peers(self.ledger.peer_store.peers(), PeerSource.FRIEND)
+            ready()
+
+        try:
+            await self.peers.run(
+                start,
+                (
+                    self._pump,
+                    self.verdicts.watch_folder,
+                    self.scrub.run,
+                    self.updates.drop_expired,
+                ),
+                {"deleting old snapshots": self.snapshot_server.delete_expired_often},
+            )
+        finally:
+            self._disk_thread.shutdown()
+            self._slow_thread.shutdown()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self.peers.stop()
+
+    async def start_updates(self, changes: list[Retraction]) -> None:
+        """Request missing updates and let received ones enter the ledger from now on.
+
+        Args:
+            changes: What is in the anchor and must be retracted.
+        """
+        self.gossip.start(self.ledger.vector(), self.ledger.pruned(), self._loop.time())
+        self.verdicts.on_verdicts_replaced()
+        self.verdicts.retract(changes)
+        await self.updates.start()
+        self.wake()
+
+    async def resync(self) -> bool:
+        """Begin the ledger again at a fetched snapshot; updates wait until `start_updates`.
+
+        Returns:
+            Whether the ledger changed.
+        """
+        self.gossip.pause_requests()
+        self.verdicts.cancel_retractions()
+        await self.queue.close()
+        return await self.resync_handler.rebase()
+
+    # ---- calls from the exchange
+
+    def on_published(self, update: Update) -> None:
+        """Spread an update of ours that is durable in the ledger."""
+        # A verdict may have retracted it since.
+        if not self.ledger.verdicts.is_retracted(update.author, update.seq):
+            self.gossip.on_local_update(update.author, update.seq)
+        self.wake()
+
+    def prune(self, safe: dict[str, int]) -> None:
+        """Delete surplus payloads up to the vector `safe`, which no restart needs."""
+        self.peers.spawn(self.pruner.prune(safe))
+
+    def set_uplink_limit(self, bytes_per_second: float) -> None:
+        """Limit what is sent; inf sets no limit. Safe from any thread."""
+        self.peers.uplink.limit(bytes_per_second)
+        self.gossip.set_uplink(bytes_per_second)
+
+    def set_progress(self, rate: float, complete: bool) -> None:
+        """Publish our tokens per second, and whether we publish no further update."""
+        self.gossip.set_progress(rate, complete)
+        self.wake()
+
+    def report_anchor_digest(self, vector: str, anchor: str) -> None:
+        """Have the next State contain our anchor's digest at a version vector.
+
+        Safe to call from another thread, whose call wakes nobody: a State is due in a few seconds.
+        """
+        self._anchor_digests.append((vector, anchor))
+
+    def renew_ticket(self, ticket: Signed) -> None:
+        """Use a new ticket, and send it to every peer."""
+        if self._author.should_keep_ticket(ticket):
+            log.warning(
+                "the coordinator %s issues tickets of the future: its clock is wrong, and the "
+                "ticket before stays in use",
+                ticket.key[:8],
+            )
+            return
+        self._author.set_ticket(ticket)
+        self.peers.set_ticket(ticket)
+
+    def find_ticket(self, key: str) -> Signed | None:
+        """Return the newest ticket that this machine has of a peer; None if it has none.
+
+        It is that of the peer's connection, else the one that its last update names.
+        """
+        connection = self.peers.connections.get(key)
+        if connection is not None:
+            return connection.hello.ticket
+        heads = [
+            self.ledger.update(author, seq)
+            for author, seq in self.ledger.vector().items()
+            if author.startswith(f"{key}.")
+        ]
+        last = max(filter(None, heads), key=lambda update: update.time_ms, default=None)
+        return self.ledger.peer_store.ticket(last.ticket) if last else None
+
+    def collect_stats(
+        self, findings: ScrubFindings, schedule: RoundSchedule | None, doubted: tuple[str, ...]
+    ) -> ExchangeStats:
+        """Return the figures as they are now. Safe to call from any thread.
+
+        Args:
+            findings: Of the anchor's scrub.
+            schedule: Of this machine's rounds; None before its first.
+            doubted: Digests of the volunteers that count for nothing.
+        """
+        connections = list(self.peers.connections.values())
+        links = dict(self.gossip.links)
+        vector = self.ledger.vector()
+        own_key = self._key
+        own_updates = sum(seq for author, seq in vector.items() if author.startswith(own_key))
+        neighbours = tuple(
+            NeighbourStats(
+                connection.key,
+                _count_missing(vector, links[connection.key].vector),
+                connection.sent_meter.rate,
+                connection.received_meter.rate,
+                links[connection.key].anchor_agrees,
+                connection.channel.is_relayed,
+            )
+            for connection in connections
+            if connection.key in links
+        )
+        return ExchangeStats(
+            updates_sent=own_updates,
+            updates_received=sum(vector.values()) - own_updates,
+            bytes_sent=self.peers.bytes_sent,
+            bytes_received=self.peers.bytes_received,
+            peers=len(connections),
+            updates_behind=self.gossip.updates_behind,
+            sent_rate=sum(connection.sent_meter.rate for connection in connections),
+            received_rate=sum(connection.received_meter.rate for connection in connections),
+            uplink_rate=self.peers.uplink.measured_rate,
+            round_schedule=schedule,
+            neighbours=neighbours,
+            fragments_checked=findings.checked,
+            corruptions=findings.corrupted + self.scrub.found,
+            repaired=findings.repaired + self.scrub.repaired,
+            damaged_fragment=findings.damaged,
+            waiting_reason=self.snapshot_client.waiting_reason,
+            is_reached=bool(self.peers.reachability.facts(time.monotonic()).is_reached),
+            doubted=doubted,
+        )
+
+    def answer_snapshot_requests(self, copy: AnchorCopy, requests: list[PendingRequest]) -> None:
+        """Answer requests for snapshots from a copy of the anchor."""
+        self.peers.spawn(self.snapshot_server.answer(copy, requests))
+
+    def wake(self) -> None:
+        """Have gossip decide again: a fact has changed."""
+        self._wake_up.set()
+
+    # ---- what handlers report
+
+    def _on_state(self, received: Received[PeerState]) -> None:
+        key, state, now = received.key, received.message, received.at
+        self._receive_anchor_digests()
+        state = self.verdicts.without_retracted(state)
+        is_news = self.gossip.on_state(key, state, now)
+        has_other_verdicts = self.verdicts.on_state(key, state)
+        self.peers.mirror_lists.on_state(key, state, now)
+        if is_news or has_other_verdicts:
+            self.wake()
+
+    def _on_own_update(self, update: Update) -> None:
+        self.peers.copied_keys.on_own_update(update)
+        self._author.on_own_update(update)
+
+    def _on_disconnected(self, key: str) -> None:
+        self.snapshot_client.on_disconnected(key)
+        self.verdicts.on_disconnected(key)
+
+    def _on_verdicts_applied(self, verdicts: VerdictSet) -> None:
+        self.updates.drop_retracted()
+        self._author.on_verdicts(verdicts)
+
+    def _on_mirrors_changed(self, mirrors: RunMirrors) -> None:
+        rules = self.updates.rules.with_mirrors(mirrors)
+        self.updates.set_rules(rules)
+        self.verdicts.set_rules(rules)
+        self.snapshot_client.set_rules(rules)
+
+    # ---- gossip
+
+    def _receive_anchor_digests(self) -> None:
+        while self._anchor_digests:
+            self.gossip.on_anchor_digest(*self._anchor_digests.popleft())
+
+    def _compose_state(self, key: str) -> PeerState | None:
+        self._receive_anchor_digests()
+        state = self.gossip.build_state(key, self._loop.time())
+        if state is None:
+            return None
+        return state.model_copy(
+            update={
+                "verdicts_digest": self.ledger.verdicts.digest,
+                "heads_digest": self.ledger.heads_digest,
+                "mirror_list_version": self.peers.mirror_lists.version,
+            }
+        )
+
+    async def _pump(self) -> None:
+        """Perform gossip's actions whenever a fact changes or their time comes."""
+        while True:
+            self._wake_up.clear()
+            for connection in self.peers.connections.values():
+                connection.update_meters(self._loop.time())
+            for action in self.gossip.next_actions(self._loop.time()):
+                self._perform(action)
+            self.verdicts.send_due(self._loop.time())
+            if self.resync_handler.is_due(self._loop.time()):
+                self.peers.spawn(self.resync_handler.fetch())
+            now = self._loop.time()
+            delay = max(MIN_PUMP_INTERVAL, self.gossip.next_wakeup(now) - self._loop.time())
+            alarm = self._loop.call_later(delay, self.wake)
+            await self._wake_up.wait()
+            alarm.cancel()
+            await asyncio.sleep(max(0.0, now + MIN_WAKE_INTERVAL - self._loop.time()))
+
+    def _perform(self, action: Action) -> None:
+        if not isinstance(action, SendState | PushUpdate | ProbeAuthor | RequestUpdates):
+            self.peers.perform(action)
+            return
+        connection = self.peers.connections.get(action.to)
+        if connection is None:
+            return
+        match action:
+            case SendState():
+                connection.schedule_state()
+            case PushUpdate(_, author, seq):
+                connection.send_update(author, seq)
+            case ProbeAuthor(_, author, seq):
+                connection.send_message(
+                    UpdateRequest(author=author, first=seq, last=seq, headers=True)
+                )
+            case RequestUpdates():
+                for request in self.updates.build_requests(action):
+                    connection.send_message(request)
+
+
+async def _run_in_thread(
+    thread: ThreadPoolExecutor, call: Callable[..., Any], *values: object
+) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(thread, partial(call, *values))
+
+
+def _count_missing(ours: dict[str, int], theirs: dict[str, int]) -> int:
+    """Return how many updates the version vector `theirs` lacks."""
+    return sum(max(0, seq - theirs.get(author, 0)) for author, seq in ours.items())

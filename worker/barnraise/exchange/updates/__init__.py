@@ -1,0 +1,1 @@
+"""Publish this machine's updates, and receive those of others."""

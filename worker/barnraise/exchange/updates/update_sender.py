@@ -1,0 +1,136 @@
+"""Send updates and blobs that peers request or gossip pushes, one piece at a time."""
+
+import asyncio
+from collections.abc import Sequence
+
+from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.snapshots.snapshot_server import SnapshotServer
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger import Ledger
+from barnraise.peering.limits.rate_limit import FairShare
+from barnraise.peering.links.connection import OutgoingMessages
+from barnraise.peering.links.received import MessageHandlers, Received
+from barnraise.protocol.messages import (
+    BlobMissing,
+    BlobPart,
+    BlobRequest,
+    Update,
+    UpdatePush,
+    UpdateRequest,
+)
+
+
+class UpdateSender:
+    """Answer requests for updates and blobs, and read what a connection sends from the disk."""
+
+    def __init__(
+        self, ledger: Ledger, gossip: Gossip, snapshots: SnapshotServer, uplink: FairShare
+    ) -> None:
+        """Send what the ledger and recent snapshots have.
+
+        Args:
+            ledger: The updates.
+            gossip: Which peer needs which of them.
+            snapshots: Recent snapshots, whose blobs peers request, too.
+            uplink: How large a piece may be.
+        """
+        self._ledger = ledger
+        self._gossip = gossip
+        self._snapshots = snapshots
+        self._uplink = uplink
+
+    def message_handlers(self) -> MessageHandlers:
+        """Return what receives each type of message."""
+        return {UpdateRequest: self.on_update_request, BlobRequest: self.on_blob_request}
+
+    async def on_update_request(self, received: Received[UpdateRequest]) -> None:
+        """Queue the requested updates, as far as they are here."""
+        connection, request = received.connection, received.message
+        if not request.headers:
+            self._gossip.on_request(connection.key, request.author)
+        seqs = requested_seqs(self._ledger, request)
+        await connection.wait_for_requests(len(seqs))
+        for seq in seqs:
+            connection.send_update(request.author, seq, not request.headers)
+
+    def on_blob_request(self, received: Received[BlobRequest]) -> None:
+        """Queue the requested blob, or answer that it is not here."""
+        connection, request = received.connection, received.message
+        if any(blobs.has(request.digest) for blobs in self._blob_stores()):
+            connection.send_blob(request.digest, request.offset)
+        else:
+            connection.send_message(BlobMissing(digest=request.digest))
+
+    def open_update(self, key: str, author: str, seq: int, whole: bool) -> OutgoingMessages:
+        """Yield an update's signed header with the ticket that it names, then its payloads.
+
+        The messages end early once the peer has the update. An update that a verdict names is its
+        header alone. Nothing is yielded when the payloads, or the ticket, are not here.
+
+        Args:
+            key: The peer that it is for.
+            author: The update's author.
+            seq: Its sequence number.
+            whole: Whether the payloads are sent too.
+        """
+        ledger = self._ledger
+        signed = ledger.header(author, seq)
+        if signed is None or (whole and not self._gossip.needs(key, author, seq)):
+            return
+        update = Update.model_validate_json(signed.body)
+        with_payloads = whole and not ledger.verdicts.is_retracted(author, seq)
+        if with_payloads and not all(ledger.blobs.has(part.digest) for part in update.fragments):
+            return
+        ticket = ledger.peer_store.ticket(update.ticket)
+        if ticket is None:
+            return
+        yield UpdatePush(header=signed, ticket=ticket, has_payloads=with_payloads), b""
+        if not with_payloads:
+            return
+        for part in update.payload_parts:
+            for piece in self._read_blob([ledger.blobs], part.digest, 0):
+                if not self._gossip.needs(key, author, seq):
+                    return
+                yield piece
+
+    def open_blob(self, digest: str, offset: int) -> OutgoingMessages:
+        """Yield a blob from `offset` on, from the first store that has it."""
+        for piece in self._read_blob(self._blob_stores(), digest, offset):
+            self._snapshots.record_use(digest, asyncio.get_running_loop().time())
+            yield piece
+
+    def _blob_stores(self) -> Sequence[BlobStore]:
+        return self._ledger.blobs, self._snapshots.blobs
+
+    def _read_blob(self, stores: Sequence[BlobStore], digest: str, offset: int) -> OutgoingMessages:
+        """Yield the pieces of a blob. An empty blob is one empty piece."""
+        for blobs in stores:
+            total = blobs.size(digest)
+            if total is None:
+                continue
+            while offset < total or total == 0:
+                try:
+                    data = blobs.read(digest, offset, self._uplink.piece_bytes)
+                except FileNotFoundError:  # a snapshot's blob that was deleted meanwhile
+                    return
+                yield BlobPart(digest=digest, offset=offset, total=total), data
+                offset += len(data)
+                if not data:
+                    return
+            return
+
+
+def requested_seqs(ledger: Ledger, request: UpdateRequest) -> range:
+    """Return the sequence numbers to send for a request, as far as they may be here.
+
+    Headers alone are sent last one first: a peer recognises an earlier one by the later, which
+    names its digest. A request for what does not exist costs its sender a few bytes, so it must not
+    cost this machine a look into the database for each number.
+    """
+    if request.headers:
+        last = min(request.last, ledger.last_seq(request.author))
+        first = max(request.first, last - AUTHOR_WINDOW + 1)
+        return range(last, first - 1, -1)
+    last = min(request.last, request.first + AUTHOR_WINDOW - 1, ledger.head(request.author).seq)
+    return range(request.first, last + 1)

@@ -1,0 +1,1 @@
+"""Spread the verdicts that retract updates, and apply them."""

@@ -1,0 +1,341 @@
+"""Estimate the peers' training speed, updates in flight and round boundaries. Pure.
+
+A machine has few links. Peers beyond them are seen in the ledger, by the rounds that arrive from
+them.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from barnraise.exchange.gossip.gossip import LinkState
+from barnraise.exchange.weights.contribution import ContributionMeter
+from barnraise.exchange.weights.delay_compensation import (
+    InFlightUpdate,
+    estimate_relative_sizes,
+    predict_in_flight,
+)
+from barnraise.exchange.weights.weighting import (
+    LostPeers,
+    PeerClaim,
+    RoundHistory,
+    contribution_factors,
+    credible_rates,
+    grace_seconds,
+    is_low_share,
+    limit_volunteers,
+    training_share,
+    typical_step_seconds,
+)
+from barnraise.planning.round_schedule import (
+    RoundSchedule,
+    align_with_peers,
+    choose_schedule,
+)
+from barnraise.protocol.messages import Update
+from barnraise.spec import UPDATES, RunSpec
+
+MAX_HISTORIES = 4096  # peers whose last rounds are remembered
+MAX_DESCRIBED = 64  # volunteers that the log says count for nothing
+MAX_VOLUNTEERS = 4096  # volunteers whose first link is remembered, by its time
+
+
+class LinkTable(Protocol):
+    """The connected peers by key. Another thread changes the mappings."""
+
+    @property
+    def links(self) -> Mapping[str, LinkState]:
+        """Return the connected peers by key."""
+        ...
+
+    @property
+    def ended(self) -> Mapping[str, None]:
+        """Return the peers that are gone and had said that they publish no further update."""
+        ...
+
+
+class PeerEstimates:
+    """What one machine knows of the others' training.
+
+    Args:
+        spec: The run's spec.
+        link_table: The connected peers.
+        contribution: Compares the contents of updates.
+        volunteer: Digest of this machine's own volunteer, who does not lie to this machine.
+
+    Attributes:
+        doubted_volunteers: Digests of those that counted for nothing when others' rates were last
+            estimated. Any thread may read them.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        link_table: LinkTable,
+        contribution: ContributionMeter,
+        volunteer: str = "",
+    ) -> None:
+        self.doubted_volunteers: tuple[str, ...] = ()
+        self._recipe = spec.recipe
+        self._parameters = spec.model.parameters
+        self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
+        self._step_tokens = spec.recipe.step_sequences * spec.model.context
+        self._max_steps = max(1, spec.max_tokens_per_update // self._step_tokens)
+        self._link_table = link_table
+        self._contribution = contribution
+        self._volunteer = volunteer
+        self._described_doubts: set[str] = set()  # volunteers
+        self._histories: dict[str, RoundHistory] = {}  # by peer, the last one heard of at the end
+        self._met_at: dict[str, float] = {}  # volunteer → when one of its machines was first linked
+        self._in_flight: dict[tuple[str, int], InFlightUpdate] = {}  # by author and seq
+        # for each fragment, training tokens of our last update of it
+        self._published_tokens = [0] * len(self._sizes)
+        self._last_published_at = 0.0  # seconds since 1970
+        # What decides the length of rounds.
+        self._steady_rate, self._steady_uplink = SteadyValue(), SteadyValue()
+        self._round_seconds = 0.0  # of the round that was planned last
+        self._lost_peers = LostPeers()
+        self._pushes = 1  # to how many peers each update is sent, or will be once they are back
+
+    def on_update_received(self, update: Update, now: float) -> None:
+        """Record that the training loop received an update, at `now` in seconds."""
+        history = self._histories.pop(update.peer, None)
+        if history is None or history.volunteer != update.volunteer:
+            history = RoundHistory(update.volunteer)
+        history.record_round(now, update.tokens, update.time_ms / 1000)
+        self._histories[update.peer] = history
+        if len(self._histories) > MAX_HISTORIES:
+            del self._histories[next(iter(self._histories))]
+
+    def on_update_published(self, update: Update, clock: float) -> None:
+        """Record that the training loop published an update, at `clock` in seconds since 1970."""
+        self._published_tokens = [
+            update.tokens if part.size else tokens
+            for part, tokens in zip(update.fragments, self._published_tokens, strict=True)
+        ]
+        self._last_published_at = clock
+        changed = sum(part.size > 0 for part in update.fragments)
+        self._contribution.record_own_tokens(update.tokens, changed / len(self._sizes))
+
+    def training_share(self, rate: float, now: float) -> float:
+        """Return this machine's share of all training, in (0, 1]; 1 when it is alone.
+
+        Peers that were lost without a goodbye count on for a while, see `LostPeers`.
+
+        Args:
+            rate: Tokens per second at which this machine trains.
+            now: The time in seconds.
+        """
+        rates = self._count_others(rate, now)
+        if any(rates.values()):
+            return training_share(rate, [*rates.values()])
+        lost = self._lost_rate(now)
+        return training_share(rate, [*rates.values(), lost] if lost else [*rates.values()])
+
+    def _count_others(self, rate: float, now: float) -> dict[str, float]:
+        """Return the rates at which others count, and remember them in case all are lost."""
+        rates = self._credible_rates(rate, now)
+        if any(rates.values()):
+            self._lost_peers.on_peers(rates, now)
+        return rates
+
+    def _lost_rate(self, now: float) -> float:
+        """Return the tokens per second at which peers that were lost still count."""
+        links = dict(self._link_table.links).values()
+        idle = {link.key for link in links if link.has_state and (link.complete or not link.rate)}
+        return self._lost_peers.rate(idle | {*self._link_table.ended}, now)
+
+    def describe_low_share(self, rate: float, now: float) -> str | None:
+        """Return why this machine hardly counts; None if it does count.
+
+        Args:
+            rate: Tokens per second at which this machine trains.
+            now: The time in seconds.
+        """
+        rates = self._credible_rates(rate, now)
+        share = training_share(rate, [*rates.values()])
+        if not is_low_share(share, [*rates.values()]):
+            return None
+        fastest = max(rates, key=lambda key: rates[key])
+        return (
+            f"this machine's updates count for {share:.2g} of all training: it trains "
+            f"{rate:,.0f} tokens/s and {len(rates)} others {sum(rates.values()):,.0f}, of these "
+            f"{fastest[:8]} {rates[fastest]:,.0f}, by its updates"
+        )
+
+    def _compare_contents(self) -> dict[str, float]:
+        """Return the volunteers' agreements, and record which of them count for nothing."""
+        agreements = self._contribution.agreements()
+        factors = contribution_factors(agreements)
+        self.doubted_volunteers = tuple(
+            sorted(volunteer for volunteer, factor in factors.items() if not factor)
+        )
+        return agreements
+
+    def describe_new_doubts(self) -> list[str]:
+        """Return a sentence about each volunteer that has begun to count for nothing.
+
+        Each volunteer is described once, and MAX_DESCRIBED volunteers at most.
+        """
+        machines = {history.volunteer: key[:8] for key, history in self._histories.items()}
+        candidates = [
+            volunteer
+            for volunteer in self.doubted_volunteers
+            if volunteer in machines and volunteer not in self._described_doubts
+        ]
+        described = candidates[: MAX_DESCRIBED - len(self._described_doubts)]
+        self._described_doubts.update(described)
+        return [
+            f"the updates of {machines[volunteer]} state tokens, but their content does not agree "
+            "with the updates of others. They take no weight from this machine's updates. The "
+            "run's owner can exclude the volunteer"
+            for volunteer in described
+        ]
+
+    def predict_in_flight(
+        self, in_flight: Iterable[Update], rate: float, now: float
+    ) -> tuple[float, ...]:
+        """Predict what the updates in flight will add, in multiples of our momentum.
+
+        Updates of a peer whose speed is unknown, or which is long overdue, count as nothing. An
+        update counts the same until it arrives: an estimate that moved with every rate would move
+        the replica at every step.
+
+        Args:
+            in_flight: The updates whose headers have arrived and whose payloads have not.
+            rate: Tokens per second at which this machine trains.
+            now: The time in seconds.
+        """
+        estimated_before = self._in_flight
+        self._in_flight = {}
+        if self._recipe.delay_compensation:
+            for update in sorted(in_flight, key=lambda update: update.seq):
+                history = self._histories.get(update.peer)
+                if history is None or history.is_overdue(now):
+                    continue
+                identity = update.author, update.seq
+                estimate = estimated_before.get(identity) or self._estimate(update, rate, now)
+                self._in_flight[identity] = estimate
+        return predict_in_flight(self._recipe, self._in_flight.values(), len(self._sizes))
+
+    def plan_round(
+        self, rate: float, uplink: float, now: float, clock: float, allow_streaming: bool = True
+    ) -> RoundSchedule:
+        """Plan the next round: its length, its end and how its update is compressed.
+
+        It is as the recipe says or the uplink allows. Unless no other machine trains or the
+        recipe's strategy is "async", it ends together with the others' rounds.
+
+        Args:
+            rate: Tokens per second at which this machine trains; 0 if it is not known yet.
+            uplink: Bytes per second; inf if it is not known.
+            now: The time in seconds.
+            clock: The time in seconds since 1970.
+            allow_streaming: Whether the round may be published in parts, if the recipe wants that.
+        """
+        links = dict(self._link_table.links)
+        pushes = sum(link.eager for link in links.values())
+        if pushes or not self._lost_rate(now):
+            self._pushes = max(1, pushes)
+        steady_rate = self._steady_rate.update(rate)
+        step_seconds = self._step_tokens / steady_rate if steady_rate else None
+        steady_uplink = self._steady_uplink.update(uplink)
+        alone = choose_schedule(
+            self._recipe,
+            self._parameters,
+            steady_uplink,
+            step_seconds,
+            self._pushes,
+            self._max_steps,
+        )
+        others_train = any(self._count_others(rate, now).values())
+        self._round_seconds = alone.steps * (step_seconds or 0.0)
+        if step_seconds is None or self._recipe.strategy == "async" or not others_train:
+            return alone
+        measured = [history.measured_rate(now) or 0.0 for history in self._histories.values()]
+        typical = typical_step_seconds(step_seconds, self._step_tokens, measured)
+        aligned = align_with_peers(
+            self._recipe, alone, step_seconds, typical, clock, self._max_steps
+        )
+        if allow_streaming and self._recipe.strategy in ("streams", UPDATES):
+            aligned = aligned.with_streaming(self._sizes, self._last_published_at, clock)
+        self._round_seconds = aligned.period
+        return aligned
+
+    def _credible_rates(self, rate: float, now: float) -> dict[str, float]:
+        """Return the tokens per second at which the other machines count, by key.
+
+        They are those that links lead to and those whose rounds arrive.
+
+        Args:
+            rate: Tokens per second at which this machine trains.
+            now: The time in seconds.
+        """
+        links = dict(self._link_table.links)
+        claims = {
+            key: self._claim(key, link, now) for key, link in links.items() if not link.complete
+        }
+        ended = self._link_table.ended
+        for key, history in self._histories.items():
+            if key not in links and key not in ended and history.measured_rate(now):
+                volunteer = self._other_volunteer(history.volunteer)
+                claims[key] = PeerClaim(volunteer, measured=history.measured_rate(now))
+        recipe_seconds = self._recipe.round_steps * self._step_tokens / rate if rate else 0.0
+        grace = grace_seconds(max(recipe_seconds, self._round_seconds))
+        rates = credible_rates(rate, [*claims.values()], now, grace)
+        if rate:
+            agreements = self._compare_contents()
+            rates = limit_volunteers(rate, [*claims.values()], rates, agreements)
+        return dict(zip(claims, rates, strict=True))
+
+    def _other_volunteer(self, volunteer: str) -> str:
+        """Return a volunteer; the empty string if it is this machine's own."""
+        return "" if volunteer == self._volunteer else volunteer
+
+    def _claim(self, key: str, link: LinkState, now: float) -> PeerClaim:
+        """Return what is known of the speed of a connected peer."""
+        history = self._histories.get(key)
+        measured = history.measured_rate(now) if history else None
+        if link.volunteer == self._volunteer:
+            return PeerClaim("", link.rate, measured, link.connected_at)
+        # The grace is the volunteer's: another key, or another connection, does not renew it.
+        met_at = self._met_at.setdefault(link.volunteer or key, link.connected_at)
+        if len(self._met_at) > MAX_VOLUNTEERS:
+            del self._met_at[next(iter(self._met_at))]
+        return PeerClaim(link.volunteer or key, link.rate, measured, met_at)
+
+    def _estimate(self, update: Update, rate: float, now: float) -> InFlightUpdate:
+        """Estimate the relative size of an update, if we train `rate` tokens per second."""
+        their_rate = self._credible_rates(rate, now).get(update.peer, 0.0)
+        has_payload = [part.size > 0 for part in update.fragments]
+        relative_sizes = estimate_relative_sizes(
+            has_payload, update.tokens, their_rate, self._published_tokens, rate
+        )
+        return InFlightUpdate(update.author, all(has_payload), relative_sizes)
+
+
+MAX_DRIFT = 0.15  # of the lower of two values, by which they may differ and count as the same
+
+
+class SteadyValue:
+    """A measured value that changes only when the measurement has clearly changed.
+
+    The length of a round is a power of two of seconds. Near the edge between two lengths every
+    measurement's noise would choose the other one: rounds then end early with little learnt or
+    twice as late, and peers estimate this machine's speed from them.
+    """
+
+    def __init__(self) -> None:
+        """Start without a value."""
+        self._value: float | None = None
+
+    def update(self, measured: float) -> float:
+        """Return the value after a measurement.
+
+        Args:
+            measured: What was measured, 0 or more; inf and 0 differ from all other values.
+        """
+        value = self._value
+        if value is not None and abs(measured - value) <= MAX_DRIFT * min(measured, value):
+            return value
+        self._value = measured
+        return measured

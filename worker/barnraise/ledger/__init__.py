@@ -1,0 +1,1 @@
+"""What counts: the durable set of accepted updates, and the anchor that is their sum."""

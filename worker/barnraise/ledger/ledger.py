@@ -1,0 +1,821 @@
+"""The ledger: the durable set of accepted updates.
+
+SQLite (WAL, synchronous=FULL) holds the signed headers; payloads are blobs in a folder next to the
+database. `append` accepts a header only if its payloads are complete and fsynced and it is its
+author's next; an appended update survives a crash. A machine that joined late, or fell so far
+behind that no peer had what it missed, starts from a `base`: each author's last header in the
+snapshot that it loaded. It never receives the updates before those. Old payloads are pruned
+(`retention`), but their headers are kept. Updates that verdicts and forks retract stay on disk,
+because peers may need them, but no longer count: `head`, `vector`, `updates_since` and `tokens`
+leave them out.
+
+One connection and one lock serve all threads that write. Who writes waits for the disk, so what the
+event loop reads needs neither: heads are in memory, and replaced rather than changed; headers are
+read over a connection of their own, which sees what has been committed.
+"""
+
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from barnraise.durable_io import transaction
+from barnraise.errors import StateError
+from barnraise.ledger.anchor import Retracted, TokenClaim, count_tokens
+from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.peer_store import SCHEMA as PEER_SCHEMA
+from barnraise.ledger.peer_store import PeerStore
+from barnraise.ledger.retention import SCHEMA as RETENTION_SCHEMA
+from barnraise.ledger.retention import Retention
+from barnraise.ledger.validation import UpdateRules
+from barnraise.ledger.verdict_set import VerdictSet
+from barnraise.protocol.fork_proof import Fork
+from barnraise.protocol.messages import Signed, Update
+from barnraise.protocol.signing import digest
+from barnraise.protocol.verdicts import SignedVerdict
+
+FORMAT = 6  # of the database, in its user_version
+READABLE_FORMATS = (5, FORMAT)  # 5 stores headers as text, and gets compressed ones from now on
+GENESIS_DIGEST = digest("")  # the `previous` of an author's first header
+HORIZON_SECONDS = 3600.0  # since its arrival a verdict may retract any update
+_PAGE = 64  # headers read at a time
+_PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {
+    "signed_verdict": SignedVerdict,
+    "fork": Fork,
+}
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER,
+                                    started_ms INTEGER, time_ms INTEGER,
+                                    signed BLOB, checksum TEXT,
+                                    PRIMARY KEY (author, seq));
+CREATE TABLE IF NOT EXISTS arrivals (author TEXT, seq INTEGER, tokens INTEGER,
+                                     key_tokens INTEGER, received_at REAL,
+                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER,
+                                 started_ms INTEGER, time_ms INTEGER, signed TEXT, checksum TEXT);
+CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
+CREATE TABLE IF NOT EXISTS base_retracted (author TEXT, seq INTEGER, tokens INTEGER,
+                                           PRIMARY KEY (author, seq));
+CREATE TABLE IF NOT EXISTS proofs (name TEXT PRIMARY KEY, kind TEXT, text TEXT, checksum TEXT);
+"""
+
+
+class Outcome(Enum):
+    """The result of appending a header."""
+
+    ADDED = "added"
+    DUPLICATE = "duplicate"  # it, or a snapshot that contains it, is here already
+    GAP = "gap"  # earlier updates of its author are missing
+    # Its total, start, time or volunteer does not continue its predecessor's.
+    INCONSISTENT = "inconsistent"
+    DIVERGENT = "divergent"  # its predecessor is not the one here: half of a fork, or false
+    FORK = "fork"  # its author signed two updates with one identity, and the other one is here
+    RETRACTED = "retracted"  # a verdict, or a fork, cuts it off
+
+
+@dataclass(frozen=True)
+class LedgerHead:
+    """An author's last update; see `Update` for what it states."""
+
+    seq: int = 0
+    digest: str = GENESIS_DIGEST
+    total: int = 0
+    started_ms: int = 0
+    time_ms: int = 0
+
+    @classmethod
+    def from_update(cls, signed: Signed, update: Update) -> "LedgerHead":
+        """Return the head that this update is."""
+        return cls(update.seq, digest(signed.body), update.total, update.started_ms, update.time_ms)
+
+    def is_continued_by(self, update: Update) -> bool:
+        """Return whether the author's next update states what follows from this one."""
+        has_right_times = (
+            self.seq == 0 or update.started_ms == self.started_ms
+        ) and update.time_ms > self.time_ms
+        return has_right_times and update.total == self.total + update.tokens
+
+
+# Rows of a kilobyte leave most of each page of a WITHOUT ROWID table unused.
+_UPGRADE_HEADERS = """
+BEGIN IMMEDIATE;
+ALTER TABLE headers RENAME TO headers_of_format_5;
+{schema}
+INSERT INTO headers SELECT * FROM headers_of_format_5;
+DROP TABLE headers_of_format_5;
+PRAGMA user_version={format};
+COMMIT;
+"""
+Cell = str | int | bytes  # of a row
+
+
+def _with_checksum(*row: Cell) -> tuple[Cell, ...]:
+    """Return a row with its digest, because SQLite does not notice when a disk changes a row."""
+    return (*row, digest(repr(row)))
+
+
+def _compress(signed: Signed) -> bytes:
+    """Return the bytes that are stored of a header: hexadecimal digits, which zlib halves."""
+    return zlib.compress(signed.model_dump_json().encode())
+
+
+def _decompress(stored: str | bytes) -> Signed:
+    """Return the header that is stored."""
+    text = stored if isinstance(stored, str) else zlib.decompress(stored)
+    return Signed.model_validate_json(text)
+
+
+def _header_row(signed: Signed, update: Update) -> tuple[Cell, ...]:
+    return _with_checksum(
+        update.author,
+        update.seq,
+        digest(signed.body),
+        update.total,
+        update.started_ms,
+        update.time_ms,
+        _compress(signed),
+    )
+
+
+class Ledger:
+    """The set of accepted updates, with the verdicts that apply and the peers that were met.
+
+    Attributes:
+        blobs: The payloads.
+        peer_store: Tickets and addresses of peers.
+        verdicts: The verdicts and forks that apply.
+        volunteers: Author → the volunteer that its updates name, for authors whose updates are
+            here.
+    """
+
+    def __init__(self, folder: Path, sweep: bool = True) -> None:
+        """Open or create `folder`/ledger.sqlite, with payloads in `folder`/blobs.
+
+        Args:
+            folder: The folder.
+            sweep: Whether to verify the database and to remove files that an interrupted process
+                left. False if another process has it open, and has done so.
+
+        Raises:
+            StateError: If the database is damaged or of another format.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.blobs = BlobStore(folder / "blobs", sweep=sweep)
+        self._lock = threading.RLock()
+        path = folder / "ledger.sqlite"
+        try:
+            self._db = self._open_database(path)
+            self._reader = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._reader.execute("PRAGMA query_only=1")
+            self._read_lock = threading.Lock()
+            self.peer_store = PeerStore(self._db, self._lock)
+            if sweep:
+                self._verify_rows()
+            verdicts = self._load_verdicts()
+            self._retention = Retention(self._db, self._lock, self.blobs, sweep)
+            self._last_heads = self._load_heads()  # of each author, retracted or not
+            self.volunteers = self._load_volunteers()
+            self.verdicts = verdicts.bind(self.volunteers)
+            self._set_heads(self._valid_heads())
+        except (sqlite3.DatabaseError, zlib.error, ValueError, LookupError, TypeError) as error:
+            remedy = f"remove {folder} and join again, the others have what was published"
+            raise StateError(f"{path} is damaged ({error}): {remedy}") from None
+
+    @staticmethod
+    def _open_database(path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, *READABLE_FORMATS):
+            raise StateError(f"{path} is of format {version}; this version works with {FORMAT}")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        if version == READABLE_FORMATS[0]:
+            db.executescript(_UPGRADE_HEADERS.format(schema=_SCHEMA, format=FORMAT))
+        db.executescript(_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA)
+        db.execute(f"PRAGMA user_version={FORMAT}")
+        return db
+
+    def _verify_rows(self) -> None:
+        """Raise ValueError if the database has changed by itself.
+
+        A header that a disk has changed would look like half of a fork, and like a false signature
+        of this machine.
+        """
+        result = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if result != "ok":
+            raise ValueError(result)
+        for table in ("headers", "base", "proofs"):
+            for row in self._db.execute(f"SELECT * FROM {table}"):
+                if row != _with_checksum(*row[:-1]):
+                    raise ValueError(f"a row of its {table} has changed")
+        self.peer_store.verify_rows()
+
+    def _load_verdicts(self) -> VerdictSet:
+        verdicts = VerdictSet()
+        for kind, text in self._db.execute("SELECT kind, text FROM proofs").fetchall():
+            verdicts |= VerdictSet.from_proof(_PROOF_TYPES[kind].model_validate_json(text))
+        return verdicts
+
+    def _load_heads(self) -> dict[str, LedgerHead]:
+        rows = self._db.execute(
+            "SELECT author, seq, digest, total, started_ms, time_ms FROM base"
+        ).fetchall()
+        rows += self._db.execute(
+            "SELECT author, MAX(seq), digest, total, started_ms, time_ms FROM headers"
+            " GROUP BY author"
+        ).fetchall()
+        heads: dict[str, LedgerHead] = {}
+        for author, *head in sorted(rows, key=lambda row: row[1]):
+            heads[author] = LedgerHead(*head)
+        return heads
+
+    def _load_volunteers(self) -> dict[str, str]:
+        updates = {
+            author: self.update(author, head.seq) for author, head in self._last_heads.items()
+        }
+        return {author: update.volunteer for author, update in updates.items() if update}
+
+    def append(self, signed: Signed, update: Update) -> Outcome:
+        """Append one valid header; see `append_all`."""
+        return self.append_all([(signed, update)])[0]
+
+    def append_all(self, updates: Sequence[tuple[Signed, Update]]) -> list[Outcome]:
+        """Append valid headers of one author, in order, whose payloads are here.
+
+        After ADDED, an update is durable. All that are added wait for the disk together. An update
+        that a verdict retracts alone needs no payloads; its author's later updates continue from
+        it.
+
+        Args:
+            updates: Signed headers and the updates in them; at least one.
+
+        Returns:
+            Their outcomes, up to the first that is not ADDED.
+        """
+        author = updates[0][1].author
+        outcomes: list[Outcome] = []
+        with self._lock:
+            head = self.head(author)
+            volunteer = self.volunteers.get(author)
+            for signed, update in updates:
+                assert update.author == author and self._has_payloads(update), (
+                    "payloads come before their header"
+                )
+                outcomes.append(self._classify(signed, update, head, volunteer))
+                if outcomes[-1] is not Outcome.ADDED:
+                    break
+                head = LedgerHead.from_update(signed, update)
+                volunteer = update.volunteer
+            added = updates[: outcomes.count(Outcome.ADDED)]
+            if added:
+                self._insert_updates(added)
+                self._last_heads[author] = head
+                self._heads = {**self._heads, author: head}
+                key = added[-1][1].peer
+                self._key_tokens = {**self._key_tokens, key: self._count_key(key)}
+                self.volunteers[author] = added[-1][1].volunteer
+        return outcomes
+
+    def _has_payloads(self, update: Update) -> bool:
+        is_retracted = self.verdicts.is_retracted(update.author, update.seq)
+        return is_retracted or all(self.blobs.has(part.digest) for part in update.fragments)
+
+    def _insert_updates(self, updates: Sequence[tuple[Signed, Update]]) -> None:
+        """Insert one author's next updates in one transaction. The caller holds the lock."""
+        tokens = self.tokens
+        key_tokens = self._key_tokens.get(updates[0][1].peer, 0)
+        received_at = time.time()
+        with transaction(self._db):
+            for signed, update in updates:
+                tokens += update.tokens
+                key_tokens += update.tokens
+                self._insert_header(signed, update)
+                self._db.execute(
+                    "INSERT INTO arrivals VALUES (?, ?, ?, ?, ?)",
+                    (update.author, update.seq, tokens, key_tokens, received_at),
+                )
+                if not self.verdicts.is_retracted(update.author, update.seq):
+                    self._retention.add_update(update)
+
+    def classify(self, signed: Signed, update: Update) -> Outcome:
+        """Return what `append` would return. It waits for no thread that writes.
+
+        The signature must have been verified, because FORK is proof against the author.
+        """
+        author = update.author
+        return self._classify(signed, update, self.head(author), self.volunteers.get(author))
+
+    def _classify(
+        self, signed: Signed, update: Update, head: LedgerHead, volunteer: str | None
+    ) -> Outcome:
+        """Return what becomes of an update after `head` of an author of `volunteer`."""
+        author, seq = update.author, update.seq
+        limit = self.verdicts.limit(author, update.volunteer)
+        if limit is not None and seq > limit:
+            return Outcome.RETRACTED
+        if seq == head.seq and digest(signed.body) == head.digest:
+            return Outcome.DUPLICATE
+        if seq <= head.seq:
+            stored = self.header(author, seq)
+            is_same = stored is None or stored.body == signed.body
+            return Outcome.DUPLICATE if is_same else Outcome.FORK
+        if seq > head.seq + 1:
+            return Outcome.GAP
+        if update.previous != head.digest:
+            return Outcome.DIVERGENT if seq > 1 else Outcome.INCONSISTENT
+        is_same_volunteer = volunteer in (None, update.volunteer)
+        is_continuation = head.is_continued_by(update) and is_same_volunteer
+        return Outcome.ADDED if is_continuation else Outcome.INCONSISTENT
+
+    def fork_proof(self, other: Signed, update: Update) -> Fork | None:
+        """Return the proof that `other` is half of a fork whose other half is here, or None.
+
+        Args:
+            other: The signed header.
+            update: The update in it.
+        """
+        stored = self.header(update.author, update.seq)
+        if stored is None or stored.body == other.body:
+            return None
+        # The ticket of the header that is here: those of headers that do not count are not stored.
+        ticket = self.peer_store.ticket(Update.model_validate_json(stored.body).ticket)
+        if ticket is None:
+            return None
+        return Fork(one=stored, other=other, ticket=ticket)
+
+    # ---- updates that count
+
+    def head(self, author: str) -> LedgerHead:
+        """Return an author's last update that counts; sequence number 0 if there is none."""
+        return self._heads.get(author, LedgerHead())
+
+    def last_seq(self, author: str) -> int:
+        """Return the number of an author's last update, retracted or not; 0 if there is none."""
+        return self._last_heads.get(author, LedgerHead()).seq
+
+    def vector(self) -> dict[str, int]:
+        """Return the version vector: author → sequence number of its last update that counts."""
+        return {author: head.seq for author, head in sorted(self._heads.items())}
+
+    @property
+    def heads_digest(self) -> str:
+        """Return a digest of the authors' last headers. Two digests for one vector prove a fork."""
+        return digest(
+            "\n".join(f"{author} {head.digest}" for author, head in sorted(self._heads.items()))
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Return the training tokens of all updates that count, see `token_count`."""
+        return sum(self._key_tokens.values())
+
+    def _set_heads(self, heads: dict[str, LedgerHead]) -> None:
+        """Replace all heads, and count the tokens again. The caller holds the lock."""
+        self._heads = heads
+        claims = self._collect_claims(heads)
+        by_key: dict[str, dict[str, TokenClaim]] = {}
+        for author, claim in claims.items():
+            by_key.setdefault(author.partition(".")[0], {})[author] = claim
+        self._key_tokens = {key: count_tokens(of_key) for key, of_key in by_key.items()}
+
+    def _count_key(self, key: str) -> int:
+        """Count the tokens of one key again. The caller holds the lock."""
+        prefix = f"{key}."
+        heads = {author: h for author, h in self._heads.items() if author.startswith(prefix)}
+        return count_tokens(self._collect_claims(heads))
+
+    def _collect_claims(self, heads: Mapping[str, LedgerHead]) -> dict[str, TokenClaim]:
+        """Return what the updates that count state, of authors with these heads."""
+        vector = {author: head.seq for author, head in heads.items()}
+        retracted = self.verdicts.retracted_within(vector)
+        return {
+            author: TokenClaim(
+                head.started_ms, head.time_ms, head.total - sum(retracted.get(author, {}).values())
+            )
+            for author, head in heads.items()
+        }
+
+    def last_time_ms(self, key: str) -> int:
+        """Return the time of a key's last update here, in any incarnation; 0 if there is none."""
+        with self._lock:
+            times = [
+                head.time_ms
+                for author, head in self._last_heads.items()
+                if author.partition(".")[0] == key
+            ]
+            return max(times, default=0)
+
+    def is_within_horizon(self, author: str, seq: int, rounds: int) -> bool:
+        """Return whether an update is so recent that a verdict may retract it.
+
+        The age of an update is reckoned in the tokens of other machines, which its author cannot
+        inflate, and an hour is never too old. A round is the last update of each other machine.
+
+        Args:
+            author: The update's author.
+            seq: Its sequence number.
+            rounds: The horizon.
+
+        Returns:
+            True also where it is unknown when the update arrived.
+        """
+        with self._lock:
+            row = self._db.execute(
+                "SELECT tokens, key_tokens, received_at FROM arrivals WHERE author=? AND seq=?",
+                (author, seq),
+            ).fetchone()
+            if row is None:
+                return True
+            tokens_then, key_tokens_then, received_at = row
+            if abs(time.time() - received_at) < HORIZON_SECONDS:
+                return True
+            key = author.partition(".")[0]
+            others_then = tokens_then - key_tokens_then
+            others_now = self.tokens - self._key_tokens.get(key, 0)
+            return others_now - others_then <= rounds * self._round_tokens_without(key)
+
+    def _round_tokens_without(self, key: str) -> int:
+        """Return the tokens of the last updates of all keys but one."""
+        round_tokens = {update.peer: update.tokens for update in self.last_updates().values()}
+        return sum(tokens for peer, tokens in round_tokens.items() if peer != key)
+
+    def last_updates(self) -> dict[str, Update]:
+        """Return each author's last update."""
+        with self._lock:
+            updates = {author: self.update(author, seq) for author, seq in self.vector().items()}
+        return {author: update for author, update in updates.items() if update}
+
+    def header(self, author: str, seq: int) -> Signed | None:
+        """Return a signed header, also of the base or retracted; None if it is not here."""
+        with self._read_lock:
+            row = self._reader.execute(
+                "SELECT signed FROM headers WHERE author=?1 AND seq=?2 "
+                "UNION ALL SELECT signed FROM base WHERE author=?1 AND seq=?2 LIMIT 1",
+                (author, seq),
+            ).fetchone()
+        return _decompress(row[0]) if row else None
+
+    def update(self, author: str, seq: int) -> Update | None:
+        """Return the update of a header; None if it is not here."""
+        signed = self.header(author, seq)
+        return Update.model_validate_json(signed.body) if signed else None
+
+    def headers(self, author: str, first: int, last: int) -> Iterator[tuple[Signed, Update]]:
+        """Yield an author's updates `first` to `last` that are here, in order."""
+        while first <= last:
+            with self._read_lock:
+                rows = self._reader.execute(
+                    "SELECT signed FROM headers"
+                    " WHERE author=? AND seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
+                    (author, first, last, _PAGE),
+                ).fetchall()
+            if not rows:
+                return
+            for (stored,) in rows:
+                signed = _decompress(stored)
+                update = Update.model_validate_json(signed.body)
+                first = update.seq + 1
+                yield signed, update
+
+    def updates_since(self, vector: Mapping[str, int]) -> Iterator[tuple[Signed, Update]]:
+        """Yield every update after `vector`, author by author, in order.
+
+        Updates past a limit are left out; single retracted ones are not.
+        """
+        for author, last in self.vector().items():
+            yield from self.headers(author, vector.get(author, 0) + 1, last)
+
+    # ---- retractions
+
+    @property
+    def forked_authors(self) -> frozenset[str]:
+        """Return the authors that are proven to have signed two updates with one identity."""
+        return frozenset(self.verdicts.forks)
+
+    def apply_verdicts(self, verdicts: VerdictSet) -> tuple[dict[str, int], Retracted]:
+        """Store verified verdicts and forks durably and apply them from now on.
+
+        All headers that this needs must be here, see `diff.missing_headers`.
+
+        Returns:
+            The version vector and the single retracted updates from before.
+        """
+        with self._lock:
+            vector_before = self.vector()
+            retracted_before = self.verdicts.retracted_within(vector_before)
+            merged = (self.verdicts | verdicts).bind(self.volunteers)
+            with transaction(self._db):
+                self._store_verdicts(merged)
+            self.verdicts = merged
+            self._set_heads(self._valid_heads())
+            return vector_before, retracted_before
+
+    def drop_powerless_verdicts(
+        self, rules: UpdateRules
+    ) -> tuple[dict[str, int], Retracted] | None:
+        """Drop the verdicts that lack signatures since a mirror list expelled their signers.
+
+        Updates that no other verdict cuts off count again, as far as their payloads are here. Later
+        ones are dropped: peers send them again.
+
+        Args:
+            rules: The rules that follow from the list.
+
+        Returns:
+            The version vector and the single retracted updates from before; None if all verdicts
+            stay.
+        """
+        with self._lock:
+            remaining = self.verdicts.with_force(rules)
+            if remaining.rulings.keys() == self.verdicts.rulings.keys():
+                return None
+            vector_before = self.vector()
+            retracted_before = self.verdicts.retracted_within(vector_before)
+            last_heads = dict(self._last_heads)
+            with transaction(self._db):
+                for author, last_head in self._last_heads.items():
+                    last_counted = vector_before.get(author, 0)
+                    if last_counted < remaining.last_valid(author, last_head.seq):
+                        head = self._complete_head(author, last_counted, remaining)
+                        self._drop_updates_after(author, head.seq)
+                        last_heads[author] = head
+                self._store_verdicts(remaining)
+            self.verdicts = remaining
+            self._last_heads = {author: head for author, head in last_heads.items() if head.seq}
+            self._set_heads(self._valid_heads())
+            self._retention.delete_files()
+            return vector_before, retracted_before
+
+    def _complete_head(self, author: str, seq: int, verdicts: VerdictSet) -> LedgerHead:
+        """Return the last update after `seq` that is here with all payloads before it."""
+        signed = self.header(author, seq) if seq else None
+        head = LedgerHead()
+        if signed is not None:
+            head = LedgerHead.from_update(signed, Update.model_validate_json(signed.body))
+        for following, update in self.headers(author, seq + 1, self._last_heads[author].seq):
+            is_complete = verdicts.is_retracted(author, update.seq) or all(
+                self.blobs.has(part.digest) for part in update.fragments
+            )
+            if update.seq != head.seq + 1 or not is_complete:
+                break
+            head = LedgerHead.from_update(following, update)
+        return head
+
+    def _drop_updates_after(self, author: str, seq: int) -> None:
+        """Forget an author's updates after a sequence number, within a transaction."""
+        for table in ("headers", "arrivals"):
+            self._db.execute(f"DELETE FROM {table} WHERE author=? AND seq>?", (author, seq))
+        self._retention.drop_after(author, seq)
+
+    def restore_header(self, signed: Signed, update: Update) -> bool:
+        """Store a header from before the base, if the header after it, which is here, names it.
+
+        Returns:
+            Whether it was stored.
+        """
+        with self._lock:
+            successor = self.update(update.author, update.seq + 1)
+            if successor is None or successor.previous != digest(signed.body):
+                return False
+            if self.header(update.author, update.seq):
+                return False
+            self._insert_header(signed, update)
+            return True
+
+    def _insert_header(self, signed: Signed, update: Update) -> None:
+        self._db.execute(
+            "INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _header_row(signed, update)
+        )
+
+    def _valid_heads(self) -> dict[str, LedgerHead]:
+        """Return each author's last update that no verdict cuts off."""
+        heads = dict(self._last_heads)
+        for author, last_head in self._last_heads.items():
+            limit = self.verdicts.last_valid(author, last_head.seq)
+            if limit < last_head.seq:
+                del heads[author]
+                if limit:
+                    signed = self.header(author, limit)
+                    assert signed is not None, "a verdict applies once its headers are here"
+                    update = Update.model_validate_json(signed.body)
+                    heads[author] = LedgerHead.from_update(signed, update)
+        return heads
+
+    def _store_verdicts(self, verdicts: VerdictSet) -> None:
+        stored = {name for (name,) in self._db.execute("SELECT name FROM proofs").fetchall()}
+        dropped = [(name,) for name in stored - verdicts.names.keys()]
+        self._db.executemany("DELETE FROM proofs WHERE name=?", dropped)
+        rows = [
+            _with_checksum(name, proof.type, proof.model_dump_json())
+            for name, proof in verdicts.names.items()
+            if name not in stored
+        ]
+        self._db.executemany("INSERT INTO proofs VALUES (?, ?, ?, ?)", rows)
+
+    # ---- the base
+
+    def can_rebase(self, vector: Mapping[str, int], verdicts: VerdictSet) -> bool:
+        """Return whether this ledger can start, or start again, from a snapshot.
+
+        The snapshot must apply all verdicts known here, and payloads after it must not have been
+        pruned here.
+
+        Args:
+            vector: The snapshot's version vector.
+            verdicts: The verdicts that it applies.
+        """
+        with self._lock:
+            pruned = self.pruned()
+            bound = verdicts.bind(self.volunteers)
+            return verdicts.covers(self.verdicts) and all(
+                bound.last_valid(author, head.seq) <= vector.get(author, 0)
+                or pruned.get(author, 0) <= vector.get(author, 0)
+                for author, head in self._last_heads.items()
+            )
+
+    def rebase(
+        self,
+        heads: list[tuple[Signed, Update]],
+        fragments: list[str],
+        verdicts: VerdictSet | None = None,
+    ) -> None:
+        """Start, or start again, from a snapshot. Updates after it that are here are kept.
+
+        Args:
+            heads: Each author's last header in the snapshot.
+            fragments: Digests of its fragments, whose blobs are here.
+            verdicts: The verdicts that it applies.
+        """
+        with self._lock:
+            self.volunteers |= {update.author: update.volunteer for _, update in heads}
+            verdicts = (verdicts or VerdictSet()).bind(self.volunteers)
+            base = {
+                update.author: LedgerHead.from_update(signed, update) for signed, update in heads
+            }
+            vector = {author: head.seq for author, head in base.items()}
+            assert self.can_rebase(vector, verdicts), "payloads that were pruned are not in it"
+            assert all(self.blobs.has(fragment) for fragment in fragments)
+            header_rows = [_header_row(signed, update) for signed, update in heads]
+            retracted_rows = [
+                (author, seq, tokens)
+                for author, updates in verdicts.retracted_within(vector).items()
+                for seq, tokens in updates.items()
+            ]
+            with transaction(self._db):
+                self._retention.mark_pruned(self._retention.rows_covered_by(vector))
+                self._drop_base_snapshot()
+                self._db.execute("DELETE FROM base")
+                self._db.execute("DELETE FROM base_retracted")
+                self._db.executemany(
+                    "INSERT INTO base VALUES (?, ?, ?, ?, ?, ?, ?, ?)", header_rows
+                )
+                self._db.executemany(
+                    "INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments)
+                )
+                self._db.executemany("INSERT INTO base_retracted VALUES (?, ?, ?)", retracted_rows)
+                self._store_verdicts(verdicts)
+            self.verdicts = verdicts
+            for author, head in base.items():
+                if head.seq > self._last_heads.get(author, LedgerHead()).seq:
+                    self._last_heads[author] = head
+            self._set_heads(self._valid_heads())
+            self._retention.delete_files()
+
+    def base_heads(self) -> list[tuple[Signed, Update]]:
+        """Return each author's last header in the base; none if this ledger has everything."""
+        with self._lock:
+            rows = self._db.execute("SELECT signed FROM base ORDER BY author").fetchall()
+        heads = [_decompress(row[0]) for row in rows]
+        return [(signed, Update.model_validate_json(signed.body)) for signed in heads]
+
+    def base_snapshot(self) -> tuple[list[tuple[Signed, Update]], list[str]] | None:
+        """Return the base's headers and the digests of its fragments.
+
+        None if this ledger started at the run's start, or payloads after the base have been pruned.
+        """
+        with self._lock:
+            rows = self._db.execute("SELECT digest FROM base_fragments ORDER BY position")
+            fragments = [row[0] for row in rows]
+        return (self.base_heads(), fragments) if fragments else None
+
+    def base_retracted(self) -> dict[str, dict[int, int]]:
+        """Return author → sequence number → tokens of single updates that were out of the base."""
+        with self._lock:
+            rows = self._db.execute("SELECT author, seq, tokens FROM base_retracted").fetchall()
+        retracted: dict[str, dict[int, int]] = {}
+        for author, seq, tokens in rows:
+            retracted.setdefault(author, {})[seq] = tokens
+        return retracted
+
+    def has_payloads_after(self, vector: Mapping[str, int]) -> bool:
+        """Return whether the payloads that an anchor at `vector` lacks have not been pruned."""
+        with self._lock:
+            return all(
+                self.verdicts.last_valid(author, seq) <= vector.get(author, 0)
+                for author, seq in self.pruned().items()
+            )
+
+    def has_received(self, vector: Mapping[str, int]) -> bool:
+        """Return whether every update of `vector` is or was here."""
+        with self._lock:
+            return all(
+                seq <= self._last_heads.get(author, LedgerHead()).seq
+                for author, seq in vector.items()
+            )
+
+    def can_continue_from(self, vector: Mapping[str, int], retracted: Retracted) -> bool:
+        """Return whether this ledger can bring an anchor up to date.
+
+        Args:
+            vector: The anchor's version vector.
+            retracted: The single updates that are out of it.
+        """
+        with self._lock:
+            has_retracted = all(
+                self.verdicts.is_retracted(author, seq) or self.header(author, seq) is not None
+                for author, updates in retracted.items()
+                for seq in updates
+            )
+            return has_retracted and self.has_payloads_after(vector) and self.has_received(vector)
+
+    # ---- pruning
+
+    def prune(
+        self, max_bytes: int, saved: Mapping[str, int], archive_rounds: int | None = None
+    ) -> dict[str, int]:
+        """Prune the oldest payloads beyond a budget, see `Retention.surplus_rows`.
+
+        Args:
+            max_bytes: The budget.
+            saved: Author → sequence number contained in a saved state.
+            archive_rounds: Keep all payloads within so many rounds, see `is_within_horizon`.
+
+        Returns:
+            Author → sequence number up to which payloads are pruned now, for authors for which that
+            changed.
+        """
+        with self._lock:
+            # No restart needs the payloads of updates that are cut off.
+            cut_off = {
+                author: head.seq
+                for author, head in self._last_heads.items()
+                if saved.get(author, 0) <= self.verdicts.last_valid(author, head.seq) < head.seq
+            }
+
+            def must_keep(author: str, seq: int) -> bool:
+                return archive_rounds is not None and self.is_within_horizon(
+                    author, seq, archive_rounds
+                )
+
+            surplus = self._retention.surplus_rows(max_bytes, {**saved, **cut_off}, must_keep)
+            if not surplus:
+                return {}
+            pruned_before = self.pruned()
+            with transaction(self._db):
+                self._retention.mark_pruned(surplus)
+                self._drop_base_snapshot()  # the payloads after it are incomplete from now on
+            self._retention.delete_files()
+            return {
+                author: seq
+                for author, seq in self.pruned().items()
+                if seq > pruned_before.get(author, 0)
+            }
+
+    def expect_payloads(self, digests: Iterable[str]) -> None:
+        """Record that payloads of an update are on their way, see `Retention.expect_files`."""
+        self._retention.expect_files(digests)
+
+    def delete_unneeded(self) -> None:
+        """Delete the payload files of updates that were pruned or never became complete."""
+        self._retention.delete_files()
+
+    @property
+    def payload_bytes(self) -> int:
+        """Return the bytes of the payloads that are kept."""
+        return self._retention.payload_bytes
+
+    def pruned(self) -> dict[str, int]:
+        """Return author → sequence number up to which payloads are not here.
+
+        They have been pruned, or the updates are from before the base.
+        """
+        with self._lock:
+            base = dict(self._db.execute("SELECT author, seq FROM base").fetchall())
+            pruned = self._retention.pruned()
+            return {
+                author: max(base.get(author, 0), pruned.get(author, 0)) for author in base | pruned
+            }
+
+    def _drop_base_snapshot(self) -> None:
+        self._db.execute("INSERT OR IGNORE INTO files_to_delete SELECT digest FROM base_fragments")
+        self._db.execute("DELETE FROM base_fragments")
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock, self._read_lock:
+            self._reader.close()
+            self._db.close()

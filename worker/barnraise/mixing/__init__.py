@@ -1,0 +1,1 @@
+"""Average replicas with a few neighbours in every step: decentralised Adam."""

@@ -1,0 +1,1 @@
+"""Who is connected: addresses, limits, membership, transports and links. It knows no update."""

@@ -1,0 +1,1 @@
+"""Where machines are: classification, NAT, port mapping, and what others see."""

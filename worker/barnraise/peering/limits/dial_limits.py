@@ -1,0 +1,208 @@
+"""Limit what this machine sends to addresses that do not answer. Pure.
+
+Peers and sites report the addresses of peers, and a report may be false: then the address is that
+of a victim, and a whole swarm dials it. One dial that is not answered costs about ten packets of
+1,200 bytes. So an address backs off exponentially, whichever key it is dialled for, and all
+unproven addresses of one host, and of one network, share a budget of dials. An address is proven
+once a peer with the dialled key has answered there.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from barnraise.peering.addresses.addresses import host_of, network_of
+
+MAX_ADDRESSES_PER_DIAL = 3  # addresses of one peer that are dialled at once
+BACKOFF_MIN = 0.5  # seconds before an address that did not answer is dialled again
+BACKOFF_MAX = 3600.0  # seconds between two dials of an unproven address at most
+BACKOFF_MAX_PROVEN = 30.0  # seconds between two dials of a proven address at most
+MAX_PROVEN_FAILURES = 40  # dials without an answer after which an address is no longer proven
+HOST_DIALS = 6.0  # dials of one host's unproven addresses that may go unanswered in a burst
+HOST_DIALS_PER_SECOND = 1 / 30.0
+NETWORK_DIALS = 24.0  # the same for all hosts of one network
+NETWORK_DIALS_PER_SECOND = 1 / 10.0
+MAX_REMEMBERED = 4096  # addresses, hosts and networks that are remembered, each
+
+
+@dataclass
+class AddressRecord:
+    """What is remembered of an address.
+
+    Attributes:
+        failures: Dials in a row that were not answered.
+        next_dial: When it may be dialled again, in seconds.
+        is_proven: Whether a peer with the dialled key has answered there.
+    """
+
+    failures: int = 0
+    next_dial: float = -math.inf
+    is_proven: bool = False
+
+
+@dataclass
+class DialBudget:
+    """The dials that a host or a network may still leave unanswered.
+
+    Attributes:
+        level: The dials that were left at the time `at`.
+        at: A time in seconds.
+    """
+
+    level: float
+    at: float
+
+
+class DialLimits:
+    """Remember which addresses answer, and decide which may be dialled.
+
+    Args:
+        jitter: Returns random numbers between 0 and 1.
+    """
+
+    def __init__(self, jitter: Callable[[], float]) -> None:
+        self._jitter = jitter
+        self._addresses: dict[str, AddressRecord] = {}
+        self._hosts: dict[str, DialBudget] = {}
+        self._networks: dict[str, DialBudget] = {}
+
+    # ---- decisions
+
+    def choose(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
+        """Return the addresses of a peer to dial now; none if each has to wait.
+
+        A proven address that answered the last time is dialled alone.
+
+        Args:
+            addresses: The peer's addresses, the preferred ones first.
+            now: The time in seconds.
+        """
+        ready = [address for address in addresses if self.ready_at(address, now) <= now]
+        for address in ready:
+            record = self._addresses.get(address)
+            if record is not None and record.is_proven and not record.failures:
+                return (address,)
+        ready.sort(key=lambda address: self._count_failures(address))
+        return _few_of_each_host(ready)
+
+    def choose_punched(self, addresses: Sequence[str], now: float) -> tuple[str, ...]:
+        """Return the addresses of a peer to dial now that dials this machine at the same time.
+
+        That they did not answer before does not count; the budgets of unproven addresses do.
+
+        Args:
+            addresses: The peer's addresses, the preferred ones first.
+            now: The time in seconds.
+        """
+        ready = [
+            address
+            for address in addresses
+            if self.is_proven(address) or self._budgets_ready_at(address, now) <= now
+        ]
+        return _few_of_each_host(ready)
+
+    def ready_at(self, address: str, now: float) -> float:
+        """Return when an address may be dialled, in seconds."""
+        record = self._addresses.get(address)
+        next_dial = record.next_dial if record else -math.inf
+        if record is not None and record.is_proven:
+            return next_dial
+        return max(next_dial, self._budgets_ready_at(address, now))
+
+    def _budgets_ready_at(self, address: str, now: float) -> float:
+        host, network = self._hosts.get(host_of(address)), self._networks.get(network_of(address))
+        return max(
+            _refilled_at(host, HOST_DIALS, HOST_DIALS_PER_SECOND, now),
+            _refilled_at(network, NETWORK_DIALS, NETWORK_DIALS_PER_SECOND, now),
+        )
+
+    def is_proven(self, address: str) -> bool:
+        """Return whether a peer with the dialled key has answered at an address."""
+        record = self._addresses.get(address)
+        return record is not None and record.is_proven
+
+    # ---- events
+
+    def on_dial(self, addresses: Sequence[str], now: float) -> None:
+        """Record that addresses are being dialled."""
+        for address in addresses:
+            if not self.is_proven(address):
+                self._charge(address, 1.0, now)
+
+    def on_answer(self, dialled: Sequence[str], answered: str, now: float) -> None:
+        """Record at which of the dialled addresses the peer answered, with its key proven.
+
+        The others count as silent: a peer may have named somebody else's address with its own.
+        """
+        for address in dialled:
+            if address != answered:
+                self.on_silence([address], now)
+            elif not self.is_proven(address):
+                self._charge(address, -1.0, now)
+        self._store(answered, AddressRecord(is_proven=True))
+
+    def on_silence(self, addresses: Sequence[str], now: float, is_isolated: bool = False) -> None:
+        """Record that nobody with the dialled key answered at some addresses.
+
+        Args:
+            addresses: The addresses.
+            now: The time in seconds.
+            is_isolated: Whether this machine has no link at all: then its own network may be down,
+                and proven addresses stay proven.
+        """
+        for address in addresses:
+            record = self._addresses.pop(address, None) or AddressRecord()
+            record.failures = min(record.failures + 1, 1000)
+            if record.failures > MAX_PROVEN_FAILURES and not is_isolated:
+                record.is_proven = False
+            longest = BACKOFF_MAX_PROVEN if record.is_proven else BACKOFF_MAX
+            delay = min(longest, BACKOFF_MIN * 2 ** min(record.failures, 20))
+            record.next_dial = now + delay * (0.75 + self._jitter() / 2)
+            self._store(address, record)
+
+    def _count_failures(self, address: str) -> int:
+        record = self._addresses.get(address)
+        return record.failures if record else 0
+
+    def _store(self, address: str, record: AddressRecord) -> None:
+        self._addresses.pop(address, None)
+        self._addresses[address] = record
+        if len(self._addresses) > MAX_REMEMBERED:
+            del self._addresses[next(iter(self._addresses))]
+
+    def _charge(self, address: str, dials: float, now: float) -> None:
+        """Take dials from the budgets of an address's host and network."""
+        host, network = host_of(address), network_of(address)
+        _charge(self._hosts, host, (HOST_DIALS, HOST_DIALS_PER_SECOND), dials, now)
+        _charge(self._networks, network, (NETWORK_DIALS, NETWORK_DIALS_PER_SECOND), dials, now)
+
+
+def _few_of_each_host(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return the first addresses; a peer does not need more than two ports of one host."""
+    chosen: list[str] = []
+    hosts: dict[str, int] = {}
+    for address in addresses:
+        host = host_of(address)
+        hosts[host] = hosts.get(host, 0) + 1
+        if hosts[host] <= 2:
+            chosen.append(address)
+    return tuple(chosen[:MAX_ADDRESSES_PER_DIAL])
+
+
+def _refilled_at(budget: DialBudget | None, burst: float, rate: float, now: float) -> float:
+    """Return when a budget holds a whole dial."""
+    if budget is None:
+        return -math.inf
+    level = min(burst, budget.level + max(0.0, now - budget.at) * rate)
+    return now if level >= 1 else now + (1 - level) / rate
+
+
+def _charge(
+    budgets: dict[str, DialBudget], name: str, limit: tuple[float, float], dials: float, now: float
+) -> None:
+    burst, rate = limit
+    budget = budgets.pop(name, None) or DialBudget(burst, now)
+    level = min(burst, budget.level + max(0.0, now - budget.at) * rate)
+    budgets[name] = DialBudget(min(burst, level - dials), now)
+    if len(budgets) > MAX_REMEMBERED:
+        del budgets[next(iter(budgets))]

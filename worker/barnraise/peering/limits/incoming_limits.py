@@ -1,0 +1,120 @@
+"""Bound the connections that others open, for each address and for each network. Pure.
+
+A bare connection costs memory and a task, so these bounds come before a connection is accepted.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from barnraise.peering.addresses.addresses import network_of
+from barnraise.peering.limits.rate_limit import TokenBuckets
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+class PendingPool(Generic[Item]):
+    """Items that wait, in order of arrival, each a member of some groups.
+
+    A flood that fills a pool which refuses newcomers keeps everybody else out for as long as it
+    lasts. Where the oldest is dropped instead, somebody who needs a moment gets it, and only those
+    that do nothing are dropped. Limits by group keep a flood from one address from dropping others.
+    """
+
+    def __init__(self, limits: Mapping[str, int]) -> None:
+        """Limit groups.
+
+        Args:
+            limits: Kind of group → how many items one group of that kind may have. A group of the
+                kind "all" has all items.
+        """
+        self._limits = limits
+        self._groups: dict[Item, dict[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, item: Item, groups: Mapping[str, str]) -> list[Item]:
+        """Add an item; return those that were dropped for it, the oldest of each full group.
+
+        Args:
+            item: The item.
+            groups: Kind of group → name of the item's group of that kind.
+        """
+        self._groups[item] = {**groups, "all": ""}
+        dropped: list[Item] = []
+        for kind, name in self._groups[item].items():
+            members = [other for other, of in self._groups.items() if of.get(kind) == name]
+            for oldest in members[: max(0, len(members) - self._limits[kind])]:
+                del self._groups[oldest]
+                dropped.append(oldest)
+        return dropped
+
+    def discard(self, item: Item) -> None:
+        """Remove an item that waits no longer, if it was not dropped."""
+        self._groups.pop(item, None)
+
+
+@dataclass(frozen=True)
+class ConnectionRates:
+    """How many connections may come from an address, a network and all.
+
+    Attributes:
+        pending: Connections that are being established; the oldest makes room for the newest.
+        per_second: Connections that are accepted on average.
+        burst: Connections that are accepted at once.
+    """
+
+    pending: Mapping[str, int]
+    per_second: Mapping[str, float]
+    burst: Mapping[str, float]
+
+
+class IncomingLimits(Generic[Item]):
+    """Connections that are being established, and how often each address has connected."""
+
+    def __init__(self, rates: ConnectionRates) -> None:
+        """Have no connections yet.
+
+        Args:
+            rates: By kind of group, "address", "network" and, of those that are pending, "all".
+        """
+        self._most_pending = rates.pending["all"]
+        self._pending: PendingPool[Item] = PendingPool(rates.pending)
+        self._connects = {
+            kind: TokenBuckets(rate, rates.burst[kind]) for kind, rate in rates.per_second.items()
+        }
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether many connections are being established."""
+        return len(self._pending) >= self._most_pending // 4
+
+    def try_connect(self, address: str, now: float, is_validated: bool = True) -> bool:
+        """Count a connection; return whether its address and network have not connected too often.
+
+        Args:
+            address: Of the sender, with a port where connections of one machine share one.
+            now: Event loop time, in seconds.
+            is_validated: Whether the sender receives what is sent to the address. Those that use
+                somebody else's address do not use up its share.
+        """
+        return all(
+            self._connects[kind].try_consume(f"{name} {is_validated}", 1, now)
+            for kind, name in _groups_of(address).items()
+        )
+
+    def add(self, item: Item, address: str) -> list[Item]:
+        """Add a connection; return those that were dropped for it; see `PendingPool.add`."""
+        return self._pending.add(item, _groups_of(address))
+
+    def discard(self, item: Item) -> None:
+        """Remove a connection that is established, or has ended."""
+        self._pending.discard(item)
+
+
+def _groups_of(address: str) -> dict[str, str]:
+    return {"address": address, "network": network_of(address)}

@@ -1,0 +1,283 @@
+"""Limit and measure rates: token buckets, a fairly shared uplink, and meters.
+
+Times are arguments, in seconds on a monotonic clock, except where a class waits on the event loop.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+
+METER_WINDOW = 10.0  # seconds over which a meter averages
+MESSAGE_WINDOW = 60.0  # seconds over which messages are counted: longer than the burst at a start
+METER_STEP = 0.5  # seconds between two samples of a meter
+CAPACITY_MEMORY = 60.0  # seconds of sending after which a capacity measurement has faded to 1/e
+MIN_MEASURED_SECONDS = 0.05  # seconds of sending before a capacity is reported
+MIN_WAIT = 0.01  # seconds that are waited for; the next frame waits for less in addition
+PIECE_BYTES = 1 << 17  # payload bytes in one frame; a message waits behind at most one frame
+MIN_PIECE_BYTES = 1 << 10
+PIECE_SECONDS = 1.0  # of a limited uplink that one frame may take
+TURN_SECONDS = 0.25  # of the uplink that a transfer may take before the next one's turn
+
+
+class TokenBucket:
+    """Allow `rate` units per second on average and `burst` units at once."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        """Start with a full bucket; an infinite `rate` never limits."""
+        self.rate = rate
+        self._burst = burst
+        self._level = burst
+        self._filled_at = -math.inf
+
+    def consume(self, amount: float, now: float) -> float:
+        """Consume `amount` units, also when the bucket holds fewer.
+
+        Returns:
+            Seconds to wait before consuming again; 0 while the bucket is not overdrawn.
+        """
+        if math.isinf(self.rate):
+            return 0.0
+        self._level = self._refilled_tokens(now) - amount
+        self._filled_at = now
+        return max(0.0, -self._level / self.rate)
+
+    def try_consume(self, amount: float, now: float) -> bool:
+        """Consume `amount` units if the bucket holds them; return whether it did."""
+        level = self._refilled_tokens(now)
+        if level < amount:
+            return False
+        self._level = level - amount
+        self._filled_at = now
+        return True
+
+    def _refilled_tokens(self, now: float) -> float:
+        if not math.isfinite(self._filled_at):
+            return self._burst
+        return min(self._burst, self._level + max(0.0, now - self._filled_at) * self.rate)
+
+
+class TokenBuckets:
+    """A bucket for each of many names; a bounded number of names is remembered.
+
+    A name that is forgotten has a full bucket again.
+    """
+
+    def __init__(self, rate: float, burst: float, max_names: int = 4096) -> None:
+        """Give each name a bucket of this rate and burst, see `TokenBucket`."""
+        self._rate = rate
+        self._burst = burst
+        self._max_names = max_names
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def try_consume(self, name: str, amount: float, now: float) -> bool:
+        """Consume `amount` units of a name's bucket if it holds them; return whether it did."""
+        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate, self._burst)
+        self._buckets[name] = bucket
+        if len(self._buckets) > self._max_names:
+            del self._buckets[next(iter(self._buckets))]
+        return bucket.try_consume(amount, now)
+
+
+class UplinkSender:
+    """One of those that share an uplink, for instance a connection.
+
+    A sender is compared by identity.
+    """
+
+    def __init__(self, share: "FairShare") -> None:
+        """Join those that share an uplink."""
+        self._share = share
+        self.keeps_turn = True  # False from a missed turn on until the transfer ends
+
+    async def wait_for_turn(self, size: int) -> None:
+        """Wait until `size` bytes may go out."""
+        await self._share.wait_for_turn(self, size)
+
+    def end_transfer(self) -> None:
+        """Leave the uplink to the others: the last frame of a transfer is sent."""
+        self.keeps_turn = True
+        self._share.end_turn(self)
+
+
+class FairShare:
+    """Share one uplink among many senders and measure its capacity.
+
+    Senders have turns in the order in which they began to wait. A turn ends with a transfer, or
+    after TURN_SECONDS. So peers get small updates whole and one after the other: were they sent to
+    all at once, all of them would have the update only when the last one has it. A sender whose
+    peer reads too slowly to use its turn loses it. Messages do not wait; what they take is missing
+    for what waits.
+    """
+
+    def __init__(self, rate: float = math.inf) -> None:
+        """Limit the uplink to `rate` bytes per second; inf sets no limit."""
+        self._bucket = TokenBucket(rate, 0.0)
+        self._waiting: dict[UplinkSender, tuple[asyncio.Future[None], int]] = {}
+        self._turn: UplinkSender | None = None
+        self._turn_bytes = 0.0  # that the sender whose turn it is may still send
+        self._alarm: asyncio.TimerHandle | None = None
+        self._senders = 0
+        self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
+        self._bytes = 0.0  # sent while somebody was sending, fading
+        self._seconds = 0.0  # of those bytes, fading
+        self._messages = Meter(MESSAGE_WINDOW)
+        self._message_bytes = 0  # sent without waiting for a turn
+
+    @property
+    def rate(self) -> float:
+        """The limit, in bytes per second."""
+        return self._bucket.rate
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return not math.isinf(self.rate)
+
+    @property
+    def piece_bytes(self) -> int:
+        """The payload bytes in one frame: as few as a message can wait for."""
+        if not self.is_limited:
+            return PIECE_BYTES
+        return int(min(PIECE_BYTES, max(MIN_PIECE_BYTES, PIECE_SECONDS * self.rate)))
+
+    def limit(self, rate: float) -> None:
+        """Set the limit, in bytes per second. Safe to call from another thread."""
+        self._bucket.rate = rate
+
+    def record_message(self, size: int) -> None:
+        """Record a message of `size` bytes that went out without waiting for a turn."""
+        now = asyncio.get_running_loop().time()
+        self._bucket.consume(size, now)
+        self._message_bytes += size
+        self._messages.update(self._message_bytes, now)
+
+    @property
+    def message_rate(self) -> float:
+        """Bytes per second that messages have taken over MESSAGE_WINDOW.
+
+        The greetings of the first seconds count as what they are, a part of the window: a round's
+        length follows from this rate, and on a slow line it would be twice too long.
+        """
+        return self._messages.window_rate
+
+    @property
+    def measured_rate(self) -> float:
+        """The capacity: bytes per second while somebody was sending; 0 before enough was sent."""
+        return self._bytes / self._seconds if self._seconds > MIN_MEASURED_SECONDS else 0.0
+
+    async def wait_for_turn(self, sender: UplinkSender, size: int) -> None:
+        """Wait until a sender's `size` bytes may go out."""
+        if not self.is_limited:
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[sender] = (granted, size)
+        self._serve()
+        try:
+            await granted
+        finally:
+            if self._waiting.get(sender, (None,))[0] is granted:
+                del self._waiting[sender]
+
+    def end_turn(self, sender: UplinkSender) -> None:
+        """End a sender's turn, if it has one."""
+        if self._turn is sender:
+            self._turn = None
+            self._serve()
+
+    def _serve(self) -> None:
+        """Let those send that may now; set an alarm for the others."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            delay = self._bucket.consume(0.0, loop.time())
+            if self._turn is not None and self._turn not in self._waiting:
+                # Its next frame usually follows at once.
+                patience = MIN_WAIT if self._turn.keeps_turn else 0.0
+                self._alarm = loop.call_later(max(delay, patience), self._pass_turn)
+                return
+            # A header goes out with the payload after it, without a timer of its own.
+            if delay >= MIN_WAIT:
+                self._alarm = loop.call_later(delay, self._serve)
+                return
+            self._grant(self._turn or next(iter(self._waiting)), loop.time())
+
+    def _pass_turn(self) -> None:
+        """Let the next one send: the sender whose turn it was has nothing to send."""
+        if self._turn is not None and self._turn not in self._waiting:
+            self._turn.keeps_turn = False
+            self._turn = None
+        self._serve()
+
+    def _grant(self, sender: UplinkSender, now: float) -> None:
+        """Let a sender send its next frame."""
+        if self._turn is not sender:
+            self._turn = sender
+            self._turn_bytes = self.rate * TURN_SECONDS
+        granted, size = self._waiting.pop(sender)
+        self._bucket.consume(size, now)
+        self._turn_bytes -= size
+        if self._turn_bytes <= 0:
+            self._turn = None
+        if not granted.done():
+            granted.set_result(None)
+
+    @contextmanager
+    def measure_sending(self, size: int) -> Generator[None]:
+        """Count the time inside the block as time in which `size` bytes were sent."""
+        clock = asyncio.get_running_loop().time
+        if not self._senders:
+            self._measured_until = clock()
+        self._senders += 1
+        try:
+            yield
+        finally:
+            self._senders -= 1
+            now = clock()
+            seconds = now - self._measured_until
+            fade = math.exp(-seconds / CAPACITY_MEMORY)
+            self._measured_until = now
+            self._bytes = self._bytes * fade + size
+            self._seconds = self._seconds * fade + seconds
+
+
+class Meter:
+    """Measure the rate at which a count of bytes grows, over a window of the last seconds."""
+
+    def __init__(self, window: float = METER_WINDOW) -> None:
+        """Start without a sample.
+
+        Args:
+            window: seconds over which to average.
+        """
+        self._window = window
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def update(self, total: int, now: float) -> None:
+        """Record that the count was `total` at time `now`."""
+        if self._samples and now < self._samples[-1][0] + METER_STEP:
+            return
+        self._samples.append((now, total))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - self._window:
+            self._samples.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second between the samples."""
+        return self._growth / self._seconds if self._seconds else 0.0
+
+    @property
+    def window_rate(self) -> float:
+        """Bytes per second over the whole window, also before it has passed."""
+        return self._growth / max(self._window, self._seconds)
+
+    @property
+    def _growth(self) -> int:
+        return self._samples[-1][1] - self._samples[0][1] if self._samples else 0
+
+    @property
+    def _seconds(self) -> float:
+        return self._samples[-1][0] - self._samples[0][0] if self._samples else 0.0

@@ -1,0 +1,1 @@
+"""One connection: handshake, dials, hole punching, dial-back and the bandwidth probe."""

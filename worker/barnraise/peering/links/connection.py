@@ -1,0 +1,297 @@
+"""Keep what waits to be sent to one connected peer, and who that peer has proven to be.
+
+Each connection has two writers of its own, so that a slow peer holds up nobody else. One sends
+messages, which never wait behind more than one piece of payload. The other sends payloads and,
+where the uplink is capped, has turns with all other connections. Everything that waits is
+bounded: small messages in a short queue, a `PeerState` that is composed only when it can go out,
+and updates and blobs by name, whose bytes are read from their files piece by piece as the channel
+drains.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from barnraise.errors import FloodError
+from barnraise.peering.limits.rate_limit import FairShare, Meter, TokenBucket, UplinkSender
+from barnraise.peering.membership.membership import Meeting
+from barnraise.peering.transports.framing import header_size, pack
+from barnraise.peering.transports.transport import Channel
+from barnraise.protocol.messages import Hello, PeerState, Ticket
+from barnraise.protocol.types import Message
+
+log = logging.getLogger("barnraise.exchange")
+
+MAX_QUEUED_MESSAGES = 8192  # small messages that may wait for one peer
+MAX_QUEUED_TRANSFERS = 4096  # updates, and blobs, that may wait for one peer
+MAX_QUEUED_LINE_TESTS = 4  # steps of a line's test that may wait for one peer
+FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and in one burst
+HEADER_LIMIT = (float(2 << 20), float(16 << 20))  # bytes of JSON accepted: per second, in one burst
+# Headers of updates accepted: per second, and in one burst. Each may need two signatures verified.
+UPDATE_LIMIT = (100.0, 1000.0)
+# Updates and headers that a peer may request: per second, and in one burst. Each is looked up.
+REQUESTED_LIMIT = (2000.0, 20_000.0)
+UNWANTED_LIMIT = (float(16 << 20), float(256 << 20))  # bytes of payloads that nothing waits for
+BYTE_LIMIT = (float(128 << 20), float(256 << 20))  # bytes accepted: per second, and in one burst
+
+# Messages of one transfer, each with the payload behind it; read as the channel drains.
+OutgoingMessages = Iterator[tuple[Message, bytes]]
+
+
+@dataclass(frozen=True)
+class MessageSources:
+    """Provide what a connection's writers send.
+
+    Attributes:
+        compose_state: Returns our PeerState for this peer, or None when there is none to send.
+        open_update: Returns the messages of (author, seq, whole).
+        open_blob: Returns the messages of (digest, offset).
+        open_line_test: Returns the messages of a number of bytes without meaning.
+        uplink: The share of the uplink that payloads wait for.
+    """
+
+    compose_state: Callable[[], PeerState | None]
+    open_update: Callable[[str, int, bool], OutgoingMessages]
+    open_blob: Callable[[str, int], OutgoingMessages]
+    open_line_test: Callable[[int], OutgoingMessages]
+    uplink: FairShare
+
+
+class Connection:
+    """Hold one peer's channel, its send queues and its rates."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        hello: Hello,
+        ticket: Ticket,
+        dialled: bool,
+        connected_at: float,
+        stated_addresses: Collection[str] = (),
+    ) -> None:
+        """Wrap a channel after the handshake.
+
+        Args:
+            channel: The open channel.
+            hello: The peer's Hello, already checked.
+            ticket: The ticket in it.
+            dialled: Whether this machine dialled the peer.
+            connected_at: Event loop time of the handshake, in seconds.
+            stated_addresses: Where this machine is reached, as it stated to the peer.
+        """
+        self.channel = channel
+        self.hello = hello
+        self.ticket = ticket
+        self.dialled = dialled
+        self.connected_at = connected_at
+        self.stated_addresses = frozenset(stated_addresses)
+        self.key = channel.peer
+        self.sent_meter = Meter()
+        self.received_meter = Meter()
+        self._frame_limit = TokenBucket(*FRAME_LIMIT)
+        self._byte_limit = TokenBucket(*BYTE_LIMIT)
+        self._header_limit = TokenBucket(*HEADER_LIMIT)
+        self._update_limit = TokenBucket(*UPDATE_LIMIT)
+        self._requested_limit = TokenBucket(*REQUESTED_LIMIT)
+        self._unwanted_limit = TokenBucket(*UNWANTED_LIMIT)
+        self._messages: deque[Message] = deque()
+        self._state_due = False
+        # Ordered sets: a peer that requests much must not make each further request slower.
+        self._updates: dict[tuple[str, int, bool], None] = {}
+        self._blobs: dict[tuple[str, int], None] = {}
+        self._line_tests: dict[tuple[int], None] = {}
+        self._message_waits = asyncio.Event()
+        self._payload_waits = asyncio.Event()
+        self._write_lock = asyncio.Lock()  # one frame at a time
+
+    @property
+    def meeting(self) -> Meeting:
+        """How the connection came about, as the handshake proved it."""
+        return Meeting(self.ticket.volunteer, self.dialled, self.channel.remote_address)
+
+    def renew_introduction(self, hello: Hello, ticket: Ticket) -> None:
+        """Replace the peer's Hello and ticket by newer ones, already checked."""
+        self.hello = hello
+        self.ticket = ticket
+
+    def send_introduction(self, hello: Hello) -> None:
+        """Introduce this machine again, whose ticket or addresses have changed."""
+        self.stated_addresses = frozenset(hello.addresses)
+        self.send_message(hello)
+
+    def send_message(self, message: Message) -> None:
+        """Queue a small message; close the connection when the peer has stopped reading."""
+        if len(self._messages) >= MAX_QUEUED_MESSAGES:
+            log.warning("dropped %s: it does not read what it is sent", self.key[:8])
+            self.channel.close("you do not read what you are sent")
+        else:
+            self._messages.append(message)
+        self._message_waits.set()
+
+    def schedule_state(self) -> None:
+        """Send our PeerState as soon as the channel takes it.
+
+        It is composed only then, so that a peer that reads slowly gets fewer States and not older
+        ones.
+        """
+        self._state_due = True
+        self._message_waits.set()
+
+    def send_update(self, author: str, seq: int, whole: bool = True) -> None:
+        """Queue an update, or only its header.
+
+        It is dropped when too many wait: the peer will ask for it.
+        """
+        if len(self._updates) < MAX_QUEUED_TRANSFERS:
+            self._updates.setdefault((author, seq, whole))
+            self._payload_waits.set()
+
+    def send_blob(self, digest: str, offset: int) -> None:
+        """Queue a blob from `offset` on; drop it when too many wait."""
+        if len(self._blobs) < MAX_QUEUED_TRANSFERS:
+            self._blobs.setdefault((digest, offset))
+            self._payload_waits.set()
+
+    def send_line_test(self, size: int) -> None:
+        """Queue bytes without meaning, by which the line is measured."""
+        if len(self._line_tests) < MAX_QUEUED_LINE_TESTS:
+            self._line_tests.setdefault((size,))
+            self._payload_waits.set()
+
+    async def receive(self) -> bytes:
+        """Return the next frame, no sooner than this peer's rate limit allows.
+
+        Raises:
+            ChannelClosedError: When the connection has ended.
+        """
+        frame = await self.channel.receive()
+        now = asyncio.get_running_loop().time()
+        delay = max(
+            self._frame_limit.consume(1, now),
+            self._byte_limit.consume(len(frame), now),
+            # A byte of a header takes much longer to process than a byte of a payload.
+            self._header_limit.consume(header_size(frame), now),
+        )
+        if delay:
+            await asyncio.sleep(delay)
+        return frame
+
+    async def wait_for_update(self) -> None:
+        """Wait until another header of an update may be verified, which holds up this peer only."""
+        delay = self._update_limit.consume(1, asyncio.get_running_loop().time())
+        if delay:
+            await asyncio.sleep(delay)
+
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait until so many requested updates may be looked up, which holds up this peer only."""
+        delay = self._requested_limit.consume(count, asyncio.get_running_loop().time())
+        if delay:
+            await asyncio.sleep(delay)
+
+    def record_unwanted(self, size: int) -> None:
+        """Record bytes of a payload that nothing here waits for; a few arrive after a decline.
+
+        Raises:
+            FloodError: When the peer sends more than can be underway by then.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._unwanted_limit.try_consume(size, now):
+            raise FloodError("it sends payloads that nothing here waits for")
+
+    def update_meters(self, now: float) -> None:
+        """Record the bytes sent and received so far, at event loop time `now`."""
+        self.sent_meter.update(self.channel.bytes_sent, now)
+        self.received_meter.update(self.channel.bytes_received, now)
+
+    async def run_writers(self, sources: MessageSources) -> None:
+        """Send what waits, until cancelled.
+
+        Raises:
+            ChannelClosedError: When the connection has ended.
+        """
+        writers = [
+            asyncio.create_task(self._write_messages(sources)),
+            asyncio.create_task(self._write_payloads(sources)),
+        ]
+        try:
+            await asyncio.gather(*writers)
+        finally:
+            for writer in writers:
+                writer.cancel()
+
+    async def _write_messages(self, sources: MessageSources) -> None:
+        """Send messages as soon as the channel takes them: they do not wait for the uplink."""
+        while True:
+            while self._messages:
+                await self._send_message(self._messages.popleft(), sources.uplink)
+            if self._state_due:
+                self._state_due = False
+                state = sources.compose_state()
+                if state is not None:
+                    await self._send_message(state, sources.uplink)
+                continue
+            self._message_waits.clear()
+            await self._message_waits.wait()
+
+    async def _send_message(self, message: Message, uplink: FairShare) -> None:
+        frame = pack(message)
+        uplink.record_message(len(frame))
+        await self._send(frame)
+
+    async def _write_payloads(self, sources: MessageSources) -> None:
+        """Send updates, blobs and bytes of tests in turn, one piece at a time."""
+        transfers = [
+            _Transfers(self._updates, sources.open_update),
+            _Transfers(self._blobs, sources.open_blob),
+            _Transfers(self._line_tests, sources.open_line_test),
+        ]
+        sender = UplinkSender(sources.uplink)
+        while True:
+            transfers.append(transfers.pop(0))
+            waiting = next((transfer for transfer in transfers if transfer.is_waiting()), None)
+            if waiting is None:
+                self._payload_waits.clear()
+                await self._payload_waits.wait()
+                continue
+            outgoing = waiting.next_message()
+            if outgoing is None:
+                sender.end_transfer()
+                await asyncio.sleep(0)  # a peer may queue thousands that turn out to be empty
+                continue
+            frame = pack(*outgoing)
+            await sender.wait_for_turn(len(frame))
+            with sources.uplink.measure_sending(len(frame)):
+                await self._send(frame)
+
+    async def _send(self, frame: bytes) -> None:
+        async with self._write_lock:
+            await self.channel.send(frame)
+
+
+class _Transfers:
+    """Read the messages of queued updates, or of queued blobs, one transfer after the other."""
+
+    def __init__(
+        self, queue: dict[Any, None], open_transfer: Callable[..., OutgoingMessages]
+    ) -> None:
+        self._queue = queue  # arguments of `open_transfer`
+        self._open_transfer = open_transfer
+        self._messages: OutgoingMessages | None = None
+
+    def is_waiting(self) -> bool:
+        """Return whether a transfer is in progress or queued."""
+        return self._messages is not None or bool(self._queue)
+
+    def next_message(self) -> tuple[Message, bytes] | None:
+        """Return the next message and its payload; None when the transfer in progress has ended."""
+        if self._messages is None:
+            arguments = next(iter(self._queue))
+            del self._queue[arguments]
+            self._messages = self._open_transfer(*arguments)
+        outgoing = next(self._messages, None)
+        if outgoing is None:
+            self._messages = None
+        return outgoing

@@ -1,0 +1,62 @@
+"""Bound the connections whose peers have not introduced themselves yet.
+
+Anybody who knows this machine's address can open connections. Those that wait for a Hello are few:
+by key, by address, by network and in all; the oldest makes room for the newest.
+"""
+
+from barnraise.peering.addresses.addresses import network_of
+from barnraise.peering.limits.incoming_limits import PendingPool
+from barnraise.peering.limits.rate_limit import TokenBuckets
+from barnraise.peering.transports.transport import Channel
+
+MAX_WAITING = {"key": 2, "address": 4, "network": 16, "all": 64}
+CONNECTS_PER_SECOND = 0.5  # of one key, on average
+CONNECTS_BURST = 16.0
+FIRST_BACK_OFF = 30.0  # seconds for which a key that flooded may not connect again; then twice that
+MAX_BACK_OFF = 3600.0
+MAX_FLOODERS = 4096  # keys that are remembered
+
+
+class IncomingGreetings:
+    """The incoming channels whose peers have not introduced themselves."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._waiting: PendingPool[Channel] = PendingPool(MAX_WAITING)
+        self._connects = TokenBuckets(CONNECTS_PER_SECOND, CONNECTS_BURST)
+        self._flooders: dict[str, tuple[float, float]] = {}  # key → until when, and for how long
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def admit(self, channel: Channel, now: float) -> bool:
+        """Let a channel wait for its peer's Hello, and close the oldest ones that exceed a limit.
+
+        Returns:
+            False when the channel was closed instead, because its key connects too often, or has
+            flooded this machine.
+        """
+        until, _ = self._flooders.get(channel.peer, (0.0, 0.0))
+        if now < until:
+            channel.close(f"you flooded this machine: come back in {until - now:.0f} seconds")
+            return False
+        if not self._connects.try_consume(channel.peer, 1, now):
+            channel.close("you connect too often")
+            return False
+        address = channel.remote_address
+        groups = {"key": channel.peer, "address": address, "network": network_of(address)}
+        for oldest in self._waiting.add(channel, groups):
+            oldest.close("others connect: introduce yourself sooner")
+        return True
+
+    def on_flood(self, key: str, now: float) -> None:
+        """Keep a key away that sent far more than it may; longer each time."""
+        _, seconds = self._flooders.pop(key, (0.0, FIRST_BACK_OFF / 2))
+        seconds = min(2 * seconds, MAX_BACK_OFF)
+        self._flooders[key] = now + seconds, seconds
+        if len(self._flooders) > MAX_FLOODERS:
+            del self._flooders[next(iter(self._flooders))]
+
+    def remove(self, channel: Channel) -> None:
+        """Record that a channel's peer has introduced itself, or that the channel has ended."""
+        self._waiting.discard(channel)

@@ -1,0 +1,1 @@
+"""Which peers this machine knows, links to and dials, and with whose help. Pure."""

@@ -1,0 +1,108 @@
+"""Decide who dials a machine that wants to learn whether strangers reach it, and how often. Pure.
+
+A router lets in whom its own machine has dialled, so a peer that is linked to a machine cannot tell
+whether others reach it. It passes the request on to a peer that the machine has not dialled. Where
+there is none, it dials itself from another port: most routers let in one port alone.
+
+A machine is dialled only at the address from which the peer that it asked sees it: nobody can have
+a third party dialled by asking. Who passes a request on could name a victim's address, as in any
+report of addresses. So the budgets of unproven addresses hold (`dial_limits`), and requests are
+bounded: of each key, of each network and in all.
+"""
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from barnraise.peering.addresses.addresses import host_of, network_of, version_of
+from barnraise.peering.limits.rate_limit import TokenBuckets
+
+# Requests that are served, per second and in a burst.
+SERVED = {"key": (1 / 120, 3.0), "network": (1 / 60, 8.0), "all": (1 / 10, 12.0)}
+# Errands for other peers that are done: of a volunteer that passes them on, to a network, in all.
+DONE = {"volunteer": (1 / 60, 4.0), "network": (1 / 60, 4.0), "all": (1 / 10, 12.0)}
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A linked peer that may dial a machine.
+
+    Attributes:
+        key: The peer's key.
+        volunteer: Digest of its volunteer.
+        address: host:port at which this machine sees it; empty if it is relayed.
+    """
+
+    key: str
+    volunteer: str
+    address: str
+
+
+class DialBackLimits:
+    """Bound the requests that are served and the errands that are done."""
+
+    def __init__(self) -> None:
+        """Start with full budgets."""
+        self._served = {kind: TokenBuckets(*limit) for kind, limit in SERVED.items()}
+        self._done = {kind: TokenBuckets(*limit) for kind, limit in DONE.items()}
+
+    def may_serve(self, key: str, address: str, now: float) -> bool:
+        """Return whether to serve one more request.
+
+        Args:
+            key: Of the machine that asks.
+            address: host:port at which it is seen.
+            now: The time in seconds.
+        """
+        names = {"key": key, "network": network_of(address), "all": ""}
+        return all(self._served[kind].try_consume(name, 1.0, now) for kind, name in names.items())
+
+    def may_do_errand(self, volunteer: str, address: str, now: float) -> bool:
+        """Return whether to do one more errand.
+
+        Args:
+            volunteer: Of the peer that passed it on.
+            address: host:port that is to be dialled.
+            now: The time in seconds.
+        """
+        names = {"volunteer": volunteer, "network": network_of(address), "all": ""}
+        return all(self._done[kind].try_consume(name, 1.0, now) for kind, name in names.items())
+
+
+def choose_helper(
+    helpers: Sequence[Helper], machine: Helper, met: Collection[str], own_hosts: Collection[str]
+) -> str | None:
+    """Return the key of the peer that is to dial a machine; None if none is a stranger to it.
+
+    Args:
+        helpers: The linked peers.
+        machine: The machine that asks.
+        met: Keys that it has dialled.
+        own_hosts: The hosts of the peer that was asked: the machine has dialled these, and its
+            router may let in peers that share them.
+    """
+    excluded_hosts = {host_of(machine.address), *own_hosts}
+    suitable = [
+        helper.key
+        for helper in helpers
+        if helper.key not in {machine.key, *met}
+        and helper.volunteer != machine.volunteer
+        and helper.address
+        and version_of(helper.address) == version_of(machine.address)
+        and host_of(helper.address) not in excluded_hosts
+    ]
+    return random.choice(suitable) if suitable else None
+
+
+def choose_asked(helpers: Sequence[Helper], volunteer: str, count: int) -> list[str]:
+    """Return the keys of the linked peers to ask: those of other people first, one of each.
+
+    Args:
+        helpers: The linked peers.
+        volunteer: Digest of this machine's own volunteer.
+        count: How many at most.
+    """
+    reachable = [helper for helper in helpers if helper.address]
+    firsts = {helper.volunteer: helper.key for helper in reversed(reachable)}
+    own = firsts.pop(volunteer, None)
+    return [*firsts.values(), *([own] if own else [])][:count]

@@ -1,0 +1,269 @@
+"""Choose the length of a round and its compression from what the uplink carries. Pure."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from barnraise.planning.fragment_streaming import StreamingSchedule, fit_to_round
+from barnraise.planning.quantization_scheme import QuantizationScheme
+from barnraise.spec import AUTO, Recipe
+
+UPLINK_SHARE = 0.8  # of the uplink that updates may use
+MAX_STRETCH = 1.5  # times the planned steps that a round ending by the clock may take
+DEFAULT_SCHEME = QuantizationScheme.parse("dense2")  # while the uplink is not measured yet
+# In which the first update is sent, where the uplink is known and the first step's time is not.
+FIRST_UPDATE_SECONDS = 30.0
+# Bytes of an update's signed header, of a model with a few fragments. Only where models and uplinks
+# are tiny do headers count: each part of a round has one.
+HEADER_BYTES = 2500
+HEADER_SHARE = 0.1  # of what updates may use of the uplink that the headers of parts may use
+
+
+@dataclass(frozen=True)
+class CompressionLevel:
+    """A compression scheme and the round lengths that suit it.
+
+    Attributes:
+        scheme: How updates are compressed.
+        min_steps: The shortest round that it is used for.
+        max_steps: The longest round that it is used for.
+    """
+
+    scheme: QuantizationScheme
+    min_steps: int
+    max_steps: int
+
+
+COMPRESSION_LADDER = (
+    CompressionLevel(QuantizationScheme.parse("dense2"), 10, 23),
+    CompressionLevel(QuantizationScheme.parse("top256x2"), 10, 23),
+    CompressionLevel(QuantizationScheme.parse("top64x2"), 5, 15),
+    CompressionLevel(QuantizationScheme.parse("dense2"), 128, 10_000),
+)  # in descending order of the bits that a parameter costs in a step
+# The longest round after which what a sparse update leaves out is carried into the next one.
+MAX_CARRY_STEPS = 23
+LONG_ROUNDS = COMPRESSION_LADDER[-1]
+PLAIN_ROUNDS = 4  # of a machine, from its start on, that have no momentum if they are long
+# From all values to the fewest.
+SCHEMES = sorted(
+    {level.scheme for level in COMPRESSION_LADDER},
+    key=lambda scheme: scheme.bits_per_parameter,
+    reverse=True,
+)
+
+
+@dataclass(frozen=True)
+class RoundSchedule:
+    """When a round ends and how its update is compressed.
+
+    Times are in seconds since 1970, by the clock that the machines share.
+
+    Attributes:
+        steps: The steps of the round; an estimate if the clock ends it.
+        scheme: How its update is compressed.
+        ends_at: When the clock ends the round, or its next part; inf if `steps` ends it.
+        period: The length of the round in seconds; inf if `steps` ends it.
+        streaming: The parts of the round; None if it is published at once.
+        min_part_seconds: The seconds of the shortest part, if the headers of shorter ones would
+            fill the uplink; 0 if not.
+        last_published_at: When this machine published last.
+        carries_residual: Whether the next round begins with what the update leaves out.
+        is_long: Whether it is so long that a machine's first rounds have no outer momentum.
+    """
+
+    steps: int
+    scheme: QuantizationScheme
+    ends_at: float = math.inf
+    period: float = math.inf
+    streaming: StreamingSchedule | None = None
+    min_part_seconds: float = 0.0
+    last_published_at: float = 0.0
+    carries_residual: bool = False
+    is_long: bool = False
+
+    def is_over(self, steps: int, now: float) -> bool:
+        """Return whether the round ends after `steps` steps, at `now`.
+
+        A clock that jumps lengthens the round in which it jumps at most by MAX_STRETCH.
+        """
+        if math.isinf(self.ends_at):
+            return steps >= self.steps
+        return steps > 0 and (now >= self.ends_at or steps >= int(MAX_STRETCH * self.steps))
+
+    def has_momentum(self, rounds_published: int) -> bool:
+        """Return whether the round's update contains momentum of the rounds before.
+
+        A machine's first long rounds go far, each in a direction of its own, and momentum would go
+        most of that way again.
+
+        Args:
+            rounds_published: By this machine so far.
+        """
+        return not self.is_long or rounds_published >= PLAIN_ROUNDS
+
+    @property
+    def updates_per_round(self) -> int:
+        """Count the updates that a round is published in."""
+        return 1 if self.streaming is None else len(self.streaming.ends)
+
+    def fragments_due(self, now: float) -> Collection[int] | None:
+        """Return the fragments to publish once the round is over; None for all of them."""
+        if self.streaming is None:
+            return None
+        since = self.last_published_at / self.period
+        return self.streaming.fragments_due(since, now / self.period) or None
+
+    def with_streaming(
+        self, sizes: tuple[int, ...], last_published_at: float, now: float
+    ) -> "RoundSchedule":
+        """Return this schedule, split into parts if the round is long enough for two.
+
+        Args:
+            sizes: The elements of each fragment.
+            last_published_at: When this machine published last, in seconds since 1970.
+            now: The time in seconds since 1970.
+        """
+        streaming = fit_to_round(sizes, self.period, self.steps, self.min_part_seconds)
+        if math.isinf(self.period) or len(streaming.ends) == 1:
+            return self
+        return replace(
+            self,
+            ends_at=self.period * streaming.next_end(now / self.period),
+            streaming=streaming,
+            last_published_at=last_published_at,
+        )
+
+
+def choose_schedule(
+    recipe: Recipe,
+    parameters: int,
+    uplink: float,
+    step_seconds: float | None,
+    pushes: int,
+    max_steps: int,
+) -> RoundSchedule:
+    """Choose a machine's next round without regard to its peers.
+
+    A recipe with a fixed codec sets it. With "auto" the uplink does; updates may use
+    UPLINK_SHARE. Until the uplink has been measured, rounds are as long as the recipe says and
+    updates use DEFAULT_SCHEME. Where the uplink is known and the first step's time is not, a round
+    is as long too, and its update takes FIRST_UPDATE_SECONDS if any scheme allows that.
+
+    Args:
+        recipe: The run's recipe.
+        parameters: The parameters of the model.
+        uplink: Bytes per second as measured, or the volunteer's limit if that is less; inf if
+            neither is known.
+        step_seconds: The length of a training step; None before the first.
+        pushes: To how many peers this machine sends each update itself.
+        max_steps: The longest round that is allowed.
+    """
+    if recipe.codec != AUTO:
+        return _build_schedule(recipe.round_steps, QuantizationScheme.parse(recipe.codec))
+    if math.isinf(uplink):
+        return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
+    if step_seconds is None:
+        budget = UPLINK_SHARE * uplink * FIRST_UPDATE_SECONDS / pushes
+        fits = [scheme for scheme in SCHEMES if scheme.payload_size(parameters) <= budget]
+        return _build_schedule(min(recipe.round_steps, max_steps), [*fits, SCHEMES[-1]][0])
+    return fit_to_uplink(UPLINK_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
+
+
+def fit_to_uplink(
+    allowed: float,
+    step_seconds: float,
+    parameters: int,
+    pushes: int = 1,
+    max_steps: int = 10_000,
+) -> RoundSchedule:
+    """Choose the least compression and the shortest round that an uplink carries.
+
+    A round lasts as long as its update takes to send, so its steps must satisfy
+
+        H ≥ p · (B + h) / (R · t)
+
+        H   steps of the round                    result
+        p   copies that this machine sends        `pushes`
+        B   bytes of an update                    `scheme.payload_size(parameters)`
+        h   bytes of its header                   HEADER_BYTES
+        R   bytes per second that updates may use `allowed`
+        t   seconds of a step                     `step_seconds`
+
+    COMPRESSION_LADDER is ordered by loss per byte as the study measured it
+    (docs/benchmarks/exchange_study.md): every value in two bits every ten steps, then fewer values
+    in rounds as short, and last every value in long rounds. Four and eight bits cost bytes and gain
+    nothing, and a late update costs more than a smaller one; so what a fast link carries beyond the
+    first level makes updates arrive sooner. The first level is chosen that the link carries in
+    rounds it suits, and on it the shortest round that fits. A link that carries nothing of all this
+    gets rounds of `max_steps`, and its updates take longer than a round to send.
+
+    Args:
+        allowed: Bytes per second that updates may use.
+        step_seconds: The length of a training step.
+        parameters: The parameters of the model.
+        pushes: To how many peers this machine sends each update itself.
+        max_steps: The longest round that is allowed, because an update may state only so many
+            tokens.
+    """
+    bytes_per_step = max(allowed * step_seconds, 1e-9)
+    header_seconds = pushes * HEADER_BYTES / max(allowed, 1e-9)
+    min_part_seconds = header_seconds / HEADER_SHARE
+    chosen = LONG_ROUNDS if max_steps >= LONG_ROUNDS.min_steps else COMPRESSION_LADDER[-2]
+    chosen_steps = max_steps
+    for level in COMPRESSION_LADDER:
+        update_bytes = level.scheme.payload_size(parameters) + HEADER_BYTES
+        steps = math.ceil(pushes * update_bytes / bytes_per_step)
+        if steps <= min(level.max_steps, max_steps):
+            chosen, chosen_steps = level, min(max_steps, max(steps, level.min_steps))
+            break
+    return replace(
+        _build_schedule(chosen_steps, chosen.scheme),
+        min_part_seconds=min_part_seconds,
+        is_long=chosen_steps >= LONG_ROUNDS.min_steps,
+    )
+
+
+def _build_schedule(steps: int, scheme: QuantizationScheme) -> RoundSchedule:
+    """Return a round of so many steps.
+
+    What a sparse update leaves out is carried into the next round, except after long rounds: of
+    these a run has few, and while few updates have been sent, the anchor moves faster if what they
+    leave out is learnt, and so sent, again (docs/benchmarks/exchange_study.md).
+    """
+    carries_residual = not scheme.dense and steps <= MAX_CARRY_STEPS
+    return RoundSchedule(steps, scheme, carries_residual=carries_residual)
+
+
+def align_with_peers(
+    recipe: Recipe,
+    alone: RoundSchedule,
+    step_seconds: float,
+    typical_step_seconds: float,
+    now: float,
+    max_steps: int = 10_000,
+) -> RoundSchedule:
+    """Align a round's end with those of the peers, without communication.
+
+    The round ends at the next multiple of a power of two of seconds, by the clock that all machines
+    share. A slower machine then ends with the others every second or fourth time. No machine waits:
+    a round ends with the first step that is done by then.
+
+    With the codec "auto" the period is at least as long as the uplink demands. Otherwise it is the
+    nearest to the recipe's steps at the median machine's speed, so that all have the same period
+    and a fast machine takes more steps in it.
+
+    Args:
+        recipe: The run's recipe.
+        alone: The round that this machine would choose without peers.
+        step_seconds: The length of this machine's training step.
+        typical_step_seconds: The length of a step at the median rate of all machines.
+        now: The time in seconds since 1970.
+        max_steps: The longest round that is allowed.
+    """
+    if recipe.codec == AUTO:
+        period = 2.0 ** math.ceil(math.log2(alone.steps * step_seconds))
+    else:
+        period = 2.0 ** round(math.log2(alone.steps * typical_step_seconds))
+    steps = max(1, min(int(max_steps / MAX_STRETCH), round(period / step_seconds)))
+    ends_at = period * (math.floor(now / period) + 1)
+    return replace(alone, steps=steps, ends_at=ends_at, period=period)
