@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import pytest
 from helpers.effort import one_in
-from helpers.paths import TESTS, WORKER
+from helpers.paths import ROOT, TESTS, WORKER
 
 from barnraise.errors import PlanError
 from barnraise.planning.limits import Limits
@@ -98,7 +98,7 @@ run.start("ada", limits=Limits(**json.loads(limits))).thread.join()
 def test_kill_9_costs_at_most_a_step_or_a_round(swarm, tmp_path, safety):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=6)
     limits = {"memory": TIGHT.memory, "crash_safety": safety}
-    roots = [str(TESTS / "swarm"), str(WORKER), str(TESTS)]
+    roots = [*map(str, (TESTS / "swarm", WORKER, TESTS, ROOT / "benchmarks" / "shared"))]
     program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{TRAIN_ALONE}"
     recipe = json.dumps(asdict(run.spec.recipe))
     arguments = [
