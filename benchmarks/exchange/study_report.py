@@ -99,22 +99,18 @@ def write_document(plan: StudyPlan, results: Results) -> None:
 
 
 def make_tables(plan: StudyPlan, results: Results) -> list[str]:
-    """Return all tables in Markdown, and the list of what is not measured."""
+    """Return the tables in Markdown, and the list of what is not measured.
+
+    Trainings that tune a system, and those outside the plan, are in the file of results alone.
+    """
     tuning = plan.rate_cases(results) + plan.outer_cases(results)
     factors = plan.factors(results)
     long_cases = [*plan.frontier(results), *plan.second_seed(results)]
     planned = list(dict.fromkeys(long_cases + tuning + plan.flatten(factors)))
-    unplanned = [case for case in results.cases() if case not in set(planned)]
-    unplanned_long = [case for case in unplanned if case.tokens > plan.short]
-    unplanned_short = [case for case in unplanned if case.tokens <= plan.short]
-    tables = [
-        ("Long trainings", long_cases),
-        ("Long trainings outside the plan", [long_cases[0], *unplanned_long]),
-        ("Tuning", tuning),
-        *((f"One factor: {name}", cases) for name, cases in factors.items()),
-        ("Short trainings outside the plan", [plan.tuned(results, "ours"), *unplanned_short]),
+    sections = [
+        make_table(results, "Long trainings", long_cases),
+        make_factor_table(results, factors),
     ]
-    sections = [make_table(results, title, cases) for title, cases in tables]
     missing = [case for case in planned if not results.has(case)]
     if missing:
         names = "\n".join(f"* {case}" for case in missing)
@@ -132,6 +128,22 @@ def make_table(results: Results, title: str, cases: list[Case]) -> str:
     head = "| training | bytes per token | loss | difference |\n|---|---|---|---|\n"
     rows = "\n".join(make_row(results, case, reference) for case in measured)
     return f"{heading}\n\n{head}{rows}"
+
+
+def make_factor_table(results: Results, factors: dict[str, list[Case]]) -> str:
+    """Return one table of all factors, each against its own reference; "" if none is measured."""
+    rows: list[str] = []
+    for name, cases in factors.items():
+        measured = [case for case in dict.fromkeys(cases) if results.has(case)]
+        for index, case in enumerate(measured[1:]):
+            reference = measured[0]
+            label = name if reference == Case() else f"{name}; reference: {reference}"
+            row = make_row(results, case, reference)
+            rows.append(f"| {'' if index else label} {row}")
+    if not rows:
+        return ""
+    head = "| factor | training | bytes per token | loss | difference |\n|---|---|---|---|---|\n"
+    return "### One factor at a time\n\n" + head + "\n".join(rows)
 
 
 def make_row(results: Results, case: Case, reference: Case) -> str:
