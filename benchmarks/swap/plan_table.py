@@ -32,7 +32,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "plans.
 SEQUENCES = 8  # of a step
 MEMORIES = (16, 32, 64, 128, 256, 512)  # GB of RAM
 SHOWN_MEMORIES = (16, 32, 64, 256)  # of those, in the document
-SHOWN_MODELS = ("gpt2-124m", "gpt2-1.5b", "gpt3-2.7b", "gpt3-13b")
+SHOWN_MODELS = ("gpt2-124m", "gpt2-1.5b", "gpt3-13b")
 FREE_DISK, DRIVE = 800 * GB, 1000 * GB
 
 
