@@ -131,19 +131,28 @@ def make_table(results: Results, title: str, cases: list[Case]) -> str:
 
 
 def make_factor_table(results: Results, factors: dict[str, list[Case]]) -> str:
-    """Return one table of all factors, each against its own reference; "" if none is measured."""
-    rows: list[str] = []
+    """Return a row of losses for each factor, against its reference; "" if none is measured."""
+    rows = []
     for name, cases in factors.items():
         measured = [case for case in dict.fromkeys(cases) if results.has(case)]
-        for index, case in enumerate(measured[1:]):
-            reference = measured[0]
-            label = name if reference == Case() else f"{name}; reference: {reference}"
-            row = make_row(results, case, reference)
-            rows.append(f"| {'' if index else label} {row}")
+        if len(measured) < 2:
+            continue
+        reference, *others = measured
+        label = name if reference == Case() else f"{name}; reference: {reference}"
+        losses = "; ".join(describe_loss(results, case, reference) for case in others)
+        rows.append(f"| {label} | {losses} |")
     if not rows:
         return ""
-    head = "| factor | training | bytes per token | loss | difference |\n|---|---|---|---|---|\n"
+    head = "| factor | losses of its trainings |\n|---|---|\n"
     return "### One factor at a time\n\n" + head + "\n".join(rows)
+
+
+def describe_loss(results: Results, case: Case, reference: Case) -> str:
+    """Return a case's name with its loss and the difference from the reference's."""
+    loss = results.loss(case)
+    difference = 100 * (loss / results.loss(reference) - 1)
+    figures = "diverged" if math.isinf(loss) else f"{loss:.4f}, {difference:+.1f} %"
+    return f"{describe_case(case, reference)} ({figures})"
 
 
 def make_row(results: Results, case: Case, reference: Case) -> str:
