@@ -24,7 +24,7 @@ from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning.hardware import Hardware, UpdateRate
 from barnraise.planning.plan import Plan
-from barnraise.planning.search import make_plan
+from barnraise.planning.search import WRITES_LIMIT, make_plan
 from barnraise.spec import PRESETS, preset
 
 GB = 10**9
@@ -166,9 +166,10 @@ arithmetic. Every step has 8 sequences of the preset's context, the drive has 1 
 and nobody has set a limit.
 
 Each cell says: predicted tokens/s; where the training state is (*GPU*: all of it; *n on GPU*: so
-many fragments, the others in RAM; *RAM*; *disk*: weights or moments are read from disk); and what
-limits the step unless that is compute, with what a plan on disk writes a day. A dash is a refusal:
-the model does not fit, or one step would write more than the 300 GB that may be written in a day.
+many fragments, the others in RAM; *RAM*; *disk*: weights or moments are read from disk); and what a
+plan on disk writes a day, where 300 GB is the limit that slows it. Other plans are limited by
+compute unless they say by what. A dash is a refusal: the model does not fit, or one step would
+write more than that.
 """
 
 
@@ -185,7 +186,7 @@ def format_cell(cell: Cell) -> str:
     else:
         where = f"{resident} on GPU" if resident else "RAM"
     text = f"{_round_rate(cell.tokens_per_second)}, {where}"
-    if plan.bottleneck != "compute":
+    if plan.bottleneck not in ("compute", WRITES_LIMIT):
         text += f"; {plan.bottleneck}"
     if plan.written_per_day:
         text += f", {format_bytes(plan.written_per_day)}/day"
