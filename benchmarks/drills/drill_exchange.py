@@ -397,7 +397,7 @@ class Drill:
                 for signed, update in ledger.updates_since({})
                 if update.peer != victim.key
             )
-            ticket = ledger.peer_store.ticket(update.ticket)
+            ticket = ledger.tickets.get(update.ticket)
             assert ticket is not None
             sample = messages.UpdatePush(header=header, ticket=ticket)
             authors_before = set(ledger.vector())

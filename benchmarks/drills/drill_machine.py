@@ -214,7 +214,7 @@ def flip_bit(path: Path) -> None:
 def forked_authors(machine: DrillMachine) -> frozenset[str]:
     """Return the authors whose fork the machine has a proof of."""
     with machine.open_ledger() as ledger:
-        return ledger.forked_authors
+        return frozenset(ledger.verdicts.forks)
 
 
 def last_update(machine: DrillMachine, author: str) -> int:

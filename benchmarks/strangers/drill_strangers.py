@@ -425,7 +425,7 @@ class StrangersDrill:
             header, update = next(
                 pair for pair in ledger.updates_since({}) if pair[1].peer in swarm.keys
             )
-            ticket = ledger.peer_store.ticket(update.ticket)
+            ticket = ledger.tickets.get(update.ticket)
         assert ticket is not None
         sample = messages.UpdatePush(header=header, ticket=ticket)
         attack = self.launch_attack("replayed and foreign tickets", "eve", sample.model_dump_json())

@@ -99,22 +99,18 @@ def write_document(plan: StudyPlan, results: Results) -> None:
 
 
 def make_tables(plan: StudyPlan, results: Results) -> list[str]:
-    """Return all tables in Markdown, and the list of what is not measured."""
+    """Return the tables in Markdown, and the list of what is not measured.
+
+    Trainings that tune a system, and those outside the plan, are in the file of results alone.
+    """
     tuning = plan.rate_cases(results) + plan.outer_cases(results)
     factors = plan.factors(results)
     long_cases = [*plan.frontier(results), *plan.second_seed(results)]
     planned = list(dict.fromkeys(long_cases + tuning + plan.flatten(factors)))
-    unplanned = [case for case in results.cases() if case not in set(planned)]
-    unplanned_long = [case for case in unplanned if case.tokens > plan.short]
-    unplanned_short = [case for case in unplanned if case.tokens <= plan.short]
-    tables = [
-        ("Long trainings", long_cases),
-        ("Long trainings outside the plan", [long_cases[0], *unplanned_long]),
-        ("Tuning", tuning),
-        *((f"One factor: {name}", cases) for name, cases in factors.items()),
-        ("Short trainings outside the plan", [plan.tuned(results, "ours"), *unplanned_short]),
+    sections = [
+        make_table(results, "Long trainings", long_cases),
+        make_factor_table(results, factors),
     ]
-    sections = [make_table(results, title, cases) for title, cases in tables]
     missing = [case for case in planned if not results.has(case)]
     if missing:
         names = "\n".join(f"* {case}" for case in missing)
@@ -132,6 +128,31 @@ def make_table(results: Results, title: str, cases: list[Case]) -> str:
     head = "| training | bytes per token | loss | difference |\n|---|---|---|---|\n"
     rows = "\n".join(make_row(results, case, reference) for case in measured)
     return f"{heading}\n\n{head}{rows}"
+
+
+def make_factor_table(results: Results, factors: dict[str, list[Case]]) -> str:
+    """Return a row of losses for each factor, against its reference; "" if none is measured."""
+    rows = []
+    for name, cases in factors.items():
+        measured = [case for case in dict.fromkeys(cases) if results.has(case)]
+        if len(measured) < 2:
+            continue
+        reference, *others = measured
+        label = name if reference == Case() else f"{name}; reference: {reference}"
+        losses = "; ".join(describe_loss(results, case, reference) for case in others)
+        rows.append(f"| {label} | {losses} |")
+    if not rows:
+        return ""
+    head = "| factor | losses of its trainings |\n|---|---|\n"
+    return "### One factor at a time\n\n" + head + "\n".join(rows)
+
+
+def describe_loss(results: Results, case: Case, reference: Case) -> str:
+    """Return a case's name with its loss and the difference from the reference's."""
+    loss = results.loss(case)
+    difference = 100 * (loss / results.loss(reference) - 1)
+    figures = "diverged" if math.isinf(loss) else f"{loss:.4f}, {difference:+.1f} %"
+    return f"{describe_case(case, reference)} ({figures})"
 
 
 def make_row(results: Results, case: Case, reference: Case) -> str:

@@ -1,7 +1,8 @@
-"""Plan every preset on a table of GPUs and memories: the table of docs/benchmarks/plans.md.
+"""Plan presets on a table of GPUs and memories: the table of docs/benchmarks/plans.md.
 
     python benchmarks/swap/plan_table.py           # print what differs from the document
-    python benchmarks/swap/plan_table.py --write   # write the document; some minutes
+    python benchmarks/swap/plan_table.py --write   # write the document
+    python benchmarks/swap/plan_table.py --all     # print every preset and memory; some minutes
 
 Nothing is measured: the rates of the cards are assumed, so that a reviewer can see what the planner
 decides on machines that are not here. tests/worker/planning/test_plan_table.py checks the rules
@@ -23,13 +24,15 @@ from barnraise.errors import PlanError
 from barnraise.formats import format_bytes
 from barnraise.planning.hardware import Hardware, UpdateRate
 from barnraise.planning.plan import Plan
-from barnraise.planning.search import make_plan
+from barnraise.planning.search import WRITES_LIMIT, make_plan
 from barnraise.spec import PRESETS, preset
 
 GB = 10**9
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "plans.md"
 SEQUENCES = 8  # of a step
 MEMORIES = (16, 32, 64, 128, 256, 512)  # GB of RAM
+SHOWN_MEMORIES = (16, 32, 64, 256)  # of those, in the document
+SHOWN_MODELS = ("gpt2-124m", "gpt2-1.5b", "gpt3-13b")
 FREE_DISK, DRIVE = 800 * GB, 1000 * GB
 
 
@@ -152,15 +155,21 @@ def compute_cells(
 
 HEADING = """# What the planner decides on GPUs
 
-Written by `python benchmarks/swap/plan_table.py --write`; do not edit. **No row is a measurement**:
-the rates of the cards are assumed and listed below, and all else is the planner's own arithmetic.
-Every step has 8 sequences of the preset's context, the drive has 1 TB with 800 GB free, and nobody
-has set a limit.
+**No row is a measurement, and on the one card that was measured, an H200 on 2026-11-28, the planner
+was 3, 29 and 57 % too fast** ([gpu.md](gpu.md#speed): without a limit, with 24 GB and with 8 GB of
+its memory), and far more for models of a few million parameters. So read the table for where the
+state goes and what is refused, and take a fifth to a third off the speeds where RAM is busy.
+
+Written by `python benchmarks/swap/plan_table.py --write`; do not edit. `--all` prints every preset
+and memory. The rates of the cards are assumed and listed below; all else is the planner's own
+arithmetic. Every step has 8 sequences of the preset's context, the drive has 1 TB with 800 GB free,
+and nobody has set a limit.
 
 Each cell says: predicted tokens/s; where the training state is (*GPU*: all of it; *n on GPU*: so
-many fragments, the others in RAM; *RAM*; *disk*: weights or moments are read from disk); what
-limits the step, with what a plan on disk writes a day. A dash is a refusal: the model does not fit,
-or one step would write more than the 300 GB that may be written in a day.
+many fragments, the others in RAM; *RAM*; *disk*: weights or moments are read from disk); and what a
+plan on disk writes a day, where 300 GB is the limit that slows it. Other plans are limited by
+compute unless they say by what. A dash is a refusal: the model does not fit, or one step would
+write more than that.
 """
 
 
@@ -176,10 +185,12 @@ def format_cell(cell: Cell) -> str:
         where = "GPU"
     else:
         where = f"{resident} on GPU" if resident else "RAM"
-    limit = plan.bottleneck
+    text = f"{_round_rate(cell.tokens_per_second)}, {where}"
+    if plan.bottleneck not in ("compute", WRITES_LIMIT):
+        text += f"; {plan.bottleneck}"
     if plan.written_per_day:
-        limit += f", {format_bytes(plan.written_per_day)}/day"
-    return f"{_round_rate(cell.tokens_per_second)}, {where}; {limit}"
+        text += f", {format_bytes(plan.written_per_day)}/day"
+    return text
 
 
 def _round_rate(rate: float) -> str:
@@ -197,15 +208,19 @@ def format_document(cells: Iterable[Cell]) -> str:
         f"| {card.bandwidth:g} GB/s | {card.link:g} GB/s |"
         for card in CARDS
     ]
-    for (card, model), group in itertools.groupby(
-        sorted(cells, key=lambda cell: (CARDS.index(cell.card), PRESETS.index(cell.model))),
-        key=lambda cell: (cell.card, cell.model),
-    ):
-        if model == PRESETS[0]:
-            heads = " | ".join(f"{memory} GB" for memory in MEMORIES)
-            lines += ["", f"## {card.name}, {card.memory} GB", "", f"| preset | {heads} |"]
-            lines += ["|---" * (1 + len(MEMORIES)) + "|"]
-        lines += [f"| {model} | " + " | ".join(map(format_cell, group)) + " |"]
+    return "\n".join(lines) + "\n\n" + format_table(cells)
+
+
+def format_table(cells: Iterable[Cell]) -> str:
+    """Return the table of the cells: a row for each card and preset, a column for each memory."""
+    rows: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault((cell.card.name, cell.model), []).append(cell)
+    memories = [cell.memory for cell in next(iter(rows.values()))]
+    heads = " | ".join(f"{memory} GB of RAM" for memory in memories)
+    lines = [f"| card | preset | {heads} |", "|---" * (2 + len(memories)) + "|"]
+    for (card, model), row in rows.items():
+        lines.append(f"| {card} | {model} | " + " | ".join(map(format_cell, row)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -215,8 +230,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", action="store_true", help="write the document")
+    parser.add_argument("--all", action="store_true", help="print every preset and memory")
     arguments = parser.parse_args()
-    text = format_document(compute_cells())
+    if arguments.all:
+        print(format_table(compute_cells()), end="")
+        return
+    text = format_document(compute_cells(memories=SHOWN_MEMORIES, models=SHOWN_MODELS))
     if arguments.write:
         DOCUMENT.write_text(text)
         return

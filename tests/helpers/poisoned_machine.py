@@ -30,7 +30,7 @@ def poison(machine) -> str:
     count = len(machine.anchor.fragments)
     world = machine.world
     ticket = world.ticket(PHANTOM.key, volunteer=machine.number)
-    machine.ledger.peer_store.store_ticket(ticket)
+    machine.ledger.tickets.store(ticket)
     header = Update(
         run=RUN,
         peer=PHANTOM.key,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from barnraise.exchange.snapshots.snapshot_client import SnapshotTrust
+from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:

@@ -108,7 +108,7 @@ def test_lost_ledger_restarts_from_peers_under_a_new_incarnation(swarm):
     assert back.worker.exchange.author != before, (
         "a new incarnation cannot reuse the number of a lost update"
     )
-    assert not ada.worker.ledger.forked_authors
+    assert not ada.worker.ledger.verdicts.forks
     run.until(lambda: ada.status["updates_received"] > ben.status["updates_sent"])
     for volunteer in (back, ada):
         volunteer.leave()

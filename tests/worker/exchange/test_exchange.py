@@ -164,7 +164,7 @@ def test_header_that_answers_a_probe_late_is_not_waited_for(world):
     updates = [a.publish_round(seed) for seed in (1, 2)]
     author = updates[0].author
     headers = [a.ledger.header(author, update.seq) for update in updates]
-    tickets = [a.ledger.peer_store.ticket(update.ticket) for update in updates]
+    tickets = [a.ledger.tickets.get(update.ticket) for update in updates]
     with connect_raw_peer(world, b, 8) as send:
 
         def push(index: int, has_payloads: bool) -> None:
@@ -191,7 +191,7 @@ def test_header_that_answers_a_probe_late_is_not_waited_for(world):
 def test_update_that_two_peers_send_at_once_is_appended_once(world, monkeypatch, caplog):
     a, b = (world.machine(n).start() for n in (1, 2))
     update = a.publish_round(1)
-    ticket = a.ledger.peer_store.ticket(update.ticket)
+    ticket = a.ledger.tickets.get(update.ticket)
     push = messages.UpdatePush(header=a.ledger.header(update.author, 1), ticket=ticket)
     append_piece = blobs_module.BlobStore.append_piece
 

@@ -140,7 +140,7 @@ def test_ledger_reopened_has_the_same_content(tmp_path):
     first, headers = Ledger(tmp_path), chain(150)
     for header in headers:
         first.append(*header)
-    first.peer_store.store_ticket(ticket())
+    first.tickets.store(ticket())
     first.close()
     again, author = Ledger(tmp_path), headers[0][1].author
     assert again.head(author) == LedgerHead(
@@ -149,8 +149,8 @@ def test_ledger_reopened_has_the_same_content(tmp_path):
     assert list(again.updates_since({author: 3})) == headers[3:]
     assert list(again.headers(author, 10, 12)) == headers[9:12]
     assert again.header(author, 7) == headers[6][0] and again.header(author, 151) is None
-    assert again.peer_store.ticket(digest(ticket().body)) == ticket()
-    assert again.peer_store.ticket("0" * 64) is None
+    assert again.tickets.get(digest(ticket().body)) == ticket()
+    assert again.tickets.get("0" * 64) is None
     again.close()
 
 
@@ -164,7 +164,7 @@ def test_ledger_header_not_continuing_its_author_is_rejected(ledger):
 
 def test_two_signed_updates_of_one_identity_fork_and_end_the_author(tmp_path):
     ledger, headers = Ledger(tmp_path), chain(3)
-    ledger.peer_store.store_ticket(ticket())
+    ledger.tickets.store(ticket())
     ledger.append(*headers[0])
     ledger.append(*headers[1])
     other = altered(headers[0][1], tokens=11, total=11)
@@ -178,7 +178,7 @@ def test_two_signed_updates_of_one_identity_fork_and_end_the_author(tmp_path):
     assert ledger.append(*other_life) is Outcome.ADDED, "another incarnation is another author"
     ledger.close()
     ledger = Ledger(tmp_path)
-    assert ledger.forked_authors == {headers[0][1].author}
+    assert set(ledger.verdicts.forks) == {headers[0][1].author}
     assert ledger.vector() == {other_life[1].author: 1}
     assert ledger.append(*headers[2]) is Outcome.RETRACTED
     assert ledger.header(headers[0][1].author, 2) == headers[1][0], (
@@ -217,7 +217,7 @@ def test_ledger_rebase_starts_at_snapshot_and_continues(tmp_path):
     assert ledger.tokens == 60
     ledger.close()
     ledger = Ledger(tmp_path)
-    assert ledger.base_snapshot() == ([headers[4]], fragments)
+    assert ledger.base.snapshot() == ([headers[4]], fragments)
     assert ledger.vector() == {headers[0][1].author: 6}
     assert ledger.header(headers[4][1].author, 5) == headers[4][0]
     assert list(ledger.updates_since({headers[4][1].author: 5})) == [headers[5]]
@@ -289,7 +289,7 @@ def test_ledger_flipped_bit_in_file_raises_or_changes_nothing_signed(data):
         ledger, headers = Ledger(Path(folder)), [*chain(6), *chain(3, identity=STRANGER)]
         for header in headers:
             ledger.append(*header)
-        ledger.peer_store.store_ticket(ticket())
+        ledger.tickets.store(ticket())
         proof = ledger.fork_proof(*altered(headers[5][1], tokens=11, total=61))
         ledger.apply_verdicts(VerdictSet.from_proof(proof))
         state = (ledger.vector(), ledger.heads_digest, ledger.verdicts)
@@ -548,8 +548,8 @@ def test_rebase_on_full_disk_leaves_ledger_empty_and_usable(tmp_path):
     )
     with pytest.raises(sqlite3.Error, match="full"):
         ledger.rebase([header], [fragment])
-    assert ledger.vector() == {} and ledger.base_snapshot() is None
+    assert ledger.vector() == {} and ledger.base.snapshot() is None
     db.execute("DROP TRIGGER full")
     ledger.rebase([header], [fragment])
-    assert ledger.base_snapshot() is not None
+    assert ledger.base.snapshot() is not None
     ledger.close()

@@ -184,7 +184,7 @@ def test_retention_rows_match_files_after_any_operations(tmp_path_factory, data)
         elif heads := ledger.last_updates():
             signed = [(ledger.header(author, head.seq), head) for author, head in heads.items()]
             ledger.rebase(signed, [ledger.blobs.store(b"anchor %d" % step)])
-            assert ledger.base_snapshot()[1] and ledger.can_continue_from(ledger.vector(), {})
+            assert ledger.base.snapshot()[1] and ledger.can_continue_from(ledger.vector(), {})
         vector = ledger.vector()
         check_files_match_rows(ledger)
         assert ledger.vector() == vector and ledger.can_rebase(vector, VerdictSet())

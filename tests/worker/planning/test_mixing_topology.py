@@ -48,7 +48,6 @@ def test_exponential_reaches_exact_consensus_in_log2_steps(machines):
     for step in range(1, steps):
         product = multiply(mixing_matrix(EXPONENTIAL, machines, step), product)
     assert all(entry == 1 / machines for row in product for entry in row)
-    assert EXPONENTIAL.has_exact_consensus(machines)
     assert EXPONENTIAL.consensus_steps(machines) == steps <= RING.consensus_steps(machines)
     assert EXPONENTIAL.mean_neighbours(machines) == EXPONENTIAL.most_neighbours(machines) == 1
 
@@ -56,7 +55,6 @@ def test_exponential_reaches_exact_consensus_in_log2_steps(machines):
 def test_padded_exponential_idles_without_a_partner_and_still_mixes():
     assert EXPONENTIAL.group_at(6, 5, 1) == (5,), "machine 7 does not exist"
     assert EXPONENTIAL.group_at(6, 5, 0) == (4, 5)
-    assert not EXPONENTIAL.has_exact_consensus(6)
     product = mixing_matrix(EXPONENTIAL, 6, 0)
     for step in range(1, 60):
         product = multiply(mixing_matrix(EXPONENTIAL, 6, step), product)

@@ -25,12 +25,11 @@ import torch
 from barnraise.errors import StateError
 from barnraise.exchange.blobs.blob_fetcher import WantedBlob
 from barnraise.exchange.snapshots.snapshot_client import (
-    MAJORITY_ONLY,
     MIN_FETCH_RATE,
     Snapshot,
-    SnapshotTrust,
     load_base_snapshot,
 )
+from barnraise.exchange.snapshots.snapshot_majority import MAJORITY_ONLY, SnapshotTrust
 from barnraise.exchange.stats import ExchangeStats
 from barnraise.exchange.update_server import LocalState, UpdateConfig, UpdateServer
 from barnraise.exchange.updates.author_pace import GrowthMeter, PaceLimits
@@ -326,7 +325,7 @@ class Exchange:
             self._contribution.record_update(update.volunteer, samples, update.tokens)
 
     def _record_growth(self, update: Update) -> None:
-        ticket = self._ledger.peer_store.ticket(update.ticket)
+        ticket = self._ledger.tickets.get(update.ticket)
         assert ticket is not None, "tickets are stored before the updates that name them"
         rate = Ticket.model_validate_json(ticket.body).max_tokens_per_second
         self._growth.on_update(
@@ -430,7 +429,7 @@ class Exchange:
             log.warning("%s", reason)
         for finding in self._estimates.describe_new_doubts():
             log.warning("%s", finding)
-        if not self._ledger.base_heads():
+        if not self._ledger.base.heads():
             return share
         return share * weight_ramp(self.rounds_published)
 

@@ -293,7 +293,7 @@ class UpdateServer:
             if author.startswith(f"{key}.")
         ]
         last = max(filter(None, heads), key=lambda update: update.time_ms, default=None)
-        return self.ledger.peer_store.ticket(last.ticket) if last else None
+        return self.ledger.tickets.get(last.ticket) if last else None
 
     def collect_stats(
         self, findings: ScrubFindings, schedule: RoundSchedule | None, doubted: tuple[str, ...]

@@ -243,10 +243,6 @@ class Anchor:
         """
         self.fragments[index] = self.fragments[index].add_(units)
 
-    def subtract_units(self, index: int, units: torch.Tensor) -> None:
-        """Subtract int32 units from a fragment, mod 2³²."""
-        self.fragments[index] = self.fragments[index].sub_(units)
-
     def record(self, header: Update | Retraction) -> None:
         """Record that all fragments of an update have been added, or subtracted again."""
         if isinstance(header, Retraction):
@@ -305,10 +301,6 @@ class Anchor:
         """Compute the digest of the set of updates in the anchor, see `digest_vector`."""
         return digest_vector(self.vector, self.retracted)
 
-    def fragment_digest(self, index: int) -> str:
-        """Compute BLAKE3 over one fragment."""
-        return blake3(fragment_to_bytes(self.fragments[index])).hexdigest()
-
     def fragment_sketch(self, index: int) -> str:
         """Compute the sketch of one fragment."""
         return compute_sketch(self.fragments[index])
@@ -336,10 +328,6 @@ class Anchor:
         assert self.expected_sketches is not None
         sketch = self.fragment_sketch(index) if units is None else compute_sketch(units)
         return sketch[8:] == self.expected_sketches[index][8:]
-
-    def largest_magnitude(self) -> int:
-        """Return the largest |weight| in units, to compare with DIVERGENCE_LIMIT."""
-        return max(max(int(f.max()), -int(f.min())) for f in self.fragments)
 
 
 class _FragmentFile(Sequence[torch.Tensor]):

@@ -59,8 +59,8 @@ def missing_headers(ledger: Ledger, verdicts: VerdictSet) -> list[tuple[str, int
     """
     missing: list[tuple[str, int, int]] = []
     merged = (ledger.verdicts | verdicts).bind(ledger.volunteers)
-    base_retracted = ledger.base_retracted()
-    for _, head in ledger.base_heads():
+    base_retracted = ledger.base.retracted()
+    for _, head in ledger.base.heads():
         author = head.author
         limit = merged.last_valid(author, head.seq)
         singles = set(merged.singles_of(author)) - set(base_retracted.get(author, {}))

@@ -131,15 +131,15 @@ class AnchorScrub:
         """
         ledger = self._ledger
         blobs = ledger.blobs
-        base = ledger.base_snapshot()
-        if base is None and ledger.base_heads():
+        base = ledger.base.snapshot()
+        if base is None and ledger.base.heads():
             return None  # its start has been pruned
         start = {update.author: update.seq for _, update in base[0]} if base else {}
         update_count = sum(anchor.vector.values()) - sum(start.values())
         if max_updates is not None and update_count > max_updates:
             return None
         updates = updates_between(
-            ledger, start, ledger.base_retracted(), anchor.vector, anchor.retracted
+            ledger, start, ledger.base.retracted(), anchor.vector, anchor.retracted
         )
         if updates is None:
             return None

@@ -27,6 +27,16 @@ from barnraise.durable_io import transaction
 from barnraise.errors import StateError
 from barnraise.ledger.anchor import Retracted, TokenClaim, count_tokens
 from barnraise.ledger.blob_store import BlobStore
+from barnraise.ledger.ledger_base import SCHEMA as BASE_SCHEMA
+from barnraise.ledger.ledger_base import LedgerBase
+from barnraise.ledger.ledger_rows import (
+    TicketRows,
+    decompress,
+    header_row,
+    open_database,
+    verify_rows,
+    with_checksum,
+)
 from barnraise.ledger.peer_store import SCHEMA as PEER_SCHEMA
 from barnraise.ledger.peer_store import PeerStore
 from barnraise.ledger.retention import SCHEMA as RETENTION_SCHEMA
@@ -38,8 +48,6 @@ from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 
-FORMAT = 6  # of the database, in its user_version
-READABLE_FORMATS = (5, FORMAT)  # 5 stores headers as text, and gets compressed ones from now on
 GENESIS_DIGEST = digest("")  # the `previous` of an author's first header
 HORIZON_SECONDS = 3600.0  # since its arrival a verdict may retract any update
 _PAGE = 64  # headers read at a time
@@ -47,21 +55,6 @@ _PROOF_TYPES: dict[str, type[SignedVerdict] | type[Fork]] = {
     "signed_verdict": SignedVerdict,
     "fork": Fork,
 }
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER,
-                                    started_ms INTEGER, time_ms INTEGER,
-                                    signed BLOB, checksum TEXT,
-                                    PRIMARY KEY (author, seq));
-CREATE TABLE IF NOT EXISTS arrivals (author TEXT, seq INTEGER, tokens INTEGER,
-                                     key_tokens INTEGER, received_at REAL,
-                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER,
-                                 started_ms INTEGER, time_ms INTEGER, signed TEXT, checksum TEXT);
-CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
-CREATE TABLE IF NOT EXISTS base_retracted (author TEXT, seq INTEGER, tokens INTEGER,
-                                           PRIMARY KEY (author, seq));
-CREATE TABLE IF NOT EXISTS proofs (name TEXT PRIMARY KEY, kind TEXT, text TEXT, checksum TEXT);
-"""
 
 
 class Outcome(Enum):
@@ -100,53 +93,14 @@ class LedgerHead:
         return has_right_times and update.total == self.total + update.tokens
 
 
-# Rows of a kilobyte leave most of each page of a WITHOUT ROWID table unused.
-_UPGRADE_HEADERS = """
-BEGIN IMMEDIATE;
-ALTER TABLE headers RENAME TO headers_of_format_5;
-{schema}
-INSERT INTO headers SELECT * FROM headers_of_format_5;
-DROP TABLE headers_of_format_5;
-PRAGMA user_version={format};
-COMMIT;
-"""
-Cell = str | int | bytes  # of a row
-
-
-def _with_checksum(*row: Cell) -> tuple[Cell, ...]:
-    """Return a row with its digest, because SQLite does not notice when a disk changes a row."""
-    return (*row, digest(repr(row)))
-
-
-def _compress(signed: Signed) -> bytes:
-    """Return the bytes that are stored of a header: hexadecimal digits, which zlib halves."""
-    return zlib.compress(signed.model_dump_json().encode())
-
-
-def _decompress(stored: str | bytes) -> Signed:
-    """Return the header that is stored."""
-    text = stored if isinstance(stored, str) else zlib.decompress(stored)
-    return Signed.model_validate_json(text)
-
-
-def _header_row(signed: Signed, update: Update) -> tuple[Cell, ...]:
-    return _with_checksum(
-        update.author,
-        update.seq,
-        digest(signed.body),
-        update.total,
-        update.started_ms,
-        update.time_ms,
-        _compress(signed),
-    )
-
-
 class Ledger:
     """The set of accepted updates, with the verdicts that apply and the peers that were met.
 
     Attributes:
         blobs: The payloads.
-        peer_store: Tickets and addresses of peers.
+        base: The snapshot at which it begins, if it does not begin at the run's start.
+        tickets: The tickets that its updates name.
+        peer_store: Addresses of peers.
         verdicts: The verdicts and forks that apply.
         volunteers: Author → the volunteer that its updates name, for authors whose updates are
             here.
@@ -168,13 +122,17 @@ class Ledger:
         self._lock = threading.RLock()
         path = folder / "ledger.sqlite"
         try:
-            self._db = self._open_database(path)
+            schema = BASE_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA
+            self._db = open_database(path, schema)
             self._reader = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._reader.execute("PRAGMA query_only=1")
             self._read_lock = threading.Lock()
             self.peer_store = PeerStore(self._db, self._lock)
+            self.tickets = TicketRows(self._db, self._lock)
+            self.base = LedgerBase(self._db, self._lock)
             if sweep:
-                self._verify_rows()
+                verify_rows(self._db)
+                self.peer_store.peers()  # each is validated
             verdicts = self._load_verdicts()
             self._retention = Retention(self._db, self._lock, self.blobs, sweep)
             self._last_heads = self._load_heads()  # of each author, retracted or not
@@ -184,35 +142,6 @@ class Ledger:
         except (sqlite3.DatabaseError, zlib.error, ValueError, LookupError, TypeError) as error:
             remedy = f"remove {folder} and join again, the others have what was published"
             raise StateError(f"{path} is damaged ({error}): {remedy}") from None
-
-    @staticmethod
-    def _open_database(path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, *READABLE_FORMATS):
-            raise StateError(f"{path} is of format {version}; this version works with {FORMAT}")
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=FULL")
-        if version == READABLE_FORMATS[0]:
-            db.executescript(_UPGRADE_HEADERS.format(schema=_SCHEMA, format=FORMAT))
-        db.executescript(_SCHEMA + RETENTION_SCHEMA + PEER_SCHEMA)
-        db.execute(f"PRAGMA user_version={FORMAT}")
-        return db
-
-    def _verify_rows(self) -> None:
-        """Raise ValueError if the database has changed by itself.
-
-        A header that a disk has changed would look like half of a fork, and like a false signature
-        of this machine.
-        """
-        result = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if result != "ok":
-            raise ValueError(result)
-        for table in ("headers", "base", "proofs"):
-            for row in self._db.execute(f"SELECT * FROM {table}"):
-                if row != _with_checksum(*row[:-1]):
-                    raise ValueError(f"a row of its {table} has changed")
-        self.peer_store.verify_rows()
 
     def _load_verdicts(self) -> VerdictSet:
         verdicts = VerdictSet()
@@ -239,11 +168,13 @@ class Ledger:
         }
         return {author: update.volunteer for author, update in updates.items() if update}
 
-    def append(self, signed: Signed, update: Update) -> Outcome:
-        """Append one valid header; see `append_all`."""
-        return self.append_all([(signed, update)])[0]
+    def append(self, signed: Signed, update: Update, ticket: Signed | None = None) -> Outcome:
+        """Append one valid header with the ticket that it names; see `append_all`."""
+        return self.append_all([(signed, update)], [ticket] if ticket else [])[0]
 
-    def append_all(self, updates: Sequence[tuple[Signed, Update]]) -> list[Outcome]:
+    def append_all(
+        self, updates: Sequence[tuple[Signed, Update]], tickets: Iterable[Signed] = ()
+    ) -> list[Outcome]:
         """Append valid headers of one author, in order, whose payloads are here.
 
         After ADDED, an update is durable. All that are added wait for the disk together. An update
@@ -252,6 +183,8 @@ class Ledger:
 
         Args:
             updates: Signed headers and the updates in them; at least one.
+            tickets: The tickets that they name, unless they are here. Only these are stored, for
+                ever: a machine may have a new one as often as it asks.
 
         Returns:
             Their outcomes, up to the first that is not ADDED.
@@ -259,6 +192,8 @@ class Ledger:
         author = updates[0][1].author
         outcomes: list[Outcome] = []
         with self._lock:
+            for ticket in tickets:
+                self.tickets.store(ticket)
             head = self.head(author)
             volunteer = self.volunteers.get(author)
             for signed, update in updates:
@@ -342,7 +277,7 @@ class Ledger:
         if stored is None or stored.body == other.body:
             return None
         # The ticket of the header that is here: those of headers that do not count are not stored.
-        ticket = self.peer_store.ticket(Update.model_validate_json(stored.body).ticket)
+        ticket = self.tickets.get(Update.model_validate_json(stored.body).ticket)
         if ticket is None:
             return None
         return Fork(one=stored, other=other, ticket=ticket)
@@ -370,7 +305,7 @@ class Ledger:
 
     @property
     def tokens(self) -> int:
-        """Return the training tokens of all updates that count, see `token_count`."""
+        """Return the training tokens of all updates that count, see `count_tokens`."""
         return sum(self._key_tokens.values())
 
     def _set_heads(self, heads: dict[str, LedgerHead]) -> None:
@@ -457,7 +392,16 @@ class Ledger:
                 "UNION ALL SELECT signed FROM base WHERE author=?1 AND seq=?2 LIMIT 1",
                 (author, seq),
             ).fetchone()
-        return _decompress(row[0]) if row else None
+        return decompress(row[0]) if row else None
+
+    def header_with_ticket(self, author: str, seq: int) -> tuple[Signed, Update, Signed] | None:
+        """Return a header, its update and the ticket that it names; None if one is not here."""
+        signed = self.header(author, seq)
+        if signed is None:
+            return None
+        update = Update.model_validate_json(signed.body)
+        ticket = self.tickets.get(update.ticket)
+        return (signed, update, ticket) if ticket else None
 
     def update(self, author: str, seq: int) -> Update | None:
         """Return the update of a header; None if it is not here."""
@@ -476,7 +420,7 @@ class Ledger:
             if not rows:
                 return
             for (stored,) in rows:
-                signed = _decompress(stored)
+                signed = decompress(stored)
                 update = Update.model_validate_json(signed.body)
                 first = update.seq + 1
                 yield signed, update
@@ -491,15 +435,10 @@ class Ledger:
 
     # ---- retractions
 
-    @property
-    def forked_authors(self) -> frozenset[str]:
-        """Return the authors that are proven to have signed two updates with one identity."""
-        return frozenset(self.verdicts.forks)
-
     def apply_verdicts(self, verdicts: VerdictSet) -> tuple[dict[str, int], Retracted]:
         """Store verified verdicts and forks durably and apply them from now on.
 
-        All headers that this needs must be here, see `diff.missing_headers`.
+        All headers that this needs must be here, see `anchor_diff.missing_headers`.
 
         Returns:
             The version vector and the single retracted updates from before.
@@ -588,7 +527,7 @@ class Ledger:
 
     def _insert_header(self, signed: Signed, update: Update) -> None:
         self._db.execute(
-            "INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _header_row(signed, update)
+            "INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", header_row(signed, update)
         )
 
     def _valid_heads(self) -> dict[str, LedgerHead]:
@@ -610,7 +549,7 @@ class Ledger:
         dropped = [(name,) for name in stored - verdicts.names.keys()]
         self._db.executemany("DELETE FROM proofs WHERE name=?", dropped)
         rows = [
-            _with_checksum(name, proof.type, proof.model_dump_json())
+            with_checksum(name, proof.type, proof.model_dump_json())
             for name, proof in verdicts.names.items()
             if name not in stored
         ]
@@ -659,24 +598,9 @@ class Ledger:
             vector = {author: head.seq for author, head in base.items()}
             assert self.can_rebase(vector, verdicts), "payloads that were pruned are not in it"
             assert all(self.blobs.has(fragment) for fragment in fragments)
-            header_rows = [_header_row(signed, update) for signed, update in heads]
-            retracted_rows = [
-                (author, seq, tokens)
-                for author, updates in verdicts.retracted_within(vector).items()
-                for seq, tokens in updates.items()
-            ]
             with transaction(self._db):
                 self._retention.mark_pruned(self._retention.rows_covered_by(vector))
-                self._drop_base_snapshot()
-                self._db.execute("DELETE FROM base")
-                self._db.execute("DELETE FROM base_retracted")
-                self._db.executemany(
-                    "INSERT INTO base VALUES (?, ?, ?, ?, ?, ?, ?, ?)", header_rows
-                )
-                self._db.executemany(
-                    "INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments)
-                )
-                self._db.executemany("INSERT INTO base_retracted VALUES (?, ?, ?)", retracted_rows)
+                self.base.replace(heads, fragments, verdicts.retracted_within(vector))
                 self._store_verdicts(verdicts)
             self.verdicts = verdicts
             for author, head in base.items():
@@ -684,32 +608,6 @@ class Ledger:
                     self._last_heads[author] = head
             self._set_heads(self._valid_heads())
             self._retention.delete_files()
-
-    def base_heads(self) -> list[tuple[Signed, Update]]:
-        """Return each author's last header in the base; none if this ledger has everything."""
-        with self._lock:
-            rows = self._db.execute("SELECT signed FROM base ORDER BY author").fetchall()
-        heads = [_decompress(row[0]) for row in rows]
-        return [(signed, Update.model_validate_json(signed.body)) for signed in heads]
-
-    def base_snapshot(self) -> tuple[list[tuple[Signed, Update]], list[str]] | None:
-        """Return the base's headers and the digests of its fragments.
-
-        None if this ledger started at the run's start, or payloads after the base have been pruned.
-        """
-        with self._lock:
-            rows = self._db.execute("SELECT digest FROM base_fragments ORDER BY position")
-            fragments = [row[0] for row in rows]
-        return (self.base_heads(), fragments) if fragments else None
-
-    def base_retracted(self) -> dict[str, dict[int, int]]:
-        """Return author → sequence number → tokens of single updates that were out of the base."""
-        with self._lock:
-            rows = self._db.execute("SELECT author, seq, tokens FROM base_retracted").fetchall()
-        retracted: dict[str, dict[int, int]] = {}
-        for author, seq, tokens in rows:
-            retracted.setdefault(author, {})[seq] = tokens
-        return retracted
 
     def has_payloads_after(self, vector: Mapping[str, int]) -> bool:
         """Return whether the payloads that an anchor at `vector` lacks have not been pruned."""
@@ -777,7 +675,7 @@ class Ledger:
             pruned_before = self.pruned()
             with transaction(self._db):
                 self._retention.mark_pruned(surplus)
-                self._drop_base_snapshot()  # the payloads after it are incomplete from now on
+                self.base.drop_snapshot()  # the payloads after it are incomplete from now on
             self._retention.delete_files()
             return {
                 author: seq
@@ -804,15 +702,11 @@ class Ledger:
         They have been pruned, or the updates are from before the base.
         """
         with self._lock:
-            base = dict(self._db.execute("SELECT author, seq FROM base").fetchall())
+            base = self.base.vector()
             pruned = self._retention.pruned()
             return {
                 author: max(base.get(author, 0), pruned.get(author, 0)) for author in base | pruned
             }
-
-    def _drop_base_snapshot(self) -> None:
-        self._db.execute("INSERT OR IGNORE INTO files_to_delete SELECT digest FROM base_fragments")
-        self._db.execute("DELETE FROM base_fragments")
 
     def close(self) -> None:
         """Close the database."""

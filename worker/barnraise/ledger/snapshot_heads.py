@@ -68,7 +68,7 @@ def validate_heads(
     by_digest = {digest(ticket.body): ticket for ticket in tickets}
     named: list[Signed] = []
     for signed, update in heads:
-        ticket = by_digest.get(update.ticket) or ledger.peer_store.ticket(update.ticket)
+        ticket = by_digest.get(update.ticket) or ledger.tickets.get(update.ticket)
         validate_header(signed, ticket, rules)
         assert ticket is not None
         named.append(ticket)

@@ -278,7 +278,7 @@ class PeerServer:
 
         Args:
             ready: Called once the transport listens.
-            essential: Further tasks, with any of which the server ends.
+            essential: Further tasks; when one ends, so does the server.
             optional: Further tasks, by what goes missing when one fails.
 
         Raises:

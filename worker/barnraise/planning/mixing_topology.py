@@ -63,12 +63,6 @@ class Topology:
             )
         return ""
 
-    def has_exact_consensus(self, machines: int) -> bool:
-        """Return whether gradient-free steps lead to equal weights after one period."""
-        if self.name == "ring":
-            return machines <= 2
-        return self.name == "complete" or machines.bit_count() == 1
-
     def consensus_steps(self, machines: int, site_size: int = 1) -> int:
         """Return after how many steps every machine's weights have reached all others about evenly.
 

@@ -24,7 +24,8 @@ from barnraise.coordinator_client.machine_monitor import MachineMonitor, OwnersL
 from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
-from barnraise.exchange.snapshots.snapshot_client import Snapshot, SnapshotTrust
+from barnraise.exchange.snapshots.snapshot_client import Snapshot
+from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust
 from barnraise.formats import format_bytes
 from barnraise.ledger import codec
 from barnraise.ledger.anchor import Anchor, load_initial_fragment

@@ -13,7 +13,7 @@ from helpers.wait_for import join_peers, stepping, wait_until
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.snapshots import snapshot_client as client_module
 from barnraise.exchange.snapshots import snapshot_server
-from barnraise.exchange.snapshots.snapshot_client import SnapshotTrust, choose_majority
+from barnraise.exchange.snapshots.snapshot_majority import SnapshotTrust, choose_majority
 from barnraise.exchange.snapshots.snapshot_server import (
     PendingRequest,
     SnapshotServer,
@@ -35,7 +35,7 @@ def test_late_machine_starts_from_the_peers_anchor(world):
     late = world.machine(4)
     with stepping(a, b, c):
         snapshot = join_peers(late, a, b, c)
-    assert snapshot.confirmed and late.ledger.base_snapshot() is not None
+    assert snapshot.confirmed and late.ledger.base.snapshot() is not None
     late.publish_round(99)
     a.publish_round(98)
     world.wait_for_agreement(a, b, c, late)

@@ -68,7 +68,7 @@ class TrainingMachine:
         """Check the last update as every peer does."""
         update = self.published[-1]
         signed = self.ledger.header(update.author, update.seq)
-        ticket = self.ledger.peer_store.ticket(update.ticket)
+        ticket = self.ledger.tickets.get(update.ticket)
         assert signed is not None and ticket is not None
         assert validate_header(signed, ticket, RULES) == update
         earlier = [u.time_ms for u in self.published[:-1] if u.author == update.author]

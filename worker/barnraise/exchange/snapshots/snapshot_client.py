@@ -24,6 +24,12 @@ from barnraise.errors import MessageError
 from barnraise.exchange.blobs.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.gossip.agreement import is_agreed
 from barnraise.exchange.gossip.handler_context import HandlerContext
+from barnraise.exchange.snapshots.snapshot_majority import (
+    MAJORITY_ONLY,
+    AgreedSnapshot,
+    SnapshotTrust,
+    choose_majority,
+)
 from barnraise.exchange.snapshots.snapshot_server import (
     REQUEST_TIMEOUT,
     VerdictProofs,
@@ -89,23 +95,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class SnapshotTrust:
-    """When a machine without updates takes the anchor of the only linked volunteer.
-
-    Attributes:
-        one_volunteer: Always, unconfirmed.
-        confirmed: Digest of a version vector → digest of the anchor there, as coordinators list
-            them, the newest first: if it is one of these.
-    """
-
-    one_volunteer: bool = False
-    confirmed: Mapping[str, str] = field(default_factory=dict)
-
-
-MAJORITY_ONLY = SnapshotTrust()  # never
-
-
-@dataclass(frozen=True)
 class FetchedSnapshot:
     """A snapshot whose bytes are all on disk, with its authors' last headers and its verdicts.
 
@@ -160,62 +149,13 @@ def read_verdicts(
 
 def load_base_snapshot(ledger: Ledger) -> Snapshot | None:
     """Return the snapshot at which a ledger begins; None when it begins at the run's start."""
-    base = ledger.base_snapshot()
+    base = ledger.base.snapshot()
     if base is None:
         return None
     heads, digests = base
     last_updates = {update.author: update for _, update in heads}
     fragments = FragmentBlobs(ledger.blobs, digests)
-    return Snapshot(fragments, last_updates, True, ledger.base_retracted())
-
-
-def choose_majority(
-    answers: Iterable[tuple[str, SnapshotManifest]], own: str = ""
-) -> tuple[SnapshotManifest, list[frozenset[str]]] | None:
-    """Combine the answers to one request into the snapshot that most volunteers agree on.
-
-    The heads are those that most volunteers name, and each fragment is the one that most of these
-    volunteers name, so that a damaged fragment costs its owner only that one vote. Pure.
-
-    Args:
-        answers: (volunteer, manifest) of each peer, all with equally many fragments. The machines
-            of one volunteer count once.
-        own: This machine's own volunteer, whose answer counts before all others.
-
-    Returns:
-        The snapshot, and for each part of it the volunteers that agree on it.
-    """
-    answers = list(answers)
-    if not answers:
-        return None
-    name, agreeing = _most_votes(
-        ((volunteer, f"{manifest.heads} {manifest.verdicts}") for volunteer, manifest in answers),
-        own,
-    )
-    answers = [
-        (volunteer, manifest)
-        for volunteer, manifest in answers
-        if f"{manifest.heads} {manifest.verdicts}" == name
-    ]
-    first = answers[0][1]
-    fragments: list[str] = []
-    supporters = [agreeing]
-    for index in range(len(first.fragments)):
-        digest, agreeing = _most_votes(
-            ((volunteer, manifest.fragments[index]) for volunteer, manifest in answers), own
-        )
-        fragments.append(digest)
-        supporters.append(agreeing)
-    return first.model_copy(update={"fragments": fragments}), supporters
-
-
-def _most_votes(votes: Iterable[tuple[str, str]], own: str) -> tuple[str, frozenset[str]]:
-    """Return the digest that most volunteers, or this machine's own, name; and who names it."""
-    voters: dict[str, set[str]] = {}
-    for volunteer, digest in votes:
-        voters.setdefault(digest, set()).add(volunteer)
-    best = max(voters, key=lambda digest: (own in voters[digest], len(voters[digest])))
-    return best, frozenset(voters[best])
+    return Snapshot(fragments, last_updates, True, ledger.base.retracted())
 
 
 class SnapshotClient:
@@ -335,7 +275,7 @@ class SnapshotClient:
     def adopt_tickets(self, fetched: FetchedSnapshot) -> None:
         """Store the tickets of a snapshot's authors once the ledger begins there."""
         for ticket in fetched.tickets:
-            self._ledger.peer_store.store_ticket(ticket)
+            self._ledger.tickets.store(ticket)
 
     async def fetch(
         self, timeout: float, trust: SnapshotTrust = MAJORITY_ONLY
@@ -622,23 +562,6 @@ class SnapshotClient:
     def unconnected_peers(self) -> set[str]:
         """Keys of the known peers that this machine is not connected to."""
         return self._gossip.membership.passive.keys() - self._connections.keys()
-
-
-@dataclass(frozen=True)
-class AgreedSnapshot:
-    """A snapshot on which enough volunteers agree.
-
-    Attributes:
-        manifest: What they agree on.
-        tickets: Digests of their lists of tickets, those that most of them name first.
-        proofs: The same for verdicts.
-        confirmed: False if it is that of a single volunteer.
-    """
-
-    manifest: SnapshotManifest
-    tickets: Sequence[str]
-    proofs: Sequence[str]
-    confirmed: bool
 
 
 class SnapshotWitnesses:

@@ -313,7 +313,7 @@ class SnapshotServer:
     def _tickets_of(self, heads: list[Signed]) -> list[Signed]:
         """Return the tickets that headers name, each once, as far as they are here."""
         names = {Update.model_validate_json(head.body).ticket for head in heads}
-        found = [self._ledger.peer_store.ticket(name) for name in sorted(names)]
+        found = [self._ledger.tickets.get(name) for name in sorted(names)]
         return [ticket for ticket in found if ticket is not None]
 
     def _fragment_at(

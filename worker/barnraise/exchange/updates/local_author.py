@@ -85,7 +85,7 @@ class LocalAuthor:
         All updates of an incarnation name one volunteer: if the ticket names another, a new one
         begins.
         """
-        self._ledger.peer_store.store_ticket(ticket)
+        self._ledger.tickets.store(ticket)
         with self._lock:
             self._ticket = Ticket.model_validate_json(ticket.body)
             self._ticket_digest = digest(ticket.body)

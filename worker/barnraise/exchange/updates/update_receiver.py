@@ -363,7 +363,7 @@ class UpdateReceiver:
         if outcome is Outcome.DUPLICATE and push.has_payloads:
             self._gossip.on_update(source, author, seq, now)
         if outcome is Outcome.DUPLICATE and self._verdicts.waits_for_headers:
-            await self._run_on_disk(self._ledger.peer_store.store_ticket, push.ticket)
+            await self._run_on_disk(self._ledger.tickets.store, push.ticket)
         if outcome not in (Outcome.ADDED, Outcome.GAP):
             await self._on_unusable_header(outcome, signed, update, source, now)
             return update if outcome is Outcome.DIVERGENT else None
@@ -781,13 +781,9 @@ class UpdateReceiver:
         return _DiskResult(True, units, samples, outcome=outcome)
 
     def _append(self, batch: list[IncompleteUpdate]) -> list[Outcome]:
-        """Append an author's next updates with the tickets that they name, in the disk thread.
-
-        Only these tickets are stored, for ever: a machine may have a new one as often as it asks.
-        """
-        for ready in batch:
-            self._ledger.peer_store.store_ticket(ready.push.ticket)
-        return self._ledger.append_all([(ready.signed, ready.update) for ready in batch])
+        """Append an author's next updates with the tickets that they name, in the disk thread."""
+        updates = [(ready.signed, ready.update) for ready in batch]
+        return self._ledger.append_all(updates, [ready.push.ticket for ready in batch])
 
     def _find_damaged(self, update: Update) -> tuple[str, ...]:
         """Return the payloads that the disk has changed since they arrived, in the disk thread."""

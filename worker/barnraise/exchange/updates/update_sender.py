@@ -15,7 +15,6 @@ from barnraise.protocol.messages import (
     BlobMissing,
     BlobPart,
     BlobRequest,
-    Update,
     UpdatePush,
     UpdateRequest,
 )
@@ -75,15 +74,12 @@ class UpdateSender:
             whole: Whether the payloads are sent too.
         """
         ledger = self._ledger
-        signed = ledger.header(author, seq)
-        if signed is None or (whole and not self._gossip.needs(key, author, seq)):
+        stored = ledger.header_with_ticket(author, seq)
+        if stored is None or (whole and not self._gossip.needs(key, author, seq)):
             return
-        update = Update.model_validate_json(signed.body)
+        signed, update, ticket = stored
         with_payloads = whole and not ledger.verdicts.is_retracted(author, seq)
         if with_payloads and not all(ledger.blobs.has(part.digest) for part in update.fragments):
-            return
-        ticket = ledger.peer_store.ticket(update.ticket)
-        if ticket is None:
             return
         yield UpdatePush(header=signed, ticket=ticket, has_payloads=with_payloads), b""
         if not with_payloads:

@@ -1,0 +1,89 @@
+"""Which of the peers' snapshots most volunteers agree on, and whose word is enough. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from barnraise.protocol.messages import SnapshotManifest
+
+
+@dataclass(frozen=True)
+class SnapshotTrust:
+    """When a machine without updates takes the anchor of the only linked volunteer.
+
+    Attributes:
+        one_volunteer: Always, unconfirmed.
+        confirmed: Digest of a version vector → digest of the anchor there, as coordinators list
+            them, the newest first: if it is one of these.
+    """
+
+    one_volunteer: bool = False
+    confirmed: Mapping[str, str] = field(default_factory=dict)
+
+
+MAJORITY_ONLY = SnapshotTrust()  # never
+
+
+@dataclass(frozen=True)
+class AgreedSnapshot:
+    """A snapshot on which enough volunteers agree.
+
+    Attributes:
+        manifest: What they agree on.
+        tickets: Digests of their lists of tickets, those that most of them name first.
+        proofs: The same for verdicts.
+        confirmed: False if it is that of a single volunteer.
+    """
+
+    manifest: SnapshotManifest
+    tickets: Sequence[str]
+    proofs: Sequence[str]
+    confirmed: bool
+
+
+def choose_majority(
+    answers: Iterable[tuple[str, SnapshotManifest]], own: str = ""
+) -> tuple[SnapshotManifest, list[frozenset[str]]] | None:
+    """Combine the answers to one request into the snapshot that most volunteers agree on.
+
+    The heads are those that most volunteers name, and each fragment is the one that most of these
+    volunteers name, so that a damaged fragment costs its owner only that one vote. Pure.
+
+    Args:
+        answers: (volunteer, manifest) of each peer, all with equally many fragments. The machines
+            of one volunteer count once.
+        own: This machine's own volunteer, whose answer counts before all others.
+
+    Returns:
+        The snapshot, and for each part of it the volunteers that agree on it.
+    """
+    answers = list(answers)
+    if not answers:
+        return None
+    name, agreeing = _most_votes(
+        ((volunteer, f"{manifest.heads} {manifest.verdicts}") for volunteer, manifest in answers),
+        own,
+    )
+    answers = [
+        (volunteer, manifest)
+        for volunteer, manifest in answers
+        if f"{manifest.heads} {manifest.verdicts}" == name
+    ]
+    first = answers[0][1]
+    fragments: list[str] = []
+    supporters = [agreeing]
+    for index in range(len(first.fragments)):
+        digest, agreeing = _most_votes(
+            ((volunteer, manifest.fragments[index]) for volunteer, manifest in answers), own
+        )
+        fragments.append(digest)
+        supporters.append(agreeing)
+    return first.model_copy(update={"fragments": fragments}), supporters
+
+
+def _most_votes(votes: Iterable[tuple[str, str]], own: str) -> tuple[str, frozenset[str]]:
+    """Return the digest that most volunteers, or this machine's own, name; and who names it."""
+    voters: dict[str, set[str]] = {}
+    for volunteer, digest in votes:
+        voters.setdefault(digest, set()).add(volunteer)
+    best = max(voters, key=lambda digest: (own in voters[digest], len(voters[digest])))
+    return best, frozenset(voters[best])
