@@ -47,7 +47,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator.lib import embedded_servers, error_reporting, mail_settings, task_queues
+from coordinator.lib import error_reporting, mail_settings, task_queues
+from coordinator.lib.embedded import embedded_servers
+from coordinator.lib.secret_files import load_or_create_secret
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE_DIR = Path(os.environ.get("BARNRAISE_STATE") or ROOT / ".state").resolve()
@@ -91,9 +93,7 @@ def database(url: str) -> dict[str, Any]:
 
 
 _database_url, REDIS_URL = embedded_servers.urls(STATE_DIR)
-SECRET_KEY = os.environ.get("SECRET_KEY") or embedded_servers.load_or_create_secret(
-    STATE_DIR / "secret_key"
-)
+SECRET_KEY = os.environ.get("SECRET_KEY") or load_or_create_secret(STATE_DIR / "secret_key")
 DATABASES = {"default": database(_database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
