@@ -24,7 +24,8 @@ from coordinator.api.lookups import (
     requesting_user,
 )
 from coordinator.fleet.models import Membership, VerdictRecord
-from coordinator.fleet.verdicts import ExclusionRequest, RetractionRequest, resolve_author
+from coordinator.fleet.run_authors import resolve_author
+from coordinator.fleet.verdict_requests import ExclusionRequest, RetractionRequest
 from coordinator.runs.estimate import MachineEstimate, estimate
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy

@@ -23,7 +23,7 @@ from django.utils import timezone
 from barnraise.protocol.verdicts import Verdict
 from coordinator.credit.models import Credit
 from coordinator.fleet.models import UpdateWitness, VerdictRecord, VouchedAuthor
-from coordinator.fleet.verdicts import MAX_UPDATE_NUMBER
+from coordinator.fleet.verdict_requests import MAX_UPDATE_NUMBER
 from coordinator.fleet.witness_models import AuthorKey
 from coordinator.fleet.witnesses import (
     Attestations,

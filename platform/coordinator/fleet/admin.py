@@ -23,7 +23,7 @@ from coordinator.audit.admin_actions import (
     dialog_options,
 )
 from coordinator.fleet.models import Membership, VerdictRecord
-from coordinator.fleet.verdicts import (
+from coordinator.fleet.verdict_requests import (
     ACTIVE_STATUSES,
     MAX_UPDATE_NUMBER,
     RetractionRequest,

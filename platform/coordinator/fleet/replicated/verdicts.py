@@ -18,7 +18,7 @@ from coordinator.eventlog.registry import (
     State,
 )
 from coordinator.fleet.models import VerdictRecord
-from coordinator.fleet.verdicts import RunExclusion
+from coordinator.fleet.verdict_models import RunExclusion
 from coordinator.runs.models import Run
 
 log = logging.getLogger("coordinator.fleet")
