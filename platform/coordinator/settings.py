@@ -172,22 +172,22 @@ INSTALLED_APPS = [
     "django.contrib.humanize",
 ]
 MIDDLEWARE = [
-    "coordinator.lib.request_id.RequestIdMiddleware",
-    "coordinator.lib.counters.RequestCounterMiddleware",
+    "coordinator.lib.request_id.set_request_id",
+    "coordinator.lib.counters.count_and_log_request",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "coordinator.lib.csp.ContentSecurityPolicyMiddleware",
-    "coordinator.ops.error_pages.ApiErrorMiddleware",
-    "coordinator.ops.read_only.ReadOnlyMiddleware",
+    "coordinator.lib.csp.set_policy",
+    "coordinator.ops.error_pages.convert_api_error",
+    "coordinator.ops.read_only.refuse_writes_during_restore",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "coordinator.ops.write_limits.WriteLimitMiddleware",
+    "coordinator.ops.write_limits.limit_writes",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
-    "coordinator.staff.second_factor.StaffSecondFactorMiddleware",
+    "coordinator.staff.second_factor.require_second_factor",
 ]
 ROOT_URLCONF = "coordinator.urls"
 ASGI_APPLICATION = "coordinator.asgi.application"
