@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Any, NamedTuple
 
-from django.db import connection
 from django.db.models import F
 from pydantic import Field
-from uuid6 import uuid7
 
 from barnraise.protocol import messages
 from barnraise.protocol.types import Count, Message, PublicKey
@@ -15,7 +13,7 @@ from coordinator.accounts.models import Machine
 from coordinator.credit.models import Credit
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import current_state
-from coordinator.eventlog.registry import AggregateType, DependencyMissingError, Fact, State
+from coordinator.eventlog.registry import AggregateType, Fact, State, require_row
 from coordinator.lib.bulk_upsert import bulk_upsert
 from coordinator.runs.models import Run
 
@@ -92,11 +90,8 @@ def store(credit_id: str, state: State | None) -> None:
     would never come to rest.
     """
     run, key, incarnation = credit_id.split(":")
-    machine = Machine.objects.filter(key=key).first()
-    if machine is None:
-        raise DependencyMissingError(f"machine:{key}")
-    if not Run.objects.filter(pk=run).exists():
-        raise DependencyMissingError(f"run:{run}")
+    machine = require_row(Machine.objects.filter(key=key), f"machine:{key}")
+    require_row(Run.objects.filter(pk=run), f"run:{run}")
     _write_days(run, machine, incarnation, state["days"] if state else {})
 
 
@@ -126,8 +121,8 @@ def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> Non
             own.delete()
     witness_keys = [values["witness"] for values in days.values()]
     witnesses = dict(Machine.objects.filter(key__in=witness_keys).values_list("key", "pk"))
-    for day, values in days.items():
-        _upsert_day(
+    Credit.upsert(
+        [
             Credit(
                 run_id=run,
                 machine=machine,
@@ -140,7 +135,16 @@ def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> Non
                 published_tokens=values["tokens"],
                 witness_id=witnesses.get(values["witness"]),
             )
-        )
+            for day, values in days.items()
+        ],
+        ("published_last", "published_tokens"),
+        "first = excluded.first, "
+        "last = CASE WHEN old.last > old.published_last "
+        "THEN greatest(old.last, excluded.last) ELSE excluded.last END, "
+        "tokens = excluded.tokens + old.tokens - old.published_tokens, "
+        "published_last = excluded.published_last, "
+        "published_tokens = excluded.published_tokens, witness_id = excluded.witness_id",
+    )
 
 
 def _last_update(days: Days) -> int:
@@ -232,40 +236,6 @@ def store_batch(states: dict[str, State]) -> set[str]:
         ]
     bulk_upsert(rows)
     return written
-
-
-UPSERT_COLUMNS = (
-    "id",
-    "run_id",
-    "machine_id",
-    "incarnation",
-    "day",
-    "first",
-    "last",
-    "tokens",
-    "published_last",
-    "published_tokens",
-    "witness_id",
-)
-
-
-def _upsert_day(row: Credit) -> None:
-    """Write one day in one statement: what concurrent reports add must not be lost."""
-    table = Credit._meta.db_table
-    marks = ", ".join(["%s"] * len(UPSERT_COLUMNS))
-    row.id = uuid7()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {table} AS old ({', '.join(UPSERT_COLUMNS)}) VALUES ({marks}) "
-            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET "
-            "first = excluded.first, "
-            "last = CASE WHEN old.last > old.published_last "
-            "THEN greatest(old.last, excluded.last) ELSE excluded.last END, "
-            "tokens = excluded.tokens + old.tokens - old.published_tokens, "
-            "published_last = excluded.published_last, "
-            "published_tokens = excluded.published_tokens, witness_id = excluded.witness_id",
-            [getattr(row, name) for name in UPSERT_COLUMNS],
-        )
 
 
 def record_credit_events() -> int:
