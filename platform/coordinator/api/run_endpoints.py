@@ -26,10 +26,11 @@ from coordinator.api.lookups import (
 from coordinator.fleet.models import Membership, VerdictRecord
 from coordinator.fleet.run_authors import resolve_author
 from coordinator.fleet.verdict_requests import ExclusionRequest, RetractionRequest
+from coordinator.runs.drafts import NewRun
 from coordinator.runs.estimate import MachineEstimate, estimate
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints

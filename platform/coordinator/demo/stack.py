@@ -21,7 +21,8 @@ from coordinator.demo.supervised_site import SupervisedSite
 from coordinator.lib import site_identity
 from coordinator.lib.embedded import embedded_servers
 from coordinator.lib.free_ports import free_port
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.drafts import NewRun
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 
 START_SECONDS = 60.0  # for a part to start

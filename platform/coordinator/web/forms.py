@@ -17,8 +17,9 @@ from barnraise.spec import (
 from barnraise.spec import problems as spec_problems
 from coordinator.accounts.models import User
 from coordinator.lib.exceptions import UserError
+from coordinator.runs.drafts import NewRun
 from coordinator.runs.join_policy import JoinPolicy
-from coordinator.runs.models import NewRun, Run
+from coordinator.runs.models import Run
 from coordinator.runs.spec_form import (
     BUDGET,
     FIELDS,
