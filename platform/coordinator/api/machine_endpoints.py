@@ -15,18 +15,6 @@ from coordinator.fleet.machine_state import MachinePause, is_paused
 
 READ = token_auth("machines:read")
 WRITE = token_auth("machines:write")
-MACHINE_FIELDS = (
-    "id",
-    "key",
-    "name",
-    "system",
-    "cores",
-    "memory_bytes",
-    "accelerator",
-    "enrolled",
-    "last_seen",
-)
-
 router = Router(tags=["Machines"])
 
 
@@ -93,8 +81,9 @@ def get_own_machine(request: HttpRequest, pk: UUID) -> Machine:
 def machine_out(machine: Machine) -> schemas.MachineOut:
     """Describe a machine for its owner."""
     measured = getattr(machine, "measured", None)
-    return schemas.MachineOut(
-        **{name: getattr(machine, name) for name in MACHINE_FIELDS},
+    return schemas.describe(
+        schemas.MachineOut,
+        machine,
         paused=is_paused(machine),
         revoked=machine.revoked is not None,
         hardware=measured.hardware_view if measured else None,

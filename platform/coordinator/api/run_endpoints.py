@@ -43,37 +43,6 @@ READ = token_auth("runs:read")
 WRITE = token_auth("runs:write")
 Action = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
 
-RUN_FIELDS = (
-    "id",
-    "slug",
-    "name",
-    "status",
-    "launch_requested",
-    "token_budget",
-    "access",
-    "visibility",
-    "min_memory",
-    "min_device_memory",
-    "notes",
-    "archived",
-    "created",
-    "launched",
-    "started",
-    "finished",
-)
-MEMBER_FIELDS = (
-    "activity",
-    "last_seen",
-    "tokens",
-    "rate",
-    "step",
-    "updates_sent",
-    "updates_received",
-)
-CHECKPOINT_FIELDS = ("id", "tokens", "vector", "digest", "checksum", "size")
-CREDIT_FIELDS = ("id", "incarnation", "first", "last", "tokens", "day")
-VERDICT_FIELDS = ("id", "digest", "body", "signatures", "given", "proven")
-
 router = Router(tags=["Runs"])
 
 
@@ -207,8 +176,9 @@ def get_history(request: HttpRequest, name: str) -> schemas.HistoryOut:
 def list_checkpoints(request: HttpRequest, name: str) -> list[schemas.CheckpointOut]:
     """List the newest twenty checkpoints, who holds them, and whether they are confirmed."""
     return [
-        schemas.CheckpointOut(
-            **{field: getattr(line.checkpoint, field) for field in CHECKPOINT_FIELDS},
+        schemas.describe(
+            schemas.CheckpointOut,
+            line.checkpoint,
             machines=line.machines,
             machines_online=line.alive,
             people=line.people,
@@ -227,12 +197,13 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> s
         credits_ = credits_.filter(pk__lt=after)
     page, following = paginate(credits_, lambda credit: credit.pk)
     items = [
-        schemas.CreditOut(
+        schemas.describe(
+            schemas.CreditOut,
+            credit,
             run=credit.run_id,
             peer=credit.machine.key,
             head=credit.author_header,
             witness=credit.witness_signature,
-            **{field: getattr(credit, field) for field in CREDIT_FIELDS},
         )
         for credit in page
     ]
@@ -243,7 +214,7 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> s
 def list_verdicts(request: HttpRequest, name: str) -> list[schemas.VerdictOut]:
     """List the verdicts that removed updates from a run, the newest first, at most 500."""
     rows = get_visible_run(request, name).verdicts.all()[:MAX_VERDICTS]
-    return [verdict_out(verdict) for verdict in rows]
+    return [schemas.describe(schemas.VerdictOut, verdict) for verdict in rows]
 
 
 @router.post("/runs/{name}/verdicts", response=responses(schemas.VerdictOut), auth=WRITE)
@@ -265,9 +236,8 @@ def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> 
         keeps = asked.keep_updates
         exclude.append(ExclusionRequest(member.machine.owner, remove_updates=not keeps))
     actor = requesting_user(request)
-    return verdict_out(
-        VerdictRecord.issue(run, requests, asked.reason, exclude=exclude, actor=actor)
-    )
+    verdict = VerdictRecord.issue(run, requests, asked.reason, exclude=exclude, actor=actor)
+    return schemas.describe(schemas.VerdictOut, verdict)
 
 
 @router.post("/runs/{name}/verdicts/{pk}/sign", response=responses(schemas.VerdictOut), auth=WRITE)
@@ -277,7 +247,7 @@ def sign_verdict(request: HttpRequest, name: str, pk: UUID) -> schemas.VerdictOu
     if verdict is None:
         raise ApiError(404, "this run has no such verdict")
     verdict.countersign(actor=requesting_user(request))
-    return verdict_out(verdict)
+    return schemas.describe(schemas.VerdictOut, verdict)
 
 
 @router.get("/runs/{name}/invitations", response=responses(list[schemas.InvitationOut]), auth=READ)
@@ -339,8 +309,9 @@ def merge_terms(terms: JoinPolicy, asked: schemas.TermsIn) -> JoinPolicy:
 
 def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
     """Describe a run with its spec, and with its address at the site that was asked."""
-    return schemas.RunOut(
-        **{field: getattr(run, field) for field in RUN_FIELDS},
+    return schemas.describe(
+        schemas.RunOut,
+        run,
         owner=run.owner.shown_name,
         parameters=run.spec.model.parameters,
         tokens=run.ledger_tokens,
@@ -353,18 +324,14 @@ def run_out(request: HttpRequest, run: Run) -> schemas.RunOut:
 def member_out(membership: Membership) -> schemas.MemberOut:
     """Describe a machine in a run."""
     machine = membership.machine
-    return schemas.MemberOut(
+    return schemas.describe(
+        schemas.MemberOut,
+        membership,
         id=machine.pk,
         name=machine.name,
         person=machine.owner.shown_name,
         alive=machine.revoked is None and membership.is_alive,
-        **{field: getattr(membership, field) for field in MEMBER_FIELDS},
     )
-
-
-def verdict_out(verdict: VerdictRecord) -> schemas.VerdictOut:
-    """Describe a verdict."""
-    return schemas.VerdictOut(**{field: getattr(verdict, field) for field in VERDICT_FIELDS})
 
 
 def invitation_out(request: HttpRequest, invitation: RunInvitation) -> schemas.InvitationOut:
