@@ -185,6 +185,11 @@ class Run(models.Model):
         """Whether it is a draft that its owner has launched: it waits for its text."""
         return self.launch_requested and self.state is Status.DRAFT
 
+    @property
+    def is_editable(self) -> bool:
+        """Whether it is a draft that its owner has not launched."""
+        return self.state is Status.DRAFT and not self.launch_requested
+
     def to_message(self) -> coordinator_messages.RunView:
         """Return the run as workers receive it."""
         signed = messages.Signed.model_validate(self.manifest) if self.manifest else None
@@ -248,19 +253,6 @@ class Run(models.Model):
         if self.access == Access.ANYONE:
             return "takes anybody's machines"
         return "takes the machines of invited people"
-
-    def allows_action(self, action: str) -> bool:
-        """Return whether an action makes sense in the present status.
-
-        Args:
-            action: "launch", "edit", "pause", "resume", "cancel", "finish", "archive" or
-                "unarchive".
-        """
-        if action in ("archive", "unarchive"):
-            return self.is_over and (self.archived is None) == (action == "archive")
-        if action in ("launch", "edit"):
-            return self.state is Status.DRAFT and not self.launch_requested
-        return self.state in lifecycle.TRANSITIONS[action][0]
 
     # ---- what happens to it ------------------------------------------------------------------
 
