@@ -8,13 +8,12 @@ from typing import Literal
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Router
 
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, enums, types
 from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, machine_or_token_auth, token_auth
-from coordinator.api.errors import responses
+from coordinator.api.errors import EndpointRouter
 from coordinator.api.lookups import (
     get_credential,
     get_owned_run,
@@ -43,10 +42,10 @@ READ = token_auth("runs:read")
 WRITE = token_auth("runs:write")
 Action = Literal["launch", "pause", "resume", "finish", "cancel", "archive", "unarchive"]
 
-router = Router(tags=["Runs"])
+router = EndpointRouter(tags=["Runs"])
 
 
-@router.get("/me", response=responses(schemas.Me), auth=token_auth(""), tags=["Account"])
+@router.get("/me", auth=token_auth(""), tags=["Account"])
 def get_me(request: HttpRequest) -> schemas.Me:
     """Get the owner and the scopes of your token."""
     token = get_credential(request)
@@ -59,11 +58,7 @@ def get_me(request: HttpRequest) -> schemas.Me:
     )
 
 
-@router.get(
-    "/runs",
-    response=responses(coordinator_messages.RunPage),
-    auth=machine_or_token_auth("runs:read"),
-)
+@router.get("/runs", auth=machine_or_token_auth("runs:read"))
 def list_runs(request: HttpRequest, after: types.Id | None = None) -> coordinator_messages.RunPage:
     """List the active runs that you or the machine can see, the newest first, five per page."""
     runs = listed_runs(request).exclude(status__in=["finished", "cancelled"])
@@ -75,17 +70,13 @@ def list_runs(request: HttpRequest, after: types.Id | None = None) -> coordinato
     )
 
 
-@router.get(
-    "/runs/{name}",
-    response=responses(coordinator_messages.RunView),
-    auth=machine_or_token_auth("runs:read"),
-)
+@router.get("/runs/{name}", auth=machine_or_token_auth("runs:read"))
 def get_run(request: HttpRequest, name: str) -> coordinator_messages.RunView:
     """Get a run by its id or slug."""
     return get_visible_run(request, name).to_message()
 
 
-@router.post("/runs", response=responses(schemas.RunOut), auth=WRITE)
+@router.post("/runs", auth=WRITE)
 def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
     """Create a draft, and launch it if `launch` is true."""
     require_organiser(request)
@@ -103,13 +94,13 @@ def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
     return run_out(request, run)
 
 
-@router.get("/runs/{name}/summary", response=responses(schemas.RunOut), auth=READ)
+@router.get("/runs/{name}/summary", auth=READ)
 def get_run_summary(request: HttpRequest, name: str) -> schemas.RunOut:
     """Get a run with its configuration, its access and its progress."""
     return run_out(request, get_visible_run(request, name))
 
 
-@router.post("/runs/{name}/actions/{action}", response=responses(schemas.RunOut), auth=WRITE)
+@router.post("/runs/{name}/actions/{action}", auth=WRITE)
 def control_run(request: HttpRequest, name: str, action: Action) -> schemas.RunOut:
     """Launch, pause, resume, finish, cancel, archive or unarchive a run.
 
@@ -121,7 +112,7 @@ def control_run(request: HttpRequest, name: str, action: Action) -> schemas.RunO
     return run_out(request, run)
 
 
-@router.post("/runs/{name}/copies", response=responses(schemas.RunOut), auth=WRITE)
+@router.post("/runs/{name}/copies", auth=WRITE)
 def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn) -> schemas.RunOut:
     """Create a draft with the configuration of a run that you can see.
 
@@ -138,7 +129,7 @@ def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn) -> schemas
     return run_out(request, run.clone(requesting_user(request), asked.name, start))
 
 
-@router.patch("/runs/{name}/terms", response=responses(schemas.RunOut), auth=WRITE)
+@router.patch("/runs/{name}/terms", auth=WRITE)
 def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn) -> schemas.RunOut:
     """Change who can join, the minimum hardware and the notes, at any time."""
     run = get_owned_run(request, name)
@@ -146,7 +137,7 @@ def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn) -> sch
     return run_out(request, run)
 
 
-@router.get("/runs/{name}/machines", response=responses(schemas.MemberPage), auth=READ)
+@router.get("/runs/{name}/machines", auth=READ)
 def list_run_machines(
     request: HttpRequest, name: str, after: UUID | None = None
 ) -> schemas.MemberPage:
@@ -164,7 +155,7 @@ def list_run_machines(
     return schemas.MemberPage(items=[member_out(member) for member in page], next=following)
 
 
-@router.get("/runs/{name}/history", response=responses(schemas.HistoryOut), auth=READ)
+@router.get("/runs/{name}/history", auth=READ)
 def get_history(request: HttpRequest, name: str) -> schemas.HistoryOut:
     """Get the curves of a run's page, each thinned to at most 600 points."""
     return schemas.HistoryOut.model_validate(
@@ -172,7 +163,7 @@ def get_history(request: HttpRequest, name: str) -> schemas.HistoryOut:
     )
 
 
-@router.get("/runs/{name}/checkpoints", response=responses(list[schemas.CheckpointOut]), auth=READ)
+@router.get("/runs/{name}/checkpoints", auth=READ)
 def list_checkpoints(request: HttpRequest, name: str) -> list[schemas.CheckpointOut]:
     """List the newest twenty checkpoints, who holds them, and whether they are confirmed."""
     return [
@@ -189,7 +180,7 @@ def list_checkpoints(request: HttpRequest, name: str) -> list[schemas.Checkpoint
     ]
 
 
-@router.get("/runs/{name}/credit", response=responses(schemas.CreditPage), auth=READ)
+@router.get("/runs/{name}/credit", auth=READ)
 def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> schemas.CreditPage:
     """List credited ranges of updates, fifty per page, with the two signatures of each."""
     credits_ = get_visible_run(request, name).credits.select_related("machine").order_by("-pk")
@@ -210,14 +201,14 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> s
     return schemas.CreditPage(items=items, next=following)
 
 
-@router.get("/runs/{name}/verdicts", response=responses(list[schemas.VerdictOut]), auth=READ)
+@router.get("/runs/{name}/verdicts", auth=READ)
 def list_verdicts(request: HttpRequest, name: str) -> list[schemas.VerdictOut]:
     """List the verdicts that removed updates from a run, the newest first, at most 500."""
     rows = get_visible_run(request, name).verdicts.all()[:MAX_VERDICTS]
     return [schemas.describe(schemas.VerdictOut, verdict) for verdict in rows]
 
 
-@router.post("/runs/{name}/verdicts", response=responses(schemas.VerdictOut), auth=WRITE)
+@router.post("/runs/{name}/verdicts", auth=WRITE)
 def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> schemas.VerdictOut:
     """Remove a machine's updates from your run, or exclude a volunteer, permanently."""
     run = get_owned_run(request, name)
@@ -240,7 +231,7 @@ def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> 
     return schemas.describe(schemas.VerdictOut, verdict)
 
 
-@router.post("/runs/{name}/verdicts/{pk}/sign", response=responses(schemas.VerdictOut), auth=WRITE)
+@router.post("/runs/{name}/verdicts/{pk}/sign", auth=WRITE)
 def sign_verdict(request: HttpRequest, name: str, pk: UUID) -> schemas.VerdictOut:
     """Add this mirror's signature to a verdict that waits for it."""
     verdict = get_owned_run(request, name).verdicts.filter(pk=pk).first()
@@ -250,14 +241,14 @@ def sign_verdict(request: HttpRequest, name: str, pk: UUID) -> schemas.VerdictOu
     return schemas.describe(schemas.VerdictOut, verdict)
 
 
-@router.get("/runs/{name}/invitations", response=responses(list[schemas.InvitationOut]), auth=READ)
+@router.get("/runs/{name}/invitations", auth=READ)
 def list_invitations(request: HttpRequest, name: str) -> list[schemas.InvitationOut]:
     """List the invitation links of your run that are not revoked."""
     invitations = get_owned_run(request, name).invitations.filter(withdrawn=None)
     return [invitation_out(request, invitation) for invitation in invitations[:MAX_INVITATIONS]]
 
 
-@router.post("/runs/{name}/invitations", response=responses(schemas.InvitationOut), auth=WRITE)
+@router.post("/runs/{name}/invitations", auth=WRITE)
 def create_invitation(
     request: HttpRequest, name: str, asked: schemas.InvitationIn
 ) -> schemas.InvitationOut:
@@ -267,9 +258,7 @@ def create_invitation(
     return invitation_out(request, invitation)
 
 
-@router.delete(
-    "/runs/{name}/invitations/{invitation}", response=responses(schemas.RunOut), auth=WRITE
-)
+@router.delete("/runs/{name}/invitations/{invitation}", auth=WRITE)
 def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID) -> schemas.RunOut:
     """Revoke an invitation link; people who have accepted it stay."""
     run = get_owned_run(request, name)
@@ -280,7 +269,7 @@ def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID) -> sc
     return run_out(request, run)
 
 
-@router.post("/estimates", response=responses(schemas.EstimateOut), auth=READ)
+@router.post("/estimates", auth=READ)
 def estimate_run(request: HttpRequest, asked: schemas.EstimateIn) -> schemas.EstimateOut:
     """Estimate memory, speed and duration of a run on typical machines of so many volunteers."""
     spec = spec_from_fields({**OFFERED, **asked.fields}, asked.preset)
