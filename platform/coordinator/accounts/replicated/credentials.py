@@ -269,13 +269,8 @@ def _is_readable(kind: str, secret: dict) -> bool:
 def existing_events() -> Iterable[EventDraft]:
     """Describe the rows of a site that is older than its log."""
     for person in User.objects.filter(left=None):
-        rows = (
-            EmailAddress.objects.filter(user=person)
-            .order_by("email")
-            .values("email", "verified", "primary")
-        )
-        if rows:
-            content_digest = _store_private(person, {"addresses": list(rows)})
+        if addresses := credential_sync.list_addresses(person.pk):
+            content_digest = _store_private(person, {"addresses": addresses})
             yield "access.set_addresses", person.pk, {"content_digest": content_digest}
         for row in Authenticator.objects.filter(user=person).order_by("pk"):
             credential_sync.ensure_factor_id(row)

@@ -1,8 +1,9 @@
 """The aggregate type "credit", by run, peer and incarnation: receipts of ranges of updates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db.models import F
 from pydantic import Field
@@ -121,22 +122,11 @@ def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> Non
             own.delete()
     witness_keys = [values["witness"] for values in days.values()]
     witnesses = dict(Machine.objects.filter(key__in=witness_keys).values_list("key", "pk"))
+    published = _published_rows((run, machine.pk, incarnation), days, witnesses)
+    for row, day in zip(published, days, strict=True):
+        row.published_last = published_last[day]
     Credit.upsert(
-        [
-            Credit(
-                run_id=run,
-                machine=machine,
-                incarnation=incarnation,
-                day=day,
-                first=values["first"],
-                last=values["last"],
-                tokens=values["tokens"],
-                published_last=published_last[day],
-                published_tokens=values["tokens"],
-                witness_id=witnesses.get(values["witness"]),
-            )
-            for day, values in days.items()
-        ],
+        published,
         ("published_last", "published_tokens"),
         "first = excluded.first, "
         "last = CASE WHEN old.last > old.published_last "
@@ -145,6 +135,35 @@ def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> Non
         "published_last = excluded.published_last, "
         "published_tokens = excluded.published_tokens, witness_id = excluded.witness_id",
     )
+
+
+def _published_rows(
+    author: tuple[str, UUID, str], days: Days, witnesses: Mapping[str, UUID]
+) -> list[Credit]:
+    """Build the rows of an author whose receipts are all published.
+
+    Args:
+        author: run, machine and incarnation.
+        days: the author's state.
+        witnesses: machines by their keys.
+    """
+    run, machine, incarnation = author
+    reach = _last_update(days)
+    return [
+        Credit(
+            run_id=run,
+            machine_id=machine,
+            incarnation=incarnation,
+            day=day,
+            first=values["first"],
+            last=values["last"],
+            tokens=values["tokens"],
+            published_last=reach,
+            published_tokens=values["tokens"],
+            witness_id=witnesses.get(values["witness"]),
+        )
+        for day, values in days.items()
+    ]
 
 
 def _last_update(days: Days) -> int:
@@ -217,23 +236,8 @@ def store_batch(states: dict[str, State]) -> set[str]:
         if run not in runs or key not in machines or (run, machines[key], incarnation) in existing:
             continue
         written.add(credit_id)
-        days = states[credit_id]["days"]
-        reach = _last_update(days)
-        rows += [
-            Credit(
-                run_id=run,
-                machine_id=machines[key],
-                incarnation=incarnation,
-                day=day,
-                first=values["first"],
-                last=values["last"],
-                tokens=values["tokens"],
-                published_last=reach,
-                published_tokens=values["tokens"],
-                witness_id=machines.get(values["witness"]),
-            )
-            for day, values in days.items()
-        ]
+        author = (run, machines[key], incarnation)
+        rows += _published_rows(author, states[credit_id]["days"], machines)
     bulk_upsert(rows)
     return written
 
