@@ -66,7 +66,7 @@ class Credit(models.Model):
 
         Args:
             rows: at most one for each author and day.
-            columns: what to write beside `RANGE_COLUMNS`.
+            columns: what to write in addition to `RANGE_COLUMNS`.
             assignments: what to change where an author has a row of that day, in SQL; the row is
                 called "old" there.
         """

@@ -1,7 +1,7 @@
 """A draft of a run: what its owner may write in it, and the address that follows from its name."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.utils.text import slugify
@@ -9,9 +9,6 @@ from django.utils.text import slugify
 from barnraise.spec import RunSpec, TextSpec, problems
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
 from coordinator.runs.querysets import ID, RunQuerySet
-
-if TYPE_CHECKING:
-    from coordinator.runs.models import Run
 
 RESERVED_SLUGS = ("new", "estimate", "compare")  # /runs/new/ and the like are pages
 
@@ -26,7 +23,7 @@ class NewRun:
         report_every: seconds between a machine's reports.
         quorum: machines that must be alive before training starts.
         join_policy: who may join.
-        parent: the run that this one is a copy of.
+        parent: the `Run` that this one is a copy of; None for none.
     """
 
     name: str
@@ -34,7 +31,7 @@ class NewRun:
     report_every: float = 10.0
     quorum: int = 1
     join_policy: JoinPolicy = OPEN_TO_ALL
-    parent: "Run | None" = None
+    parent: Any = None
 
     def problems(self) -> dict[str, str]:
         """Return a sentence for each field that is not valid."""
