@@ -75,7 +75,7 @@ def unique_slug(name: str, pk: UUID) -> str:
     return f"{_short_slug(name)}-{pk.hex[-8:]}"
 
 
-def changed_start_fields(before: RunSpec, spec: RunSpec) -> dict[str, str]:
+def start_problems(before: RunSpec, spec: RunSpec) -> dict[str, str]:
     """Return a sentence for each field that a warm-started run must keep and does not."""
     if not spec.start.run:
         return {}

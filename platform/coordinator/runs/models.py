@@ -24,11 +24,11 @@ from coordinator.replication import mirror_list
 from coordinator.runs import lifecycle
 from coordinator.runs.drafts import (
     NewRun,
-    changed_start_fields,
     choose_slug,
     clean_name,
     draft_problems,
     manifest_inputs,
+    start_problems,
     unique_slug,
 )
 from coordinator.runs.invitations import Guest as Guest
@@ -301,7 +301,7 @@ class Run(models.Model):
         before = self.draft_spec
         if before.start.run:
             spec = dataclasses.replace(spec, start=before.start)
-        field_problems = changed_start_fields(before, spec)
+        field_problems = start_problems(before, spec)
         if field_problems:
             raise SpecError(field_problems)
         columns: dict[str, Any] = {"name": name, "draft": dataclasses.asdict(spec)}

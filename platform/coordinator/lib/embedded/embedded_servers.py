@@ -79,7 +79,7 @@ def reserve(state: Path) -> tuple[str, str]:
     The folder's path must be short enough for Postgres's socket.
     """
     state = state.resolve()
-    database = postgres_server.postgres_url(state / POSTGRES)
+    database = postgres_server.build_postgres_url(state / POSTGRES)
     return database, valkey_server.reserve_valkey(state)
 
 
@@ -146,9 +146,9 @@ def server_commands(
     state = state.resolve()
     commands = []
     if postgres:
-        commands.append(postgres_server.postgres_command(state, durable))
+        commands.append(postgres_server.prepare_postgres(state, durable))
     if valkey:
-        commands.append(valkey_server.valkey_command(state, durable))
+        commands.append(valkey_server.prepare_valkey(state, durable))
     return commands
 
 
@@ -202,7 +202,7 @@ def _wait_for_supervised(state: Path, *, postgres: bool, valkey: bool) -> tuple[
 def _supervised_servers(state: Path) -> dict[str, ServerCommand]:
     """Return the servers whose files another process has created, with their addresses."""
     addresses = {
-        POSTGRES: postgres_server.created_postgres_url(state),
-        VALKEY: valkey_server.created_valkey_url(state),
+        POSTGRES: postgres_server.find_postgres_url(state),
+        VALKEY: valkey_server.find_valkey_url(state),
     }
     return {name: ServerCommand(name, (), url) for name, url in addresses.items() if url}

@@ -41,7 +41,7 @@ def start_postgres(state: Path, durable: bool) -> str:
     return url
 
 
-def postgres_command(state: Path, durable: bool) -> ServerCommand:
+def prepare_postgres(state: Path, durable: bool) -> ServerCommand:
     """Create the files of Postgres where they are missing, and return how to run it."""
     server = _open_postgres(state)
     with _postgres_user_lock(), server._lock:
@@ -51,16 +51,16 @@ def postgres_command(state: Path, durable: bool) -> ServerCommand:
     return ServerCommand(
         POSTGRES,
         (str(server.bin_path / "postgres"), *options),
-        postgres_url(sockets),
+        build_postgres_url(sockets),
         server.system_user or "",
         signal.SIGINT,  # at SIGTERM it would wait for its clients
     )
 
 
-def created_postgres_url(state: Path) -> str:
+def find_postgres_url(state: Path) -> str:
     """Return the URL of a Postgres whose files exist, running or not; "" if they do not."""
     is_created = (state / POSTGRES / "PG_VERSION").exists()
-    return postgres_url(_socket_folder(state)) if is_created else ""
+    return build_postgres_url(_socket_folder(state)) if is_created else ""
 
 
 def stop_postgres(state: Path) -> None:
@@ -82,7 +82,7 @@ def stop_postgres(state: Path) -> None:
             raise
 
 
-def postgres_url(socket_folder: Path) -> str:
+def build_postgres_url(socket_folder: Path) -> str:
     """Return the URL of a Postgres whose socket is in this folder."""
     return f"postgresql://postgres:@/{DATABASE}?host={socket_folder}"
 

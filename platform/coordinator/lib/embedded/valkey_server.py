@@ -44,7 +44,7 @@ def reserve_valkey(state: Path) -> str:
     return _valkey_url(port.number, password)
 
 
-def valkey_command(state: Path, durable: bool) -> ServerCommand:
+def prepare_valkey(state: Path, durable: bool) -> ServerCommand:
     """Create the files of Valkey where they are missing, and return how to run it."""
     folder = state / VALKEY
     folder.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ def valkey_command(state: Path, durable: bool) -> ServerCommand:
     return ServerCommand(VALKEY, command, _valkey_url(port, password))
 
 
-def created_valkey_url(state: Path) -> str:
+def find_valkey_url(state: Path) -> str:
     """Return the URL of a Valkey whose files exist, running or not; "" if they do not."""
     port_file = state / VALKEY / "port"
     if not port_file.exists() or not (port := port_file.read_text()):
