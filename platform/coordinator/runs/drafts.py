@@ -6,7 +6,7 @@ from uuid import UUID
 
 from django.utils.text import slugify
 
-from barnraise.spec import RunSpec, TextSpec, problems
+from barnraise.spec import RunSpec, problems
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
 from coordinator.runs.querysets import ID, RunQuerySet
 
@@ -88,11 +88,6 @@ def start_problems(before: RunSpec, spec: RunSpec) -> dict[str, str]:
     if before.text.tokenizer != spec.text.tokenizer:
         field_problems["text.tokenizer"] = f"must stay {before.text.tokenizer}: {reason}"
     return field_problems
-
-
-def manifest_inputs(spec: RunSpec) -> tuple[TextSpec, int, int, str]:
-    """Return what a manifest is built from and checked against."""
-    return spec.text, spec.model.vocabulary, spec.model.context, spec.start.model
 
 
 def draft_problems(name: str, spec: RunSpec, report_every: float, quorum: int) -> dict[str, str]:

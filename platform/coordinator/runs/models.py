@@ -27,7 +27,6 @@ from coordinator.runs.drafts import (
     choose_slug,
     clean_name,
     draft_problems,
-    manifest_inputs,
     start_problems,
     unique_slug,
 )
@@ -304,8 +303,10 @@ class Run(models.Model):
         field_problems = start_problems(before, spec)
         if field_problems:
             raise SpecError(field_problems)
-        columns: dict[str, Any] = {"name": name, "draft": dataclasses.asdict(spec)}
-        if manifest_inputs(before) != manifest_inputs(spec):
+        draft = dataclasses.asdict(spec)
+        columns: dict[str, Any] = {"name": name, "draft": draft}
+        manifest_inputs = run_events.manifest_inputs
+        if manifest_inputs(dataclasses.asdict(before)) != manifest_inputs(draft):
             columns["manifest"] = None
         if name != self.name:
             columns["slug"] = choose_slug(name, self.pk, Run.objects.all())
