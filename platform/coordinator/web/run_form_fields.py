@@ -6,12 +6,12 @@ from django import forms
 
 from barnraise.planning.lines import CLUSTER_LINE, HOME_LINE, LINES
 from barnraise.spec import (
-    ALL_REDUCE,
     AUTO,
     DECENTRALIZED_ADAM,
     MAX_PROMPTS,
     MIXING_BITS,
     PROMPT_LENGTH,
+    REMOVED_STRATEGIES,
     SCHEDULES,
     Assumptions,
     RunSpec,
@@ -63,13 +63,10 @@ STRATEGY_LABELS = {
     "windows": "Updates in windows: rounds end by the clock",
     "async": "Updates, async: each machine ends its rounds itself",
     DECENTRALIZED_ADAM: "Decentralized Adam: averages weights in every step",
-    ALL_REDUCE: "All-reduce: averages gradients in every step, on one LAN or cluster",
 }
 STRATEGY_HELP = (
     "Updates pay on home lines, where no machine waits for another. Decentralized Adam pays on "
-    "lines from about 1 Gb/s and in clusters, among machines that trust each other. All-reduce "
-    "works only where all machines reach each other directly by TCP: machines behind NATs train "
-    "alone."
+    "lines from about 1 Gb/s and in clusters, among machines that trust each other."
 )
 TOPOLOGY_LABELS = {
     "exponential": "Exponential: one neighbour a step, another each time",
@@ -181,7 +178,18 @@ def spec_field(name: str, value: str | None = None) -> forms.Field:
     choices = CHOICES[name]
     if value is not None and value not in dict(choices):
         choices = [*choices, (value, value)]
-    return forms.ChoiceField(required=False, choices=choices, label=label, help_text=note)
+    field_class = StrategyField if name == "recipe.strategy" else forms.ChoiceField
+    return field_class(required=False, choices=choices, label=label, help_text=note)
+
+
+class StrategyField(forms.ChoiceField):
+    """A strategy of runs; one of earlier versions is refused with what to use instead."""
+
+    def validate(self, value: str) -> None:
+        """Refuse what is no strategy."""
+        if value in REMOVED_STRATEGIES:
+            raise forms.ValidationError(as_sentence(REMOVED_STRATEGIES[value]))
+        super().validate(value)
 
 
 def number_field(label: str, note: str, placeholder: str) -> forms.CharField:
